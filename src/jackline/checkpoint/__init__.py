@@ -1,0 +1,1 @@
+"""Checkpoints: format, verify, commit, retention, schedule, writer, mirror (torch-free); capture, stage, restore."""

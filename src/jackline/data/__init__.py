@@ -1,0 +1,1 @@
+"""Data: sources, tokenizer, pack, cache, order, loader."""

@@ -1,0 +1,106 @@
+"""What is known about a death or a live run, as plain data, and what was concluded from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from jackline.diagnosis.frames import Frame
+
+Confidence = Literal["certain", "likely", "not sure"]
+
+Cause = Literal[
+    "finished",
+    "stopped",  # by a person, or by the script itself asking for it (exit 75)
+    "kernel_oom",
+    "killed_by_someone",
+    "preempted",
+    "segfault",
+    "abort",
+    "bus_error",
+    "other_signal",
+    "cuda_oom",
+    "host_memory_error",  # MemoryError, can't allocate memory
+    "disk_full",
+    "import_error",
+    "syntax_error",
+    "command_not_found",
+    "keyboard_input",  # EOFError: the script asked for input and had none
+    "worker_killed",
+    "nccl_timeout",
+    "cuda_error",
+    "network",
+    "own_exception",
+    "stuck",  # ended by us after a STUCK verdict
+    "memory_guard",  # ended by us before the kernel would have
+    "time_limit",
+    "exit_code",
+    "unknown",
+]
+
+
+@dataclass(frozen=True)
+class SentSignal:
+    """A signal Jackline itself sent, and why: 'ctrl-c', 'stop', 'stuck', 'time-limit', 'memory', 'clean-up'."""
+
+    at_s: float
+    signal: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything the supervisor knew when an attempt ended. Saved inside exit.json, so `why` can judge again."""
+
+    exit_code: int | None  # None when the child was killed by a signal or nobody saw the end
+    signal: int | None
+    duration_s: float
+    ended_at_s: float
+    output_tail: tuple[str, ...] = ()
+    fault_text: str = ""  # what faulthandler wrote at a fatal signal
+    sent_signals: tuple[SentSignal, ...] = ()
+    stop_requested_by: str = ""  # 'ctrl-c', 'jackline stop', 'SIGTERM to the supervisor', ...
+    oom_kills_in_cgroup: int | None = None  # increase during this attempt
+    oom_kills_on_machine: int | None = None
+    kernel_log: tuple[str, ...] = ()  # lines that name a pid of our tree
+    tree_pids: tuple[int, ...] = ()
+    peak_memory_bytes: int = 0
+    last_memory_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    memory_limit_source: str = ""
+    memory_growth_bytes_per_s: float = 0.0
+    growing_frame: Frame | None = None
+    last_frame: Frame | None = None
+    disk_free_bytes: int | None = None
+    disk_path: str = ""
+    shm_free_bytes: int | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Evidence:
+        known = {name: value[name] for name in Evidence.__dataclass_fields__ if name in value}
+        for name in ("output_tail", "kernel_log", "tree_pids"):
+            known[name] = tuple(known.get(name) or ())
+        known["sent_signals"] = tuple(SentSignal(**entry) for entry in known.get("sent_signals") or ())
+        for name in ("growing_frame", "last_frame"):
+            known[name] = Frame(**known[name]) if known.get(name) else None
+        return Evidence(**known)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One conclusion: what happened with values, how sure, what to do next."""
+
+    cause: Cause
+    confidence: Confidence
+    title: str  # one sentence, no full stop
+    detail: tuple[str, ...] = ()  # the evidence, a sentence each
+    hint: str = ""
+    is_retryable: bool = False
+    place: Frame | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

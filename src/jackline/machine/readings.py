@@ -1,0 +1,135 @@
+"""The shapes of what `machine` reads. Data only; the modules beside this one fill them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+WaitKind = Literal[
+    "running",  # on a CPU or wanting one
+    "sleep",  # nanosleep and its kin
+    "lock",  # futex
+    "file_lock",  # flock, fcntl locks
+    "network",  # recv/send/connect/poll on an internet socket
+    "local_socket",
+    "pipe",
+    "keyboard",  # reading a terminal, or fd 0 when it is a pipe nobody writes to
+    "child",  # wait4 and its kin
+    "poll",  # poll/epoll/select on several or unknown things
+    "disk",  # D state, fsync
+    "file",
+    "stopped",
+    "zombie",
+    "unknown",
+]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What one thread waits on. `target` is words for people, e.g. '10.0.0.3:443' or a file's path."""
+
+    kind: WaitKind
+    target: str = ""
+    fd: int | None = None
+
+
+@dataclass(frozen=True)
+class ProcessReading:
+    """One process at one instant. Counters grow over its life; subtract two readings."""
+
+    pid: int
+    ppid: int
+    start_ticks: int
+    comm: str
+    state: str
+    cpu_s: float
+    wants_cpu_s: float  # on-CPU plus run-queue delay: robust on an overloaded machine
+    rss_bytes: int
+    num_threads: int
+    read_bytes: int
+    write_bytes: int
+    wait: Wait  # of the main thread
+    is_python: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The smallest limit that holds for a process, and which one it is."""
+
+    limit_bytes: int
+    source: str  # 'cgroup /sys/fs/cgroup/...', 'MemTotal', 'RLIMIT_AS'
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Host memory against the effective limit. `used_bytes` has reclaimable page cache subtracted."""
+
+    at_s: float
+    used_bytes: int
+    limit: MemoryLimit
+    tree_rss_bytes: int
+    tree_pss_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class OomCounters:
+    """Kills the kernel has counted: in the nearest memory cgroup that counts, and on the whole machine."""
+
+    cgroup_kills: int | None
+    cgroup: str | None
+    machine_kills: int | None
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    index: int
+    name: str
+    total_bytes: int
+    used_bytes: int
+    utilisation_percent: int | None
+    memory_utilisation_percent: int | None
+    power_w: float | None
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True)
+class DiskReading:
+    path: str
+    free_bytes: int
+    total_bytes: int
+    filesystem: str  # 'ext4', 'tmpfs', 'nfs4', 'fuse.drive' ...
+    is_remote: bool  # FUSE, NFS and their kin: never trust rename and fsync there
+
+
+@dataclass(frozen=True)
+class KernelKill:
+    """A line of the kernel log about an out-of-memory kill."""
+
+    pid: int
+    text: str
+    is_cgroup: bool
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Something Jackline can or cannot do on this machine, and why."""
+
+    name: str
+    is_on: bool
+    why: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class TreeReading:
+    """A process and all its descendants, the root first."""
+
+    at_s: float
+    processes: tuple[ProcessReading, ...] = field(default_factory=tuple)
+    tcp_bytes: int | None = None

@@ -1,0 +1,71 @@
+"""From the word a person typed to a run directory."""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from jackline.errors import UsageError
+from jackline.rundir.layout import RunDir
+from jackline.rundir.registry import registered_runs
+from jackline.rundir.status import read_status
+
+
+def runs_folder(option: str | os.PathLike[str] | None = None) -> Path:
+    """--runs-dir, else $JACKLINE_RUNS, else ./runs."""
+    return Path(option or os.environ.get("JACKLINE_RUNS") or "runs").absolute()
+
+
+def list_runs(folder: Path) -> list[RunDir]:
+    """Runs in `folder`, then runs registered from elsewhere; each once, newest first."""
+    local: list[RunDir] = []
+    if folder.is_dir():
+        local = [RunDir(path) for path in folder.iterdir() if (path / "run.json").exists()]
+    seen = {run.path.resolve() for run in local}
+    everywhere = local + [run for run in registered_runs() if run.path.resolve() not in seen]
+    return sorted(everywhere, key=_last_change_s, reverse=True)
+
+
+def find_run(word: str | None, folder: Path) -> RunDir:
+    """A path, a name, or nothing: then the only live run, else the newest."""
+    if word is not None:
+        return _find_named(word, folder)
+    runs = list_runs(folder)
+    if not runs:
+        raise UsageError(f"there is no run in {folder}", hint="start one: jackline run -- python train.py")
+    live = [run for run in runs if read_status(run).state in ("alive", "unwatched")]
+    return live[0] if len(live) == 1 else runs[0]
+
+
+def find_only_live(folder: Path) -> RunDir:
+    """For `stop`: guessing among several live runs would end the wrong one."""
+    live = [run for run in list_runs(folder) if read_status(run).state in ("alive", "unwatched")]
+    if not live:
+        raise UsageError("no run is alive", hint="`jackline runs` lists them all")
+    if len(live) > 1:
+        names = ", ".join(run.name for run in live)
+        raise UsageError(f"{len(live)} runs are alive: {names}", hint=f"name one: jackline stop {live[0].name}")
+    return live[0]
+
+
+def _find_named(word: str, folder: Path) -> RunDir:
+    for path in (folder / word, Path(word)):
+        if (path / "run.json").exists() or (path / "attempts").is_dir():
+            return RunDir(path.absolute())
+    elsewhere = [run for run in registered_runs() if run.name == word]
+    if elsewhere:
+        return elsewhere[0]
+    names = [run.name for run in list_runs(folder)]
+    near = get_close_matches(word, names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "`jackline runs` lists the runs that can be found"
+    raise UsageError(f"there is no run '{word}' in {folder}", hint=hint)
+
+
+def _last_change_s(run: RunDir) -> float:
+    for path in (run.supervisor_file, run.run_file, run.path):
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0

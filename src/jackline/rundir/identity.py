@@ -1,0 +1,151 @@
+"""Is this command a new run, a live one to watch, a dead one to go on with, or a clash?
+
+Owns the default name and the pure decision. Does not touch the disk: the caller says what it found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+State = Literal["alive", "unwatched", "stopped", "dead", "finished", "elsewhere", "empty"]
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|env|nohup|uv|run|torchrun|accelerate|launch|deepspeed")
+
+
+@dataclass(frozen=True)
+class Existing:
+    """A run that has the wanted name already."""
+
+    name: str
+    state: State
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Create:
+    name: str
+
+
+@dataclass(frozen=True)
+class Watch:
+    """It is alive: show it, start nothing."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Resume:
+    """It stopped or died: the next attempt of the same run."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class AlreadyFinished:
+    name: str
+
+
+@dataclass(frozen=True)
+class Clash:
+    """Same name, other settings. `differences` are 'key: before -> now' lines."""
+
+    name: str
+    is_alive: bool
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """It was last seen on another machine; whether it lives cannot be told from here."""
+
+    name: str
+
+
+Start = Create | Watch | Resume | AlreadyFinished | Clash | Elsewhere
+
+
+def default_name(argv: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """Script stem and a short hash of the settings: the same command always has the same name."""
+    return f"{_stem(argv)}-{settings_hash(settings)[:6]}"
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def decide_start(
+    wanted: Mapping[str, Any], existing: Existing | None, *, name: str, is_new: bool, accepts_changes: bool
+) -> Start:
+    """`name` is the name to create when nothing stands in the way (already numbered for --new)."""
+    if existing is None or is_new or existing.state == "empty":
+        return Create(name)
+    differences = compare_settings(existing.settings, wanted)
+    is_live = existing.state in ("alive", "unwatched")
+    if differences and (is_live or not accepts_changes):
+        return Clash(existing.name, is_live, differences)
+    if is_live:
+        return Watch(existing.name)
+    if existing.state == "elsewhere":
+        return Elsewhere(existing.name)
+    if existing.state == "finished" and not differences:
+        return AlreadyFinished(existing.name)
+    return Resume(existing.name)
+
+
+def compare_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    lines = []
+    for key in sorted(set(before) | set(now)):
+        old, new = before.get(key), now.get(key)
+        if _plain(old) != _plain(new):
+            lines.append(f"{key}: {_shown(old)} -> {_shown(new)}")
+    return tuple(lines)
+
+
+def numbered_name(name: str, taken: Sequence[str]) -> str:
+    """The first of NAME, NAME-2, NAME-3 ... that is free."""
+    used = set(taken)
+    if name not in used:
+        return name
+    number = 2
+    while f"{name}-{number}" in used:
+        number += 1
+    return f"{name}-{number}"
+
+
+def _stem(argv: Sequence[str]) -> str:
+    """The word a person would use: the script, the module, or the program itself."""
+    words = list(argv)
+    for index, word in enumerate(words):
+        if word == "-m" and index + 1 < len(words):
+            if _INTERPRETER.fullmatch(PurePath(words[index + 1]).name):
+                continue
+            return _clean(words[index + 1].rsplit(".", 1)[-1])
+        if word in ("-c", "-"):
+            break
+        is_option = word.startswith("-") or "=" in word
+        if not is_option and not _INTERPRETER.fullmatch(PurePath(word).name):
+            return _clean(PurePath(word).stem)
+    return _clean(PurePath(words[0]).name if words else "run")
+
+
+def _clean(text: str) -> str:
+    cleaned = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-_")[:40]
+    return cleaned or "run"
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "(not set)"
+    if isinstance(value, list | tuple):
+        return " ".join(str(part) for part in value)
+    return str(value)

@@ -1,0 +1,123 @@
+"""Append-only files of one JSON object a line: events and metrics.
+
+Owns: appending whole lines, healing a torn last line, reading only whole lines.
+Does not own: what the lines mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_LINE_BYTES = 1 << 20
+_BLOCK = 1 << 16
+
+
+class JsonlWriter:
+    """The one writer of one file. A line that could not be written whole is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        heal(self._fd)
+
+    def append(self, record: dict[str, Any]) -> bool:
+        """Append one line with a single write. False when the disk would not take it; nothing is torn then."""
+        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str)
+        line = text.encode("utf-8", "surrogateescape") + b"\n"
+        try:
+            written = os.write(self._fd, line)
+        except OSError:
+            return False
+        if written == len(line):
+            return True
+        os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+        return False
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a reader got: whole records, where to go on, and how many lines were not JSON."""
+
+    records: tuple[dict[str, Any], ...]
+    next_offset: int
+    num_damaged: int
+
+
+def heal(fd: int) -> int:
+    """Cut a torn last line off; returns how many bytes went. Only the file's writer may call this."""
+    size = os.fstat(fd).st_size
+    end = _end_of_last_line(fd, size)
+    if end < size:
+        os.ftruncate(fd, end)
+    return size - end
+
+
+def read_lines(path: Path, offset: int = 0, *, max_bytes: int = 64 << 20) -> Lines:
+    """Whole records from `offset` on. An absent file has none; a torn last line is left for the next read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(max_bytes)
+    except OSError:
+        return Lines((), offset, 0)
+    end = data.rfind(b"\n") + 1
+    if end == 0 and len(data) >= max_bytes:
+        end = len(data)  # one monstrous line: pass over it instead of reading it again for ever
+    records: list[dict[str, Any]] = []
+    num_damaged = 0
+    for line in data[:end].split(b"\n"):
+        if not line:
+            continue
+        record = _parse(line)
+        if record is None:
+            num_damaged += 1
+        else:
+            records.append(record)
+    return Lines(tuple(records), offset + end, num_damaged)
+
+
+def read_last(path: Path, count: int) -> tuple[dict[str, Any], ...]:
+    """The last `count` whole records, without reading the whole file."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return ()
+    span = _BLOCK
+    while True:
+        start = max(0, size - span)
+        lines = read_lines(path, start)
+        records = lines.records[-count:]
+        if len(records) == count or start == 0:
+            return records
+        span *= 8
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        value = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _end_of_last_line(fd: int, size: int) -> int:
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        block = os.pread(fd, end - start, start)
+        newline = block.rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

@@ -1,0 +1,140 @@
+"""Where a run's files are. The only place that spells their names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run's folder, `runs/NAME`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def supervisor_file(self) -> Path:
+        return self.path / "supervisor.json"
+
+    @property
+    def supervisor_events(self) -> Path:
+        return self.path / "events-supervisor.jsonl"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / "stop-request.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def out_log(self) -> Path:
+        return self.path / "out.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def session_file(self, rank: int = 0) -> Path:
+        return self.path / f"session-{rank}.json"
+
+    def session_events(self, rank: int = 0) -> Path:
+        return self.path / f"events-{rank}.jsonl"
+
+    def metrics(self, rank: int = 0) -> Path:
+        return self.path / f"metrics-{rank}.jsonl"
+
+    def session_files(self) -> list[Path]:
+        found = [path for path in self.path.glob("session-*.json") if re.fullmatch(r"session-\d+\.json", path.name)]
+        return sorted(found, key=lambda path: int(path.stem.split("-")[1]))
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.attempts / f"{number:03d}")
+
+    def list_attempts(self) -> list[AttemptDir]:
+        """Oldest first. A folder that is not a number is not ours and is left alone."""
+        try:
+            found = [path for path in self.attempts.iterdir() if path.name.isdigit() and path.is_dir()]
+        except OSError:
+            return []
+        return [AttemptDir(path) for path in sorted(found, key=lambda path: int(path.name))]
+
+    def last_attempt(self) -> AttemptDir | None:
+        attempts = self.list_attempts()
+        return attempts[-1] if attempts else None
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """One start of the command, `attempts/NNN`."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def raw_out(self) -> Path:
+        return self.path / "raw.out"
+
+    @property
+    def raw_err(self) -> Path:
+        """Only with --split-streams."""
+        return self.path / "raw.err"
+
+    @property
+    def start_file(self) -> Path:
+        """Written by the keeper: which process the child is."""
+        return self.path / "start.json"
+
+    @property
+    def wait_file(self) -> Path:
+        """Written by the keeper: how the child ended, in the kernel's own number."""
+        return self.path / "wait.json"
+
+    @property
+    def exit_file(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def findings_file(self) -> Path:
+        return self.path / "findings.json"
+
+    @property
+    def intent_file(self) -> Path:
+        return self.path / "intent.json"
+
+    @property
+    def stacks(self) -> Path:
+        return self.path / "stacks"
+
+    def incident(self, number: int) -> Path:
+        return self.path / f"incident-{number}.txt"
+
+    def list_incidents(self) -> list[Path]:
+        return sorted(self.path.glob("incident-*.txt"), key=lambda path: int(path.stem.split("-")[1]))

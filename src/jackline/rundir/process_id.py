@@ -1,0 +1,79 @@
+"""Which process is meant, for ever: pid, start time, boot and host.
+
+Owns the law of being alive: same host and boot, and pid and start time match. A state word in a file is never
+trusted. Does not own any other reading of /proc (that is `machine`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Liveness = Literal["alive", "gone", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process on one boot of one host."""
+
+    pid: int
+    start_ticks: int
+    host: str
+    boot_id: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Any) -> ProcessId | None:
+        try:
+            return ProcessId(int(value["pid"]), int(value["start_ticks"]), str(value["host"]), str(value["boot_id"]))
+        except (TypeError, KeyError, ValueError):
+            return None
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The identity of a process of this machine, None when it is gone."""
+    ticks = read_start_ticks(pid)
+    return None if ticks is None else ProcessId(pid, ticks, host_name(), boot_id())
+
+
+def liveness(process: ProcessId) -> Liveness:
+    """A zombie is gone: it does nothing any more."""
+    if process.host != host_name():
+        return "elsewhere"
+    if process.boot_id != boot_id():
+        return "gone"
+    return "alive" if read_start_ticks(process.pid) == process.start_ticks else "gone"
+
+
+def is_alive(process: ProcessId | None) -> bool:
+    return process is not None and liveness(process) == "alive"
+
+
+def read_start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat; None for a process that is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command name may hold spaces and brackets, so count from the last one.
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+@functools.cache
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+@functools.cache
+def host_name() -> str:
+    return os.environ.get("JACKLINE_HOST") or socket.gethostname()

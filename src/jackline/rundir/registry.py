@@ -1,0 +1,61 @@
+"""Which runs exist on this machine, from any directory.
+
+One small file a run in the user's state folder. It is a hint: a run that was moved or deleted is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+
+MAX_ENTRIES = 500
+
+
+def state_folder() -> Path:
+    """$XDG_STATE_HOME/jackline, else ~/.local/state/jackline."""
+    home = os.environ.get("XDG_STATE_HOME")
+    root = Path(home) if home and os.path.isabs(home) else Path.home() / ".local" / "state"
+    return root / "jackline"
+
+
+def register(run: RunDir) -> bool:
+    """Remember a run. False when the state folder cannot be written; the run goes on without."""
+    folder = state_folder() / "runs"
+    path = run.path.resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        entry = folder / (hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".json")
+        atomic.write_json(entry, {"path": str(path), "registered_at_s": time.time()})
+        _forget_oldest(folder)
+    except OSError:
+        return False
+    return True
+
+
+def registered_runs() -> list[RunDir]:
+    """Runs whose folder is still there, newest registration first."""
+    found: list[tuple[float, RunDir]] = []
+    try:
+        entries = list((state_folder() / "runs").glob("*.json"))
+    except OSError:
+        return []
+    for entry in entries:
+        value = atomic.read_json(entry)
+        if isinstance(value, dict) and isinstance(value.get("path"), str):
+            run = RunDir(Path(value["path"]))
+            if run.run_file.exists():
+                found.append((float(value.get("registered_at_s", 0)), run))
+    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def _forget_oldest(folder: Path) -> None:
+    entries = sorted(folder.glob("*.json"), key=lambda entry: entry.stat().st_mtime)
+    for entry in entries[:-MAX_ENTRIES]:
+        with contextlib.suppress(OSError):
+            entry.unlink()

@@ -1,0 +1,173 @@
+"""run.json: what was started, where, from which code. Written once by whoever creates the run."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import platform
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jackline.errors import UsageError
+from jackline.rundir import atomic
+from jackline.rundir.layout import FORMAT, RunDir
+from jackline.rundir.process_id import boot_id, host_name
+
+MAX_NAME = 80
+
+
+class DamagedRun(UsageError):
+    """A folder that should be a run but cannot be read as one."""
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """The contents of run.json. `options` are the supervisor's, `settings` decide whether two runs are the same."""
+
+    name: str
+    kind: str
+    argv: tuple[str, ...]
+    cwd: str
+    settings: dict[str, Any]
+    options: dict[str, Any]
+    created_at_s: float
+    host: str
+    boot_id: str
+    git: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    user: str = ""
+    format: int = FORMAT
+
+    @property
+    def command(self) -> str:
+        return shlex.join(self.argv)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": self.format, "name": self.name, "command": self.command, **asdict(self)}
+
+
+def describe_run(
+    name: str,
+    *,
+    kind: str,
+    argv: Sequence[str],
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    cwd: Path,
+) -> RunFile:
+    """Everything known about a run at its birth. Reads git and the versions; writes nothing."""
+    from jackline import __version__
+
+    return RunFile(
+        name=name,
+        kind=kind,
+        argv=tuple(argv),
+        cwd=str(cwd),
+        settings=dict(settings),
+        options=dict(options),
+        created_at_s=time.time(),
+        host=host_name(),
+        boot_id=boot_id(),
+        git=read_git(cwd),
+        versions={"jackline": __version__, "python": platform.python_version()},
+        machine={"system": platform.platform(), "num_cpus": os.cpu_count() or 1},
+        user=_user(),
+    )
+
+
+def write_run_file(run: RunDir, contents: RunFile) -> None:
+    atomic.write_json(run.run_file, contents.to_json(), durable=True)
+
+
+def read_run_file(run: RunDir) -> RunFile:
+    """Raises DamagedRun with the reason and a next action."""
+    if not run.run_file.exists():
+        raise DamagedRun(
+            f"{run.path} is not a run: it has no run.json",
+            hint="`jackline runs` lists the runs that can be read",
+        )
+    value = atomic.read_json(run.run_file)
+    if not isinstance(value, dict):
+        raise DamagedRun(
+            f"{run.run_file} is damaged: it is not JSON",
+            detail="the log is still readable: " + str(run.out_log),
+            hint="restore run.json from a copy, or start again with --new",
+        )
+    number = value.get("format")
+    if not isinstance(number, int) or number > FORMAT:
+        raise DamagedRun(
+            f"{run.run_file} has format {number!r}; this Jackline reads format {FORMAT}",
+            hint="upgrade Jackline: pip install -U jackline",
+        )
+    try:
+        return _from_json(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRun(
+            f"{run.run_file} is damaged: {type(error).__name__}: {error}", hint="start again with --new"
+        ) from None
+
+
+def _from_json(value: dict[str, Any]) -> RunFile:
+    return RunFile(
+        name=str(value["name"]),
+        kind=str(value["kind"]),
+        argv=tuple(str(part) for part in value["argv"]),
+        cwd=str(value["cwd"]),
+        settings=dict(value["settings"]),
+        options=dict(value["options"]),
+        created_at_s=float(value["created_at_s"]),
+        host=str(value["host"]),
+        boot_id=str(value["boot_id"]),
+        git=dict(value.get("git") or {}),
+        versions=dict(value.get("versions") or {}),
+        machine=dict(value.get("machine") or {}),
+        user=str(value.get("user", "")),
+        format=int(value["format"]),
+    )
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can be a folder under the runs folder and nothing else."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or ".." in name or len(name) > MAX_NAME:
+        raise UsageError(
+            f"'{name}' cannot be a run name",
+            hint=f"use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most {MAX_NAME}",
+        )
+    return name
+
+
+def read_git(folder: Path) -> dict[str, Any]:
+    """Commit and a hash of the uncommitted difference; empty outside a repository or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    diff = _git(folder, "diff", "HEAD") or ""
+    found: dict[str, Any] = {"commit": commit.strip(), "is_dirty": bool(diff)}
+    if diff:
+        found["diff_sha256"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()
+    return found
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, timeout=5, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,60 @@
+"""Bytes and durations as people read and write them."""
+
+from __future__ import annotations
+
+import re
+
+from jackline.errors import UsageError
+
+_BYTE_STEPS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_BYTE_WORDS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'. Negative counts keep their sign."""
+    sign, size = ("-", -count) if count < 0 else ("", count)
+    for name, step in _BYTE_STEPS:
+        if size >= step:
+            value = size / step
+            return f"{sign}{value:.0f} {name}" if value >= 100 else f"{sign}{value:.1f} {name}"
+    return f"{sign}{size:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """0.25 -> '0.3 s', 41 -> '41 s', 95 -> '1 min 35 s', 11520 -> '3 h 12 min', 200000 -> '2 d 7 h'."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return _two(total, 60, "min", 1, "s")
+    if total < 2 * 86400:
+        return _two(total, 3600, "h", 60, "min")
+    return _two(total, 86400, "d", 3600, "h")
+
+
+def _two(total: int, big: int, big_name: str, small: int, small_name: str) -> str:
+    rest = total % big // small
+    return f"{total // big} {big_name} {rest} {small_name}" if rest else f"{total // big} {big_name}"
+
+
+def parse_duration(text: str) -> float:
+    """'90', '90s', '1h30m', '2d' -> seconds."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smhd])?\s*", text.strip().lower())
+    joined = re.sub(r"(\d+(?:\.\d+)?)\s*(min|[smhd])?\s*", "", text.strip().lower())
+    bare = [number for number, unit in parts if not unit]
+    if not parts or joined or (bare and len(parts) > 1):
+        raise UsageError(f"'{text}' is not a duration", hint="write 90, 90s, 15m, 1h30m or 2d")
+    return sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
+
+
+def parse_bytes(text: str) -> int:
+    """'512', '20G', '1.5 GiB' -> bytes (powers of 1024)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise UsageError(f"'{text}' is not a size", hint="write 512, 300M, 20G or 1.5GiB")
+    return int(float(match[1]) * _BYTE_WORDS[match[2]])

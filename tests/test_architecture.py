@@ -1,0 +1,125 @@
+"""The house rules that a machine can hold: import direction, the torch-free half, sizes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "jackline"
+
+# Low to high. Imports go downwards only, never sideways.
+LEVELS = {
+    "errors": 0,
+    "units": 0,
+    "rundir": 1,
+    "machine": 1,
+    "diagnosis": 2,
+    "checkpoint": 2,
+    "data": 2,
+    "memory": 2,
+    "models": 2,
+    "supervisor": 3,
+    "session": 3,
+    "dashboard": 3,
+    "trainer": 4,
+    "cli": 5,
+}
+# The exceptions, each with its reason.
+SIDEWAYS = {("units", "errors")}  # a wrong duration is a usage error
+
+TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "dashboard")
+TORCH_FREE_CHECKPOINT = ("format", "verify", "commit", "retention", "schedule", "writer")
+HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "rich", "starlette"}
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+LONG_FUNCTIONS = {("trainer/loop.py", "train"): 120}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the whole name"
+            yield node.module or ""
+            if node.module == "jackline":
+                yield from (f"jackline.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_downwards_only(path: Path) -> None:
+    part = part_of(path)
+    if part in ("__init__", "py"):
+        return
+    for name in imported_names(path):
+        words = name.split(".")
+        if words[0] != "jackline" or len(words) < 2 or words[1] not in LEVELS:
+            continue
+        other = words[1]
+        if other == part or (part, other) in SIDEWAYS:
+            continue
+        assert LEVELS[other] < LEVELS[part], f"{path.relative_to(ROOT)} imports {name}: {part} is not above {other}"
+
+
+def test_every_folder_has_a_level() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert folders <= set(LEVELS), f"new folders without a level: {folders - set(LEVELS)}"
+
+
+def torch_free_modules() -> list[str]:
+    names = []
+    for path in modules():
+        relative = path.relative_to(ROOT)
+        inside = relative.parts[0] in TORCH_FREE_PACKAGES and "inject" not in relative.parts
+        engine = relative.parts[0] == "checkpoint" and relative.stem in TORCH_FREE_CHECKPOINT
+        top = len(relative.parts) == 1 and relative.stem != "__init__"
+        if inside or engine or top:
+            names.append(".".join(("jackline", *relative.with_suffix("").parts)).removesuffix(".__init__"))
+    return names
+
+
+def test_the_torch_free_half_imports_nothing_heavy() -> None:
+    names = [name for name in torch_free_modules() if not name.endswith("__main__")]
+    code = (
+        "import sys, importlib\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"print(sorted(set(sys.modules) & {HEAVY!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_FILE_LINES, f"{path} is over {MAX_FILE_LINES} lines: find the second idea"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            allowed = LONG_FUNCTIONS.get((str(path.relative_to(ROOT)), node.name), MAX_FUNCTION_LINES)
+            assert length <= allowed, f"{path}: {node.name} has {length} lines, at most {allowed}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_opens_by_saying_what_it_owns(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+def test_no_pickle_anywhere() -> None:
+    for path in modules():
+        assert not {"pickle", "cloudpickle", "dill"} & set(imported_names(path)), f"{path} imports pickle"
