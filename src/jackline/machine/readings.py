@@ -50,6 +50,9 @@ class ProcessReading:
     write_bytes: int
     wait: Wait  # of the main thread
     is_python: bool = False
+    # Of the main thread alone, because a chatty helper thread moves the counters of the whole process.
+    main_cpu_s: float | None = None  # on-CPU only (task/PID/schedstat, field 1)
+    main_wchar_bytes: int | None = None  # handed to write(), whatever the file (task/PID/io, wchar)
 
 
 @dataclass(frozen=True)
