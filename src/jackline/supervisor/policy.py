@@ -1,0 +1,146 @@
+"""After a death: start again, and when, or stop, and why.
+
+Owns the decision alone: no clock, no files, no processes. The loop gives it the attempts of this supervisor's
+life and does what it answers. What a death was is decided before, by `diagnosis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jackline.diagnosis.evidence import Cause
+
+FIRST_DELAY_S = 5.0
+MAX_DELAY_S = 300.0
+MAX_DEATHS_WITHOUT_PROGRESS = 3
+QUICK_DEATH_S = 60.0
+# A session may ask for restarts that look alike from outside (micro-batch 16, 8, 4, 2, 1), but not for ever.
+MAX_ASKED_DEATHS_WITHOUT_PROGRESS = 10
+
+_ENDED_BY_A_PERSON: frozenset[Cause] = frozenset({"killed_by_someone", "time_limit"})
+_RETRIED_ONCE: frozenset[Cause] = frozenset({"segfault", "abort", "bus_error"})
+_WORDS: dict[Cause, str] = {
+    "finished": "it is finished",
+    "stopped": "it was stopped",
+    "killed_by_someone": "somebody ended it; Jackline does not undo that",
+    "time_limit": "the time limit was reached",
+    "kernel_oom": "the same command would run out of memory again",
+    "memory_guard": "the same command would run out of memory again",
+    "host_memory_error": "the same command would run out of memory again",
+    "cuda_oom": "the same command would run out of GPU memory again",
+    "disk_full": "the disk is still full",
+}
+
+
+@dataclass(frozen=True)
+class AttemptSummary:
+    """One attempt that has ended. A checkpoint is named by its path; None when none was known."""
+
+    number: int
+    duration_s: float
+    cause: Cause
+    is_retryable: bool
+    checkpoint_before: str | None = None
+    checkpoint_after: str | None = None
+    traceback_hash: str = ""
+
+    @property
+    def made_progress(self) -> bool:
+        return self.checkpoint_after is not None and self.checkpoint_after != self.checkpoint_before
+
+
+@dataclass(frozen=True)
+class Restart:
+    delay_s: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    why: str
+    is_crash_loop: bool = False
+
+
+def decide(
+    attempts: Sequence[AttemptSummary],
+    *,
+    max_restarts: int,
+    is_stop_requested: bool,
+    intent: dict[str, Any] | None,
+) -> Restart | Stop:
+    """What comes after the last of `attempts`. `intent` is what the session wrote into intent.json, if it did."""
+    last = attempts[-1]
+    if is_stop_requested:
+        return Stop("a stop was requested")
+    if last.cause in _ENDED_BY_A_PERSON:
+        return Stop(_WORDS[last.cause])
+    asked = _asked_for(intent)
+    if asked is not None:
+        return _as_asked(asked, _reason(intent), attempts)
+    if not last.is_retryable:
+        return Stop(_WORDS.get(last.cause, "the same command would most likely fail the same way"))
+    if max_restarts <= 0:
+        return Stop("restarts are off; --restart N turns them on")
+    loop = _crash_loop(attempts)
+    if loop is not None:
+        return loop
+    used = len(attempts) - 1
+    if used >= max_restarts:
+        return Stop(f"all {max_restarts} restarts are used" if max_restarts > 1 else "the one restart is used")
+    return Restart(_delay_s(attempts), f"restart {used + 1} of {max_restarts}")
+
+
+def _as_asked(wants_restart: bool, why: str, attempts: Sequence[AttemptSummary]) -> Restart | Stop:
+    if not wants_restart:
+        return Stop(why or "the script asked not to be started again")
+    if attempts[-1].cause == "finished":
+        return Stop(_WORDS["finished"])
+    num_deaths = _deaths_without_progress(attempts)
+    if num_deaths >= MAX_ASKED_DEATHS_WITHOUT_PROGRESS:
+        return Stop(f"the script asked for {num_deaths} restarts without a new checkpoint", is_crash_loop=True)
+    return Restart(0.0, why or "the script asked to be started again")
+
+
+def _crash_loop(attempts: Sequence[AttemptSummary]) -> Stop | None:
+    last = attempts[-1]
+    fruitless = attempts[len(attempts) - _deaths_without_progress(attempts) :]
+    if len(fruitless) >= 2 and _is_same_quick_death(fruitless[-2], last):
+        return Stop("the same error ended two attempts within a minute of their start", is_crash_loop=True)
+    if last.cause in _RETRIED_ONCE and any(attempt.cause == last.cause for attempt in fruitless[:-1]):
+        return Stop(f"it ended by {last.cause.replace('_', ' ')} again; that is retried once", is_crash_loop=True)
+    if len(fruitless) >= MAX_DEATHS_WITHOUT_PROGRESS:
+        return Stop(f"{len(fruitless)} deaths in a row without a new checkpoint", is_crash_loop=True)
+    return None
+
+
+def _is_same_quick_death(before: AttemptSummary, last: AttemptSummary) -> bool:
+    is_quick = max(before.duration_s, last.duration_s) <= QUICK_DEATH_S
+    return is_quick and bool(last.traceback_hash) and before.traceback_hash == last.traceback_hash
+
+
+def _deaths_without_progress(attempts: Sequence[AttemptSummary]) -> int:
+    """How many of the last attempts brought no new checkpoint."""
+    count = 0
+    for attempt in reversed(attempts):
+        if attempt.made_progress:
+            break
+        count += 1
+    return count
+
+
+def _delay_s(attempts: Sequence[AttemptSummary]) -> float:
+    earlier = max(0, _deaths_without_progress(attempts) - 1)
+    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(earlier, 16))
+
+
+def _asked_for(intent: dict[str, Any] | None) -> bool | None:
+    """A damaged intent is no intent: the session may have died while it wrote."""
+    wish = intent.get("restart") if isinstance(intent, dict) else None
+    return wish if isinstance(wish, bool) else None
+
+
+def _reason(intent: dict[str, Any] | None) -> str:
+    why = (intent or {}).get("why")
+    return why if isinstance(why, str) else ""
