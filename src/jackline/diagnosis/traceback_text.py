@@ -1,0 +1,282 @@
+"""Python tracebacks as they are found in a log: chained, nested in messages, prefixed by rank, cut at the top.
+
+Owns turning printed text back into frames and errors, and naming the one that came first. Does not judge what an
+error means (rules_*).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.user_code import is_user_file
+
+_HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\)(:| ─)")
+_FRAME = re.compile(r'\s+File "(.+?)", line (\d+)(?:, in (.+))?$')
+_RICH_FRAME = re.compile(r"│ (\S.*?):(\d+) in (\S+)\s*│$")
+_RICH_SOURCE = re.compile(r"│ ❱\s*\d+ │?\s*(.+?)\s*│$")
+_ERROR = re.compile(r"((?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*))(?:: ?(.*))?$")
+_SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): (.*)$")
+_MARKS = re.compile(r"[\s^~]+")  # the line of carets below a source line
+
+# Printed between two errors when the upper one came first.
+_THEN = ("During handling of the above exception", "The above exception was the direct cause")
+# Printed when the lower one is quoted inside the message of the upper one, and so came first.
+_QUOTED = ("Original Traceback", "terminated with the following error", "+-----", "+-+---")
+_IGNORED = ("Exception ignored in", "Error in atexit", "Error in sys.excepthook")
+# What a launcher raises when the real error was printed by the process it launched.
+WRAPPERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException"})
+# What the other processes of a run print when the first one to fail has pulled them down.
+_ECHOES = frozenset({"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"})
+
+_MAX_MESSAGE_LINES = 12
+_MAX_FOREIGN_LINES = 50
+
+
+@dataclass(frozen=True)
+class ErrorText:
+    """One error as printed. `frames` outermost first, as Python prints them."""
+
+    kind: str  # 'ValueError', 'torch.OutOfMemoryError'
+    message: str
+    frames: tuple[Frame, ...] = ()
+    is_ignored: bool = False  # printed by Python itself while something else went on
+    is_in_child: bool = False  # below a line 'Process Process-1:'
+
+    @property
+    def name(self) -> str:
+        return self.kind.rsplit(".", 1)[-1]
+
+    @property
+    def first_line(self) -> str:
+        """'ValueError: boo', on one line."""
+        head = self.message.split("\n", 1)[0].strip()
+        return f"{self.kind}: {head}" if head else self.kind
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+    @property
+    def place(self) -> Frame | None:
+        """Where in the person's own code it was raised; the innermost frame when none is theirs."""
+        if _SYNTAX_ERROR.match(self.first_line) and self.frames:
+            return self.frames[-1]  # the file with the mistake, whoever owns it
+        return next(
+            (frame for frame in reversed(self.frames) if frame.is_user), self.frames[-1] if self.frames else None
+        )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Errors that led to one another, the first one first."""
+
+    errors: tuple[ErrorText, ...]
+
+    @property
+    def root(self) -> ErrorText:
+        return self.errors[0]
+
+    @property
+    def last(self) -> ErrorText:
+        return self.errors[-1]
+
+
+@dataclass
+class _Block:
+    """A traceback while it is read; `start` and `end` are line numbers."""
+
+    prefix: str
+    start: int
+    end: int
+    error: ErrorText
+
+
+def find_chains(lines: Sequence[str]) -> list[Chain]:
+    """All tracebacks of a text in the order they were printed, chained ones together."""
+    chains: list[list[ErrorText]] = []
+    newest: dict[str, tuple[_Block, list[ErrorText]]] = {}  # by prefix: ranks print into one another
+    for block in _blocks(lines):
+        before = newest.get(block.prefix)
+        relation = _relation(lines, before[0] if before else None, block)
+        if before is not None and relation == "then":
+            chain = before[1]
+            chain.append(block.error)
+        elif before is not None and relation == "quoted":
+            chain = before[1]
+            chain.insert(0, block.error)
+        else:
+            chain = [block.error]
+            chains.append(chain)
+        newest[block.prefix] = (block, chain)
+    return [Chain(tuple(chain)) for chain in chains]
+
+
+def fatal_chain(lines: Sequence[str]) -> Chain | None:
+    """The one that ended the program: the last, unless that is only a launcher's or a sibling's echo of it."""
+    chains = [chain for chain in find_chains(lines) if not chain.root.is_ignored]
+    for chain in reversed(chains):
+        if not _is_echo(chain):
+            return chain if chain.root.name not in WRAPPERS else _first_of_ranks(chains, chain)
+    return chains[-1] if chains else None
+
+
+def traceback_hash(lines: Sequence[str]) -> str:
+    """The same for the same error at the same place; '' without a traceback. Messages hold pids and addresses,
+    so they are left out."""
+    chain = fatal_chain(lines)
+    if chain is None:
+        return ""
+    places = [f"{frame.file}:{frame.line}:{frame.function}" for frame in chain.root.frames]
+    return hashlib.sha256("\n".join([chain.root.kind, *places]).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _first_of_ranks(chains: list[Chain], wrapper: Chain) -> Chain:
+    """What a launched process printed before its launcher gave up; the launcher's own error when it said nothing."""
+    earlier = [chain for chain in chains[: chains.index(wrapper)] if chain.root.name not in WRAPPERS]
+    real = [chain for chain in earlier if not _is_echo(chain)]
+    return (real or [wrapper])[0]
+
+
+def _is_echo(chain: Chain) -> bool:
+    return chain.root.is_in_child and chain.root.name in _ECHOES
+
+
+def _relation(lines: Sequence[str], before: _Block | None, block: _Block) -> str:
+    if before is None:
+        return ""
+    gap = [_strip(line, block.prefix) for line in lines[before.end : block.start + 1]]
+    words = [line.lstrip(" |") for line in gap if line is not None]
+    if any(line.startswith(_THEN) for line in words):
+        return "then"
+    if any(mark in line for line in words for mark in _QUOTED):
+        return "quoted"
+    return ""
+
+
+def _blocks(lines: Sequence[str]) -> Iterable[_Block]:
+    covered = -1
+    for index, line in enumerate(lines):
+        header = _HEADER.search(line)
+        if header is not None:
+            prefix = line[: header.start()].replace("+", "|")
+            if header[1] != ":":
+                block = _read_rich(lines, index)
+            else:
+                block = _read_plain(lines, index, prefix)
+        elif index > covered and _FRAME.match(line):
+            block = _read_bare_syntax_error(lines, index)
+        else:
+            continue
+        if block is not None:
+            covered = max(covered, block.end)
+            yield block
+
+
+def _read_plain(lines: Sequence[str], start: int, prefix: str) -> _Block | None:
+    frames: list[Frame] = []
+    num_foreign = 0
+    for index in range(start + 1, len(lines)):
+        line = _strip(lines[index], prefix)
+        if line is None:
+            num_foreign += 1
+        elif _FRAME.match(line):
+            frames.append(_frame(line))
+        elif line.startswith(" "):
+            _add_source(frames, line)
+        elif _is_error_line(line):
+            message, end = _read_message(lines, index, prefix)
+            return _Block(prefix, start, end, _error(message, frames, lines, start, prefix))
+        elif line.startswith("Traceback ") or num_foreign > _MAX_FOREIGN_LINES:
+            return None
+        else:
+            num_foreign += 1
+    return None
+
+
+def _read_message(lines: Sequence[str], start: int, prefix: str) -> tuple[str, int]:
+    """Messages run over several lines; they end at an empty line or where something else begins."""
+    parts: list[str] = []
+    index = start
+    while index < len(lines) and len(parts) < _MAX_MESSAGE_LINES:
+        line = _strip(lines[index], prefix)
+        if line is not None:
+            is_over = not line.strip() or line.startswith(('"""', *_THEN, *_IGNORED, "[rank")) or _HEADER.search(line)
+            if is_over:
+                break
+            parts.append(line)
+        index += 1
+    return "\n".join(parts), index
+
+
+def _error(text: str, frames: list[Frame], lines: Sequence[str], start: int, prefix: str) -> ErrorText:
+    match = _ERROR.match(text.split("\n", 1)[0])
+    kind, head = (match[1], match[3] or "") if match else ("", text)
+    rest = text.split("\n", 1)[1:] if match else []
+    above = (_strip(lines[start - 1], prefix) or "") if start > 0 else ""
+    return ErrorText(
+        kind=kind,
+        message="\n".join([head, *rest]),
+        frames=tuple(frames),
+        is_ignored=above.startswith(_IGNORED),
+        is_in_child=re.match(r"Process \S+:$", above.strip()) is not None,
+    )
+
+
+def _read_rich(lines: Sequence[str], start: int) -> _Block | None:
+    """rich draws a box; the error stands below it."""
+    frames: list[Frame] = []
+    for index in range(start + 1, len(lines)):
+        line = lines[index].rstrip()
+        found, source = _RICH_FRAME.search(line), _RICH_SOURCE.search(line)
+        if found:
+            frames.append(Frame(found[3], found[1], int(found[2]), is_user=is_user_file(found[1])))
+        elif source:
+            _add_source(frames, source[1])
+        elif not line.lstrip().startswith(("│", "╭", "╰")):
+            if not _is_error_line(line):
+                return None
+            message, end = _read_message(lines, index, "")
+            return _Block("", start, end, _error(message, frames, lines, start, ""))
+    return None
+
+
+def _read_bare_syntax_error(lines: Sequence[str], start: int) -> _Block | None:
+    """A script that does not parse has no traceback, only the place and the error."""
+    frames = [_frame(lines[start])]
+    for index in range(start + 1, min(start + 5, len(lines))):
+        match = _SYNTAX_ERROR.match(lines[index])
+        if match:
+            return _Block("", start, index + 1, ErrorText(match[1], match[2], tuple(frames)))
+        _add_source(frames, lines[index])
+    return None
+
+
+def _strip(line: str, prefix: str) -> str | None:
+    """The line without its rank's prefix; None for a line of somebody else."""
+    if line.startswith(prefix):
+        return line[len(prefix) :].rstrip("\n")
+    return "" if line.strip() == prefix.strip() else None
+
+
+def _is_error_line(line: str) -> bool:
+    match = _ERROR.match(line)
+    if match is None or match[0].startswith("Traceback"):
+        return False
+    name = match[2]
+    return name[0].isupper() or "." in match[1] or name.endswith("error")
+
+
+def _frame(line: str) -> Frame:
+    match = _FRAME.match(line)
+    assert match is not None
+    return Frame(match[3] or "", match[1], int(match[2]), is_user=is_user_file(match[1]))
+
+
+def _add_source(frames: list[Frame], line: str) -> None:
+    if frames and not frames[-1].source and line.strip() and not _MARKS.fullmatch(line):
+        last = frames[-1]
+        frames[-1] = Frame(last.function, last.file, last.line, line.strip(), last.is_user)
