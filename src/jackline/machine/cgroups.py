@@ -1,0 +1,115 @@
+"""Where a process stands in the cgroups, version 1, 2 or both mounted (hybrid), and the mount table.
+
+Owns the road from /proc/PID/cgroup and the mount table to folders under /sys, nearest first. What the files in
+them mean for a limit is `memory`. `root` is '/' but for tests, which build a tree of real-looking files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.machine.procfs import read_text
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of mountinfo."""
+
+    root: str  # which part of the file system is mounted
+    point: str
+    filesystem: str
+    source: str
+    options: str  # of the file system, e.g. 'rw,memory'
+
+
+@dataclass(frozen=True)
+class MemoryCgroup:
+    """One folder of the memory controller."""
+
+    path: str
+    version: int
+
+    def file(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+
+def read_mounts(pid: int | None = None, root: Path = Path("/")) -> list[Mount]:
+    """The mount table as one process sees it, in mount order: a later line hides an earlier one."""
+    text = read_text(f"{_base(root)}/proc/{pid or 'self'}/mountinfo") or ""
+    return [mount for mount in map(_parse_mount, text.splitlines()) if mount is not None]
+
+
+def _parse_mount(line: str) -> Mount | None:
+    left, separator, right = line.partition(" - ")
+    fields, rest = left.split(), right.split()
+    if not separator or len(fields) < 5 or len(rest) < 2:
+        return None
+    return Mount(_plain(fields[3]), _plain(fields[4]), rest[0], _plain(rest[1]), rest[2] if len(rest) > 2 else "")
+
+
+def _plain(text: str) -> str:
+    """Spaces in paths stand as \\040."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _base(root: Path) -> str:
+    return str(root).rstrip("/")
+
+
+def memory_cgroups(pid: int | None = None, root: Path = Path("/")) -> list[MemoryCgroup]:
+    """The memory cgroups that hold for a process, nearest first, up to the top of what is mounted here."""
+    return [MemoryCgroup(folder, version) for folder, version in cgroup_folders("memory", pid, root)]
+
+
+def cgroup_folders(controller: str, pid: int | None = None, root: Path = Path("/")) -> list[tuple[str, int]]:
+    """(folder, version) of one controller, nearest first.
+
+    With both versions mounted only one has the controller, but both are listed: files that are not there are
+    passed over by whoever reads them.
+    """
+    text = read_text(f"{_base(root)}/proc/{pid or 'self'}/cgroup")
+    if text is None:
+        return []
+    mounts = read_mounts(pid, root) or read_mounts(None, root)
+    found: list[tuple[str, int]] = []
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and controllers == "":
+            held = [mount for mount in mounts if mount.filesystem == "cgroup2"]
+            found += [(folder, 2) for folder in _ancestors(held, path, root)]
+        elif controller in controllers.split(","):
+            held = [m for m in mounts if m.filesystem == "cgroup" and controller in m.options.split(",")]
+            found += [(folder, 1) for folder in _ancestors(held, path, root)]
+    return found
+
+
+def _ancestors(mounts: list[Mount], path: str, root: Path) -> list[str]:
+    if not mounts:
+        return []
+    mount = mounts[-1]
+    # In a container /proc/PID/cgroup may name the host's path (/docker/abc) while that very folder is what is
+    # mounted; and in a cgroup namespace it may start with /.. ; then the mount point is all that can be seen.
+    inside = _inside(path, mount.root)
+    top = _base(root) + mount.point.rstrip("/")
+    folder = top + (f"/{inside}" if inside else "")
+    if not os.path.isdir(folder):  # noqa: PTH112
+        folder = top
+    found = []
+    while len(folder) >= len(top):
+        found.append(folder)
+        folder = folder.rpartition("/")[0]
+    return found
+
+
+def _inside(path: str, mount_root: str) -> str:
+    if path.startswith("/.."):
+        return ""
+    if mount_root == "/":
+        return path.strip("/")
+    if path == mount_root or path.startswith(mount_root + "/"):
+        return path[len(mount_root) :].strip("/")
+    return ""

@@ -1,0 +1,205 @@
+"""What the NVIDIA cards of this machine say: memory, utilisation, power, and who uses them.
+
+Owns NVML (through the optional nvidia-ml-py) and, without it, `nvidia-smi`. A card that fell off the bus makes both
+hang for ever, so every question is asked in a thread of its own and given up after a deadline. Inside a container
+NVML names pids of the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jackline.machine.readings import GpuProcess, GpuReading
+
+_MIB = 2**20
+# `nvidia-smi` takes half a second of CPU; asked each second it would cost more than all our other readings.
+_SMI_EVERY_S = 5.0
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
+_GPU_FIELDS = "uuid,index,name,memory.total,memory.used,utilization.gpu,utilization.memory,power.draw"
+
+
+class _Reader:
+    """What has to be remembered between calls: that there is no card, NVML's open library, a question that hangs."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ask: Callable[[], tuple[GpuReading, ...]] | None = None
+        self.is_absent = False
+        self.hanging: threading.Thread | None = None
+
+    def read(self, deadline_s: float) -> tuple[GpuReading, ...]:
+        with self.lock:
+            if self.is_absent or (self.hanging is not None and self.hanging.is_alive()):
+                return ()
+            answers: list[tuple[GpuReading, ...]] = []
+            thread = threading.Thread(target=self._run, args=(answers,), name="jackline-gpu", daemon=True)
+            thread.start()
+            thread.join(deadline_s)
+            self.hanging = thread if thread.is_alive() else None
+            return answers[0] if answers else ()
+
+    def _run(self, answers: list[tuple[GpuReading, ...]]) -> None:
+        # A driver may fail in any way; a reading is never worth an exception in the supervisor.
+        with contextlib.suppress(Exception):
+            if self.ask is None:
+                self.ask = _open_nvml() or _open_smi()
+                self.is_absent = self.ask is None
+            answers.append(self.ask() if self.ask is not None else ())
+
+
+_reader = _Reader()
+
+
+def read_gpus(deadline_s: float = 1.0) -> tuple[GpuReading, ...]:
+    """Every card, () without one or when the driver does not answer in time. 0.2 ms a card with NVML."""
+    if not has_device_file():
+        return ()
+    return _reader.read(deadline_s)
+
+
+def is_hanging() -> bool:
+    """The driver did not answer the last question and still does not."""
+    return _reader.hanging is not None and _reader.hanging.is_alive()
+
+
+def has_device_file() -> bool:
+    """Two file checks, 5 us: a machine without a driver never pays for more."""
+    return any(os.path.exists(path) for path in _DEVICE_FILES)
+
+
+def find_source() -> str:
+    """Which road is open: 'NVML', 'nvidia-smi' or ''."""
+    if not has_device_file():
+        return ""
+    if _import_nvml() is not None:
+        return "NVML"
+    return "nvidia-smi" if shutil.which("nvidia-smi") else ""
+
+
+def _import_nvml() -> Any:
+    try:
+        import pynvml
+    except Exception:  # a broken installation of somebody else's package is as good as none
+        return None
+    return pynvml
+
+
+def _open_nvml() -> Callable[[], tuple[GpuReading, ...]] | None:
+    nvml = _import_nvml()
+    if nvml is None:
+        return None
+    try:
+        nvml.nvmlInit()
+    except Exception:
+        return None
+    return lambda: tuple(_read_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+
+
+def _read_card(nvml: Any, index: int) -> GpuReading:
+    card = nvml.nvmlDeviceGetHandleByIndex(index)
+    name = _or_none(lambda: nvml.nvmlDeviceGetName(card)) or "unknown"
+    memory = _or_none(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
+    rates = _or_none(lambda: nvml.nvmlDeviceGetUtilizationRates(card))
+    milliwatts = _or_none(lambda: nvml.nvmlDeviceGetPowerUsage(card))
+    return GpuReading(
+        index=index,
+        name=name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name),
+        total_bytes=memory.total if memory else 0,
+        used_bytes=memory.used if memory else 0,
+        utilisation_percent=rates.gpu if rates else None,
+        memory_utilisation_percent=rates.memory if rates else None,
+        power_w=None if milliwatts is None else milliwatts / 1000,
+        processes=tuple(_read_processes(nvml, card)),
+    )
+
+
+def _or_none(ask: Callable[[], Any]) -> Any:
+    """Cards, drivers and MIG slices each leave out some of the figures."""
+    try:
+        return ask()
+    except Exception:
+        return None
+
+
+def _read_processes(nvml: Any, card: Any) -> Iterator[GpuProcess]:
+    for process in _or_none(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(card)) or ():
+        yield GpuProcess(int(process.pid), process.usedGpuMemory)
+
+
+def _open_smi() -> Callable[[], tuple[GpuReading, ...]] | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    last: list[tuple[float, tuple[GpuReading, ...]]] = []
+
+    def ask() -> tuple[GpuReading, ...]:
+        if not last or time.monotonic() - last[0][0] > _SMI_EVERY_S:
+            cards = _run_smi(program, f"--query-gpu={_GPU_FIELDS}")
+            users = _run_smi(program, "--query-compute-apps=gpu_uuid,pid,used_memory")
+            last[:] = [(time.monotonic(), parse_smi(cards, users))]
+        return last[0][1]
+
+    return ask
+
+
+def _run_smi(program: str, query: str) -> str:
+    # Runs in the thread that may hang: even after SIGKILL a process inside a dead driver cannot be waited for.
+    done = subprocess.run(
+        [program, query, "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=10,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
+def parse_smi(cards: str, users: str) -> tuple[GpuReading, ...]:
+    """The two tables of `nvidia-smi --query-... --format=csv,noheader,nounits`; '[N/A]' where it does not know."""
+    processes: dict[str, list[GpuProcess]] = {}
+    for row in _rows(users, 3):
+        if row[1].isdigit():
+            used = _number(row[2])
+            processes.setdefault(row[0], []).append(
+                GpuProcess(int(row[1]), None if used is None else int(used * _MIB))
+            )
+    return tuple(
+        GpuReading(
+            index=int(_number(row[1]) or 0),
+            name=row[2],
+            total_bytes=int((_number(row[3]) or 0) * _MIB),
+            used_bytes=int((_number(row[4]) or 0) * _MIB),
+            utilisation_percent=_percent(row[5]),
+            memory_utilisation_percent=_percent(row[6]),
+            power_w=_number(row[7]),
+            processes=tuple(processes.get(row[0], ())),
+        )
+        for row in _rows(cards, 8)
+    )
+
+
+def _rows(table: str, columns: int) -> Iterator[list[str]]:
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == columns:
+            yield cells
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _percent(cell: str) -> int | None:
+    number = _number(cell)
+    return None if number is None else int(number)

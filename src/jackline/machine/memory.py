@@ -1,0 +1,160 @@
+"""Host memory: the limit that really holds for a process, how much of it is used, and who was killed for it.
+
+Owns the meaning of memory cgroup files (v1 and v2), /proc/meminfo and rlimits. Time and slope are `forecast`; what
+to do about it is the supervisor's and the session's. Times are `time.monotonic()`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jackline.machine.cgroups import memory_cgroups
+from jackline.machine.procfs import read_bytes, read_fields, read_int
+from jackline.machine.readings import MemoryLimit, MemoryReading, OomCounters
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_CGROUP = "cgroup "
+# What version 1 shows for "no limit": 2^63 less a page.
+_NO_LIMIT_BYTES = 2**60
+_RLIMITS = (("Max address space", "RLIMIT_AS"), ("Max data size", "RLIMIT_DATA"))
+_RLIMIT_FIELDS = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
+
+
+def effective_limit(pid: int | None = None, *, root: Path = Path("/")) -> MemoryLimit:
+    """The smallest of every cgroup ancestor's limit, the machine's memory and the process's own rlimits.
+
+    memory.high is left out: above it the kernel slows a process down, it does not kill.
+    """
+    total = read_fields(f"{_base(root)}/proc/meminfo").get("MemTotal", 0)
+    limits = [MemoryLimit(total, "MemTotal")] if total else []
+    limits += _rlimits(pid, root)
+    limits += _cgroup_limits(pid, root)
+    # Of equal limits the first stands: a container as large as its machine is bounded by the machine.
+    return min(limits, key=lambda limit: limit.limit_bytes, default=MemoryLimit(_NO_LIMIT_BYTES, "none known"))
+
+
+def _base(root: Path) -> str:
+    return str(root).rstrip("/")
+
+
+def _cgroup_limits(pid: int | None, root: Path) -> Iterator[MemoryLimit]:
+    for cgroup in memory_cgroups(pid, root):
+        limit = read_int(cgroup.file("memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"))
+        if cgroup.version == 1:
+            # The kernel's own minimum, which also knows ancestors that are not mounted in this container.
+            inherited = read_fields(cgroup.file("memory.stat")).get("hierarchical_memory_limit")
+            limit = min((value for value in (limit, inherited) if value is not None), default=None)
+        if limit is not None and limit < _NO_LIMIT_BYTES:
+            yield MemoryLimit(limit, _CGROUP + _shown(cgroup.path, root))
+
+
+def _shown(path: str, root: Path) -> str:
+    return path[len(_base(root)) :]
+
+
+def _rlimits(pid: int | None, root: Path) -> Iterator[MemoryLimit]:
+    text = (read_bytes(f"{_base(root)}/proc/{pid or 'self'}/limits") or b"").decode("ascii", "replace")
+    for line in text.splitlines():
+        for label, name in _RLIMITS:
+            soft = line[len(label) :].split()[:1] if line.startswith(label) else []
+            if soft and soft[0].isdigit():
+                yield MemoryLimit(int(soft[0]), name)
+
+
+def read_memory(
+    pids: Sequence[int], *, with_pss: bool = False, limit: MemoryLimit | None = None, root: Path = Path("/")
+) -> MemoryReading:
+    """Use against the limit of the first of these processes, and the size of all of them.
+
+    About 0.3 ms; 10 times a second costs nothing. A caller that passes the `limit` it knows saves half of that.
+    `with_pss` reads the page tables, 0.1 to 12 ms a process: for every 30 s.
+    """
+    first = pids[0] if pids else None
+    limit = limit or effective_limit(first, root=root)
+    return MemoryReading(
+        at_s=time.monotonic(),
+        used_bytes=used_against(limit, pids, root=root),
+        limit=limit,
+        tree_rss_bytes=sum(_rss_bytes(pid, root) for pid in pids),
+        tree_pss_bytes=_tree_pss(pids, root) if with_pss else None,
+    )
+
+
+def used_against(limit: MemoryLimit, pids: Sequence[int] = (), *, root: Path = Path("/")) -> int:
+    """How much of a limit is used, without the page cache the kernel would give back at once."""
+    base = _base(root)
+    if limit.source.startswith(_CGROUP):
+        return _cgroup_used(base + limit.source.removeprefix(_CGROUP))
+    if limit.source in _RLIMIT_FIELDS:
+        field = _RLIMIT_FIELDS[limit.source]
+        # Each process has the limit for itself, so the largest one is nearest to it.
+        return max((read_fields(f"{base}/proc/{pid}/status").get(field, 0) for pid in pids), default=0)
+    fields = read_fields(f"{base}/proc/meminfo")
+    return fields.get("MemTotal", 0) - fields.get("MemAvailable", fields.get("MemFree", 0))
+
+
+def _cgroup_used(folder: str) -> int:
+    stat = read_fields(f"{folder}/memory.stat")
+    usage = read_int(f"{folder}/memory.current")
+    cache = stat.get("inactive_file", 0)
+    if usage is None:
+        # total_ counts the children too, as usage does.
+        usage, cache = read_int(f"{folder}/memory.usage_in_bytes") or 0, stat.get("total_inactive_file", cache)
+    return max(0, usage - cache)
+
+
+def _rss_bytes(pid: int, root: Path) -> int:
+    words = (read_bytes(f"{_base(root)}/proc/{pid}/statm") or b"").split()
+    return int(words[1]) * _PAGE_BYTES if len(words) > 1 else 0
+
+
+def _tree_pss(pids: Sequence[int], root: Path) -> int | None:
+    """Shared pages counted once over the tree. None when one that lives may not be read."""
+    total = 0
+    for pid in pids:
+        pss = read_pss(pid, root=root)
+        if pss is not None:
+            total += pss
+        elif _rss_bytes(pid, root):
+            return None
+    return total
+
+
+def read_pss(pid: int, *, root: Path = Path("/")) -> int | None:
+    return read_fields(f"{_base(root)}/proc/{pid}/smaps_rollup").get("Pss")
+
+
+def read_oom_counters(pid: int | None = None, *, cgroup: str | None = None, root: Path = Path("/")) -> OomCounters:
+    """Kills counted so far; subtract two readings.
+
+    A dead process has no cgroup any more: for the second reading pass the first one's `cgroup`. In v1 only the
+    victim's own cgroup counts, in v2 its ancestors too.
+    """
+    machine = read_fields(f"{_base(root)}/proc/vmstat").get("oom_kill")
+    if cgroup is not None:
+        return OomCounters(_kills_in(_base(root) + cgroup), cgroup, machine)
+    for candidate in memory_cgroups(pid, root) or memory_cgroups(None, root):
+        kills = _kills_in(candidate.path)
+        if kills is not None:
+            return OomCounters(kills, _shown(candidate.path, root), machine)
+    return OomCounters(None, None, machine)
+
+
+def _kills_in(folder: str) -> int | None:
+    for name in ("memory.events", "memory.oom_control"):
+        kills = read_fields(f"{folder}/{name}").get("oom_kill")
+        if kills is not None:
+            return kills
+    return None
+
+
+def shm_free_bytes(path: str = "/dev/shm") -> int | None:
+    """Room left for shared tensors between workers; None where there is no such mount."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize

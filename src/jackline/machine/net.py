@@ -1,0 +1,168 @@
+"""Internet sockets: how many bytes a tree of processes moved, and what one socket is connected to.
+
+Owns NETLINK_SOCK_DIAG (the interface behind `ss`), with `ss` itself and /proc/net as fallbacks. Sees the sockets of
+our own network namespace only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Collection, Iterator
+
+from jackline.machine.procfs import list_numbers, read_bytes, read_link
+from jackline.machine.readings import Wait
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_INET_DIAG_INFO = 2
+# All states but TIME_WAIT, LISTEN and NEW_SYN_RECV: those carry no bytes, and a busy host has thousands.
+_STATES = 0xFFF & ~(1 << 6) & ~(1 << 10) & ~(1 << 12)
+_NLMSG = struct.Struct("=IHHII")
+_DIAG_MSG_BYTES = 72
+_INODE_AT = 68
+_BYTES_ACKED_AT = 120  # in struct tcp_info, followed by bytes_received
+
+_DEADLINE_S = 0.5
+_SS_TIMEOUT_S = 2.0
+
+
+def tree_tcp_bytes(pids: Collection[int]) -> int | None:
+    """Bytes received plus bytes acknowledged by the far end, over all TCP sockets these processes hold.
+
+    A socket that closes takes its bytes with it, so the sum may fall: a caller counts any change as activity.
+    Loopback is counted too: workers that talk to each other do work. None when the machine does not tell.
+    """
+    try:
+        moved = dict(_dump_tcp_bytes())
+    except OSError:
+        return _bytes_from_ss(pids)
+    if not moved:
+        return 0
+    return sum(moved.get(inode, 0) for inode in _socket_inodes(pids))
+
+
+def _socket_inodes(pids: Collection[int]) -> set[int]:
+    # A set, because forked workers hold the same socket as their parent.
+    inodes: set[int] = set()
+    for pid in pids:
+        for fd in list_numbers(f"/proc/{pid}/fd"):
+            link = read_link(f"/proc/{pid}/fd/{fd}") or ""
+            if link.startswith("socket:["):
+                inodes.add(int(link[8:-1]))
+    return inodes
+
+
+def _dump_tcp_bytes() -> Iterator[tuple[int, int]]:
+    """(inode, bytes received + acknowledged) of every connected TCP socket of this network namespace."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as channel:
+        channel.settimeout(_DEADLINE_S)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _STATES)
+            header = _NLMSG.pack(
+                _NLMSG.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST | _NLM_F_DUMP, family, 0
+            )
+            channel.send(header + request)
+            yield from _replies(channel)
+
+
+def _replies(channel: socket.socket) -> Iterator[tuple[int, int]]:
+    while True:
+        data = channel.recv(262144)
+        at = 0
+        while at + _NLMSG.size <= len(data):
+            length, kind, *_ = _NLMSG.unpack_from(data, at)
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR or length < _NLMSG.size:
+                raise OSError("the kernel refused to list its sockets")
+            yield from _socket_bytes(data[at + _NLMSG.size : at + length])
+            at += (length + 3) & ~3
+
+
+def _socket_bytes(message: bytes) -> Iterator[tuple[int, int]]:
+    if len(message) < _DIAG_MSG_BYTES:
+        return
+    (inode,) = struct.unpack_from("=I", message, _INODE_AT)
+    at = _DIAG_MSG_BYTES
+    while at + 4 <= len(message):
+        length, kind = struct.unpack_from("=HH", message, at)
+        if length < 4:
+            return
+        if kind == _INET_DIAG_INFO and length >= 4 + _BYTES_ACKED_AT + 16:
+            acked, received = struct.unpack_from("=QQ", message, at + 4 + _BYTES_ACKED_AT)
+            yield inode, acked + received
+        at += (length + 3) & ~3
+
+
+def _bytes_from_ss(pids: Collection[int]) -> int | None:
+    """For a kernel without the diagnosis module for raw netlink use, but with `ss` set up by the distribution."""
+    try:
+        done = subprocess.run(
+            ["ss", "-tineH"], capture_output=True, text=True, timeout=_SS_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return sum_ss_bytes(done.stdout, _socket_inodes(pids)) if done.returncode == 0 else None
+
+
+def sum_ss_bytes(text: str, inodes: Collection[int]) -> int:
+    """Two lines a socket: the addresses with 'ino:N', then an indented one with the counters."""
+    total, is_ours = 0, False
+    for line in text.splitlines():
+        for word in line.split():
+            name, _, number = word.partition(":")
+            if name == "ino":
+                is_ours = number.isdigit() and int(number) in inodes
+            elif is_ours and name in ("bytes_acked", "bytes_received") and number.isdigit():
+                total += int(number)
+    return total
+
+
+def describe_socket(pid: int, fd: int) -> Wait:
+    """A socket as a wait: internet with the far address, or local."""
+    try:
+        # The family of a foreign process's socket, from the socket file system itself: 3 us and no scan.
+        protocol = (
+            os.getxattr(f"/proc/{pid}/fd/{fd}", "system.sockprotoname").rstrip(b"\0").decode("ascii", "replace")
+        )
+    except OSError:
+        protocol = ""
+    if protocol.startswith("UNIX"):
+        return Wait("local_socket", "local socket", fd)
+    if protocol.startswith("NETLINK"):
+        return Wait("poll", "netlink socket", fd)
+    link = read_link(f"/proc/{pid}/fd/{fd}") or ""
+    inode = link[8:-1].encode() if link.startswith("socket:[") else b"-"
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        if protocol and not table.startswith(protocol[:3].lower()):
+            continue
+        address = far_address(read_bytes(f"/proc/{pid}/net/{table}") or b"", inode)
+        if address:
+            return Wait("network", address, fd)
+    return Wait("network" if protocol else "local_socket", protocol, fd)
+
+
+def far_address(table: bytes, inode: bytes) -> str | None:
+    """The remote address of the socket with that inode in a /proc/net/tcp table, 'listening on' when it has none."""
+    for line in table.split(b"\n")[1:]:
+        words = line.split()
+        if len(words) > 9 and words[9] == inode:
+            remote = _address(words[2])
+            return remote if not remote.endswith(":0") else f"listening on {_address(words[1])}"
+    return None
+
+
+def _address(word: bytes) -> str:
+    host, _, port = word.decode().partition(":")
+    # Each group of four bytes is in the machine's own order.
+    raw = b"".join(struct.pack("=I", int(host[at : at + 8], 16)) for at in range(0, len(host), 8))
+    if len(raw) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, raw)}:{int(port, 16)}"
+    if raw[:12] == bytes(10) + b"\xff\xff":
+        return f"{socket.inet_ntop(socket.AF_INET, raw[12:])}:{int(port, 16)}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{int(port, 16)}"

@@ -1,0 +1,70 @@
+"""Reading one small file of /proc or /sys, fast and without raising.
+
+Owns the system calls; knows no format. These files are answered by the kernel at once, so plain descriptors are
+used: 3 to 6 us a file, where `Path.read_text` takes 25.
+"""
+
+from __future__ import annotations
+
+import os
+
+_CHUNK_BYTES = 65536
+
+
+def read_bytes(path: str) -> bytes | None:
+    """The whole file, None when it is not there, not ours to read, or its process died meanwhile."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # A short answer does not mean the end: the kernel stops before a record that does not fit its page
+        # (a mount line of an overlay is longer than that), so ask until nothing comes.
+        data = os.read(fd, _CHUNK_BYTES)
+        while more := os.read(fd, _CHUNK_BYTES):
+            data += more
+        return data
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def read_text(path: str) -> str | None:
+    data = read_bytes(path)
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+def read_int(path: str) -> int | None:
+    """The number a file holds; 'max' and everything else that is no number is None."""
+    data = read_bytes(path)
+    try:
+        return None if data is None else int(data)
+    except ValueError:
+        return None
+
+
+def read_fields(path: str) -> dict[str, int]:
+    """Lines of 'name number' or 'name: number kB' (memory.stat, memory.events, vmstat, meminfo, status)."""
+    fields: dict[str, int] = {}
+    for line in (read_bytes(path) or b"").split(b"\n"):
+        words = line.split()
+        if len(words) >= 2 and words[1].isdigit():
+            scale = 1024 if len(words) > 2 and words[2] == b"kB" else 1
+            fields[words[0].rstrip(b":").decode("ascii", "replace")] = int(words[1]) * scale
+    return fields
+
+
+def read_link(path: str) -> str | None:
+    try:
+        return os.readlink(path)  # noqa: PTH115
+    except OSError:
+        return None
+
+
+def list_numbers(folder: str) -> list[int]:
+    """The entries of a folder that are numbers: pids, threads, descriptors. Empty when it cannot be listed."""
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208
+    except OSError:
+        return []

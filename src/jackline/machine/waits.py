@@ -1,0 +1,222 @@
+"""What a thread waits on: its system call, the descriptor it waits for, or the kernel function it sleeps in.
+
+Owns the road from /proc/PID/task/TID/{stat,syscall,wchan} to a `Wait`. Judges nothing: a thread that waits on the
+network may be healthy. Without the right to read another's system call (ptrace rights) it falls back to wchan, and
+then to the state letter.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import struct
+from typing import cast
+
+from jackline.machine.net import describe_socket
+from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
+from jackline.machine.readings import Wait, WaitKind
+from jackline.machine.syscalls import FCNTL_LOCK_COMMANDS, WCHAN_PARTS, table_for
+
+_MOST_POLLED = 64  # descriptors looked at in one poll; a server's thousands add nothing
+_WORDS: dict[str, Wait] = {
+    "lock": Wait("lock"),
+    "sleep": Wait("sleep"),
+    "child": Wait("child"),
+}
+_STATES: dict[str, Wait] = {
+    "R": Wait("running"),
+    "T": Wait("stopped"),
+    "t": Wait("stopped", "by a debugger"),
+    "Z": Wait("zombie"),
+    "X": Wait("zombie"),
+}
+_syscalls = functools.cache(table_for)
+
+
+def read_wait(pid: int, tid: int | None = None) -> Wait:
+    """What one thread waits on, the main one when `tid` is not given; 'zombie' when it is gone."""
+    data = read_bytes(f"/proc/{pid}/task/{tid or pid}/stat")
+    if not data:
+        return Wait("zombie", "gone")
+    at = data.rfind(b")") + 2
+    return wait_in_state(pid, tid or pid, chr(data[at]))
+
+
+def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> Wait:
+    """As `read_wait` for a caller that has the state letter already. `is_cheap` leaves descriptors unread."""
+    if state in _STATES:
+        return _STATES[state]
+    call = read_text(f"/proc/{pid}/task/{tid}/syscall")
+    if call is None:
+        return _from_wchan(pid, tid, state)
+    if call.startswith("running"):
+        return _STATES["R"]
+    words = call.split()
+    number = int(words[0])
+    if number < 0:
+        return Wait("disk", "page fault") if state == "D" else _from_wchan(pid, tid, state)
+    group = _syscalls().get(number)
+    arguments = [int(word, 16) for word in words[1:7]]
+    if group is None or (is_cheap and group not in _WORDS):
+        wait = _from_wchan(pid, tid, state)
+    else:
+        wait = _from_call(pid, group, arguments)
+    # An uninterruptible sleep is the kernel doing input or output, except for a parent that lent its memory (vfork).
+    if state == "D" and wait.kind != "child":
+        return Wait("disk", wait.target, wait.fd)
+    return wait
+
+
+def _from_call(pid: int, group: str, arguments: list[int]) -> Wait:
+    if group in _WORDS:
+        return _WORDS[group]
+    first = _as_descriptor(arguments[0])
+    if group in ("read", "write"):
+        return describe_descriptor(pid, first, is_reading=group == "read")
+    if group == "poll":
+        return _merge(pid, _polled(pid, arguments[0], arguments[1]))
+    if group == "select":
+        return _merge(pid, _selected(pid, arguments[0], arguments[1:4]))
+    if group == "epoll":
+        return _merge(pid, _watched(pid, first), is_endless=True)
+    if group == "flock" or (group == "fcntl" and arguments[1] in FCNTL_LOCK_COMMANDS):
+        return Wait("file_lock", read_link(f"/proc/{pid}/fd/{first}") or "", first)
+    if group == "sync":
+        return Wait("disk", read_link(f"/proc/{pid}/fd/{first}") or "", first)
+    if group == "open":
+        return Wait("file", "opening a file or a named pipe")
+    return Wait("file", read_link(f"/proc/{pid}/fd/{first}") or "", first)
+
+
+def _as_descriptor(argument: int) -> int:
+    """Descriptors are 32-bit; the upper half of the register may hold anything."""
+    number = argument & 0xFFFFFFFF
+    return number - 2**32 if number >= 2**31 else number
+
+
+def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
+    """What is behind one descriptor of a process that waits on it."""
+    link = read_link(f"/proc/{pid}/fd/{fd}")
+    if link is None:
+        return Wait("unknown", "", fd)
+    if link.startswith("socket:"):
+        return describe_socket(pid, fd)
+    if link.startswith("pipe:"):
+        return _describe_pipe(pid, fd, link, is_reading=is_reading)
+    if link.startswith("anon_inode:"):
+        return Wait("poll", link.removeprefix("anon_inode:").strip("[]"), fd)
+    if is_reading and link.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
+        return Wait("keyboard", link, fd)
+    try:
+        mode = os.stat(f"/proc/{pid}/fd/{fd}").st_mode  # noqa: PTH116
+    except OSError:
+        return Wait("file", link, fd)
+    return Wait("pipe" if stat.S_ISFIFO(mode) else "file", link, fd)
+
+
+def _describe_pipe(pid: int, fd: int, link: str, *, is_reading: bool) -> Wait:
+    if fd != 0 or not is_reading:
+        return Wait("pipe", link, fd)
+    # Standard input: fed by a relative it is a pipeline, else it is what a person would type into.
+    feeder = _find_writer(pid, link)
+    return Wait("pipe", feeder, fd) if feeder else Wait("keyboard", "standard input (a pipe)", fd)
+
+
+def _find_writer(pid: int, link: str) -> str:
+    """The parent or a sibling that holds the writing end of this pipe, in words; '' when none does."""
+    data = read_bytes(f"/proc/{pid}/stat") or b""
+    fields = data[data.rfind(b")") + 2 :].split()
+    parent = int(fields[1]) if len(fields) > 1 else 0
+    if parent <= 1:
+        return ""
+    siblings = read_text(f"/proc/{parent}/task/{parent}/children") or ""
+    for other in (parent, *(int(word) for word in siblings.split()[:_MOST_POLLED])):
+        if other == pid:
+            continue
+        for held in list_numbers(f"/proc/{other}/fd")[:256]:
+            if read_link(f"/proc/{other}/fd/{held}") == link and _is_writable(other, held):
+                name = (read_text(f"/proc/{other}/comm") or "").strip()
+                return f"output of {name} (pid {other})"
+    return ""
+
+
+def _is_writable(pid: int, fd: int) -> bool:
+    for line in (read_bytes(f"/proc/{pid}/fdinfo/{fd}") or b"").split(b"\n"):
+        if line.startswith(b"flags:"):
+            return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
+
+
+def _merge(pid: int, fds: list[int] | None, *, is_endless: bool = False) -> Wait:
+    """One word for a wait on several descriptors. The network names the wait when any of them is one: event loops
+    watch a wake-up pipe beside it."""
+    if fds is None:
+        return Wait("poll")
+    if not fds:
+        return Wait("poll", "event loop, nothing watched") if is_endless else Wait("sleep")
+    waits = [describe_descriptor(pid, fd, is_reading=True) for fd in fds[:_MOST_POLLED]]
+    networks = [wait for wait in waits if wait.kind == "network"]
+    if len(waits) == 1:
+        return waits[0]
+    if networks:
+        return networks[0]
+    if len({wait.kind for wait in waits}) == 1:
+        return Wait(waits[0].kind, waits[0].target, waits[0].fd)
+    return Wait("poll", ", ".join(sorted({wait.target or wait.kind for wait in waits})[:4]))
+
+
+def _polled(pid: int, address: int, count: int) -> list[int] | None:
+    if count == 0:
+        return []
+    data = _peek(pid, address, min(count & 0xFFFFFFFF, _MOST_POLLED) * 8)
+    return None if data is None else [fd for fd, _, _ in struct.iter_unpack("=ihh", data) if fd >= 0]
+
+
+def _selected(pid: int, count: int, sets: list[int]) -> list[int] | None:
+    count = min(count & 0xFFFFFFFF, 1024)
+    found: set[int] = set()
+    for address in sets:
+        if address == 0 or count == 0:
+            continue
+        data = _peek(pid, address, (count + 63) // 64 * 8)
+        if data is None:
+            return None
+        bits = int.from_bytes(data, "little")
+        found.update(fd for fd in range(count) if bits >> fd & 1)
+    return sorted(found)
+
+
+def _watched(pid: int, epoll_fd: int) -> list[int] | None:
+    data = read_bytes(f"/proc/{pid}/fdinfo/{epoll_fd}")
+    if data is None:
+        return None
+    return [int(line.split()[1]) for line in data.split(b"\n") if line.startswith(b"tfd:")]
+
+
+def _peek(pid: int, address: int, count: int) -> bytes | None:
+    """Bytes of another process's memory, None without the right to (or on a page that is not there)."""
+    try:
+        fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = os.pread(fd, count, address)
+    except (OSError, OverflowError):
+        return None
+    finally:
+        os.close(fd)
+    return data if len(data) == count else None
+
+
+def _from_wchan(pid: int, tid: int, state: str) -> Wait:
+    name = read_text(f"/proc/{pid}/task/{tid}/wchan") or ""
+    kind = classify_wchan(name)
+    if kind == "unknown" and state == "D":
+        return Wait("disk")
+    return Wait(kind, "" if kind != "unknown" or name in ("", "0") else name)
+
+
+def classify_wchan(name: str) -> WaitKind:
+    """The kernel function a thread sleeps in -> what it waits on. It cannot tell a keyboard from a file."""
+    return cast(WaitKind, next((kind for part, kind in WCHAN_PARTS if part in name), "unknown"))
