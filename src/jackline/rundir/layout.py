@@ -40,6 +40,11 @@ class RunDir:
         return self.path / "stop-request.json"
 
     @property
+    def supervisor_log(self) -> Path:
+        """What the supervisor itself has to complain about; empty in good times."""
+        return self.path / "supervisor.log"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 
@@ -116,6 +121,16 @@ class AttemptDir:
     def wait_file(self) -> Path:
         """Written by the keeper: how the child ended, in the kernel's own number."""
         return self.path / "wait.json"
+
+    @property
+    def keyboard(self) -> Path:
+        """A FIFO, only with --tty: what viewers type."""
+        return self.path / "keyboard"
+
+    @property
+    def reserve(self) -> Path:
+        """Disk space kept back for the command's own output; given up when the disk is nearly full."""
+        return self.path / "reserve"
 
     @property
     def exit_file(self) -> Path:

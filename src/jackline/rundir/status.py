@@ -80,10 +80,10 @@ def _state(
 
 def _ended(exit_file: dict[str, Any]) -> State:
     code = _exit_code(exit_file)
-    if code == 0:
-        return "finished"
     if code == EXIT_STOPPED or exit_file.get("is_stopped"):
         return "stopped"
+    if code == 0:
+        return "finished"
     return "dead"
 
 

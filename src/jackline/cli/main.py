@@ -1,0 +1,99 @@
+"""The `jackline` command: finds a command's module on use, and turns errors into text and exit codes.
+
+Each command lives in its own module as `command`. Nothing is imported for a command that was not called, so
+`--help` and `status` stay fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from jackline.errors import JacklineError
+
+# name -> (module, one line of help). The order is that of a run's life.
+COMMANDS = {
+    "run": ("jackline.cli.run", "Supervise any command: jackline run -- python train.py"),
+    "status": ("jackline.cli.status", "Is it alive, how far, when done, what is lost if it dies."),
+    "watch": ("jackline.cli.watch", "The live view; takes over a run whose supervisor is gone."),
+    "why": ("jackline.cli.why", "What it is doing, by file and line; why it died, from evidence."),
+    "logs": ("jackline.cli.logs", "Its output, with times."),
+    "runs": ("jackline.cli.runs", "All runs that can be found from here."),
+    "stop": ("jackline.cli.stop", "Save and end."),
+    "resume": ("jackline.cli.resume", "Go on with a run that stopped or died."),
+    "doctor": ("jackline.cli.doctor", "Check this machine, or a command, before it starts."),
+    "checkpoints": ("jackline.cli.checkpoints", "List, verify, prune, show and export checkpoints."),
+    "data": ("jackline.cli.data", "The data engine by hand: prepare, show, bench."),
+}
+
+
+class LazyGroup(click.Group):
+    """Commands are imported when called; the list of them costs nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean 'jackline {near[0]}'?" if near else "`jackline --help` lists the commands"
+            raise click.UsageError(f"there is no command '{args[0]}'\nhint: {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="jackline", prog_name="jackline")
+def cli() -> None:
+    """Keeps a training run visible, within memory, alive and resumable.
+
+    \b
+    jackline run -- python train.py     your command, watched
+    jackline status                     is it alive, how far, when done
+    jackline why                        what is it doing, or why did it die
+    """
+
+
+def main() -> None:
+    """The entry point: errors of ours and of click become text on stderr and an exit code."""
+    if not sys.platform.startswith("linux"):
+        print(
+            "error: Jackline reads /proc and needs Linux; on this system only copied runs can be read",
+            file=sys.stderr,
+        )
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except click.ClickException as error:
+        _say(f"error: {error.format_message()}")
+        code = error.exit_code
+    except JacklineError as error:
+        _say(str(error))
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): that is its right.
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

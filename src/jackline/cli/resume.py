@@ -1,0 +1,51 @@
+"""`jackline resume`: the next attempt of a run that stopped or died."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from jackline.errors import CannotResume, UsageError
+from jackline.rundir.find import find_run, runs_folder
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import RunFile, read_run_file
+from jackline.rundir.status import read_status
+
+
+@click.command(short_help="Go on with a run that stopped or died.")
+@click.argument("run", required=False)
+@click.option("--detach", is_flag=True, help="Start it and come back at once.")
+@click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: go on here.")
+@click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
+def command(run: str | None, detach: bool, here: bool, runs_dir: str | None) -> None:
+    """Start the next attempt with the same command, from the newest whole checkpoint Jackline knows of."""
+    from jackline.cli import showing
+    from jackline.supervisor.options import SuperviseOptions
+
+    found = find_run(run, runs_folder(runs_dir))
+    contents = read_run_file(found)
+    check_resumable(found, contents, here=here)
+    os.chdir(contents.cwd)
+    options = SuperviseOptions.from_json(contents.options)
+    sys.exit(showing.start_and_show(found, options, is_new=False, detach=detach))
+
+
+def check_resumable(run: RunDir, contents: RunFile, *, here: bool) -> None:
+    state = read_status(run).state
+    if state in ("alive", "unwatched"):
+        raise UsageError(f"run '{run.name}' is alive", hint=f"jackline watch {run.name}")
+    if state == "finished":
+        raise UsageError(f"run '{run.name}' has finished", hint="start it again: jackline run --new -- ...")
+    if state == "elsewhere" and not here:
+        raise UsageError(
+            f"run '{run.name}' was last seen on '{contents.host}'; whether it lives cannot be told from here",
+            hint=f"once you know that it ended there: jackline resume {run.name} --here",
+        )
+    if not Path(contents.cwd).is_dir():
+        raise CannotResume(
+            f"run '{run.name}' ran in {contents.cwd}, which is not here",
+            hint="make that folder with the script in it, or start anew from where the script is",
+        )

@@ -1,0 +1,60 @@
+"""`jackline stop`: save and end."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from jackline.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from jackline.rundir.find import find_only_live, find_run, runs_folder
+from jackline.rundir.status import read_status
+from jackline.units import format_duration, parse_duration
+
+
+@click.command(short_help="Save and end.")
+@click.argument("run", required=False)
+@click.option(
+    "--grace", metavar="DURATION", help="How long saving may take before it is killed; default: as started."
+)
+@click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
+def command(run: str | None, grace: str | None, runs_dir: str | None) -> None:
+    """Ask a run to save and end (SIGTERM), and wait until it has.
+
+    Without RUN it must be clear which one is meant: with several alive this is an error.
+    """
+    from jackline.supervisor.start import request_stop
+
+    folder = runs_folder(runs_dir)
+    found = find_run(run, folder) if run else find_only_live(folder)
+    status = read_status(found)
+    if status.state not in ("alive", "unwatched"):
+        raise UsageError(f"run '{found.name}' is not alive: it is {status.state}", hint=f"jackline why {found.name}")
+    grace_s = parse_duration(grace) if grace else None
+    asked = request_stop(found, by="jackline stop", grace_s=grace_s)
+    if asked is None:
+        raise UsageError(f"run '{found.name}' ended just now", hint=f"jackline why {found.name}")
+    _say(f"asked run '{found.name}' to save and end; waiting (Ctrl-C leaves it to end by itself)")
+    sys.exit(_wait(found.name, lambda: read_status(found).state not in ("alive", "unwatched")))
+
+
+def _wait(name: str, is_over: object) -> int:
+    started_s = time.monotonic()
+    told_s = started_s
+    try:
+        while not is_over():  # type: ignore[operator]
+            now_s = time.monotonic()
+            if now_s - told_s >= 2.0:
+                told_s = now_s
+                _say(f"still ending after {format_duration(now_s - started_s)}")
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        _say(f"not waiting any longer; `jackline status {name}` tells when it is over")
+        return EXIT_FAILED
+    _say(f"run '{name}' has ended; `jackline resume {name}` goes on with it")
+    return EXIT_DONE
+
+
+def _say(text: str) -> None:
+    print(f"[jackline] {text}", file=sys.stderr, flush=True)

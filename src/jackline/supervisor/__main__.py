@@ -1,0 +1,43 @@
+"""The supervisor's own process; started by start.py, never by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from jackline.errors import JacklineError
+from jackline.rundir.layout import RunDir
+from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.supervise import Supervisor
+
+
+def main(words: list[str]) -> None:
+    path, reporter_text, mode, options_text = words
+    reporter = int(reporter_text)
+    options = SuperviseOptions.from_json(json.loads(options_text))
+
+    def answer(problem: str = "", hint: str | None = None) -> None:
+        """Tell whoever started us, once; they may have gone."""
+        nonlocal reporter
+        if reporter >= 0:
+            with contextlib.suppress(OSError):
+                os.write(reporter, json.dumps({"problem": problem, "hint": hint}).encode() + b"\n")
+                os.close(reporter)
+            reporter = -1
+
+    os.set_inheritable(reporter, False)
+    try:
+        supervisor = Supervisor(RunDir(Path(path)), options, on_started=answer)
+        code = supervisor.adopt() if mode == "adopt" else supervisor.start()
+    except JacklineError as error:
+        answer(error.message, error.hint)
+        sys.exit(error.exit_code)
+    except BaseException as error:
+        traceback.print_exc()
+        answer(f"the supervisor failed: {type(error).__name__}: {error}", "see supervisor.log in the run directory")
+        raise
+    sys.exit(code)

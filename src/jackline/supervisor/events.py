@@ -1,0 +1,84 @@
+"""What happened, a line each, for people and for their own commands.
+
+Owns events-supervisor.jsonl, the [jackline] lines in out.log and the --on-event command. Fails open: an event that
+cannot be written is lost, the run is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+from jackline.rundir.jsonl import JsonlWriter
+from jackline.rundir.layout import RunDir
+from jackline.supervisor.output import LogWriter
+
+HOOK_LIMIT_S = 60.0
+# The words --on-event knows; other events are only written down.
+HOOKED = {"stuck": "stuck", "died": "died", "finished": "done", "memory": "memory"}
+
+
+class Events:
+    """The supervisor's voice."""
+
+    def __init__(self, run: RunDir, log: LogWriter, on_event: str | None) -> None:
+        self._run = run
+        self._log = log
+        self._on_event = on_event
+        self._writer = JsonlWriter(run.supervisor_events)
+        self._hooks: list[tuple[subprocess.Popen[bytes], float]] = []
+
+    def emit(self, event: str, text: str, **facts: Any) -> None:
+        now_s = time.time()
+        record = {"at_s": round(now_s, 3), "event": event, "text": text, **facts}
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self._writer.append(record)
+        for line in text.splitlines():
+            self._log.note(line, now_s)
+        if self._on_event and event in HOOKED:
+            self.run_hook(self._on_event, HOOKED[event], text)
+
+    def run_hook(self, command: str, event: str, text: str, *, exit_code: int | None = None) -> None:
+        """Start a person's command; it gets a minute, and its failure is only noted."""
+        env = {
+            **os.environ,
+            "JACKLINE_EVENT": event,
+            "JACKLINE_TEXT": text,
+            "JACKLINE_RUN": self._run.name,
+            "JACKLINE_RUN_DIR": str(self._run.path),
+        }
+        if exit_code is not None:
+            env["JACKLINE_EXIT_CODE"] = str(exit_code)
+        try:
+            hook = subprocess.Popen(
+                ["/bin/sh", "-c", command], env=env, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            self._log.note(f"could not start the {event} command: {error}", time.time())
+            return
+        self._hooks.append((hook, time.monotonic()))
+
+    def tend_hooks(self) -> None:
+        """Reap ended commands and end those that take too long."""
+        for entry in list(self._hooks):
+            hook, started_s = entry
+            code = hook.poll()
+            if code is None and time.monotonic() - started_s < HOOK_LIMIT_S:
+                continue
+            self._hooks.remove(entry)
+            if code is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(hook.pid, signal.SIGKILL)
+                hook.wait()
+                self._log.note(f"an --on-event command was ended after {HOOK_LIMIT_S:.0f} s", time.time())
+            elif code != 0:
+                self._log.note(f"an --on-event command failed with exit code {code}", time.time())
+
+    def wait_hooks(self) -> None:
+        while self._hooks:
+            self.tend_hooks()
+            time.sleep(0.05)

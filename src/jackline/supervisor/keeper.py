@@ -1,0 +1,258 @@
+"""The parent of the user's command: small, alone, hard to kill by accident.
+
+Owns: starting the command, its terminal with --tty, the kernel's word on how it ended, and ending what a failed
+command leaves behind. Does not own: output, verdicts, restarts. It outlives the supervisor, because only a parent
+learns an exit code. Run as a plain file (`python -I -S keeper.py FD`): standard library only, no Jackline import,
+so that neither the user's packages nor ours can break it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PTRACER = 0x59616D61
+ORPHANS_MAY_FINISH_S = 2.0
+ORPHANS_MAY_SAVE_S = 5.0
+IGNORED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
+
+
+def main() -> None:
+    spec = json.loads(os.fdopen(int(sys.argv[1]), "rb").read())
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    terminal = Terminal(spec) if spec["tty"] else None
+    child, exec_errno = start_child(spec, terminal)
+    write_json(
+        spec["start_file"],
+        {
+            "child": identify(child, spec),
+            "keeper": identify(os.getpid(), spec),
+            "started_at_s": time.time(),
+            "exec_errno": exec_errno,
+        },
+    )
+    wait_for(child, terminal, spec)
+
+
+class Terminal:
+    """A pseudo-terminal whose output goes to raw.out and whose keyboard is a FIFO."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.master, self.slave = os.openpty()
+        attributes = termios.tcgetattr(self.slave)
+        attributes[1] &= ~termios.OPOST  # keep LF as LF: the log and the viewer want lines, not CRLF
+        attributes[3] &= ~termios.ECHO  # the viewer's own terminal has echoed it already
+        termios.tcsetattr(self.slave, termios.TCSANOW, attributes)
+        size = struct.pack("HHHH", spec["rows"], spec["columns"], 0, 0)
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, size)
+        self.raw = open_raw(spec["raw_out"])
+        os.mkfifo(spec["keyboard"], 0o600)
+        # Read and write: the FIFO then never reports end-of-file when a viewer goes away.
+        self.keyboard = os.open(spec["keyboard"], os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def pump(self, timeout_s: float) -> bool:
+        """Move what there is to move; False when the command has closed its terminal."""
+        ready, _, _ = select.select([self.master, self.keyboard], [], [], timeout_s)
+        if self.keyboard in ready:
+            with contextlib.suppress(OSError):
+                os.write(self.master, os.read(self.keyboard, 4096))
+        if self.master in ready:
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:
+                return False
+            # A full disk loses output here; it must not stop the training.
+            with contextlib.suppress(OSError):
+                os.write(self.raw, data)
+            return bool(data)
+        return True
+
+
+def start_child(spec: dict[str, Any], terminal: Terminal | None) -> tuple[int, int]:
+    """Fork and exec; returns the pid and errno of a failed exec (0 when it succeeded)."""
+    report, reporter = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            become_the_command(spec, terminal)
+        except OSError as error:
+            os.write(reporter, str(error.errno or errno.EINVAL).encode())
+        except BaseException:
+            os.write(reporter, str(errno.EINVAL).encode())
+        os._exit(127)
+    os.close(reporter)
+    if terminal is not None:
+        os.close(terminal.slave)
+    problem = os.read(report, 16)  # ends when exec closes the pipe
+    os.close(report)
+    return child, int(problem or 0)
+
+
+def become_the_command(spec: dict[str, Any], terminal: Terminal | None) -> None:
+    os.setsid()
+    if terminal is not None:
+        fcntl.ioctl(terminal.slave, termios.TIOCSCTTY, 0)
+        for fd in (0, 1, 2):
+            os.dup2(terminal.slave, fd)
+    else:
+        out = open_raw(spec["raw_out"])
+        err = open_raw(spec["raw_err"]) if spec["raw_err"] else out
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+    for number in (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    # When memory runs out the kernel should take the command, not the ones who can explain it.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+    if os.path.exists("/proc/sys/kernel/yama/ptrace_scope"):
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+    os.chdir(spec["cwd"])
+    os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+
+
+def wait_for(child: int, terminal: Terminal | None, spec: dict[str, Any]) -> None:
+    """Write down how the command ended, then deal with what it left behind."""
+    status, usage = reap_until(child, terminal)
+    result = {
+        "status": status,
+        "exit_code": os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else None,
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        "ended_at_s": time.time(),
+        "max_rss_bytes": usage.ru_maxrss * 1024,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "orphans": [],
+        "is_settled": False,
+    }
+    write_json(spec["wait_file"], result)
+    may_go_on = status == 0
+    result["orphans"] = end_orphans(terminal, may_go_on=may_go_on)
+    result["is_settled"] = True
+    write_json(spec["wait_file"], result)
+
+
+def reap_until(child: int, terminal: Terminal | None) -> tuple[int, Any]:
+    while True:
+        if terminal is None:
+            pid, status, usage = os.wait4(-1, 0)
+        else:
+            if not terminal.pump(0.2):
+                time.sleep(0.02)
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        if pid == child:
+            while terminal is not None and select.select([terminal.master], [], [], 0)[0] and terminal.pump(0):
+                pass
+            return status, usage
+
+
+def end_orphans(terminal: Terminal | None, *, may_go_on: bool) -> list[dict[str, Any]]:
+    """What outlived the command. After a good end it may go on (a script that starts its work in the background);
+    after a bad one it is debris that would hold the GPU."""
+    wait_until_childless(terminal, ORPHANS_MAY_FINISH_S)
+    if may_go_on:
+        wait_until_childless(terminal, None)
+        return []
+    ended = [{"pid": pid, "command": command_of(pid)} for pid in children()]
+    for number, patience_s in ((signal.SIGTERM, ORPHANS_MAY_SAVE_S), (signal.SIGKILL, ORPHANS_MAY_SAVE_S)):
+        for pid in descendants():
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        if wait_until_childless(terminal, patience_s):
+            break
+    return ended
+
+
+def wait_until_childless(terminal: Terminal | None, patience_s: float | None) -> bool:
+    deadline = None if patience_s is None else time.monotonic() + patience_s
+    while deadline is None or time.monotonic() < deadline:
+        try:
+            pid, _, _ = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid:
+            continue
+        if terminal is None or not terminal.pump(0.1):
+            time.sleep(0.1)
+    return False
+
+
+def children(of: int | None = None) -> list[int]:
+    parent = of or os.getpid()
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children", "rb") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def descendants() -> list[int]:
+    found: list[int] = []
+    waiting = children()
+    while waiting and len(found) < 10_000:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting += children(pid)
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(400).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return "?"
+
+
+def identify(pid: int, spec: dict[str, Any]) -> dict[str, Any]:
+    ticks = 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        stat = file.read()
+        ticks = int(stat[stat.rfind(b")") + 2 :].split()[19])
+    return {"pid": pid, "start_ticks": ticks, "host": spec["host"], "boot_id": spec["boot_id"]}
+
+
+def open_raw(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Whole or absent; on a full disk try again, since nobody else will ever know this."""
+    temporary = f"{path}.tmp"
+    for _ in range(600):
+        try:
+            with open(temporary, "w") as file:
+                json.dump(value, file)
+                file.write("\n")
+            os.replace(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                return
+            time.sleep(1.0)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Host memory against its limit: how much, how fast, how long still.
+
+Owns the sampling rate and when to warn. The readings and the slope are `machine`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from jackline.diagnosis.frames import Frame
+from jackline.machine.forecast import growth_bytes_per_s, seconds_to_limit
+from jackline.machine.memory import effective_limit, read_memory
+from jackline.machine.readings import MemoryReading
+from jackline.units import format_bytes, format_duration
+
+ARMED_SHARE = 0.5
+SLOW_EVERY_S = 1.0
+FAST_EVERY_S = 0.1
+WINDOW_S = 20.0
+WARN_BELOW_S = (60.0, 10.0)  # warn, and warn again when it gets serious
+CALM_AFTER_S = 30.0
+
+
+class MemoryWatch:
+    """Rolling memory of one attempt's process tree."""
+
+    def __init__(self, pid: int) -> None:
+        self.limit = effective_limit(pid)
+        self.reading: MemoryReading | None = None
+        self.peak_bytes = 0
+        self._points: deque[tuple[float, int]] = deque()
+        self._last_s = float("-inf")
+        self._level = 0
+        self._warned_at_s = float("-inf")
+
+    def poll(self, now_s: float, pids: Sequence[int]) -> bool:
+        """Take a reading when one is due; True when it was."""
+        every_s = FAST_EVERY_S if self.share() >= ARMED_SHARE else SLOW_EVERY_S
+        if now_s - self._last_s < every_s * 0.9 or not pids:
+            return False
+        self._last_s = now_s
+        self.reading = read_memory(pids)
+        self.limit = self.reading.limit
+        self.peak_bytes = max(self.peak_bytes, self.reading.tree_rss_bytes)
+        self._points.append((now_s, self.reading.used_bytes))
+        while self._points and now_s - self._points[0][0] > WINDOW_S:
+            self._points.popleft()
+        return True
+
+    def share(self) -> float:
+        if self.reading is None or self.limit.limit_bytes <= 0:
+            return 0.0
+        return self.reading.used_bytes / self.limit.limit_bytes
+
+    def seconds_left(self) -> float | None:
+        return seconds_to_limit(tuple(self._points), self.limit.limit_bytes) if self.share() >= ARMED_SHARE else None
+
+    def growth_bytes_per_s(self) -> float:
+        return growth_bytes_per_s(tuple(self._points)) or 0.0
+
+    def warning(self, now_s: float, frame: Frame | None) -> str | None:
+        """A sentence the first time each level is passed, None otherwise."""
+        left_s = self.seconds_left()
+        if left_s is None or left_s > WARN_BELOW_S[0]:
+            if now_s - self._warned_at_s > CALM_AFTER_S:
+                self._level = 0
+            return None
+        level = sum(left_s <= bound for bound in WARN_BELOW_S)
+        if level <= self._level or self.reading is None:
+            return None
+        self._level, self._warned_at_s = level, now_s
+        return warning_text(self.reading, self.growth_bytes_per_s(), left_s, frame)
+
+
+def warning_text(reading: MemoryReading, growth: float, left_s: float, frame: Frame | None) -> str:
+    where = f"; it grows at {frame.place} `{frame.source.strip()}`" if frame else ""
+    return (
+        f"host RAM: {format_bytes(reading.used_bytes)} of {format_bytes(reading.limit.limit_bytes)}"
+        f" ({reading.limit.source}), growing {format_bytes(growth)}/s:"
+        f" the kernel will kill this run in about {format_duration(left_s)}{where}"
+    )

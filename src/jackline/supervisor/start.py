@@ -1,0 +1,110 @@
+"""Bringing a supervisor to life, for a new run or for one whose supervisor is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from jackline.errors import JacklineError
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId, identify, is_alive
+from jackline.rundir.status import read_status
+from jackline.supervisor.options import SuperviseOptions
+
+START_DEADLINE_S = 60.0
+
+# Isolated (-I), so that files in the current folder or on PYTHONPATH that are named like standard modules cannot
+# break the supervisor. Our own folder goes last for the same reason.
+_BOOT = "import sys; sys.path.append(sys.argv[1]); from jackline.supervisor.__main__ import main; main(sys.argv[2:])"
+_PACKAGE_PARENT = Path(__file__).parents[2]
+
+
+def start_supervisor(
+    run: RunDir, options: SuperviseOptions, *, adopts: bool = False, stdin: int | None = None
+) -> None:
+    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not."""
+    report, reporter = os.pipe()
+    log = os.open(run.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                _BOOT,
+                str(_PACKAGE_PARENT),
+                str(run.path),
+                str(reporter),
+                "adopt" if adopts else "start",
+                json.dumps(options.to_json()),
+            ],
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=log,
+            stderr=log,
+            pass_fds=(reporter,),
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        os.close(log)
+        os.close(reporter)
+    answer = _read_answer(report, process)
+    if answer.get("problem"):
+        raise JacklineError(answer["problem"], hint=answer.get("hint"))
+
+
+def take_over(run: RunDir) -> None:
+    """Put a new supervisor over a command whose own is gone, or let one write down how such a command ended."""
+    state = atomic.read_json(run.supervisor_file) or {}
+    options = SuperviseOptions.from_json(state.get("options") or {})
+    start_supervisor(run, options, adopts=True)
+
+
+def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> ProcessId | None:
+    """Ask for an end: through the supervisor, else straight at the command. Returns who was asked."""
+    import signal
+
+    status = read_status(run)
+    me = identify(os.getpid())
+    atomic.write_json(
+        run.stop_request,
+        {"at_s": time.time(), "by": by, "grace_s": grace_s, "asker": me.to_json() if me else None},
+    )
+    for process in (status.supervisor, status.child):
+        if is_alive(process) and process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+                return process
+    return None
+
+
+def _read_answer(report: int, process: subprocess.Popen[bytes]) -> dict[str, str]:
+    data = b""
+    deadline = time.monotonic() + START_DEADLINE_S
+    try:
+        while time.monotonic() < deadline:
+            if select.select([report], [], [], 0.5)[0]:
+                block = os.read(report, 65536)
+                if not block:
+                    break
+                data += block
+                if data.endswith(b"\n"):
+                    break
+    finally:
+        os.close(report)
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        code = process.poll()
+        return {
+            "problem": f"the supervisor did not start (exit code {code})",
+            "hint": "see supervisor.log in the run",
+        }
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,72 @@
+"""How a command is asked, told and made to end.
+
+Pure: presses and the clock in, the next signal out. Does not own sending (process.py).
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Target = Literal["main", "group", "tree"]
+GROUP_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One signal to send."""
+
+    signal: int
+    target: Target
+    text: str
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """How far the ending has gone. `why` is one of evidence.SentSignal's words."""
+
+    why: str
+    grace_s: float
+    presses: int = 0  # Ctrl-C
+    stage: int = 0  # how many steps were taken
+    last_step_at_s: float = 0.0
+
+
+# A person at the keyboard decides when to go further; everybody else is told the grace beforehand.
+_BY_PRESS = (
+    Step(signal.SIGINT, "main", "sent Ctrl-C (SIGINT) to the main process; press again for SIGTERM to all"),
+    Step(signal.SIGTERM, "group", "sent SIGTERM to all its processes; press again to kill them"),
+    Step(signal.SIGKILL, "tree", "killed all its processes"),
+)
+_BY_CLOCK = (
+    Step(signal.SIGTERM, "main", "asked it to save and end (SIGTERM)"),
+    Step(signal.SIGTERM, "group", "the grace is over: SIGTERM to all its processes"),
+    Step(signal.SIGKILL, "tree", "it did not end: killed all its processes"),
+)
+
+
+def press(stopping: Stopping | None, *, grace_s: float) -> Stopping:
+    """One more Ctrl-C. After a polite stop it jumps to where that stop has got to."""
+    current = stopping or Stopping("ctrl-c", grace_s)
+    return replace(current, presses=max(current.presses, current.stage) + 1)
+
+
+def next_step(stopping: Stopping, now_s: float) -> tuple[Stopping, Step | None]:
+    """The signal that is due now, if any."""
+    if stopping.stage >= len(_BY_CLOCK):
+        return stopping, None
+    if stopping.why == "ctrl-c":
+        step = _BY_PRESS[stopping.stage] if stopping.presses > stopping.stage else None
+    else:
+        step = _BY_CLOCK[stopping.stage] if _is_due(stopping, now_s) else None
+    if step is None:
+        return stopping, None
+    return replace(stopping, stage=stopping.stage + 1, last_step_at_s=now_s), step
+
+
+def _is_due(stopping: Stopping, now_s: float) -> bool:
+    if stopping.stage == 0 or stopping.presses > stopping.stage:
+        return True
+    patience_s = stopping.grace_s if stopping.stage == 1 else GROUP_PATIENCE_S
+    return now_s - stopping.last_step_at_s >= patience_s

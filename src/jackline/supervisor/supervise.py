@@ -1,0 +1,344 @@
+"""The supervisor: attempts, one after another, until the command is done or must not be started again.
+
+Read top to bottom: start or adopt, watch ten times a second, examine the end, decide, wait, start again. Decisions
+are policy.py, stopping.py and verdict.py; this loop feeds them and acts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jackline.diagnosis.evidence import SentSignal
+from jackline.errors import UsageError
+from jackline.machine.protections import find_libstdbuf
+from jackline.rundir import atomic
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.lock import RunLock
+from jackline.rundir.process_id import identify
+from jackline.rundir.registry import register
+from jackline.rundir.run_file import read_run_file
+from jackline.supervisor.autopsy import Autopsy, examine
+from jackline.supervisor.checkpoints_seen import CheckpointsSeen
+from jackline.supervisor.events import Events
+from jackline.supervisor.heartbeat import HeartbeatNotes
+from jackline.supervisor.inject_env import child_environment
+from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.output import LogWriter, make_reserve, release_reserve
+from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
+from jackline.supervisor.process import Command, Ending, adopt_command, start_command
+from jackline.supervisor.stopping import Stopping, next_step, press
+from jackline.supervisor.watching import AttemptWatch
+from jackline.units import format_duration
+
+TICK_S = 0.1
+STATE_EVERY_S = 1.0
+STUCK_GRACE_S = 10.0
+PREEMPTION_GRACE_S = 20.0
+SURVIVORS_NAMED_AFTER_S = 2.5
+DEBRIS_PATIENCE_S = 15.0
+RESERVE_BYTES = 16 << 20
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Supervisor:
+    """One run's supervisor: holds the lock from birth to death."""
+
+    def __init__(self, run: RunDir, options: SuperviseOptions, *, on_started: Callable[[], None]) -> None:
+        self.run = run
+        self.options = options
+        self.on_started = on_started
+        self.lock = RunLock(run.lock)
+        if not self.lock.try_acquire():
+            raise UsageError(
+                f"run '{run.name}' already has a supervisor", hint=f"watch it: jackline watch {run.name}"
+            )
+        self.contents = read_run_file(run)
+        self.me = identify(os.getpid())
+        self.started_s = time.monotonic()
+        self.summaries: list[AttemptSummary] = []
+        self.stopping: Stopping | None = None
+        self.stop_requested_by = ""
+        self.sent: list[SentSignal] = []
+        self.presses = 0
+        self.presses_taken = 0
+        self.is_terminated = False
+        self.last_autopsy: Autopsy | None = None
+        cwd = Path(self.contents.cwd)
+        self.checkpoints = CheckpointsSeen(run, options, cwd=cwd, since_s=self.contents.created_at_s)
+
+    # -- the two ways in ---------------------------------------------------------------------------------------------
+
+    def start(self) -> int:
+        """A new attempt; an earlier one whose end nobody wrote down is examined first."""
+        self._open_voice(None)
+        former = self._adopted_watch()
+        if former is not None:
+            if former.command.ending() is None:
+                raise UsageError(
+                    f"run '{self.run.name}' is alive but unwatched", hint=f"jackline watch {self.run.name}"
+                )
+            self._watch_to_end(former)
+        return self._attempts(None)
+
+    def adopt(self) -> int:
+        """Take over a command whose supervisor is gone, or write down how it ended."""
+        state = atomic.read_json(self.run.supervisor_file) or {}
+        log_bytes = (state.get("output") or {}).get("out_log_bytes")
+        self._open_voice(log_bytes if isinstance(log_bytes, int) else None)
+        watch = self._adopted_watch()
+        if watch is None:
+            raise UsageError(f"run '{self.run.name}' has nothing to take over", hint="start it: jackline resume")
+        last_seen_s = state.get("at_s")
+        gap = f"{format_duration(time.time() - last_seen_s)} " if isinstance(last_seen_s, int | float) else ""
+        self.events.emit("taken_over", f"a new supervisor took over; nobody watched for {gap}before this line")
+        self._write_state(watch)
+        self.on_started()
+        return self._attempts(watch)
+
+    # -- attempts ----------------------------------------------------------------------------------------------------
+
+    def _attempts(self, watch: AttemptWatch | None) -> int:
+        while True:
+            if watch is None:
+                watch = self._begin_attempt()
+            autopsy = self._watch_to_end(watch)
+            decision = self._decide(watch)
+            if isinstance(decision, Stop):
+                return self._finish(watch, autopsy, decision)
+            self._announce_end(autopsy)
+            if not self._wait_to_restart(watch, decision):
+                return self._finish(watch, autopsy, Stop("stopped while waiting to restart", is_crash_loop=False))
+            watch = None
+
+    def _begin_attempt(self) -> AttemptWatch:
+        former = self.run.last_attempt()
+        attempt = self.run.attempt(former.number + 1 if former else 1)
+        checkpoint = self.checkpoints.choose_now() if former else None
+        argv = self.checkpoints.argv_from(self.contents.argv, checkpoint)
+        attempt.stacks.mkdir(parents=True)
+        with contextlib.suppress(OSError):
+            make_reserve(attempt.reserve, RESERVE_BYTES)
+        try:
+            command = start_command(
+                attempt, argv, cwd=self.contents.cwd, env=self._environment(attempt), options=self.options
+            )
+        except BaseException:
+            shutil.rmtree(attempt.path, ignore_errors=True)
+            raise
+        watch = self._watch(command)
+        watch.resumed_from = str(checkpoint.path) if checkpoint else None
+        words = (
+            f"attempt {attempt.number}: {self.contents.command}"
+            if attempt.number == 1
+            else (f"attempt {attempt.number}: {self.checkpoints.describe(checkpoint)}")
+        )
+        self.events.emit("started", words, attempt=attempt.number, argv=argv, pid=command.child.pid)
+        self._write_state(watch)
+        self.on_started()
+        return watch
+
+    def _watch_to_end(self, watch: AttemptWatch) -> Autopsy:
+        heartbeat = HeartbeatNotes(self.log, quiet_after_s=self.options.quiet_after_s)
+        next_state_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            watch.tick(now_s)
+            self._mind_stop(watch, now_s)
+            self._mind_stuck(watch)
+            if self.checkpoints.look(now_s, watch.tree):
+                watch.note_mark()
+            if now_s >= next_state_s:
+                next_state_s = now_s + STATE_EVERY_S
+                heartbeat.poll(self._write_state(watch), now_s)
+                self.events.tend_hooks()
+            ending = watch.command.ending()
+            if ending is not None and self._is_over(watch, ending):
+                break
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - now_s)))
+        watch.close()
+        release_reserve(watch.command.attempt.reserve)
+        return self._examine(watch, ending)
+
+    def _is_over(self, watch: AttemptWatch, ending: Ending) -> bool:
+        """The main process has ended. What it left behind is either debris, which the keeper ends, or work that a
+        script started in the background, which is watched on."""
+        if watch.command.is_settled():
+            return True
+        ended_for_s = time.time() - ending.ended_at_s
+        if ending.exit_code != 0:
+            return ended_for_s > DEBRIS_PATIENCE_S
+        if ended_for_s > SURVIVORS_NAMED_AFTER_S and not watch.are_survivors_named:
+            watch.are_survivors_named = True
+            count = len(watch.tree.processes)
+            noun = "1 process it started goes" if count == 1 else f"{count} processes it started go"
+            self.events.emit(
+                "note", f"the command itself ended well, but {noun} on; watching on, `jackline stop` ends it"
+            )
+        return False
+
+    def _examine(self, watch: AttemptWatch, ending: Ending) -> Autopsy:
+        after = self.checkpoints.choose_now()
+        autopsy = examine(
+            watch,
+            ending,
+            sent=tuple(self.sent),
+            stop_requested_by=self.stop_requested_by,
+            checkpoint_after=str(after.path) if after else None,
+        )
+        for orphan in ending.orphans:
+            self.events.emit("note", f"ended a process that outlived it: pid {orphan['pid']} {orphan['command']}")
+        self.summaries.append(autopsy.summarise(watch))
+        if watch.resumed_from and not autopsy.made_progress:
+            self.checkpoints.failed.add(watch.resumed_from)
+        self.last_autopsy = autopsy
+        return autopsy
+
+    def _decide(self, watch: AttemptWatch) -> Restart | Stop:
+        intent = atomic.read_json(watch.command.attempt.intent_file)
+        return decide(
+            self.summaries,
+            max_restarts=self.options.restart,
+            is_stop_requested=bool(self.stop_requested_by),
+            intent=intent if isinstance(intent, dict) else None,
+        )
+
+    def _announce_end(self, autopsy: Autopsy) -> None:
+        event = {"finished": "finished", "stopped": "stopped", "time_limit": "stopped"}.get(autopsy.cause, "died")
+        self.events.emit(event, autopsy.text, cause=autopsy.cause, exit_code=autopsy.exit_code)
+
+    def _wait_to_restart(self, watch: AttemptWatch, decision: Restart) -> bool:
+        """False when somebody asked for an end meanwhile."""
+        until_s = time.monotonic() + decision.delay_s
+        restart_at_s = time.time() + decision.delay_s
+        self.events.emit("restart", f"starting again in {format_duration(decision.delay_s)}: {decision.why}")
+        self.stopping, self.sent = None, []
+        while time.monotonic() < until_s:
+            if self.presses > self.presses_taken or self.is_terminated:
+                return False
+            self._write_state(watch, is_restarting=True, restart_at_s=restart_at_s)
+            self.events.tend_hooks()
+            time.sleep(min(0.5, max(0.0, until_s - time.monotonic())))
+        return True
+
+    def _finish(self, watch: AttemptWatch, autopsy: Autopsy, decision: Stop) -> int:
+        self._announce_end(autopsy)
+        if decision.why and self.options.restart and autopsy.cause != "finished":
+            self.events.emit("note", f"not starting again: {decision.why}")
+        if self.options.when_done:
+            self.events.run_hook(self.options.when_done, "done", autopsy.summary, exit_code=autopsy.exit_code)
+        self._write_state(watch, is_finished=True, durable=True)
+        self.events.wait_hooks()
+        return autopsy.exit_code
+
+    # -- stopping ----------------------------------------------------------------------------------------------------
+
+    def _mind_stop(self, watch: AttemptWatch, now_s: float) -> None:
+        if self.presses > self.presses_taken:
+            self.presses_taken += 1
+            self.stopping = press(self.stopping, grace_s=self.options.grace_s)
+            self.stop_requested_by = self.stop_requested_by or "Ctrl-C"
+        if self.stopping is None and self.is_terminated:
+            self.stopping = self._stop_asked_for()
+        limit_s = self.options.time_limit_s
+        if self.stopping is None and limit_s is not None and now_s - self.started_s >= limit_s:
+            self.stop_requested_by = "time limit"
+            self.stopping = Stopping("time-limit", self.options.grace_s)
+            self.events.emit("note", f"the time limit of {format_duration(limit_s)} is reached")
+        if self.stopping is None:
+            return
+        self.stopping, step = next_step(self.stopping, now_s)
+        if step is not None:
+            self.sent.append(SentSignal(time.time(), int(step.signal), self.stopping.why))
+            watch.command.send(step.signal, step.target)
+            self.events.emit("note", step.text)
+
+    def _stop_asked_for(self) -> Stopping:
+        """`jackline stop` leaves a note beside its signal; a SIGTERM without one is the machine's or a stranger's."""
+        request = atomic.read_json(self.run.stop_request)
+        if isinstance(request, dict) and time.time() - float(request.get("at_s") or 0) < 30.0:
+            self.stop_requested_by = str(request.get("by") or "jackline stop")
+            grace_s = request.get("grace_s")
+            return Stopping("stop", float(grace_s) if grace_s is not None else self.options.grace_s)
+        self.stop_requested_by = "SIGTERM to the supervisor"
+        return Stopping("sigterm", min(PREEMPTION_GRACE_S, self.options.grace_s))
+
+    def _mind_stuck(self, watch: AttemptWatch) -> None:
+        is_stuck = watch.verdict is not None and watch.verdict.kind == "STUCK"
+        if self.stopping is None and self.options.on_stuck != "report" and is_stuck and watch.incidents:
+            if self.options.on_stuck == "stop":
+                self.stop_requested_by = "--on-stuck stop"
+            self.stopping = Stopping("stuck", min(STUCK_GRACE_S, self.options.grace_s))
+
+    # -- plumbing ----------------------------------------------------------------------------------------------------
+
+    def _open_voice(self, log_bytes: int | None) -> None:
+        self.log = LogWriter(self.run.out_log, size_bytes=log_bytes)
+        self.events = Events(self.run, self.log, self.options.on_event)
+        register(self.run)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def _on_interrupt(self, _number: int, _frame: Any) -> None:
+        self.presses += 1
+
+    def _on_terminate(self, _number: int, _frame: Any) -> None:
+        self.is_terminated = True
+
+    def _adopted_watch(self) -> AttemptWatch | None:
+        """The last attempt, if it was started and its end was never written down."""
+        attempt = self.run.last_attempt()
+        if attempt is None or attempt.exit_file.exists():
+            return None
+        command = adopt_command(attempt)
+        if command is None:
+            return None
+        state = atomic.read_json(self.run.supervisor_file) or {}
+        output = (state.get("output") or {}) if state.get("attempt") == attempt.number else {}
+        consumed = {name: int(output.get(f"{name}_consumed_bytes") or 0) for name in ("raw", "raw_err")}
+        watch = self._watch(command, consumed)
+        watch.recall(state)
+        return watch
+
+    def _watch(self, command: Command, consumed: dict[str, int] | None = None) -> AttemptWatch:
+        return AttemptWatch(self.run, command, self.options, log=self.log, events=self.events, consumed=consumed)
+
+    def _environment(self, attempt: AttemptDir) -> dict[str, str]:
+        env = child_environment(
+            os.environ,
+            stacks=attempt.stacks,
+            inject=self.options.inject,
+            stdbuf=find_libstdbuf(),
+            surface_is_terminal=self.options.is_terminal,
+            columns=self.options.columns,
+        )
+        env["JACKLINE_RUN_DIR"] = str(self.run.path)
+        env["JACKLINE_ATTEMPT"] = str(attempt.number)
+        return env
+
+    def _write_state(self, watch: AttemptWatch, *, durable: bool = False, **more: Any) -> dict[str, Any]:
+        newest = self.checkpoints.newest
+        state = {
+            "at_s": time.time(),
+            "supervisor": self.me.to_json() if self.me else None,
+            "is_finished": False,
+            "is_restarting": False,
+            "options": self.options.to_json(),
+            "checkpoint": {"path": str(newest.path), "at_s": newest.mtime_s} if newest else None,
+            **watch.state(time.monotonic()),
+            **more,
+        }
+        with contextlib.suppress(OSError):
+            atomic.write_json(self.run.supervisor_file, state, durable=durable)
+        return state
