@@ -1,4 +1,4 @@
-"""What every test may count on: no setting of the person who runs it reaches Jackline, and nothing leaves tmp_path."""
+"""What every test may count on: no setting of the person who runs it reaches Jackline; nothing leaves tmp_path."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""Places with limits: a disk that is soon full, a memory cgroup that is soon full.
+
+Where this machine does not allow one, Unavailable is raised with the reason, for a test to skip with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from jackline.units import parse_bytes
+
+
+class Unavailable(Exception):
+    """This machine cannot do it; the text says why."""
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of `size` ('16M') at the existing folder `path`."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        raise Unavailable("mounting a small tmpfs needs root")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={parse_bytes(size)}", "jackline-test", str(path)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise Unavailable(f"a small tmpfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        # Lazy, because a process that a failing test left behind may still stand in it.
+        subprocess.run(["umount", "-l", str(path)], capture_output=True)
+
+
+@contextlib.contextmanager
+def memory_cgroup(size: str) -> Iterator[Path]:
+    """A memory cgroup limited to `size`; put a process in by writing its pid to cgroup.procs."""
+    parent, limit_file = _memory_hierarchy()
+    group = parent / f"jackline-test-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / limit_file).write_text(str(parse_bytes(size)))
+        for swap in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+            if (group / swap).exists():
+                with contextlib.suppress(OSError):
+                    (group / swap).write_text("0" if swap == "memory.swap.max" else str(parse_bytes(size)))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        raise Unavailable(f"a memory cgroup cannot be made in {parent}: {error.strerror}") from None
+    try:
+        yield group
+    finally:
+        _remove(group)
+
+
+def _memory_hierarchy() -> tuple[Path, str]:
+    root = Path("/sys/fs/cgroup")
+    own = {fields[1]: fields[2] for fields in (line.split(":", 2) for line in _own_cgroups())}
+    for controllers, path in own.items():
+        if "memory" in controllers.split(","):
+            return root / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
+    controllers_file = root / "cgroup.subtree_control"
+    if controllers_file.exists() and "memory" in controllers_file.read_text().split():
+        return root, "memory.max"
+    raise Unavailable("there is no memory cgroup hierarchy here that groups can be made in")
+
+
+def _own_cgroups() -> list[str]:
+    try:
+        return Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _remove(group: Path) -> None:
+    """A group can be removed when its last process is reaped, which may take a moment after a kill."""
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        try:
+            group.rmdir()
+            return
+        except OSError:
+            time.sleep(0.05)

@@ -1,0 +1,13 @@
+"""A checkpoint that does not fit on the disk."""
+# expect: cause=disk_full exit=1 marker=HERE cwd_on=tmpfs:4M
+
+
+def save() -> None:
+    with open("checkpoint.bin", "wb", buffering=0) as file:
+        for _ in range(64):
+            file.write(b"x" * (1 << 20))
+            if file.tell() % (1 << 20):
+                file.write(b"x")  # HERE
+
+
+save()

@@ -1,0 +1,12 @@
+"""A null pointer is read in C."""
+# expect: cause=segfault signal=11 marker=HERE
+
+import ctypes
+
+
+def kernel() -> None:
+    ctypes.string_at(0)  # HERE
+
+
+print("launching")
+kernel()

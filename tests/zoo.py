@@ -1,0 +1,564 @@
+"""Runs tiny real programs under `jackline run` and reads what it said about them.
+
+Owns the expectation line of a program, one supervised run of it, and the comparison of the two. Everything is read
+from outside: the run directory's files and what the command printed. Used by the stories and by bench/supervisor.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.places import Unavailable, memory_cgroup, small_disk
+
+TESTS = Path(__file__).parent
+PROGRAMS = TESTS / "programs"
+HEALTHY = TESTS / "healthy"
+JACKLINE = (sys.executable, "-m", "jackline")
+MARK = "ZOO_MARK"
+
+QUIET_AFTER_S = 1
+STUCK_AFTER_S = 6
+WAIT_S = 45.0
+ENDS_WITHIN_S = 120.0
+GOES_AWAY_WITHIN_S = 15.0
+ALARMS = ("STUCK", "SUSPECT")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script and what its `# expect:` line says must be found out about it."""
+
+    path: Path
+    expect: dict[str, str]
+    places: dict[str, int]  # marker -> line number
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def place(self, marker: str) -> str:
+        return f"{self.path.name}:{self.places[marker]}"
+
+    def words(self, key: str, separator: str = ",") -> list[str]:
+        return [word for word in self.expect.get(key, "").split(separator) if word]
+
+
+@dataclass
+class Outcome:
+    """Everything one supervised run left behind."""
+
+    folder: Path
+    events: list[dict[str, Any]] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)  # supervisor.json, each time it was seen changed
+    exit: dict[str, Any] = field(default_factory=dict)
+    incidents: list[str] = field(default_factory=list)
+    stdout: bytes = b""
+    stderr: str = ""
+    out_log: str = ""
+    heard_at_s: list[float] = field(default_factory=list)  # monotonic times at which the command printed anything
+    stdout_at_s: list[float] = field(default_factory=list)
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    exit_code: int | None = None
+    left_over: list[str] = field(default_factory=list)
+    was_ended_by_harness: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def longest_silence_s(self) -> float:
+        times = [self.began_s, *self.heard_at_s, self.ended_s]
+        return max(after - before for before, after in zip(times, times[1:], strict=False))
+
+    @property
+    def verdicts(self) -> list[tuple[str, str]]:
+        """(kind, label) of every verdict that was announced or shown."""
+        told = [(str(event["verdict"]), str(event.get("label", ""))) for event in self.events if "verdict" in event]
+        shown = [state.get("verdict") or {} for state in self.states]
+        return told + [(str(one.get("kind")), str(one.get("label"))) for one in shown if one]
+
+    @property
+    def said(self) -> str:
+        """All words a person could have read, without the program's own output."""
+        texts = [str(event.get("text", "")) for event in self.events]
+        texts += [str((state.get("now") or {}).get("what", "")) for state in self.states]
+        texts += [str((state.get("verdict") or {}).get("text", "")) for state in self.states]
+        return "\n".join([*texts, str(self.exit.get("text", "")), self.stderr, *self.incidents])
+
+
+def read_program(path: Path) -> Program:
+    expect: dict[str, str] = {}
+    places: dict[str, int] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.startswith("# expect:"):
+            expect.update(word.split("=", 1) for word in shlex.split(line.removeprefix("# expect:")))
+        if match := re.search(r"# (HERE|THERE)$", line):
+            places[match[1]] = number
+    return Program(path, expect, places)
+
+
+def list_programs(folder: Path) -> list[Program]:
+    return [read_program(path) for path in sorted(folder.glob("*.py"))]
+
+
+def environment(folder: Path, mark: str = "") -> dict[str, str]:
+    """The outside's environment without its settings for Jackline; runs and registry inside `folder`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JACKLINE")}
+    kept.pop("PYTHONPATH", None)
+    return {
+        **kept,
+        "JACKLINE_RUNS": str(folder / "runs"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "TERM": "xterm",
+        MARK: mark or uuid.uuid4().hex,
+    }
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def run_program(program: Program, folder: Path, *, surface: str = "pipe", options: tuple[str, ...] = ()) -> Outcome:
+    """Run one program supervised until its expectation is met, it ends, or the patience does. Raises Unavailable
+    with the reason when this machine cannot run it."""
+    check_needs(program)
+    with contextlib.ExitStack() as stack:
+        work = folder / "work"
+        work.mkdir(parents=True)
+        if "cwd_on" in program.expect:
+            stack.enter_context(small_disk(work, program.expect["cwd_on"].removeprefix("tmpfs:")))
+        (folder / "runs").mkdir()
+        if "runs_on" in program.expect:
+            stack.enter_context(small_disk(folder / "runs", program.expect["runs_on"].removeprefix("tmpfs:")))
+        prefix: tuple[str, ...] = ()
+        if "memory_limit" in program.expect:
+            group = stack.enter_context(memory_cgroup(program.expect["memory_limit"]))
+            prefix = ("sh", "-c", f'echo $$ > {shlex.quote(str(group))}/cgroup.procs; exec "$@"', "sh")
+        env = environment(folder)
+        command = [*prefix, *JACKLINE, "run", "--name", "zoo", *_thresholds(), *options, "--", *_command(program)]
+        run = LiveRun(program, folder, Viewer(command, work, env, surface, program.expect.get("stdin", "")))
+        stack.callback(end_marked, env[MARK])
+        outcome = run.to_the_end()
+        outcome.left_over = wait_until_gone(env[MARK])
+        _gather(outcome, folder / "runs" / "zoo")
+        if "work" in program.expect and not (work / program.expect["work"]).exists():
+            outcome.problems.append(f"the program did not get as far as writing {program.expect['work']}")
+        return outcome
+
+
+def check_needs(program: Program) -> None:
+    for need in program.words("needs"):
+        if need == "gcc" and shutil.which("gcc") is None:
+            raise Unavailable("there is no gcc to compile a C program with")
+        if need == "libstdbuf" and not list(Path("/usr").glob("lib*/**/libstdbuf.so")):
+            raise Unavailable("there is no libstdbuf (coreutils), so a C program cannot be made to flush")
+        if need in ("torch", "tokenizers", "numpy") and importlib.util.find_spec(need) is None:
+            raise Unavailable(f"{need} is not installed")
+
+
+def _thresholds() -> tuple[str, ...]:
+    return ("--quiet-after", str(QUIET_AFTER_S), "--stuck-after", str(STUCK_AFTER_S))
+
+
+def _command(program: Program) -> list[str]:
+    if "command" in program.expect:
+        text = program.expect["command"]
+        return shlex.split(text.format(python=sys.executable, program=program.path, folder=program.path.parent))
+    return [sys.executable, str(program.path)]
+
+
+class Viewer:
+    """The command as a person types it, on a pipe or on a terminal, with every print timed."""
+
+    def __init__(self, command: list[str], cwd: Path, env: dict[str, str], surface: str, stdin: str) -> None:
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self.heard_at_s: list[float] = []
+        self.stdout_at_s: list[float] = []
+        keyboard, self._silent_writer = _stdin(stdin)
+        out: int = subprocess.PIPE
+        err: int = subprocess.PIPE
+        slave = None
+        if surface == "pty":
+            master, slave = pty.openpty()
+            out = err = slave
+        try:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, env=env, stdin=keyboard, stdout=out, stderr=err, start_new_session=True
+            )
+        finally:
+            for fd in (keyboard, slave):
+                if fd is not None and fd >= 0:
+                    os.close(fd)
+        if surface == "pty":
+            self._sinks = {master: self.stdout}
+        else:
+            assert self.process.stdout is not None and self.process.stderr is not None
+            self._sinks = {self.process.stdout.fileno(): self.stdout, self.process.stderr.fileno(): self.stderr}
+        self._fds = list(self._sinks) if surface == "pty" else []
+
+    def listen(self, timeout_s: float) -> None:
+        """Take what is printed within `timeout_s`."""
+        if not self._sinks:
+            time.sleep(timeout_s)
+            return
+        for fd in select.select(list(self._sinks), [], [], timeout_s)[0]:
+            try:
+                data = os.read(fd, 1 << 20)
+            except OSError:  # a terminal whose other side is closed
+                data = b""
+            if not data:
+                del self._sinks[fd]
+                continue
+            sink = self._sinks[fd]
+            if len(sink) < 300 << 20:
+                sink += data
+            self.heard_at_s.append(time.monotonic())
+            if sink is self.stdout:
+                self.stdout_at_s.append(time.monotonic())
+
+    def drain(self) -> None:
+        """After the end: whatever is still in the pipes."""
+        deadline_s = time.monotonic() + 5
+        while self._sinks and time.monotonic() < deadline_s:
+            before = len(self.stdout) + len(self.stderr)
+            self.listen(0.2)
+            if self.process.poll() is not None and before == len(self.stdout) + len(self.stderr):
+                break
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdout, self.process.stderr):
+            if file is not None:
+                file.close()
+        for fd in (*self._fds, self._silent_writer):
+            if fd is not None:
+                os.close(fd)
+
+
+def _stdin(kind: str) -> tuple[int, int | None]:
+    """(what the command gets, what must be kept open). 'silent' is a pipe nobody writes to."""
+    if kind == "silent":
+        reader, writer = os.pipe()
+        return reader, writer
+    if kind.startswith("lines:"):
+        reader, writer = os.pipe()
+        os.write(writer, b"".join(b"item %d\n" % number for number in range(int(kind.removeprefix("lines:")))))
+        os.close(writer)
+        return reader, None
+    return subprocess.DEVNULL, None
+
+
+class LiveRun:
+    """Follows one run through its files until there is nothing more to learn."""
+
+    def __init__(self, program: Program, folder: Path, viewer: Viewer) -> None:
+        self.program = program
+        self.viewer = viewer
+        self.run_dir = folder / "runs" / "zoo"
+        self.outcome = Outcome(folder, began_s=time.monotonic())
+        self._events_read = 0
+        self._last_state = b""
+        self._next_look_s = 0.0
+        self._was_stopped = False
+
+    def to_the_end(self) -> Outcome:
+        outcome, viewer = self.outcome, self.viewer
+        lasts = "verdict" in self.program.expect
+        patience_s = float(self.program.expect.get("wait_s", WAIT_S if lasts else ENDS_WITHIN_S))
+        deadline_s = time.monotonic() + max(patience_s, float(self.program.expect.get("watch_s", 0)) + 5)
+        try:
+            while viewer.process.poll() is None and time.monotonic() < deadline_s and not self._knows_enough():
+                viewer.listen(0.1)
+                self._look()
+                self._act()
+            outcome.ended_s = time.monotonic()
+            self._end_if_alive()
+            viewer.drain()
+            self._look(is_last=True)
+            outcome.exit_code = viewer.process.poll()
+        finally:
+            viewer.close()
+        outcome.stdout, outcome.stderr = bytes(viewer.stdout), viewer.stderr.decode("utf-8", "replace")
+        outcome.heard_at_s = [at_s for at_s in viewer.heard_at_s if at_s <= outcome.ended_s]
+        outcome.stdout_at_s = viewer.stdout_at_s
+        return outcome
+
+    def _look(self, *, is_last: bool = False) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_look_s and not is_last:
+            return
+        self._next_look_s = now_s + 0.2
+        self._read_events()
+        try:
+            state = (self.run_dir / "supervisor.json").read_bytes()
+        except OSError:
+            return
+        if state != self._last_state:
+            self._last_state = state
+            try:
+                self.outcome.states.append(json.loads(state))
+            except ValueError:
+                self.outcome.problems.append(f"supervisor.json was torn: {state[:80]!r} ...")
+
+    def _read_events(self) -> None:
+        try:
+            lines = (self.run_dir / "events-supervisor.jsonl").read_bytes().split(b"\n")[:-1]
+        except OSError:
+            return
+        for line in lines[self._events_read :]:
+            try:
+                self.outcome.events.append(json.loads(line))
+            except ValueError:
+                self.outcome.problems.append(f"an event is not JSON: {line[:80]!r}")
+        self._events_read = len(lines)
+
+    def _knows_enough(self) -> bool:
+        expect = self.program.expect
+        if "verdict" not in expect:
+            return False
+        lived_s = time.monotonic() - self.outcome.began_s
+        wanted = set(self.program.words("verdict", "|"))
+        if not wanted <= set(ALARMS):
+            return lived_s > float(expect.get("watch_s", 10))
+        has_incident = any(event.get("event") == "incident" for event in self.outcome.events)
+        return has_incident and any(kind in wanted for kind, _ in self.outcome.verdicts)
+
+    def _act(self) -> None:
+        """`do=stop`: as soon as the program has printed, ask for its end."""
+        if self.program.expect.get("do") == "stop" and self.viewer.stdout and not self._was_stopped:
+            self._was_stopped = True
+            env = {**os.environ, **environment(self.outcome.folder, mark="stopper")}
+            done = subprocess.run([*JACKLINE, "stop", "zoo", "--grace", "2"], env=env, capture_output=True, text=True)
+            if done.returncode != 0:
+                self.outcome.problems.append(f"jackline stop: exit {done.returncode}: {done.stderr}")
+
+    def _end_if_alive(self) -> None:
+        """The verdict is known: end the program, and let the supervisor write down how."""
+        if self.viewer.process.poll() is not None:
+            return
+        self.outcome.was_ended_by_harness = True
+        for start in sorted(self.run_dir.glob("attempts/*/start.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                os.kill(int(json.loads(start.read_bytes())["child"]["pid"]), signal.SIGKILL)
+        deadline_s = time.monotonic() + 30
+        while self.viewer.process.poll() is None and time.monotonic() < deadline_s:
+            self.viewer.listen(0.1)
+        if self.viewer.process.poll() is None:
+            self.outcome.problems.append("the command did not return within 30 s of the program's end")
+
+
+def _gather(outcome: Outcome, run_dir: Path) -> None:
+    for path in sorted(run_dir.glob("attempts/*/exit.json")):
+        with contextlib.suppress(OSError, ValueError):
+            outcome.exit = json.loads(path.read_bytes())
+    outcome.incidents = [
+        path.read_text(errors="replace") for path in sorted(run_dir.glob("attempts/*/incident-*.txt"))
+    ]
+    with contextlib.suppress(OSError), open(run_dir / "out.log", "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - (2 << 20)))
+        outcome.out_log = file.read().decode("utf-8", "replace")
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+def problems_of(program: Program, outcome: Outcome) -> list[str]:
+    """Where what was found out differs from what the program says of itself; empty when all is well."""
+    found = list(outcome.problems)
+    for check in (_verdict, _never, _place, _death, _words, _event, _live, _whole):
+        found += check(program, outcome)
+    return found
+
+
+def _verdict(program: Program, outcome: Outcome) -> Iterator[str]:
+    wanted = program.words("verdict", "|")
+    if not wanted:
+        return
+    matching = [label for kind, label in outcome.verdicts if kind in wanted]
+    if not matching:
+        yield f"verdict {'|'.join(wanted)} was never given; seen: {sorted(set(outcome.verdicts))}"
+    labels = tuple(program.words("label", "|"))
+    if matching and labels and not any(label.startswith(labels) for label in matching):
+        yield f"label {'|'.join(labels)} was never given; seen: {sorted(set(matching))}"
+    if matching and set(wanted) <= set(ALARMS) and not outcome.incidents:
+        yield "there is no incident file"
+
+
+def _never(program: Program, outcome: Outcome) -> Iterator[str]:
+    for kind in program.words("never"):
+        texts = [str(event.get("text")) for event in outcome.events if event.get("verdict") == kind]
+        if any(seen == kind for seen, _ in outcome.verdicts):
+            yield f"false alarm: {kind} {texts}"
+
+
+def _place(program: Program, outcome: Outcome) -> Iterator[str]:
+    """The line is named: by the alarm and its incident, by the heartbeat, or by the explanation of the death."""
+    if "marker" not in program.expect:
+        return
+    place = program.place(program.expect["marker"])
+    if "cause" in program.expect:
+        frames = [finding.get("place") or {} for finding in outcome.exit.get("findings") or []]
+        named = {f"{Path(str(frame.get('file'))).name}:{frame.get('line')}" for frame in frames if frame}
+        if place not in named and place not in str(outcome.exit.get("text")):
+            yield f"the death is not placed at {place}; places {sorted(named)}, text: {outcome.exit.get('text')}"
+        return
+    if not set(program.words("verdict", "|")) <= set(ALARMS):
+        seen = {_now(state) for state in outcome.states}
+        if place not in seen:
+            yield f"{place} was never shown as what it is doing; shown: {sorted(seen)}"
+        return
+    alarms = [str(event.get("text")) for event in outcome.events if event.get("verdict") in ALARMS]
+    if alarms and not any(place in text for text in alarms):
+        yield f"the alarm does not name {place}: {alarms}"
+    for marker in (program.expect["marker"], *program.words("also")):
+        if outcome.incidents and not any(program.place(marker) in text for text in outcome.incidents):
+            yield f"no incident file names {program.place(marker)}:\n" + "\n".join(outcome.incidents)
+
+
+def _now(state: dict[str, Any]) -> str:
+    now = state.get("now") or {}
+    return f"{Path(str(now.get('file'))).name}:{now.get('line')}"
+
+
+def _death(program: Program, outcome: Outcome) -> Iterator[str]:
+    wanted = program.words("cause", "|")
+    if wanted and outcome.exit.get("cause") not in wanted:
+        yield f"cause is {outcome.exit.get('cause')!r}, not {'|'.join(wanted)!r}: {outcome.exit.get('text')}"
+    if "exit" in program.expect:
+        code = int(program.expect["exit"])
+        if outcome.exit.get("child_exit_code") != code:
+            yield f"exit.json says exit code {outcome.exit.get('child_exit_code')}, the program ended with {code}"
+        if outcome.exit_code != code:
+            yield f"jackline run ended with {outcome.exit_code}, the program with {code}; stderr: {outcome.stderr}"
+    if "signal" in program.expect:
+        number = int(program.expect["signal"])
+        if outcome.exit.get("signal") != number:
+            yield f"exit.json says signal {outcome.exit.get('signal')}, the program ended by {number}"
+        if program.expect.get("cause") != "stopped" and outcome.exit_code != 128 + number:
+            yield f"jackline run ended with {outcome.exit_code}, not {128 + number}"
+
+
+def _words(program: Program, outcome: Outcome) -> Iterator[str]:
+    if "says" in program.expect and program.expect["says"].lower() not in outcome.said.lower():
+        yield f"nobody said {program.expect['says']!r}; said:\n{outcome.said[-3000:]}"
+    if "out" in program.expect:
+        text = program.expect["out"]
+        if text.encode() not in outcome.stdout:
+            yield f"{text!r} was not printed; stdout ends with {outcome.stdout[-300:]!r}"
+        if text not in outcome.out_log:
+            yield f"{text!r} is not in out.log, which ends with {outcome.out_log[-300:]!r}"
+
+
+def _event(program: Program, outcome: Outcome) -> Iterator[str]:
+    wanted = program.expect.get("event")
+    if wanted and not any(event.get("event") == wanted for event in outcome.events):
+        yield f"there was no event {wanted!r}; events: {[event.get('event') for event in outcome.events]}"
+
+
+def _live(program: Program, outcome: Outcome) -> Iterator[str]:
+    if program.expect.get("live") == "yes" and len(outcome.stdout_at_s) < 5:
+        yield f"its lines came in {len(outcome.stdout_at_s)} lumps, not as they were printed"
+
+
+def _whole(program: Program, outcome: Outcome) -> Iterator[str]:
+    """What holds for every run: an explained end, nothing left running, no part of the watch failed."""
+    if not outcome.exit:
+        yield f"there is no exit.json; stderr: {outcome.stderr[-2000:]}"
+    if outcome.left_over:
+        yield f"left running: {outcome.left_over}"
+    allowed = program.words("off")
+    for event in outcome.events:
+        if event.get("protection") and event["protection"] not in allowed:
+            yield f"a protection failed: {event.get('text')}"
+
+
+def alarms_of(outcome: Outcome) -> list[str]:
+    """Everything that would have worried the owner of a healthy program."""
+    worried = [
+        str(event.get("text")) for event in outcome.events if event.get("event") in ("stuck", "memory", "incident")
+    ]
+    worried += [str(event.get("text")) for event in outcome.events if event.get("verdict") in ALARMS]
+    worried += [f"shown as {kind} {label}" for kind, label in outcome.verdicts if kind in ALARMS]
+    return list(dict.fromkeys(worried))
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def marked_pids(mark: str) -> list[int]:
+    """Processes whose environment carries the mark; only ever ours."""
+    needle = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def wait_until_gone(mark: str, patience_s: float = GOES_AWAY_WITHIN_S) -> list[str]:
+    """The command lines of marked processes that are still there after `patience_s`."""
+    deadline_s = time.monotonic() + patience_s
+    while (pids := marked_pids(mark)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return [f"{pid} {_command_line(pid)}" for pid in pids]
+
+
+def end_marked(mark: str) -> None:
+    """Kill by pid whatever still carries the mark."""
+    for _ in range(3):
+        for pid in marked_pids(mark):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not wait_until_gone(mark, 2.0):
+            return
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")[:200]
+    return "?"
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+class Zoo:
+    """Runs programs several at a time and hands out each outcome when it is there."""
+
+    def __init__(self, programs: list[Program], folder: Path, *, at_once: int = 8) -> None:
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="zoo")
+        self._futures: dict[Path, Future[Outcome]] = {}
+        for program in programs:
+            place = folder / f"{program.path.parent.name}-{program.name}"
+            self._futures[program.path] = self._pool.submit(run_program, program, place)
+
+    def outcome(self, program: Program, skip: Callable[[str], Any]) -> Outcome:
+        try:
+            return self._futures[program.path].result(timeout=280)
+        except Unavailable as error:
+            skip(str(error))
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
