@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,12 +11,15 @@ from pathlib import Path
 from jackline.machine.readings import OomCounters
 
 _BLOCK = 1 << 16
+_MAX_TAIL_BYTES = 8 << 20
+_MAX_LINE_CHARS = 4000
 _MAX_FAULT_BYTES = 1 << 20
+_MAX_FAULT_FRAMES = 200
 # How out.log begins a line: a UTC stamp and one space.
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?")
 _NOTE = "[jackline]"
 _FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
-_FAULT_FRAME = re.compile(r'^  File "(.+)", line (\d+) in .+$')
+_FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in .+')
 
 
 def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int | None]:
@@ -27,13 +32,77 @@ def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int 
 
 
 def tail_lines(out_log: Path, count: int) -> tuple[str, ...]:
-    """The last `count` lines the command itself wrote, without our stamps and notes."""
-    raise NotImplementedError
+    """The last `count` lines the command itself wrote, without our stamps and notes; () when there is no log."""
+    try:
+        with open(out_log, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            span = _BLOCK
+            while True:
+                start = max(0, size - span)
+                file.seek(start)
+                lines = _own_lines(file.read(size - start), is_cut=start > 0)
+                if len(lines) >= count or start == 0 or span >= _MAX_TAIL_BYTES:
+                    return tuple(lines[-count:]) if count > 0 else ()
+                span *= 4
+    except OSError:
+        return ()
 
 
 def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:
-    """What faulthandler wrote when one of `pids` died of a fatal signal; '' when none did."""
-    raise NotImplementedError
+    """What faulthandler wrote when one of `pids` died of a fatal signal; '' when none did.
+
+    The same files hold the dumps we asked for while it lived; only what follows 'Fatal Python error' counts. Python
+    writes no source text there, so it is added here, as long as the files are still what they were.
+    """
+    newest = ""
+    newest_s = float("-inf")
+    for pid in pids:
+        path = stacks_folder / f"fh.{pid}"
+        try:
+            written_s = path.stat().st_mtime
+            text = _read_end(path, _MAX_FAULT_BYTES)
+        except OSError:
+            continue
+        starts = [match.start() for match in _FATAL.finditer(text)]
+        if starts and written_s > newest_s:
+            newest, newest_s = text[starts[-1] :], written_s
+    return _with_source(newest)
+
+
+def _own_lines(data: bytes, *, is_cut: bool) -> list[str]:
+    text = data.decode("utf-8", "replace")
+    lines = text.split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    if is_cut:
+        lines = lines[1:]  # it begins somewhere in the middle
+    bare = (_without_stamp(line.rstrip("\r")) for line in lines)
+    return [line[:_MAX_LINE_CHARS] for line in bare if not line.startswith(_NOTE)]
+
+
+def _without_stamp(line: str) -> str:
+    stamp = _STAMP.match(line)
+    return line[stamp.end() :] if stamp else line
+
+
+def _read_end(path: Path, max_bytes: int) -> str:
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - max_bytes))
+        return file.read().decode("utf-8", "replace")
+
+
+def _with_source(fault_text: str) -> str:
+    lines: list[str] = []
+    for line in fault_text.splitlines()[:_MAX_FAULT_FRAMES]:
+        lines.append(line)
+        match = _FAULT_FRAME.fullmatch(line)
+        if match and not match[1].startswith("<"):
+            source = linecache.getline(match[1], int(match[2])).strip()
+            if source:
+                lines.append(f"    {source}")
+    linecache.clearcache()
+    return "\n".join(lines)
 
 
 def _increase(before: int | None, after: int | None) -> int | None:

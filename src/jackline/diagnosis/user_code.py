@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 _INSTALLED = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\](?:python|pypy)\d?[\d.t]*(?:\.zip)?[/\\]"
+    r"[/\\](?:site|dist)-packages[/\\]"
+    r"|[/\\]lib(?:64)?[/\\](?:python|pypy)\d?[\d.t]*(?:\.zip)?[/\\]"
 )
 _OURS = re.compile(r"[/\\]jackline[/\\](?:checkpoint|cli|dashboard|data|memory|session|supervisor|trainer)[/\\]")
 _TYPED = ("<string>", "<stdin>", "<ipython-input")
