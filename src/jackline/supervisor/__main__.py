@@ -29,6 +29,8 @@ def main(words: list[str]) -> None:
                 os.close(reporter)
             reporter = -1
 
+    if os.fork():
+        os._exit(0)  # whoever started us reaps this at once; the supervisor belongs to nobody
     os.set_inheritable(reporter, False)
     try:
         supervisor = Supervisor(RunDir(Path(path)), options, on_started=answer)

@@ -44,8 +44,11 @@ class Ending:
 class Command:
     """One attempt's process tree."""
 
-    def __init__(self, attempt: AttemptDir, start: Mapping[str, Any]) -> None:
+    def __init__(
+        self, attempt: AttemptDir, start: Mapping[str, Any], started: subprocess.Popen[bytes] | None = None
+    ) -> None:
         self.attempt = attempt
+        self._started = started  # the keeper, when it is our own child and must be reaped
         child = ProcessId.from_json(start.get("child"))
         keeper = ProcessId.from_json(start.get("keeper"))
         if child is None or keeper is None:
@@ -53,7 +56,6 @@ class Command:
         self.child = child
         self.keeper = keeper
         self.started_at_s = float(start.get("started_at_s", 0.0))
-        self._own_status: int | None = None
 
     def read_tree(self) -> TreeReading:
         """The command and its descendants, the keeper left out."""
@@ -79,6 +81,8 @@ class Command:
 
     def is_settled(self) -> bool:
         """True when nothing of the command is left to wait for."""
+        if self._started is not None:
+            self._started.poll()
         return not is_alive(self.keeper) and not self._is_child_there()
 
     def _is_child_there(self) -> bool:
@@ -149,7 +153,7 @@ def start_command(
     if start.get("exec_errno"):
         keeper.wait(START_DEADLINE_S)
         raise CommandNotStarted(argv[0], int(start["exec_errno"]))
-    return Command(attempt, start)
+    return Command(attempt, start, keeper)
 
 
 class CommandNotStarted(JacklineError):

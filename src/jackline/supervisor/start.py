@@ -55,7 +55,8 @@ def start_supervisor(
     finally:
         os.close(log)
         os.close(reporter)
-    answer = _read_answer(report, process)
+    process.wait()
+    answer = _read_answer(report)
     if answer.get("problem"):
         raise JacklineError(answer["problem"], hint=answer.get("hint"))
 
@@ -85,7 +86,7 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     return None
 
 
-def _read_answer(report: int, process: subprocess.Popen[bytes]) -> dict[str, str]:
+def _read_answer(report: int) -> dict[str, str]:
     data = b""
     deadline = time.monotonic() + START_DEADLINE_S
     try:

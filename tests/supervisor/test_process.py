@@ -1,0 +1,157 @@
+"""The keeper starts a command, knows how it ended, and leaves no debris: with real processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.process_id import is_alive
+from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.process import Command, CommandNotStarted, Ending, adopt_command, start_command
+
+
+def wait_for(what: Callable[[], object], deadline_s: float = 30.0) -> object:
+    until_s = time.monotonic() + deadline_s
+    while time.monotonic() < until_s:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come true within {deadline_s} s")
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDir:
+    attempt = RunDir(tmp_path / "run").attempt(1)
+    attempt.path.mkdir(parents=True)
+    return attempt
+
+
+def start(attempt: AttemptDir, code: str, **options: object) -> Command:
+    return start_command(
+        attempt,
+        [sys.executable, "-c", code],
+        cwd=str(attempt.path),
+        env=dict(os.environ),
+        options=SuperviseOptions(**options),  # type: ignore[arg-type]
+    )
+
+
+def ending_of(command: Command) -> Ending:
+    ending = wait_for(command.ending)
+    assert isinstance(ending, Ending)
+    wait_for(command.is_settled)
+    return command.ending() or ending
+
+
+def test_the_exit_code_and_the_output_are_kept(attempt: AttemptDir) -> None:
+    ending = ending_of(start(attempt, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
+    assert (ending.exit_code, ending.signal) == (7, None)
+    assert sorted(attempt.raw_out.read_text().split()) == ["err", "out"]
+
+
+def test_split_streams_go_to_two_files(attempt: AttemptDir) -> None:
+    ending_of(start(attempt, "import sys; print('out'); print('err', file=sys.stderr)", split_streams=True))
+    assert (attempt.raw_out.read_text(), attempt.raw_err.read_text()) == ("out\n", "err\n")
+
+
+def test_a_signal_is_told_from_an_exit_code(attempt: AttemptDir) -> None:
+    command = start(attempt, "import time; time.sleep(600)")
+    os.kill(command.child.pid, signal.SIGKILL)
+    ending = ending_of(command)
+    assert (ending.exit_code, ending.signal) == (None, signal.SIGKILL)
+
+
+def test_the_command_has_default_signals_and_its_own_session(attempt: AttemptDir) -> None:
+    code = (
+        "import os, signal\n"
+        "print(os.getsid(0) == os.getpid(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,\n"
+        "      signal.getsignal(signal.SIGHUP) == signal.SIG_DFL)"
+    )
+    ending_of(start(attempt, code))
+    assert attempt.raw_out.read_text() == "True True True\n"
+
+
+def test_a_program_that_cannot_be_executed_is_an_error_with_the_kernels_word(attempt: AttemptDir) -> None:
+    script = attempt.path / "not-a-program"
+    script.write_bytes(b"\x7fELF garbage")
+    script.chmod(0o755)
+    with pytest.raises(CommandNotStarted) as caught:
+        start_command(attempt, [str(script)], cwd="/", env=dict(os.environ), options=SuperviseOptions())
+    assert caught.value.errno == errno.ENOEXEC
+    assert "Exec format error" in str(caught.value)
+
+
+def test_workers_that_outlive_a_killed_command_are_ended(attempt: AttemptDir) -> None:
+    code = (
+        "import os, time\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os.setsid(); time.sleep(600)\n"
+        "open('worker', 'w').write(str(pid)); time.sleep(600)"
+    )
+    command = start(attempt, code)
+    worker = int(str(wait_for(lambda: (attempt.path / "worker").exists() and (attempt.path / "worker").read_text())))
+    os.kill(command.child.pid, signal.SIGKILL)
+    ending = ending_of(command)
+    assert [orphan["pid"] for orphan in ending.orphans] == [worker]
+    assert not os.path.exists(f"/proc/{worker}")
+
+
+def test_work_left_in_the_background_by_a_command_that_ended_well_goes_on(attempt: AttemptDir) -> None:
+    code = (
+        "import os, time\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os.setsid()\n"
+        "    while not os.path.exists('go'): time.sleep(0.05)\n"
+        "    print('worked in the background')\n"
+        "else: os._exit(0)"
+    )
+    command = start(attempt, code)
+    ending = wait_for(command.ending)
+    assert isinstance(ending, Ending) and ending.exit_code == 0
+    assert is_alive(command.keeper) and not command.is_settled()
+    (attempt.path / "go").touch()
+    wait_for(command.is_settled)
+    assert attempt.raw_out.read_text() == "worked in the background\n"
+
+
+def test_another_process_can_adopt_the_command_and_learn_its_exit_code(attempt: AttemptDir) -> None:
+    own = start(attempt, "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nos._exit(9)")
+    adopted = adopt_command(attempt)
+    assert adopted is not None and adopted.ending() is None
+    (attempt.path / "go").touch()
+    assert ending_of(adopted).exit_code == 9
+    wait_for(own.is_settled)
+
+
+def test_a_terminal_is_given_on_request_and_takes_keys_from_a_fifo(attempt: AttemptDir) -> None:
+    code = "import sys, os; print(os.isatty(0), os.isatty(1), os.get_terminal_size()[0]); print('got', input('name? '))"
+    command = start(attempt, code, tty=True, columns=100)
+    wait_for(lambda: "name? " in attempt.raw_out.read_text())
+    with open(attempt.keyboard, "w") as keyboard:
+        keyboard.write("anne\n")
+    assert ending_of(command).exit_code == 0
+    assert attempt.raw_out.read_text() == "True True 100\nname? got anne\n"
+
+
+def test_when_the_keeper_is_killed_the_end_is_still_noticed(attempt: AttemptDir) -> None:
+    command = start(attempt, "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)")
+    os.kill(command.keeper.pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(command.keeper))
+    assert command.ending() is None
+    (attempt.path / "go").touch()
+    ending = wait_for(command.ending)
+    assert isinstance(ending, Ending)
+    # Whoever was not the parent cannot know the code: it says so instead of inventing one.
+    assert (ending.exit_code, ending.signal) == (None, None)
+    wait_for(command.is_settled)
