@@ -1,13 +1,14 @@
 """Runs tiny real programs under `jackline run` and reads what it said about them.
 
-Owns the expectation line of a program, one supervised run of it, and the comparison of the two. Everything is read
-from outside: the run directory's files and what the command printed. Used by the stories and by bench/supervisor.py.
+Owns the expectation line of a program and one supervised run of it; `expectations` compares the two. Everything is
+read from outside: the run directory's files and what the command printed. Used by the stories and the benchmark.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import pty
@@ -20,25 +21,24 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.marked import MARK, end_marked, wait_until_gone
 from tests.places import Unavailable, memory_cgroup, small_disk
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS / "programs"
 HEALTHY = TESTS / "healthy"
 JACKLINE = (sys.executable, "-m", "jackline")
-MARK = "ZOO_MARK"
 
 QUIET_AFTER_S = 1
 STUCK_AFTER_S = 6
 WAIT_S = 45.0
 ENDS_WITHIN_S = 120.0
-GOES_AWAY_WITHIN_S = 15.0
 ALARMS = ("STUCK", "SUSPECT")
 
 
@@ -85,7 +85,7 @@ class Outcome:
     @property
     def longest_silence_s(self) -> float:
         times = [self.began_s, *self.heard_at_s, self.ended_s]
-        return max(after - before for before, after in zip(times, times[1:], strict=False))
+        return max(after - before for before, after in itertools.pairwise(times))
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
@@ -131,7 +131,7 @@ def environment(folder: Path, mark: str = "") -> dict[str, str]:
     }
 
 
-# -- one run -----------------------------------------------------------------------------------------------------------
+# -- one run --------------------------------------------------------------------------------------------------------
 
 
 def run_program(program: Program, folder: Path, *, surface: str = "pipe", options: tuple[str, ...] = ()) -> Outcome:
@@ -378,169 +378,7 @@ def _gather(outcome: Outcome, run_dir: Path) -> None:
         outcome.out_log = file.read().decode("utf-8", "replace")
 
 
-# -- the comparison ----------------------------------------------------------------------------------------------------
-
-
-def problems_of(program: Program, outcome: Outcome) -> list[str]:
-    """Where what was found out differs from what the program says of itself; empty when all is well."""
-    found = list(outcome.problems)
-    for check in (_verdict, _never, _place, _death, _words, _event, _live, _whole):
-        found += check(program, outcome)
-    return found
-
-
-def _verdict(program: Program, outcome: Outcome) -> Iterator[str]:
-    wanted = program.words("verdict", "|")
-    if not wanted:
-        return
-    matching = [label for kind, label in outcome.verdicts if kind in wanted]
-    if not matching:
-        yield f"verdict {'|'.join(wanted)} was never given; seen: {sorted(set(outcome.verdicts))}"
-    labels = tuple(program.words("label", "|"))
-    if matching and labels and not any(label.startswith(labels) for label in matching):
-        yield f"label {'|'.join(labels)} was never given; seen: {sorted(set(matching))}"
-    if matching and set(wanted) <= set(ALARMS) and not outcome.incidents:
-        yield "there is no incident file"
-
-
-def _never(program: Program, outcome: Outcome) -> Iterator[str]:
-    for kind in program.words("never"):
-        texts = [str(event.get("text")) for event in outcome.events if event.get("verdict") == kind]
-        if any(seen == kind for seen, _ in outcome.verdicts):
-            yield f"false alarm: {kind} {texts}"
-
-
-def _place(program: Program, outcome: Outcome) -> Iterator[str]:
-    """The line is named: by the alarm and its incident, by the heartbeat, or by the explanation of the death."""
-    if "marker" not in program.expect:
-        return
-    place = program.place(program.expect["marker"])
-    if "cause" in program.expect:
-        frames = [finding.get("place") or {} for finding in outcome.exit.get("findings") or []]
-        named = {f"{Path(str(frame.get('file'))).name}:{frame.get('line')}" for frame in frames if frame}
-        if place not in named and place not in str(outcome.exit.get("text")):
-            yield f"the death is not placed at {place}; places {sorted(named)}, text: {outcome.exit.get('text')}"
-        return
-    if not set(program.words("verdict", "|")) <= set(ALARMS):
-        seen = {_now(state) for state in outcome.states}
-        if place not in seen:
-            yield f"{place} was never shown as what it is doing; shown: {sorted(seen)}"
-        return
-    alarms = [str(event.get("text")) for event in outcome.events if event.get("verdict") in ALARMS]
-    if alarms and not any(place in text for text in alarms):
-        yield f"the alarm does not name {place}: {alarms}"
-    for marker in (program.expect["marker"], *program.words("also")):
-        if outcome.incidents and not any(program.place(marker) in text for text in outcome.incidents):
-            yield f"no incident file names {program.place(marker)}:\n" + "\n".join(outcome.incidents)
-
-
-def _now(state: dict[str, Any]) -> str:
-    now = state.get("now") or {}
-    return f"{Path(str(now.get('file'))).name}:{now.get('line')}"
-
-
-def _death(program: Program, outcome: Outcome) -> Iterator[str]:
-    wanted = program.words("cause", "|")
-    if wanted and outcome.exit.get("cause") not in wanted:
-        yield f"cause is {outcome.exit.get('cause')!r}, not {'|'.join(wanted)!r}: {outcome.exit.get('text')}"
-    if "exit" in program.expect:
-        code = int(program.expect["exit"])
-        if outcome.exit.get("child_exit_code") != code:
-            yield f"exit.json says exit code {outcome.exit.get('child_exit_code')}, the program ended with {code}"
-        if outcome.exit_code != code:
-            yield f"jackline run ended with {outcome.exit_code}, the program with {code}; stderr: {outcome.stderr}"
-    if "signal" in program.expect:
-        number = int(program.expect["signal"])
-        if outcome.exit.get("signal") != number:
-            yield f"exit.json says signal {outcome.exit.get('signal')}, the program ended by {number}"
-        if program.expect.get("cause") != "stopped" and outcome.exit_code != 128 + number:
-            yield f"jackline run ended with {outcome.exit_code}, not {128 + number}"
-
-
-def _words(program: Program, outcome: Outcome) -> Iterator[str]:
-    if "says" in program.expect and program.expect["says"].lower() not in outcome.said.lower():
-        yield f"nobody said {program.expect['says']!r}; said:\n{outcome.said[-3000:]}"
-    if "out" in program.expect:
-        text = program.expect["out"]
-        if text.encode() not in outcome.stdout:
-            yield f"{text!r} was not printed; stdout ends with {outcome.stdout[-300:]!r}"
-        if text not in outcome.out_log:
-            yield f"{text!r} is not in out.log, which ends with {outcome.out_log[-300:]!r}"
-
-
-def _event(program: Program, outcome: Outcome) -> Iterator[str]:
-    wanted = program.expect.get("event")
-    if wanted and not any(event.get("event") == wanted for event in outcome.events):
-        yield f"there was no event {wanted!r}; events: {[event.get('event') for event in outcome.events]}"
-
-
-def _live(program: Program, outcome: Outcome) -> Iterator[str]:
-    if program.expect.get("live") == "yes" and len(outcome.stdout_at_s) < 5:
-        yield f"its lines came in {len(outcome.stdout_at_s)} lumps, not as they were printed"
-
-
-def _whole(program: Program, outcome: Outcome) -> Iterator[str]:
-    """What holds for every run: an explained end, nothing left running, no part of the watch failed."""
-    if not outcome.exit:
-        yield f"there is no exit.json; stderr: {outcome.stderr[-2000:]}"
-    if outcome.left_over:
-        yield f"left running: {outcome.left_over}"
-    allowed = program.words("off")
-    for event in outcome.events:
-        if event.get("protection") and event["protection"] not in allowed:
-            yield f"a protection failed: {event.get('text')}"
-
-
-def alarms_of(outcome: Outcome) -> list[str]:
-    """Everything that would have worried the owner of a healthy program."""
-    worried = [
-        str(event.get("text")) for event in outcome.events if event.get("event") in ("stuck", "memory", "incident")
-    ]
-    worried += [str(event.get("text")) for event in outcome.events if event.get("verdict") in ALARMS]
-    worried += [f"shown as {kind} {label}" for kind, label in outcome.verdicts if kind in ALARMS]
-    return list(dict.fromkeys(worried))
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-def marked_pids(mark: str) -> list[int]:
-    """Processes whose environment carries the mark; only ever ours."""
-    needle = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
-
-
-def wait_until_gone(mark: str, patience_s: float = GOES_AWAY_WITHIN_S) -> list[str]:
-    """The command lines of marked processes that are still there after `patience_s`."""
-    deadline_s = time.monotonic() + patience_s
-    while (pids := marked_pids(mark)) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    return [f"{pid} {_command_line(pid)}" for pid in pids]
-
-
-def end_marked(mark: str) -> None:
-    """Kill by pid whatever still carries the mark."""
-    for _ in range(3):
-        for pid in marked_pids(mark):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        if not wait_until_gone(mark, 2.0):
-            return
-
-
-def _command_line(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")[:200]
-    return "?"
-
-
-# -- many at once ------------------------------------------------------------------------------------------------------
+# -- many at once ---------------------------------------------------------------------------------------------------
 
 
 class Zoo:

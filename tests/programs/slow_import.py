@@ -5,9 +5,7 @@ import pathlib
 import sys
 
 pathlib.Path("heavy_package.py").write_text(
-    "import time\n"
-    "end = time.monotonic() + 6\n"
-    "while time.monotonic() < end: sum(range(20_000))\n"
+    "import time\nend = time.monotonic() + 6\nwhile time.monotonic() < end: sum(range(20_000))\n"
 )
 sys.path.insert(0, ".")
 import heavy_package  # HERE

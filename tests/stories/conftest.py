@@ -1,11 +1,13 @@
-"""The programs of the zoo that this session's tests ask for, run several at once, each only once."""
+"""The programs of the zoo, run several at once and each only once; and a person at a shell."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.shell import Shell
 from tests.zoo import Program, Zoo
 
 
@@ -19,3 +21,11 @@ def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     runner = Zoo(list(wanted.values()), tmp_path_factory.mktemp("zoo"))
     yield runner
     runner.close()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A person at a shell, whose processes all end with the test."""
+    person = Shell(tmp_path / "person")
+    yield person
+    person.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zoo import HEALTHY, Program, Zoo, alarms_of, list_programs, problems_of
+from tests.expectations import alarms_of, problems_of
+from tests.zoo import HEALTHY, Program, Zoo, list_programs
 
 pytestmark = [pytest.mark.zoo, pytest.mark.xdist_group("zoo")]
 ALL = list_programs(HEALTHY)

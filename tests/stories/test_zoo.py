@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zoo import PROGRAMS, Program, Zoo, list_programs, problems_of
+from tests.expectations import problems_of
+from tests.zoo import PROGRAMS, Program, Zoo, list_programs
 
 # One group, so that with several test workers the programs still run once and at most eight at a time.
 pytestmark = [pytest.mark.zoo, pytest.mark.xdist_group("zoo")]
