@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Callable
+from dataclasses import replace
 
 from jackline.diagnosis import rules_exit
-from jackline.diagnosis.evidence import Evidence, Finding
+from jackline.diagnosis.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.rules_code import import_error, keyboard_input, own_exception, syntax_error
 from jackline.diagnosis.rules_gpu import cuda_error, nccl_timeout
 from jackline.diagnosis.rules_memory import cuda_oom, disk_full, host_memory_error
@@ -152,9 +153,7 @@ def _also_oom(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, 
     by_kernel = kernel_oom(evidence, victim="another process of the run")
     if by_kernel is None:
         return ()
-    return (
-        Finding("kernel_oom", "not sure", by_kernel.title, by_kernel.detail, by_kernel.hint, place=by_kernel.place),
-    )
+    return (replace(by_kernel, confidence="not sure"),)
 
 
 def _trouble_while_ending(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
@@ -187,9 +186,6 @@ def _with_shell(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding
     """The signal hit a process inside the command, and the shell around it told us by its exit code."""
     assert evidence.exit_code is not None
     best = found[0]
-    sure = "likely" if best.confidence == "certain" else best.confidence
+    sure: Confidence = "likely" if best.confidence == "certain" else best.confidence
     detail = (rules_exit.shell_line(evidence.exit_code), *best.detail)
-    return (
-        Finding(best.cause, sure, best.title, detail, best.hint, best.is_retryable, best.place),
-        *found[1:],
-    )
+    return (replace(best, confidence=sure, detail=detail), *found[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jackline.diagnosis.evidence import Evidence, Finding
+from jackline.units import format_duration
 
 _MAX_LINES = 8
 _PREFIX: dict[str, str] = {"finished": "done", "stopped": "stopped", "time_limit": "stopped"}
@@ -22,9 +23,16 @@ def death_text(findings: Sequence[Finding], evidence: Evidence) -> str:
     best = findings[0]
     prefix = _PREFIX.get(best.cause, "error")
     indent = " " * (len(prefix) + 2)
-    lines = [*best.detail]
-    others = [f"or: {summary_line((other,))}" for other in findings[1:] if other.confidence == "not sure"]
-    room = _MAX_LINES - 1 - len(others) - bool(best.hint)
-    body = [f"{indent}{line}" for line in [*lines[:room], *others]]
+    others = [_other_line(other) for other in findings[1:3]]
     hint = [f"hint: {best.hint}"] if best.hint else []
+    room = _MAX_LINES - 1 - len(others) - len(hint)
+    detail = list(best.detail[:room])
+    if not detail and not others:
+        detail = [f"it ran for {format_duration(evidence.duration_s)}"]
+    body = [f"{indent}{line}" for line in [*detail, *others]]
     return "\n".join([f"{prefix}: {summary_line(findings)}", *body, *hint])
+
+
+def _other_line(other: Finding) -> str:
+    word = "or" if other.confidence == "not sure" else "also"
+    return f"{word}: {summary_line((other,))}"

@@ -15,7 +15,8 @@ _CIRCULAR = re.compile(r"partially initialized module '([^']+)'")
 _SHADOW = re.compile(r"consider renaming '([^']+)'")
 _LIBRARY = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 _BINARY = re.compile(
-    r"undefined symbol|version `?(?:GLIBC|GLIBCXX|CXXABI)\w*[^']*' not found|compiled using NumPy 1|numpy\.dtype size changed"
+    r"undefined symbol|version `?(?:GLIBC|GLIBCXX|CXXABI)\w*[^']*' not found"
+    r"|compiled using NumPy 1|numpy\.dtype size changed"
 )
 # Where the name to install differs from the name to import.
 _PACKAGES = {

@@ -6,7 +6,7 @@ import re
 
 from jackline.diagnosis.evidence import Evidence, Finding
 from jackline.diagnosis.rules_signal import signal_name
-from jackline.diagnosis.sentences import ran_line
+from jackline.diagnosis.sentences import memory_line, ran_line
 from jackline.errors import EXIT_STOPPED
 from jackline.units import format_duration
 
@@ -33,7 +33,7 @@ def shell_line(exit_code: int) -> str:
 
 def finished(evidence: Evidence) -> Finding:
     title = f"finished after {format_duration(evidence.duration_s)}"
-    return Finding("finished", "certain", title, ran_line(evidence)[0:0] + _memory_only(evidence))
+    return Finding("finished", "certain", title, memory_line(evidence))
 
 
 def asked_to_stop(evidence: Evidence) -> Finding | None:
@@ -42,16 +42,10 @@ def asked_to_stop(evidence: Evidence) -> Finding | None:
     return Finding(
         "stopped",
         "certain",
-        f"it stopped itself after {format_duration(evidence.duration_s)} and can be resumed (exit code {EXIT_STOPPED})",
-        _memory_only(evidence),
+        f"it stopped by itself after {format_duration(evidence.duration_s)} to be resumed (exit code {EXIT_STOPPED})",
+        memory_line(evidence),
         "run the same command again, or `jackline resume`, to go on",
     )
-
-
-def _memory_only(evidence: Evidence) -> tuple[str, ...]:
-    from jackline.diagnosis.sentences import memory_line
-
-    return memory_line(evidence)
 
 
 def command_not_found(evidence: Evidence) -> Finding | None:

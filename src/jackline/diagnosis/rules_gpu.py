@@ -27,18 +27,19 @@ class _Kind:
     is_retryable: bool = False
 
 
+_BLOCKING = "CUDA_LAUNCH_BLOCKING=1 makes the traceback point at the right line"
 _RESTART = "a fault of the GPU or its driver: start again; if it returns, `nvidia-smi -q` and another GPU"
 _DRIVER = "`nvidia-smi` must show the GPU; `jackline doctor` names what is missing"
 _KINDS = (
     _Kind(
         "device-side assert",
         "a CUDA kernel found a value out of range (device-side assert)",
-        "most often a label or token id is too large; CUDA_LAUNCH_BLOCKING=1 makes the traceback point at the right line",
+        f"most often a label or token id is too large; {_BLOCKING}",
     ),
     _Kind(
         "illegal memory access",
         "a CUDA kernel touched memory it does not own (illegal memory access)",
-        "CUDA_LAUNCH_BLOCKING=1 makes the traceback point at the right line; suspect custom kernels first",
+        f"suspect custom kernels first; {_BLOCKING}",
     ),
     _Kind(
         "no kernel image",
@@ -75,9 +76,7 @@ def cuda_error(error: ErrorText, evidence: Evidence) -> Finding | None:
         return None
     if kind is None:
         said = (match[1] or match[0]) if match else ""
-        kind = _Kind(
-            "", f"CUDA error: {said[:160]}", "CUDA_LAUNCH_BLOCKING=1 makes the traceback point at the right line"
-        )
+        kind = _Kind("", f"CUDA error: {said[:160]}", _BLOCKING)
     assertion = next((found for line in evidence.output_tail if (found := _ASSERTION.search(line))), None)
     said_by_kernel = (f"the kernel's own check: {assertion[1]}",) if assertion else ()
     return Finding(

@@ -13,8 +13,8 @@ _UNITS = {"bytes": 1, "byte": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**3
 _SIZE = r"([\d.]+) ?(bytes?|[KMGT]iB|B)\b"
 
 _GPU = re.compile(
-    r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor",
+    r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUDA error: out of memory|OutOfMemoryError"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor",
     re.IGNORECASE,
 )
 _NEEDED = re.compile(rf"[Tt]r(?:ied|ying) to allocate {_SIZE}")
@@ -29,9 +29,7 @@ _HOST = re.compile(
     r"can't allocate memory|Unable to allocate .+ for an array|\[Errno 12\] Cannot allocate memory|std::bad_alloc"
     r"|ArrowMemoryError|realloc of size \d+ failed"
 )
-_HOST_NEEDED = re.compile(
-    rf"(?:tried to allocate|Unable to allocate|realloc of size) {_SIZE}|tried to allocate (\d+)()"
-)
+_HOST_NEEDED = re.compile(rf"(?:tried to allocate|Unable to allocate) {_SIZE}|realloc of size (\d+)()")
 _SHM = re.compile(r"/dev/shm|shared memory\(shm\)|</torch_|/psm_")
 _DISK = re.compile(r"\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded")
 _DISK_PATH = re.compile(r"(?:device|exceeded): '([^']+)'")

@@ -12,6 +12,7 @@ from jackline.diagnosis.evidence import Cause, Confidence, Evidence, Finding, Se
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.sentences import (
     at_place,
+    growth_line,
     is_memory_nearly_full,
     memory_line,
     memory_lines,
@@ -160,33 +161,52 @@ def are_counters_unreadable(evidence: Evidence) -> bool:
     return evidence.oom_kills_in_cgroup is None and evidence.oom_kills_on_machine is None
 
 
+def did_only_the_machine_count(evidence: Evidence) -> bool:
+    """Somebody on this machine was killed for memory, but nobody in the cgroup the command began in."""
+    return not evidence.kernel_log and evidence.oom_kills_in_cgroup == 0 and bool(evidence.oom_kills_on_machine)
+
+
 def perhaps_oom(evidence: Evidence) -> Finding:
-    """The other explanation, where the kernel's own counters cannot be read."""
-    title = "the kernel may have killed it because memory ran out; its counters could not be read here"
-    return Finding(
-        "kernel_oom", "not sure", title, memory_lines(evidence), _LESS_MEMORY, place=evidence.growing_frame
-    )
+    """The other explanation, where the kernel's counters are silent or speak of somebody."""
+    if did_only_the_machine_count(evidence):
+        why = "it counted a kill on this machine, though none in this run's cgroup"
+    else:
+        why = "its counters could not be read here"
+    title = f"the kernel may have killed it because memory ran out; {why}"
+    place = evidence.growing_frame
+    return Finding("kernel_oom", "not sure", title, memory_lines(evidence), _LESS_MEMORY, place=place)
 
 
 def killed(evidence: Evidence) -> tuple[Finding, ...]:
     """SIGKILL that neither we nor, by its counters, the kernel sent."""
     is_full = is_memory_nearly_full(evidence)
-    if are_counters_unreadable(evidence):
-        proof = "Jackline did not send it; the kernel's out-of-memory counters could not be read here"
-    else:
-        proof = "Jackline did not send it, and the kernel counted no out-of-memory kill of this run"
-    confidence: Confidence = "likely"
+    is_doubtful = did_only_the_machine_count(evidence) or (is_full and are_counters_unreadable(evidence))
+    confidence: Confidence = "not sure" if is_doubtful else "likely"
     hint = "ask who or what ends processes here: a colleague, a scheduler, a container's limits"
-    more: tuple[Finding, ...] = ()
-    if is_full and are_counters_unreadable(evidence):
-        confidence, hint, more = "not sure", _LESS_MEMORY, (perhaps_oom(evidence),)
-    elif is_full:
+    if is_full:
         hint = (
-            "memory was nearly full: a memory daemon (systemd-oomd, earlyoom) or a container's owner may have done it"
+            "a memory daemon (systemd-oomd, earlyoom) may have done it, since memory was nearly full: " + _LESS_MEMORY
         )
     title = "killed with SIGKILL (kill -9) by someone else"
-    detail = (proof, *ran_line(evidence), *(memory_lines(evidence)[1:] if is_full else ()))
-    return (Finding("killed_by_someone", confidence, title, detail, hint, place=evidence.last_frame), *more)
+    detail = (f"Jackline did not send it{_counters_say(evidence)}", *ran_line(evidence), *_growth(evidence, is_full))
+    someone = Finding("killed_by_someone", confidence, title, detail, hint, place=evidence.last_frame)
+    if not is_doubtful:
+        return (someone,)
+    kernel = perhaps_oom(evidence)
+    # A counted kill and full memory together speak more for the kernel than for a person.
+    return (kernel, someone) if is_full and did_only_the_machine_count(evidence) else (someone, kernel)
+
+
+def _counters_say(evidence: Evidence) -> str:
+    if are_counters_unreadable(evidence):
+        return "; the kernel's out-of-memory counters could not be read here"
+    if did_only_the_machine_count(evidence):
+        return "; the kernel counted an out-of-memory kill on this machine, but none in this run's cgroup"
+    return ", and the kernel counted no out-of-memory kill"
+
+
+def _growth(evidence: Evidence, is_full: bool) -> tuple[str, ...]:
+    return growth_line(evidence) if is_full else ()
 
 
 def terminated(evidence: Evidence) -> Finding:

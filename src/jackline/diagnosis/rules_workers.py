@@ -88,13 +88,11 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
         return (by_kernel,)
     # Where the counters cannot be read and memory was full, an identical retry would most likely end the same way.
     is_doubtful = is_memory_nearly_full(evidence) and are_counters_unreadable(evidence)
-    how = f"killed with {signal_name(lost.signal)}" if lost.signal else "gone without a word"
+    how = f"was killed with {signal_name(lost.signal)}" if lost.signal else "ended without a word"
     finding = Finding(
         "worker_killed",
         "not sure" if is_doubtful or not lost.is_certain else "likely",
-        f"{lost.who} was {how}, and the run ended with it"
-        if lost.signal
-        else f"{lost.who} is {how}, and the run ended with it",
+        f"{lost.who} {how}, and the run ended with it",
         (*place_line(error.place), *_no_oom_line(evidence), *ran_line(evidence)),
         "look for what the worker did last: `jackline why` and `jackline logs`; num_workers=0 shows its own error",
         not is_doubtful,

@@ -29,7 +29,10 @@ def place_line(frame: Frame | None) -> tuple[str, ...]:
     where = f"{frame.file}:{frame.line}"
     if frame.function and frame.function != "<module>":
         where += f" in {frame.function}"
-    return (f"{where}: {frame.source.strip()[:_MAX_SOURCE]}" if frame.source.strip() else where,)
+    source = frame.source.strip()[:_MAX_SOURCE]
+    if not source and where == short_place(frame):
+        return ()  # the title says as much
+    return (f"{where}: {source}" if source else where,)
 
 
 def memory_share(evidence: Evidence) -> float | None:
@@ -63,7 +66,8 @@ def growth_line(evidence: Evidence) -> tuple[str, ...]:
     if frame is None:
         return ()
     speed = f" by {format_bytes(rate)}/s" if rate >= 1 else ""
-    return (f"it was growing{speed} in {place_line(frame)[0]}",)
+    where = place_line(frame) or (short_place(frame),)
+    return (f"it was growing{speed} in {where[0]}",)
 
 
 def memory_lines(evidence: Evidence) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.user_code import is_user_file
@@ -45,6 +45,8 @@ class ErrorText:
     frames: tuple[Frame, ...] = ()
     is_ignored: bool = False  # printed by Python itself while something else went on
     is_in_child: bool = False  # below a line 'Process Process-1:'
+    # Python prints an inner error only from where it was caught, so its user frame may stand in the error after it.
+    called_from: Frame | None = None
 
     @property
     def name(self) -> str:
@@ -112,7 +114,16 @@ def find_chains(lines: Sequence[str]) -> list[Chain]:
             chain = [block.error]
             chains.append(chain)
         newest[block.prefix] = (block, chain)
-    return [Chain(tuple(chain)) for chain in chains]
+    return [Chain(_with_callers(chain)) for chain in chains]
+
+
+def _with_callers(errors: list[ErrorText]) -> tuple[ErrorText, ...]:
+    found: list[ErrorText] = []
+    caller: Frame | None = None
+    for error in reversed(errors):
+        found.append(replace(error, called_from=caller))
+        caller = error.user_frame or caller
+    return tuple(reversed(found))
 
 
 def fatal_chain(lines: Sequence[str]) -> Chain | None:
