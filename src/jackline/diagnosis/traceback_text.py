@@ -67,9 +67,12 @@ class ErrorText:
         """Where in the person's own code it was raised; the innermost frame when none is theirs."""
         if _SYNTAX_ERROR.match(self.first_line) and self.frames:
             return self.frames[-1]  # the file with the mistake, whoever owns it
-        return next(
-            (frame for frame in reversed(self.frames) if frame.is_user), self.frames[-1] if self.frames else None
-        )
+        innermost = self.frames[-1] if self.frames else None
+        return self.user_frame or self.called_from or innermost
+
+    @property
+    def user_frame(self) -> Frame | None:
+        return next((frame for frame in reversed(self.frames) if frame.is_user), None)
 
 
 @dataclass(frozen=True)
