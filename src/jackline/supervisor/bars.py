@@ -19,6 +19,7 @@ _VARYING = re.compile(r"[\d.,:%]+|[━╸╺█▏▎▍▌▋▊▉░▒▓#=>
 
 @dataclass
 class _Bar:
+    logged: str
     logged_s: float
     logged_tenth: int
     seen_s: float
@@ -32,6 +33,9 @@ class BarFold:
         self._bars: OrderedDict[str, _Bar] = OrderedDict()
         self._every_s = every_s
 
+    def __bool__(self) -> bool:
+        return bool(self._bars)
+
     def refresh(self, text: str, progress: Progress | None, now_s: float) -> list[str]:
         """Lines to log because of this refresh."""
         if not text.strip():
@@ -40,7 +44,7 @@ class BarFold:
         tenth = _tenth(progress)
         bar = self._bars.get(key)
         if bar is None:
-            self._bars[key] = _Bar(now_s, tenth, now_s)
+            self._bars[key] = _Bar(text, now_s, tenth, now_s)
             return [*self._evict(), text]
         self._bars.move_to_end(key)
         bar.seen_s = now_s
@@ -49,12 +53,13 @@ class BarFold:
         if tenth == bar.logged_tenth and now_s - bar.logged_s < self._every_s:
             bar.pending = text
             return []
-        bar.logged_s, bar.logged_tenth, bar.pending = now_s, tenth, None
+        bar.logged, bar.logged_s, bar.logged_tenth, bar.pending = text, now_s, tenth, None
         return [*restarted, text]
 
-    def end(self, text: str, progress: Progress | None) -> None:
-        """This bar's last state is in the log as an ordinary line."""
-        self._bars.pop(bar_key(text, progress), None)
+    def end(self, text: str, progress: Progress | None) -> bool:
+        """A line end closes this bar. True when the log has this very state already (tqdm prints its last twice)."""
+        bar = self._bars.pop(bar_key(text, progress), None)
+        return bar is not None and bar.pending is None and bar.logged.rstrip() == text.rstrip()
 
     def overdue(self, now_s: float) -> list[str]:
         """Last states of bars that nobody redraws any more."""
@@ -62,7 +67,7 @@ class BarFold:
         for bar in self._bars.values():
             if bar.pending is not None and now_s - bar.seen_s >= self._every_s:
                 texts.append(bar.pending)
-                bar.logged_s, bar.pending = now_s, None
+                bar.logged, bar.logged_s, bar.pending = bar.pending, now_s, None
         return texts
 
     def flush(self) -> list[str]:

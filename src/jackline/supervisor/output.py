@@ -265,7 +265,8 @@ class OutputTail:
         self._num_lines += 1
         self._lines.append(text)
         self._last_text = text or self._last_text
-        self._bars.end(text, parse_bar(text) if "%" in text else None)
+        if self._bars and self._bars.end(text, parse_bar(text)):
+            return []
         return [f"{text} [the line goes on below]" if piece.is_continued else text]
 
     def _write(self, texts: list[str], now_s: float) -> None:

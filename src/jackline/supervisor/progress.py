@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 PROTOCOL = "::jackline "
-MAX_TEXT = 2000  # no bar is longer; a regex never sees more than this
+_MAX_SERIES = 16
+MAX_TEXT = 1000  # no bar is longer; a regex never sees more than this
 
 Source = Literal["bar", "protocol", "line"]
 
@@ -33,33 +34,32 @@ class Progress:
 
 
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
-_SIZE = rf"({_NUMBER})\s?([kKMGTP]?i?)"
+_SIZE = rf"({_NUMBER})\s?((?:[kKMGTP](?:i(?=B))?)?)"
 _CLOCK = r"(?:\d+ days?, ?)?\d+(?::\d\d){1,2}"
+# Every pattern is anchored or a plain search, so that no text can make one slow.
 _TQDM = re.compile(
-    rf"(?P<phase>.*?)\s*(?P<percent>\d{{1,3}})%\|[^|]*\|\s*(?P<done>{_NUMBER})(?P<done_step>[kMGTP]?)[A-Za-z]*\s?/\s?"
+    rf"%\|[^|]*\|\s*(?P<done>{_NUMBER})(?P<done_step>[kMGTP]?)[A-Za-z]*\s?/\s?"
     rf"(?P<total>{_NUMBER})(?P<total_step>[kMGTP]?)(?P<unit>[A-Za-z]*)\s*"
-    rf"\[(?P<elapsed>{_CLOCK})<(?P<eta>{_CLOCK}|\?)(?:,\s*(?P<rate>[^,\]]+))?"
+    rf"\[{_CLOCK}<(?P<eta>{_CLOCK}|\?)(?:,\s*(?P<rate>[^,\]]+))?"
 )
+_TQDM_PERCENT = re.compile(r"\d{1,3}$")
 _TQDM_OPEN = re.compile(
-    rf"(?:(?P<phase>.*?):\s+)?(?P<done>{_NUMBER})(?P<done_step>[kMGTP]?)\s?(?P<unit>[A-Za-z]+)\s+"
-    rf"\[(?P<elapsed>{_CLOCK})(?:,\s*(?P<rate>[^,\]]+))?"
+    rf"(?P<done>{_NUMBER})(?P<done_step>[kMGTP]?)\s?(?P<unit>[A-Za-z]+)\s+\[{_CLOCK}(?:,\s*(?P<rate>[^,\]]+))?[,\]]"
 )
 _RATE = re.compile(
-    rf"({_NUMBER})\s?([kKMGTP]?i?)\s?([A-Za-z]*)/s|({_NUMBER})\s?s/([A-Za-z]+)|({_NUMBER})\s?(ms|us)/([A-Za-z]+)"
+    rf"(?:{_SIZE}|\?)\s?(?P<unit>[A-Za-z]*)/s\b|({_NUMBER})\s?s/(?P<per>[A-Za-z]+)|({_NUMBER})\s?(ms|us)/(?P<each>[A-Za-z]+)"
 )
 _KERAS = re.compile(rf"\s*({_NUMBER})/({_NUMBER})\s+(?:\[[=>.]+\]|[━╸╺\x20]+\s)(?P<rest>.*)")
-_KERAS_ETA = re.compile(r"ETA:\s*(?:(\d+):)?(?:(\d+):)?(\d+)s?")
-_BAR_OF = re.compile(
-    rf"(?P<phase>.*?)\s*[━╸╺█▏▎▍▌▋▊▉#=>-]{{4,}}[━╸╺█▏▎▍▌▋▊▉#=>.\s-]*\s(?:(?P<percent>\d{{1,3}}(?:\.\d+)?)%)?.*?"
-    rf"{_SIZE}[A-Za-z]*\s?/\s?{_SIZE}(?P<unit>[A-Za-z]*)"
-)
+_KERAS_ETA = re.compile(r"(?:ETA:\s*|^)(?:(\d+):)?(?:(\d+):)?(\d+)s?\b")
+_BAR_RUN = re.compile(r"[━╸╺█▏▎▍▌▋▊▉#=>-]{4,}[━╸╺█▏▎▍▌▋▊▉#=>.\s|\]-]*")
+_BAR_OF = re.compile(rf"(?:\d{{1,3}}(?:\.\d+)?%\s+[^\d]*)?{_SIZE}[A-Za-z]*\s?/\s?{_SIZE}\s?(?P<unit>[A-Za-z]*)")
 _WGET = re.compile(rf"(?P<phase>\S*)\s+(\d{{1,3}})%\s?\[[=>+\s]*\]\s+{_SIZE}B?(?P<rest>.*)")
 _CURL = re.compile(
     rf"\s*(\d{{1,3}})\s+{_SIZE}\s+(\d{{1,3}})\s+{_SIZE}\s.*?\s(?P<eta>{_CLOCK}|--:--:--)\s+{_SIZE}\s*$"
 )
-_PERCENT = re.compile(r"(?P<phase>.*?)(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)\s?%")
-_ETA = re.compile(rf"(?:eta|ETA|remaining)[\s:]+({_CLOCK}|(?:\d+h)?\s?(?:\d+m)?\s?\d+s)|\s(-?{_CLOCK})\s*$")
-_BAR_SIGNS = re.compile(r"[━╸╺█▏▎▍▌▋▊▉░▒▓|\[\]()#=>*•·…⠀-⣿<-]+")
+_PERCENT = re.compile(r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)\s?%")
+_ETA = re.compile(rf"(?:eta|ETA|remaining)[\s:]+({_CLOCK}|(?:\d+h)?\s?(?:\d+m)?\s?\d+s)|(?:^|\s)(-?{_CLOCK})\s*$")
+_BAR_SIGNS = re.compile(r"[━╸╺█▏▎▍▌▋▊▉░▒▓•·…⠀-⣿|()\[\]]+|[#=>*<.-]{2,}")
 _STEPS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 _WORDS = r"global[_ ]step|steps?|iterations?|iters?|updates?|batch(?:es)?|epochs?"
@@ -68,9 +68,11 @@ _OF = re.compile(
     re.IGNORECASE,
 )
 _AT = re.compile(
-    r"\b(?P<word>global[_ ]step|step|iteration|iter|update)\b\s*[:=#]?\s*\[?(?P<done>\d[\d,]*)(?![\d.]*[\w%])",
+    r"\b(?P<word>global[_ ]step|step|iteration|iter|update|epoch)\b\s*[:=#]?\s*\[?(?P<done>\d[\d,]*)(?![\d.]*[\w%])",
     re.IGNORECASE,
 )
+# The PyTorch MNIST example, copied into countless scripts: 'Train Epoch: 1 [640/60000 (1%)]'.
+_EPOCH_PART = re.compile(r"\bepoch\b[:\s]*(?P<epoch>\d+)\s*\[(?P<done>\d+)/(?P<total>\d+)\s*\(\d+%\)", re.IGNORECASE)
 _MEASURED = re.compile(
     r"\b(?:\w*loss|lr|learning_rate|ppl|perplexity|acc(?:uracy)?|grad_norm|tok/s|tokens/s)\b", re.I
 )
@@ -83,7 +85,10 @@ _PAIR = re.compile(r"""\s*([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"']*)(?=
 def parse_bar(text: str) -> Progress | None:
     """A refresh of a bar (ended by CR): tqdm, rich, pip, wget, curl, keras, or any percentage."""
     text = text[:MAX_TEXT].rstrip()
-    return parse_known_bar(text) or _generic(text)
+    found = parse_known_bar(text) or _generic(text)
+    if found is not None and found.total is not None and found.done >= found.total:
+        return replace(found, eta_s=0.0)  # rich shows the time it took where the time left was
+    return found
 
 
 def parse_known_bar(text: str) -> Progress | None:
@@ -113,7 +118,7 @@ def parse_line(text: str) -> Progress | None:
             return known
     if not _MAYBE_LINE.search(text):
         return None
-    return _of(text) or _hf_record(text) or _at(text)
+    return _of(text) or _epoch_part(text) or _hf_record(text) or _at(text)
 
 
 def parse_protocol(text: str) -> Progress | None:
@@ -141,63 +146,65 @@ class Pace:
     """
 
     def __init__(self, *, num_samples: int = 40, spacing_s: float = 0.5) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=num_samples)
+        self._num_samples = num_samples
         self._spacing_s = spacing_s
-        self._last: Progress | None = None
+        # One series for each bar, since nested bars report in turns.
+        self._series: dict[tuple[str, str, float | None], deque[tuple[float, float]]] = {}
 
     def update(self, progress: Progress, now_s: float) -> Progress:
         """The report with what it did not say itself filled in, where that can be known."""
-        if not self._goes_on(progress):
-            self._samples.clear()
-        self._last = progress
-        if not self._samples or now_s - self._samples[-1][0] >= self._spacing_s:
-            self._samples.append((now_s, progress.done))
-        rate = progress.rate_per_s if progress.rate_per_s is not None else self.rate_per_s
+        samples = self._samples_of(progress)
+        if samples and progress.done < samples[-1][1]:
+            samples.clear()
+        if not samples or now_s - samples[-1][0] >= self._spacing_s:
+            samples.append((now_s, progress.done))
+        rate = progress.rate_per_s if progress.rate_per_s is not None else median_rate(list(samples))
         eta = progress.eta_s if progress.eta_s is not None else _eta(progress, rate)
         return replace(progress, rate_per_s=rate, eta_s=eta)
 
-    @property
-    def rate_per_s(self) -> float | None:
-        samples = list(self._samples)
-        if len(samples) < 2:
-            return None
-        reach = max(1, len(samples) // 2)
-        slopes = [
-            (after[1] - before[1]) / (after[0] - before[0])
-            for before, after in zip(samples, samples[reach:], strict=False)
-            if after[0] > before[0]
-        ]
-        return statistics.median(slopes) if slopes else None
+    def _samples_of(self, progress: Progress) -> deque[tuple[float, float]]:
+        key = (progress.phase, progress.unit, progress.total)
+        samples = self._series.pop(key, None)
+        self._series[key] = samples = deque(maxlen=self._num_samples) if samples is None else samples
+        if len(self._series) > _MAX_SERIES:
+            del self._series[next(iter(self._series))]
+        return samples
 
-    def _goes_on(self, progress: Progress) -> bool:
-        last = self._last
-        return (
-            last is not None
-            and (last.phase, last.unit, last.total) == (progress.phase, progress.unit, progress.total)
-            and progress.done >= last.done
-        )
+
+def median_rate(samples: list[tuple[float, float]]) -> float | None:
+    """Units a second from (time, done) pairs; None while there is only one."""
+    reach = max(1, len(samples) // 2)
+    slopes = [
+        (after[1] - before[1]) / (after[0] - before[0])
+        for before, after in zip(samples, samples[reach:], strict=False)
+        if after[0] > before[0]
+    ]
+    return statistics.median(slopes) if slopes else None
 
 
 def _tqdm(text: str) -> Progress | None:
-    match = _TQDM.match(text)
+    at = text.index("%|")
+    percent = _TQDM_PERCENT.search(text[:at])
+    if percent is None:
+        return None
+    phase = text[: percent.start()]
+    match = _TQDM.match(text, at)
     if match is None:
-        # bar_format='{l_bar}{bar}|' and friends: the percentage is still certain.
-        percent = re.match(r"(?P<phase>.*?)\s*(?P<percent>\d{1,3})%\|", text)
-        return _percent(percent["phase"], percent["percent"]) if percent else None
+        return _percent(phase, percent[0])  # a bar_format of their own: the percentage is still certain
     done = _scaled(match["done"], match["done_step"])
     total = _scaled(match["total"], match["total_step"])
     rate, unit = _rate(match["rate"] or "")
     eta = None if match["eta"] == "?" else _seconds(match["eta"])
-    return Progress(_words(match["phase"]), done, total, unit or match["unit"], rate, eta, "bar")
+    return Progress(_words(phase), done, total, unit or match["unit"], rate, eta, "bar")
 
 
 def _tqdm_open(text: str) -> Progress | None:
-    match = _TQDM_OPEN.match(text)
-    if match is None:
+    match = _TQDM_OPEN.search(text)
+    if match is None or text[: match.start()].rstrip()[-1:] not in ("", ":"):
         return None
     rate, unit = _rate(match["rate"] or "")
     done = _scaled(match["done"], match["done_step"])
-    return Progress(_words(match["phase"] or ""), done, None, unit or match["unit"], rate, None, "bar")
+    return Progress(_words(text[: match.start()]), done, None, unit or match["unit"], rate, None, "bar")
 
 
 def _keras(text: str) -> Progress | None:
@@ -217,17 +224,17 @@ def _keras(text: str) -> Progress | None:
 
 def _bar_of(text: str) -> Progress | None:
     """rich with a count, pip: '━━━━ 12.3/45.6 MB 3.2 MB/s eta 0:00:10'."""
-    match = _BAR_OF.match(text)
-    if match is None:
+    run = _BAR_RUN.search(text)
+    match = _BAR_OF.match(text, run.end()) if run else None
+    if run is None or match is None:
         return None
-    done_number, done_step, total_number, total_step = match.group(3, 4, 5, 6)
     unit = match["unit"]
-    step = total_step or (unit[0] if len(unit) > 1 and unit[0] in "kMGT" and unit[-1] == "B" else "")
+    step = match[4] or (unit[0] if len(unit) > 1 and unit[0] in "kMGT" and unit[-1] == "B" else "")
     rest = text[match.end() :]
     rate, rate_unit = _rate(rest)
-    unit = "B" if step and (unit.endswith("B") or unit == "") and rate_unit in ("B", "") else (rate_unit or unit)
-    done, total = _scaled(done_number, done_step or step), _scaled(total_number, step)
-    return Progress(_words(match["phase"]), done, total, unit, rate, _eta_text(rest), "bar")
+    done, total = _scaled(match[1], match[2] or step), _scaled(match[3], step)
+    unit = "B" if unit.endswith("B") else rate_unit or unit
+    return Progress(_words(text[: run.start()]), done, total, unit, rate, _eta_text(rest), "bar")
 
 
 def _wget(text: str) -> Progress | None:
@@ -251,8 +258,8 @@ def _curl(text: str) -> Progress | None:
 
 
 def _generic(text: str) -> Progress | None:
-    match = _PERCENT.match(text)
-    return None if match is None else _percent(match["phase"], match["percent"], _eta_text(text[match.end() :]))
+    match = _PERCENT.search(text)
+    return _percent(text[: match.start()], match["percent"], _eta_text(text[match.end() :])) if match else None
 
 
 def _percent(phase: str, percent: str, eta_s: float | None = None) -> Progress | None:
@@ -261,20 +268,30 @@ def _percent(phase: str, percent: str, eta_s: float | None = None) -> Progress |
 
 
 def _of(text: str) -> Progress | None:
-    """The finest counter of a line that has several: 'Epoch 3/10, step 120/1000' is at step 120."""
-    found = list(_OF.finditer(text))
-    if not found:
+    match = _finest(list(_OF.finditer(text)))
+    if match is None:
         return None
-    match = next((one for one in found if not one["word"].lower().startswith("epoch")), found[0])
     done, total = _float(match["done"]), _float(match["total"])
     return Progress("", done, total, _unit(match["word"]), None, None, "line") if done <= total else None
 
 
 def _at(text: str) -> Progress | None:
-    match = _AT.search(text)
+    match = _finest(list(_AT.finditer(text)))
     if match is None or not _MEASURED.search(text):
         return None
     return Progress("", _float(match["done"]), None, _unit(match["word"]), None, None, "line")
+
+
+def _finest(found: list[re.Match[str]]) -> re.Match[str] | None:
+    """Of several counters in a line the one that moves: 'Epoch 3/10, step 120/1000' is at step 120."""
+    return next((one for one in found if not one["word"].lower().startswith("epoch")), found[0] if found else None)
+
+
+def _epoch_part(text: str) -> Progress | None:
+    match = _EPOCH_PART.search(text)
+    if match is None:
+        return None
+    return Progress(f"epoch {match['epoch']}", float(match["done"]), float(match["total"]), "", None, None, "line")
 
 
 def _hf_record(text: str) -> Progress | None:
@@ -311,10 +328,10 @@ def _rate(text: str) -> tuple[float | None, str]:
     match = _RATE.search(text)
     if match is None:
         return None, ""
-    if match[1]:
-        return _scaled(match[1], match[2]), match[3]
+    if match["unit"] is not None:
+        return (_scaled(match[1], match[2]) if match[1] else None), match["unit"]
     seconds = _float(match[4]) if match[4] else _float(match[6]) * (1e-3 if match[7] == "ms" else 1e-6)
-    return (1 / seconds if seconds else None), match[5] or match[8] or ""
+    return (1 / seconds if seconds else None), match["per"] or match["each"]
 
 
 def _scaled(number: str, step: str) -> float:

@@ -7,6 +7,7 @@ whatever comes. Does not own: what the text means (progress.py) or where it goes
 from __future__ import annotations
 
 import re
+from itertools import repeat
 from typing import Literal, NamedTuple
 
 MAX_PIECE_BYTES = 64 << 10
@@ -150,7 +151,7 @@ def _plain_lines(block: bytes) -> list[Piece]:
         text = _CONTROL.sub(_escape, text)
     texts = text.split("\n")
     texts.pop()
-    return [Piece(text, "line") for text in texts]
+    return list(map(Piece._make, zip(texts, repeat("line"), repeat(False), strict=False)))
 
 
 def _has_short_lines(block: bytes) -> bool:
