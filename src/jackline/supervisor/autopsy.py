@@ -84,7 +84,7 @@ def examine(
 
 def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...], stop_requested_by: str) -> Evidence:
     started_at_s = watch.command.started_at_s
-    in_cgroup, on_machine = oom_delta(watch.oom_before, read_oom_counters())
+    in_cgroup, on_machine = oom_delta(watch.oom_before, read_oom_counters(cgroup=watch.oom_before.cgroup))
     pids = tuple(sorted(watch.pids_seen))
     kills = [kill for kill in read_kernel_kills(started_at_s - 1.0) if kill.pid in watch.pids_seen]
     disk = read_disk(watch.run.path)
@@ -107,7 +107,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         memory_limit_bytes=watch.memory.limit.limit_bytes,
         memory_limit_source=watch.memory.limit.source,
         memory_growth_bytes_per_s=watch.memory.growth_bytes_per_s(),
-        growing_frame=watch.growing_frame,
+        growing_frame=watch.growing_frame(),
         last_frame=watch.last_frame(),
         disk_free_bytes=disk.free_bytes if disk else None,
         disk_path=disk.path if disk else "",

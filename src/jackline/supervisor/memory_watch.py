@@ -5,10 +5,10 @@ Owns the sampling rate and when to warn. The readings and the slope are `machine
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
-from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
 from jackline.machine.forecast import growth_bytes_per_s, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
 from jackline.machine.readings import MemoryReading
@@ -20,6 +20,8 @@ FAST_EVERY_S = 0.1
 WINDOW_S = 20.0
 WARN_BELOW_S = (60.0, 10.0)  # warn, and warn again when it gets serious
 CALM_AFTER_S = 30.0
+RISING_BELOW_S = 30.0
+RECENT_S = 2.5
 
 
 class MemoryWatch:
@@ -36,12 +38,14 @@ class MemoryWatch:
 
     def poll(self, now_s: float, pids: Sequence[int]) -> bool:
         """Take a reading when one is due; True when it was."""
-        every_s = FAST_EVERY_S if self.share() >= ARMED_SHARE else SLOW_EVERY_S
+        every_s = FAST_EVERY_S if self.share() >= ARMED_SHARE or self.is_rising() else SLOW_EVERY_S
         if now_s - self._last_s < every_s * 0.9 or not pids:
             return False
         self._last_s = now_s
-        self.reading = read_memory(pids)
-        self.limit = self.reading.limit
+        reading = read_memory(pids)
+        if not reading.tree_rss_bytes:
+            return False  # it has just ended: what is read now is not its memory and not its limit
+        self.reading, self.limit = reading, reading.limit
         self.peak_bytes = max(self.peak_bytes, self.reading.tree_rss_bytes)
         self._points.append((now_s, self.reading.used_bytes))
         while self._points and now_s - self._points[0][0] > WINDOW_S:
@@ -52,6 +56,16 @@ class MemoryWatch:
         if self.reading is None or self.limit.limit_bytes <= 0:
             return 0.0
         return self.reading.used_bytes / self.limit.limit_bytes
+
+    def is_rising(self) -> bool:
+        """At the pace of the last seconds it would be at the limit soon: look closer, say nothing yet."""
+        if len(self._points) < 2:
+            return False
+        recent = [point for point in self._points if self._points[-1][0] - point[0] <= RECENT_S]
+        (first_s, first), (last_s, last) = recent[0], recent[-1]
+        if last_s <= first_s or last <= first:
+            return False
+        return (self.limit.limit_bytes - last) / ((last - first) / (last_s - first_s)) < RISING_BELOW_S
 
     def seconds_left(self) -> float | None:
         return seconds_to_limit(tuple(self._points), self.limit.limit_bytes) if self.share() >= ARMED_SHARE else None
@@ -71,6 +85,34 @@ class MemoryWatch:
             return None
         self._level, self._warned_at_s = level, now_s
         return warning_text(self.reading, self.growth_bytes_per_s(), left_s, frame)
+
+
+class GrowthPlaces:
+    """Where the growing process was seen while it grew; the line that worked most often is the likely one."""
+
+    def __init__(self) -> None:
+        self._working: Counter[Frame] = Counter()
+        self._any: Counter[Frame] = Counter()
+
+    def add(self, stack: ProcessStack | None) -> None:
+        thread = stack.main if stack else None
+        frame = innermost_user_frame(thread)
+        if thread is None or frame is None:
+            return
+        self._any[frame] += 1
+        # A thread that sleeps or waits when we look did not grow anything in that instant.
+        if not thread.wait or thread.wait.startswith("running"):
+            self._working[frame] += 1
+
+    def likely(self) -> Frame | None:
+        for counter in (self._working, self._any):
+            if counter:
+                return counter.most_common(1)[0][0]
+        return None
+
+    def clear(self) -> None:
+        self._working.clear()
+        self._any.clear()
 
 
 def warning_text(reading: MemoryReading, growth: float, left_s: float, frame: Frame | None) -> str:

@@ -103,9 +103,5 @@ def _read_answer(report: int) -> dict[str, str]:
     try:
         answer = json.loads(data)
     except ValueError:
-        code = process.poll()
-        return {
-            "problem": f"the supervisor did not start (exit code {code})",
-            "hint": "see supervisor.log in the run",
-        }
+        return {"problem": "the supervisor did not start", "hint": "see supervisor.log in the run directory"}
     return answer if isinstance(answer, dict) else {}

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from jackline.diagnosis.doing import Doing, describe
-from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
+from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.machine.gpu import read_gpus
 from jackline.machine.memory import read_oom_counters
 from jackline.machine.net import tree_tcp_bytes
@@ -20,7 +20,7 @@ from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, T
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.supervisor.events import Events
 from jackline.supervisor.incident import write_incident
-from jackline.supervisor.memory_watch import MemoryWatch
+from jackline.supervisor.memory_watch import GrowthPlaces, MemoryWatch
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output import LogWriter, OutputTail
 from jackline.supervisor.process import Command
@@ -32,6 +32,7 @@ from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict
 SAMPLE_EVERY_S = 1.0
 STACKS_SILENT_EVERY_S = 5.0
 STACKS_ALWAYS_EVERY_S = 30.0
+STACKS_RISING_EVERY_S = 0.3
 ALARMS = ("STUCK", "SUSPECT")
 
 
@@ -65,7 +66,7 @@ class AttemptWatch:
         self.gpus: tuple[GpuReading, ...] = ()
         self.doing: Doing | None = None
         self.progress: Progress | None = None
-        self.growing_frame: Frame | None = None
+        self.growth_places = GrowthPlaces()
         self.incidents: list[dict[str, Any]] = []
         self.pids_seen: set[int] = {command.child.pid}
         self.resumed_from: str | None = None
@@ -179,14 +180,17 @@ class AttemptWatch:
         pids = [process.pid for process in self.tree.processes] or [self.command.child.pid]
         if not self.memory.poll(now_s, pids):
             return
-        left_s = self.memory.seconds_left()
-        if left_s is not None:
-            self.growing_frame = self._main_frame()
-            if now_s - self._last_stacks_s > 1.0:
+        if self.memory.is_rising():
+            if now_s - self._last_stacks_s > STACKS_RISING_EVERY_S:
                 self._ask_for_stacks(now_s)
-        warning = self.memory.warning(now_s, self.growing_frame)
+        elif self.memory.share() < 0.5:
+            self.growth_places.clear()
+        warning = self.memory.warning(now_s, self.growth_places.likely())
         if warning:
-            self.events.emit("memory", warning, seconds_to_limit=left_s)
+            self.events.emit("memory", warning, seconds_to_limit=self.memory.seconds_left())
+
+    def growing_frame(self) -> Frame | None:
+        return self.growth_places.likely()
 
     def _read_tree(self) -> None:
         tree = self.command.read_tree()
@@ -248,6 +252,9 @@ class AttemptWatch:
         if taken is None:
             return
         self._stacks = self._fresh_stacks = taken.stacks
+        if self.memory.is_rising() and self.tree.processes:
+            largest = max(self.tree.processes, key=lambda process: process.rss_bytes)
+            self.growth_places.add(self._stack_of(largest.pid))
         if taken.request.native:
             self._write_incident(taken)
         self._describe()
@@ -285,13 +292,10 @@ class AttemptWatch:
 
     def _leading_stack(self) -> ProcessStack | None:
         leader = self._leading_process()
-        if leader is None:
-            return None
-        return next((stack for stack in self._stacks if stack.pid == leader.pid), None)
+        return self._stack_of(leader.pid) if leader else None
 
-    def _main_frame(self) -> Frame | None:
-        stack = self._leading_stack()
-        return innermost_user_frame(stack.main) if stack else None
+    def _stack_of(self, pid: int) -> ProcessStack | None:
+        return next((stack for stack in self._stacks if stack.pid == pid), None)
 
     def _describe(self) -> None:
         leader = self._leading_process()
