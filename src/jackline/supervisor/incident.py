@@ -15,9 +15,9 @@ def write_incident(
     *,
     verdict: Verdict,
     stacks: Sequence[ProcessStack],
-    native_text: str,
     tree: TreeReading,
     now_s: float,
+    native_text: str = "",
 ) -> None:
     """`now_s` is time.time()."""
     path.write_text(verdict.text + "\n")
