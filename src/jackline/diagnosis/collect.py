@@ -15,8 +15,8 @@ _MAX_TAIL_BYTES = 8 << 20
 _MAX_LINE_CHARS = 4000
 _MAX_FAULT_BYTES = 1 << 20
 _MAX_FAULT_FRAMES = 200
-# How out.log begins a line: a UTC stamp and one space.
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?")
+# How out.log begins a line: a UTC stamp and one space; with --split-streams the stream's name follows.
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?(?:err\| )?")
 _NOTE = "[jackline]"
 _FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
 _FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in .+')

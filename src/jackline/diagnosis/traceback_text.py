@@ -16,7 +16,7 @@ from jackline.diagnosis.user_code import is_user_file
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\)(:| ─)")
 _FRAME = re.compile(r'\s+File "(.+?)", line (\d+)(?:, in (.+))?$')
-_RICH_FRAME = re.compile(r"│ (\S.*?):(\d+) in (\S+)\s*│$")
+_RICH_FRAME = re.compile(r"(\S.*?):(\d+) in (\S+)")
 _RICH_SOURCE = re.compile(r"│ ❱\s*\d+ │?\s*(.+?)\s*│$")
 _ERROR = re.compile(r"((?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*))(?:: ?(.*))?$")
 _SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): (.*)$")
@@ -105,7 +105,7 @@ def find_chains(lines: Sequence[str]) -> list[Chain]:
     chains: list[list[ErrorText]] = []
     newest: dict[str, tuple[_Block, list[ErrorText]]] = {}  # by prefix: ranks print into one another
     for block in _blocks(lines):
-        before = newest.get(block.prefix)
+        before = newest.get(block.prefix.strip())
         relation = _relation(lines, before[0] if before else None, block)
         if before is not None and relation == "then":
             chain = before[1]
@@ -116,7 +116,7 @@ def find_chains(lines: Sequence[str]) -> list[Chain]:
         else:
             chain = [block.error]
             chains.append(chain)
-        newest[block.prefix] = (block, chain)
+        newest[block.prefix.strip()] = (block, chain)
     return [Chain(_with_callers(chain)) for chain in chains]
 
 
@@ -162,7 +162,9 @@ def _is_echo(chain: Chain) -> bool:
 def _relation(lines: Sequence[str], before: _Block | None, block: _Block) -> str:
     if before is None:
         return ""
-    gap = [_strip(line, block.prefix) for line in lines[before.end : block.start + 1]]
+    # The members of an exception group stand further to the right than the group.
+    prefix = "" if block.prefix.strip() == "|" else block.prefix
+    gap = [_strip(line, prefix) for line in lines[before.end : block.start + 1]]
     words = [line.lstrip(" |") for line in gap if line is not None]
     if any(line.startswith(_THEN) for line in words):
         return "then"
@@ -214,16 +216,17 @@ def _read_plain(lines: Sequence[str], start: int, prefix: str) -> _Block | None:
 def _read_message(lines: Sequence[str], start: int, prefix: str) -> tuple[str, int]:
     """Messages run over several lines; they end at an empty line or where something else begins."""
     parts: list[str] = []
-    index = start
-    while index < len(lines) and len(parts) < _MAX_MESSAGE_LINES:
+    end = start
+    for index in range(start, len(lines)):
         line = _strip(lines[index], prefix)
-        if line is not None:
-            is_over = not line.strip() or line.startswith(('"""', *_THEN, *_IGNORED, "[rank")) or _HEADER.search(line)
-            if is_over:
-                break
-            parts.append(line)
-        index += 1
-    return "\n".join(parts), index
+        if line is None:
+            continue
+        is_over = not line.strip() or line.startswith(('"""', *_THEN, *_IGNORED, "[rank")) or _HEADER.search(line)
+        if is_over or len(parts) == _MAX_MESSAGE_LINES:
+            break
+        parts.append(line)
+        end = index + 1
+    return "\n".join(parts), end
 
 
 def _error(text: str, frames: list[Frame], lines: Sequence[str], start: int, prefix: str) -> ErrorText:
@@ -243,18 +246,23 @@ def _error(text: str, frames: list[Frame], lines: Sequence[str], start: int, pre
 def _read_rich(lines: Sequence[str], start: int) -> _Block | None:
     """rich draws a box; the error stands below it."""
     frames: list[Frame] = []
+    wrapped = ""  # a path too long for the box goes on in the next line
     for index in range(start + 1, len(lines)):
         line = lines[index].rstrip()
-        found, source = _RICH_FRAME.search(line), _RICH_SOURCE.search(line)
-        if found:
-            frames.append(Frame(found[3], found[1], int(found[2]), is_user=is_user_file(found[1])))
-        elif source:
+        source = _RICH_SOURCE.search(line)
+        if source:
             _add_source(frames, source[1])
-        elif not line.lstrip().startswith(("│", "╭", "╰")):
-            if not _is_error_line(line):
-                return None
+        elif line.lstrip().startswith(("│", "╭", "╰")):
+            inside = line.strip()[1:-1].removeprefix(" ").rstrip()
+            found = _RICH_FRAME.fullmatch(wrapped + inside) or _RICH_FRAME.fullmatch(f"{wrapped} {inside}".strip())
+            if found:
+                frames.append(Frame(found[3], found[1], int(found[2]), is_user=is_user_file(found[1])))
+            wrapped = wrapped + inside if inside and not inside.startswith(" ") and not found else ""
+        elif _is_error_line(line):
             message, end = _read_message(lines, index, "")
             return _Block("", start, end, _error(message, frames, lines, start, ""))
+        else:
+            return None
     return None
 
 
