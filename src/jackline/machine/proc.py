@@ -104,7 +104,22 @@ def _read(pid: int, *, is_whole: bool) -> ProcessReading | None:
         write_bytes=written,
         wait=wait_in_state(pid, pid, stat.state, is_cheap=not is_whole),
         is_python=is_python(pid, stat.start_ticks),
+        main_cpu_s=_main_cpu_s(pid),
+        main_wchar_bytes=_main_wchar_bytes(pid),
     )
+
+
+def _main_cpu_s(pid: int) -> float | None:
+    """Of the main thread alone: /proc/PID/schedstat is not the sum of the threads, although it looks so."""
+    words = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
+    return int(words[0]) / 1e9 if words else None
+
+
+def _main_wchar_bytes(pid: int) -> int | None:
+    for line in (read_bytes(f"/proc/{pid}/task/{pid}/io") or b"").split(b"\n"):
+        if line.startswith(b"wchar:"):
+            return int(line[6:])
+    return None
 
 
 def _wanted_cpu_s(pid: int, stat: _Stat, *, is_whole: bool) -> float:
