@@ -1,0 +1,149 @@
+"""The same command typed again, and commands that are started again by themselves."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.shell import Shell
+
+pytestmark = [pytest.mark.zoo]
+
+WAITS_FOR_GO = """
+import os, sys, time
+print("started with", sys.argv[1:], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
+def test_a_second_start_of_a_live_command_watches_it(shell: Shell) -> None:
+    command = shell.python("train.py", WAITS_FOR_GO)
+    first = shell.start("run", "--", *command)
+    first.wait_for("started with")
+    second = shell.start("run", "--", *command)
+    second.wait_for("is alive already; watching it", "err")
+    second.wait_for("started with", "out")
+    (shell.work / "go").touch()
+    assert (first.wait(), second.wait()) == (0, 0)
+    (run,) = shell.runs.iterdir()
+    assert [path.name for path in (run / "attempts").iterdir()] == ["001"]
+
+
+def test_a_finished_command_says_so_and_asks_for_new(shell: Shell) -> None:
+    assert shell.jackline("run", "--name", "once", "--", "echo", "hello").code == 0
+    done = shell.jackline("run", "--name", "once", "--", "echo", "hello")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"[jackline] this command has finished already, as run 'once' in {shell.runs / 'once'}\n"
+        "[jackline] hint: --new starts it again as a new run; `jackline logs` shows what it printed\n"
+    )
+    again = shell.jackline("run", "--name", "once", "--new", "--", "echo", "hello")
+    assert (again.code, again.out) == (0, "hello\n")
+    assert sorted(path.name for path in shell.runs.iterdir()) == ["once", "once-2"]
+
+
+def test_a_dead_command_typed_again_is_the_next_attempt_of_the_same_run(shell: Shell) -> None:
+    command = shell.python("train.py", "import os, sys; sys.exit(0 if os.path.exists('fixed') else 1)")
+    assert shell.jackline("run", "--name", "two", "--", *command).code == 1
+    (shell.work / "fixed").touch()
+    done = shell.jackline("run", "--name", "two", "--", *command)
+    assert done.code == 0, done
+    assert [path.name for path in sorted((shell.runs / "two" / "attempts").iterdir())] == ["001", "002"]
+    assert shell.run_dir("two").exit(2)["cause"] == "finished"
+
+
+def test_resume_starts_the_next_attempt(shell: Shell) -> None:
+    command = shell.python("train.py", "import os, sys; sys.exit(0 if os.path.exists('fixed') else 1)")
+    assert shell.jackline("run", "--name", "two", "--", *command).code == 1
+    (shell.work / "fixed").touch()
+    assert shell.jackline("resume", "two", cwd=shell.folder).code == 0
+
+
+def test_the_same_name_with_another_command_is_refused_with_the_difference(shell: Shell) -> None:
+    assert shell.jackline("run", "--name", "mine", "--", "false").code == 1
+    before = sorted(str(path) for path in shell.runs.rglob("*"))
+    done = shell.jackline("run", "--name", "mine", "--", "false", "--lr", "1e-3")
+    assert done.code == 2
+    assert done.err == (
+        "error: run 'mine' was started with another command\n"
+        "       argv: false -> false --lr 1e-3\n"
+        "hint: --new starts another run, --continue-with-changes goes on with this one\n"
+    )
+    assert sorted(str(path) for path in shell.runs.rglob("*")) == before
+    assert shell.jackline("run", "--name", "mine", "--continue-with-changes", "--", "true").code == 0
+
+
+def test_the_name_of_a_live_run_with_another_command_is_refused(shell: Shell) -> None:
+    live = shell.start("run", "--name", "mine", "--", *shell.python("train.py", WAITS_FOR_GO))
+    live.wait_for("started with")
+    done = shell.jackline("run", "--name", "mine", "--continue-with-changes", "--", "true")
+    assert done.code == 2
+    assert done.err.startswith("error: run 'mine' is alive with another command\n")
+    assert done.err.endswith("hint: another --name, --new, or `jackline stop mine` first\n")
+    (shell.work / "go").touch()
+    assert live.wait() == 0
+
+
+CRASHES_ONCE = """
+import os, sys, zipfile
+print("argv", sys.argv[1:], flush=True)
+if "--resume" in sys.argv:
+    sys.exit(0)
+for number in (1, 2):
+    with zipfile.ZipFile(f"ckpt-{number}.pt", "w") as file:
+        file.writestr("data.pkl", "x" * 5000)
+with open("ckpt-3.pt", "wb") as file:  # the machine died while this one was written
+    file.write(open("ckpt-2.pt", "rb").read()[:1000])
+os.kill(os.getpid(), 11)
+"""
+
+
+def test_a_restart_goes_on_from_the_newest_whole_checkpoint(shell: Shell) -> None:
+    words = ("--checkpoints", "ckpt-*.pt", "--resume-arg", "--resume {checkpoint}")
+    done = shell.jackline("run", "--name", "again", *words, "--", *shell.python("train.py", CRASHES_ONCE))
+    assert done.code == 0, done
+    with pytest.raises(zipfile.BadZipFile):
+        zipfile.ZipFile(shell.work / "ckpt-3.pt")
+    assert done.out == f"argv []\nargv ['--resume', '{shell.work / 'ckpt-2.pt'}']\n"
+    run = shell.run_dir("again")
+    assert run.exit(1)["cause"] == "segfault"
+    assert run.exit(2)["cause"] == "finished"
+    assert run.exit(2)["resumed_from"] == str(shell.work / "ckpt-2.pt")
+    told = [event["event"] for event in run.events() if event["event"] in ("started", "died", "restart", "finished")]
+    assert told == ["started", "died", "restart", "started", "finished"]
+
+
+def test_a_crash_loop_is_ended_and_explained(shell: Shell) -> None:
+    text = "raise ConnectionResetError(104, 'Connection reset by peer')"
+    done = shell.jackline("run", "--name", "loop", "--restart", "5", "--", *shell.python("train.py", text))
+    assert done.code == 1
+    run = shell.run_dir("loop")
+    assert len(list((run.path / "attempts").iterdir())) == 2
+    why = "not starting again: the same error ended two attempts within a minute of their start"
+    assert why in [event["text"] for event in run.events("note")]
+    assert why in done.err
+
+
+def test_a_persons_kill_is_never_undone(shell: Shell) -> None:
+    done = shell.jackline("run", "--name", "killed", "--restart", "5", "--", "sh", "-c", "kill -9 $$")
+    assert done.code == 137
+    assert len(list((shell.runs / "killed" / "attempts").iterdir())) == 1
+
+
+def test_an_own_mistake_is_not_repeated(shell: Shell) -> None:
+    text = "raise ValueError('learning rate must be positive')"
+    done = shell.jackline("run", "--name", "wrong", "--restart", "5", "--", *shell.python("train.py", text))
+    assert done.code == 1
+    assert len(list((shell.runs / "wrong" / "attempts").iterdir())) == 1
+
+
+def test_runs_are_found_from_any_folder(shell: Shell, tmp_path: Path) -> None:
+    assert shell.jackline("run", "--name", "found", "--", "true").code == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = shell.jackline("runs", cwd=elsewhere, env={"JACKLINE_RUNS": str(elsewhere / "runs")})
+    assert done.code == 0
+    assert "found" in done.out
