@@ -1,0 +1,48 @@
+"""Which line is blamed for growing memory."""
+
+from __future__ import annotations
+
+import os
+
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
+from jackline.machine.readings import MemoryLimit, MemoryReading
+from jackline.supervisor.memory_watch import GrowthPlaces, MemoryWatch, warning_text
+
+GROWS = Frame("load", "data.py", 10, "rows.append(row)", is_user=True)
+SLEEPS = Frame("main", "data.py", 20, "time.sleep(0.05)", is_user=True)
+
+
+def stack(frame: Frame, wait: str) -> ProcessStack:
+    return ProcessStack(1, "python", (ThreadStack(1, "MainThread", (frame,), is_main=True, wait=wait),))
+
+
+def test_a_line_that_worked_once_is_blamed_before_one_that_slept_often() -> None:
+    places = GrowthPlaces()
+    for _ in range(5):
+        places.add(stack(SLEEPS, "sleep"))
+    places.add(stack(GROWS, "running"))
+    assert places.likely() == GROWS
+
+
+def test_with_nothing_better_the_line_seen_most_often_is_named() -> None:
+    places = GrowthPlaces()
+    places.add(stack(SLEEPS, "sleep"))
+    assert places.likely() == SLEEPS
+    places.clear()
+    assert places.likely() is None
+
+
+def test_the_warning_names_limit_pace_time_and_line() -> None:
+    reading = MemoryReading(0.0, 3 << 30, MemoryLimit(4 << 30, "cgroup /pod"), 3 << 30)
+    assert warning_text(reading, 200 << 20, 5.1, GROWS) == (
+        "host RAM: 3.0 GiB of 4.0 GiB (cgroup /pod), growing 200 MiB/s: the kernel will kill this run in about 5.1 s; "
+        "it grows at data.py:10 `rows.append(row)`"
+    )
+
+
+def test_a_process_that_has_ended_does_not_overwrite_what_was_known() -> None:
+    watch = MemoryWatch(os.getpid())
+    assert watch.poll(0.0, [os.getpid()])
+    before = watch.reading
+    assert not watch.poll(100.0, [2**22 + 7])
+    assert watch.reading is before
