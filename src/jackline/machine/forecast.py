@@ -24,6 +24,7 @@ _SHORTEST_S = 0.5
 _LEAST_POINTS = 6
 _STRETCH_FACTOR = 1.15
 _SEEN_BEFORE = 0.98
+_DROP_SHARE = 0.2
 
 
 def seconds_to_limit(points: Sequence[Point], limit_bytes: int) -> float | None:
@@ -69,7 +70,21 @@ def _steady_rate(times: list[float], used: list[int], start: int, limit_bytes: i
         return None
     if start > 0 and max(used[:start]) >= _SEEN_BEFORE * peaks[-1]:
         return None  # it was here before and went down again
+    if 0 < _count_drops(used[start:], _DROP_SHARE * grown) < _BINS:
+        return None  # one tooth is no leak; a tooth in every part is
     return grown / (width_s * len(steps))
+
+
+def _count_drops(used: list[int], least: float) -> int:
+    """How often it fell by `least` from a peak; a long fall is one."""
+    drops, is_falling, turn = 0, False, used[0]
+    for size in used:
+        if (size <= turn) if is_falling else (size >= turn):
+            turn = size
+        elif abs(size - turn) > least:
+            is_falling, turn = not is_falling, size
+            drops += is_falling
+    return drops
 
 
 def growth_bytes_per_s(points: Sequence[Point]) -> float:

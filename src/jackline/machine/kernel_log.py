@@ -84,7 +84,7 @@ def _records(fd: int, most: int) -> Iterator[tuple[float, str]]:
 def _from_dmesg() -> list[tuple[float, str]] | None:
     try:
         done = subprocess.run(
-            ["dmesg", "--raw"], capture_output=True, timeout=_DMESG_TIMEOUT_S, stdin=subprocess.DEVNULL
+            ["dmesg", "-r"], capture_output=True, timeout=_DMESG_TIMEOUT_S, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return None

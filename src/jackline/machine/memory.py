@@ -41,14 +41,27 @@ def _base(root: Path) -> str:
 
 
 def _cgroup_limits(pid: int | None, root: Path) -> Iterator[MemoryLimit]:
-    for cgroup in memory_cgroups(pid, root):
-        limit = read_int(cgroup.file("memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"))
-        if cgroup.version == 1:
-            # The kernel's own minimum, which also knows ancestors that are not mounted in this container.
-            inherited = read_fields(cgroup.file("memory.stat")).get("hierarchical_memory_limit")
-            limit = min((value for value in (limit, inherited) if value is not None), default=None)
-        if limit is not None and limit < _NO_LIMIT_BYTES:
+    # A process that is gone has no cgroup; it was in ours, or near it.
+    cgroups = memory_cgroups(pid, root) or memory_cgroups(None, root)
+    for cgroup in cgroups:
+        limit = read_int(cgroup.file("memory.max")) if cgroup.version == 2 else None
+        if limit is not None:
             yield MemoryLimit(limit, _CGROUP + _shown(cgroup.path, root))
+    yield from _limit_v1([cgroup.path for cgroup in cgroups if cgroup.version == 1], root)
+
+
+def _limit_v1(folders: list[str], root: Path) -> Iterator[MemoryLimit]:
+    """Nearest first. The kernel's own minimum also knows ancestors that are not mounted in this container, and which
+    ancestors do not count (use_hierarchy 0); the folders say whose limit it is, and so whose use to measure."""
+    own = [(read_int(f"{folder}/memory.limit_in_bytes"), folder) for folder in folders]
+    limits = [(limit, folder) for limit, folder in own if limit is not None]
+    if not limits:
+        return
+    inherited = read_fields(f"{limits[0][1]}/memory.stat").get("hierarchical_memory_limit")
+    lowest = min(limit for limit, _ in limits) if inherited is None else inherited
+    if lowest < _NO_LIMIT_BYTES:
+        holder = next((folder for limit, folder in limits if limit == lowest), limits[-1][1])
+        yield MemoryLimit(lowest, _CGROUP + _shown(holder, root))
 
 
 def _shown(path: str, root: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import stat
 import struct
 from typing import cast
 
@@ -62,6 +61,8 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
         wait = _from_wchan(pid, tid, state)
     else:
         wait = _from_call(pid, group, arguments)
+    if wait.kind == "file" and group in ("read", "write", "open"):
+        wait = _named_pipe(pid, tid, wait)
     # An uninterruptible sleep is the kernel doing input or output, except for a parent that lent its memory (vfork).
     if state == "D" and wait.kind != "child":
         return Wait("disk", wait.target, wait.fd)
@@ -85,7 +86,7 @@ def _from_call(pid: int, group: str, arguments: list[int]) -> Wait:
     if group == "sync":
         return Wait("disk", read_link(f"/proc/{pid}/fd/{first}") or "", first)
     if group == "open":
-        return Wait("file", "opening a file or a named pipe")
+        return Wait("file", "opening a file")
     return Wait("file", read_link(f"/proc/{pid}/fd/{first}") or "", first)
 
 
@@ -108,11 +109,8 @@ def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
         return Wait("poll", link.removeprefix("anon_inode:").strip("[]"), fd)
     if is_reading and link.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return Wait("keyboard", link, fd)
-    try:
-        mode = os.stat(f"/proc/{pid}/fd/{fd}").st_mode  # noqa: PTH116
-    except OSError:
-        return Wait("file", link, fd)
-    return Wait("pipe" if stat.S_ISFIFO(mode) else "file", link, fd)
+    # No stat: on a network mount that is gone it would hang us beside the one we look at.
+    return Wait("file", link, fd)
 
 
 def _describe_pipe(pid: int, fd: int, link: str, *, is_reading: bool) -> Wait:
@@ -207,6 +205,13 @@ def _peek(pid: int, address: int, count: int) -> bytes | None:
     finally:
         os.close(fd)
     return data if len(data) == count else None
+
+
+def _named_pipe(pid: int, tid: int, wait: Wait) -> Wait:
+    """A named pipe looks like a file; only the kernel function tells them apart."""
+    if classify_wchan(read_text(f"/proc/{pid}/task/{tid}/wchan") or "") != "pipe":
+        return wait
+    return Wait("pipe", wait.target if wait.fd is not None else "opening a named pipe", wait.fd)
 
 
 def _from_wchan(pid: int, tid: int, state: str) -> Wait:

@@ -1,0 +1,285 @@
+"""What a thread waits on, seen on real threads that wait on real things."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jackline.machine import syscalls
+from jackline.machine.proc import list_threads, read_wait
+from jackline.machine.procfs import read_text
+from jackline.machine.readings import Wait
+from jackline.machine.waits import classify_wchan
+from tests.machine.conftest import Start, wait_until
+
+READY = "print('ready')\n"
+SLEEPS = READY + "import time; time.sleep(600)"
+LOCKED = "import threading; lock = threading.Lock(); lock.acquire()\n" + READY + "lock.acquire()"
+PIPE = "import os; r, w = os.pipe()\n" + READY + "os.read(r, 1)"
+LOCAL = "import socket; a, b = socket.socketpair()\n" + READY + "a.recv(1)"
+CHILD = "import subprocess; child = subprocess.Popen(['sleep', '600'])\n" + READY + "child.wait()"
+TWO_PIPES = "import os, select; r, w = os.pipe(); s, x = os.pipe(); p = select.poll()\n" + (
+    "p.register(r, select.POLLIN); p.register(s, select.POLLIN)\n" + READY + "p.poll()"
+)
+SELECT = "import os, select; r, w = os.pipe()\n" + READY + "select.select([r], [], [])"
+SELECT_NOTHING = "import select\n" + READY + "select.select([], [], [], 600)"
+PAUSE = "import signal\n" + READY + "signal.pause()"
+EVENT_LOOP = (
+    "import asyncio\nasync def main():\n    print('ready')\n    await asyncio.sleep(600)\nasyncio.run(main())"
+)
+SPIN = READY + "while True: pass"
+
+
+def wait_of(pid: int, kind: str, tid: int | None = None) -> Wait:
+    """The wait, once the process is in the call it announced: it prints 'ready' just before."""
+    last = Wait("unknown")
+
+    def is_there() -> Wait | None:
+        nonlocal last
+        last = read_wait(pid, tid)
+        return last if last.kind == kind else None
+
+    try:
+        found: Wait = wait_until(is_there, kind)
+    except AssertionError:
+        raise AssertionError(f"expected {kind}, it is {last}") from None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (SPIN, "running"),
+        (SLEEPS, "sleep"),
+        (PAUSE, "sleep"),
+        (SELECT_NOTHING, "sleep"),
+        (LOCKED, "lock"),
+        (PIPE, "pipe"),
+        (TWO_PIPES, "pipe"),
+        (SELECT, "pipe"),
+        (LOCAL, "local_socket"),
+        (EVENT_LOOP, "local_socket"),
+    ],
+)
+def test_a_wait_is_named_by_what_is_waited_on(start: Start, code: str, kind: str) -> None:
+    child = start(code)
+    assert wait_of(child.pid, kind).kind == kind
+
+
+def test_a_wait_for_a_child_is_named(start: Start) -> None:
+    child = start(CHILD)
+    assert wait_of(child.pid, "child") == Wait("child")
+    grandchild = int((read_text(f"/proc/{child.pid}/task/{child.pid}/children") or "0").split()[0])
+    os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_silent_far_end_is_named_with_its_address(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket; s = socket.create_connection(('127.0.0.1', {port}))\n" + READY + "s.recv(1)"
+        child = start(code)
+        found = wait_of(child.pid, "network")
+    assert found.target == f"127.0.0.1:{port}"
+    assert found.fd is not None
+
+
+def test_an_ipv6_address_is_readable(start: Start) -> None:
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as problem:
+        pytest.skip(f"no IPv6 loopback here: {problem}")
+    with server:
+        port = server.getsockname()[1]
+        code = f"import socket; s = socket.create_connection(('::1', {port}))\n" + READY + "s.recv(1)"
+        child = start(code)
+        assert wait_of(child.pid, "network").target == f"[::1]:{port}"
+
+
+def test_the_network_names_a_poll_that_also_watches_a_wake_up_pipe(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = (
+            "import os, select, socket\n"
+            f"s = socket.create_connection(('127.0.0.1', {port})); r, w = os.pipe()\n"
+            "e = select.epoll(); e.register(r, 1); e.register(s, 1)\n" + READY + "e.poll()"
+        )
+        child = start(code)
+        assert wait_of(child.pid, "network").target == f"127.0.0.1:{port}"
+
+
+def test_a_server_that_accepts_nobody_is_listening(start: Start) -> None:
+    code = "import socket; s = socket.create_server(('127.0.0.1', 0))\n" + READY + "s.accept()"
+    child = start(code)
+    assert wait_of(child.pid, "network").target.startswith("listening on 127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    "lock", ["fcntl.flock(f, fcntl.LOCK_EX)", "fcntl.lockf(f, fcntl.LOCK_EX)"], ids=["flock", "fcntl"]
+)
+def test_a_lock_on_a_file_is_named_with_the_file(start: Start, tmp_path: Path, lock: str) -> None:
+    path = tmp_path / "data.lock"
+    with open(path, "w") as held:
+        (fcntl.flock if "flock(" in lock else fcntl.lockf)(held, fcntl.LOCK_EX)
+        child = start(f"import fcntl; f = open({str(path)!r}, 'w')\n" + READY + lock)
+        assert wait_of(child.pid, "file_lock").target == str(path)
+
+
+def test_a_terminal_is_a_keyboard(start: Start) -> None:
+    leader, follower = pty.openpty()
+    try:
+        child = start(READY + "input()", stdin=follower)
+        found = wait_of(child.pid, "keyboard")
+        assert found == Wait("keyboard", os.ttyname(follower), 0)
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def test_standard_input_that_no_relative_feeds_is_a_keyboard(start: Start) -> None:
+    # The shell between us holds only the reading end, as every ancestor does when a person's pipe passes through.
+    reading, writing = os.pipe()
+    try:
+        code = (
+            "import os, subprocess, sys\n"
+            "child = subprocess.Popen([sys.executable, '-uSc', 'input()'])\n"
+            "print('ready', flush=True)\n"
+            "child.wait()"
+        )
+        parent = start(code, stdin=reading)
+        child = int((read_text(f"/proc/{parent.pid}/task/{parent.pid}/children") or "0").split()[0])
+        assert wait_of(child, "keyboard") == Wait("keyboard", "standard input (a pipe)", 0)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_standard_input_fed_by_the_parent_is_a_pipe(start: Start) -> None:
+    child = start(READY + "input()", stdin=subprocess.PIPE)
+    found = wait_of(child.pid, "pipe")
+    assert found.fd == 0
+    assert found.target.endswith(f"(pid {os.getpid()})")
+
+
+def test_a_named_pipe_is_a_pipe_when_opened_and_when_read(start: Start, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    opening = start(READY + f"open({str(fifo)!r})")
+    assert wait_of(opening.pid, "pipe").target == "opening a named pipe"
+    opening.kill()
+    opening.wait()
+    reading = start(f"f = open({str(fifo)!r}, 'r+b', buffering=0)\n" + READY + "f.read(1)")
+    assert wait_of(reading.pid, "pipe").target == str(fifo)
+
+
+def test_a_stopped_process_is_stopped(start: Start) -> None:
+    child = start(SLEEPS)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert wait_of(child.pid, "stopped") == Wait("stopped")
+
+
+def test_a_sleep_interrupted_by_stop_and_continue_is_still_a_sleep(start: Start) -> None:
+    # The kernel then shows restart_syscall, which says nothing: the function slept in does.
+    child = start(SLEEPS)
+    wait_of(child.pid, "sleep")
+    os.kill(child.pid, signal.SIGSTOP)
+    wait_of(child.pid, "stopped")
+    os.kill(child.pid, signal.SIGCONT)
+    assert wait_of(child.pid, "sleep") == Wait("sleep")
+
+
+def test_a_zombie_and_a_process_that_is_gone() -> None:
+    child = subprocess.Popen(["true"])
+    assert wait_of(child.pid, "zombie") == Wait("zombie")
+    child.wait()
+    assert read_wait(child.pid) == Wait("zombie", "gone")
+
+
+def test_every_thread_has_its_own_wait(start: Start) -> None:
+    code = (
+        "import threading, time\n"
+        "lock = threading.Lock(); lock.acquire()\n"
+        "threading.Thread(target=lock.acquire, daemon=True).start()\n" + READY + "time.sleep(600)"
+    )
+    child = start(code)
+    main, other = wait_until(lambda: (t := list_threads(child.pid)) and len(t) == 2 and t, "two threads")
+    assert main == child.pid
+    assert wait_of(child.pid, "sleep", main) == Wait("sleep")
+    assert wait_of(child.pid, "lock", other) == Wait("lock")
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler: Python cannot stay between vfork and exec")
+def test_a_parent_that_lent_its_memory_waits_for_its_child_and_not_for_the_disk(tmp_path: Path) -> None:
+    source = tmp_path / "lend.c"
+    source.write_text("#include <unistd.h>\nint main(void) { if (vfork() == 0) { pause(); _exit(0); } return 0; }\n")
+    subprocess.run(["gcc", "-w", "-o", str(tmp_path / "lend"), str(source)], check=True)
+    parent = subprocess.Popen([str(tmp_path / "lend")])
+    try:
+        assert wait_of(parent.pid, "child") == Wait("child")
+        children = read_text(f"/proc/{parent.pid}/task/{parent.pid}/children") or ""
+    finally:
+        parent.kill()
+    for word in children.split():
+        os.kill(int(word), signal.SIGKILL)
+    parent.wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (SLEEPS, "sleep"),
+        (LOCKED, "lock"),
+        (PIPE, "pipe"),
+        (LOCAL, "local_socket"),
+        (SELECT, "poll"),
+        (CHILD, "child"),
+    ],
+)
+def test_the_kernel_function_alone_gives_the_same_kind(start: Start, code: str, kind: str) -> None:
+    child = start(code)
+    wait_of(child.pid, "pipe" if code is SELECT else kind)
+    name = read_text(f"/proc/{child.pid}/wchan") or "0"
+    for word in (read_text(f"/proc/{child.pid}/task/{child.pid}/children") or "").split():
+        os.kill(int(word), signal.SIGKILL)
+    if name == "0":
+        pytest.skip("this kernel does not show where a process sleeps")
+    assert classify_wchan(name) == kind, name
+
+
+def test_without_the_right_to_look_the_answer_is_unknown_and_not_an_error(start: Start) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    child = start(SLEEPS)
+    wait_of(child.pid, "sleep")
+    code = (
+        "import os, sys\nfrom jackline.machine.proc import read_wait, read_process, open_files, read_environ\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "pid = int(sys.argv[1])\n"
+        "print(read_wait(pid)); r = read_process(pid); print(r.wait, r.read_bytes, r.state)\n"
+        "print(open_files(pid), read_environ(pid))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(child.pid)], capture_output=True, text=True, timeout=60)
+    unknown = "Wait(kind='unknown', target='', fd=None)"
+    assert done.stdout.splitlines() == [unknown, f"{unknown} 0 S", "[] {}"], done.stderr
+
+
+def test_both_processors_have_a_number_for_every_group() -> None:
+    groups = {frozenset(syscalls.table_for(machine).values()) for machine in ("x86_64", "aarch64")}
+    assert len(groups) == 1
+    assert syscalls.table_for("riscv64") == {}
+    aarch64 = syscalls.table_for("aarch64")
+    assert (aarch64[98], aarch64[63], aarch64[115], aarch64[260], aarch64[82]) == (
+        "lock",
+        "read",
+        "sleep",
+        "child",
+        "sync",
+    )
