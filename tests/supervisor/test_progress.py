@@ -131,7 +131,9 @@ def test_a_malformed_protocol_line_is_an_ordinary_line(text: str) -> None:
     assert parse_protocol(text) is None
 
 
-SIGNS = st.sampled_from([*"0123456789%|/[]:<>=#━█,.?s -", "step ", "it/s", "::jackline ", "eta ", "iB", "ms/", "'epoch': "])
+SIGNS = st.sampled_from(
+    [*"0123456789%|/[]:<>=#━█,.?s -", "step ", "it/s", "::jackline ", "eta ", "iB", "ms/", "'epoch': "]
+)
 
 
 @given(st.lists(SIGNS, max_size=80).map("".join) | st.text(max_size=200))
@@ -140,7 +142,9 @@ def test_no_text_upsets_the_parsers(text: str) -> None:
         assert found is None or found.done >= 0
 
 
-@pytest.mark.parametrize("unit", ["=", "1,", "1%|", "━ ", "[=", "step 1 of ", "1/", "1s [", "'epoch': 1 ", "a:", "1 "])
+@pytest.mark.parametrize(
+    "unit", ["=", "1,", "1%|", "━ ", "[=", "step 1 of ", "1/", "1s [", "'epoch': 1 ", "a:", "1 "]
+)
 def test_no_text_makes_the_parsers_slow(unit: str) -> None:
     text = unit * (100_000 // len(unit))
     started_s = time.process_time()

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from jackline.supervisor.splitter import MAX_PIECE_BYTES, LineSplitter, Piece, clean
 
 # Bytes that matter come up often; everything else comes up too.
-TELLING = [b"\n", b"\r", b"\r\n", b"\x1b[A", b"\x1b[2K", b"\x1b[?25l", b"\x1b", b"\xe2\x96\x88", b"\xe2", b"\x00", b"ab"]
+TELLING = [
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"\x1b[A",
+    b"\x1b[2K",
+    b"\x1b[?25l",
+    b"\x1b",
+    b"\xe2\x96\x88",
+    b"\xe2",
+    b"\x00",
+    b"ab",
+]
 STREAMS = st.lists(st.sampled_from(TELLING) | st.binary(max_size=8), max_size=60).map(b"".join)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jackline.supervisor.progress import Progress
 
 EVERY_S = 30.0
+STEP_AT_MOST_EVERY_S = 0.9  # short bars that start again and again would fill the log
 _MAX_BARS = 64
 _VARYING = re.compile(r"[\d.,:%]+|[━╸╺█▏▎▍▌▋▊▉░▒▓#=>*⠀-⣿|/\\-]+")
 
@@ -33,9 +34,6 @@ class BarFold:
         self._bars: OrderedDict[str, _Bar] = OrderedDict()
         self._every_s = every_s
 
-    def __bool__(self) -> bool:
-        return bool(self._bars)
-
     def refresh(self, text: str, progress: Progress | None, now_s: float) -> list[str]:
         """Lines to log because of this refresh."""
         if not text.strip():
@@ -48,11 +46,12 @@ class BarFold:
             return [*self._evict(), text]
         self._bars.move_to_end(key)
         bar.seen_s = now_s
-        # A bar that starts again (the next epoch's) has a last state too.
-        restarted = [bar.pending] if tenth < bar.logged_tenth and bar.pending else []
-        if tenth == bar.logged_tenth and now_s - bar.logged_s < self._every_s:
+        silent_s = now_s - bar.logged_s
+        if silent_s < (self._every_s if tenth == bar.logged_tenth else STEP_AT_MOST_EVERY_S):
             bar.pending = text
             return []
+        # A bar that starts again (the next epoch's) has a last state too.
+        restarted = [bar.pending] if tenth < bar.logged_tenth and bar.pending else []
         bar.logged, bar.logged_s, bar.logged_tenth, bar.pending = text, now_s, tenth, None
         return [*restarted, text]
 
@@ -62,13 +61,10 @@ class BarFold:
         return bar is not None and bar.pending is None and bar.logged.rstrip() == text.rstrip()
 
     def overdue(self, now_s: float) -> list[str]:
-        """Last states of bars that nobody redraws any more."""
-        texts = []
-        for bar in self._bars.values():
-            if bar.pending is not None and now_s - bar.seen_s >= self._every_s:
-                texts.append(bar.pending)
-                bar.logged, bar.logged_s, bar.pending = bar.pending, now_s, None
-        return texts
+        """Last states of bars that nobody redraws any more; those bars are forgotten."""
+        ended = [key for key, bar in self._bars.items() if now_s - bar.seen_s >= self._every_s]
+        bars = [self._bars.pop(key) for key in ended]
+        return [bar.pending for bar in bars if bar.pending is not None]
 
     def flush(self) -> list[str]:
         texts = [bar.pending for bar in self._bars.values() if bar.pending is not None]

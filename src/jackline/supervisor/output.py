@@ -41,7 +41,7 @@ BUDGET_S = 0.25
 KEEP_BYTES = 64 * MIB  # so that a viewer may lag
 KEEP_WHEN_LOW_BYTES = MIB
 MAX_LINES = 200
-MAX_BARS_A_BLOCK = 500
+MAX_BARS_A_BLOCK = 5000  # the older ones are passed over: about 10 us each
 OUTRANKED_FOR_S = 30.0
 _RANK = {"line": 0, "bar": 1, "protocol": 2}
 
@@ -80,6 +80,7 @@ class OutputTail:
         self._is_short = False
         self._splitter = LineSplitter()
         self._bars = BarFold()
+        self._is_after_bar = False  # then the next line may be that bar's last state
         self._pace = Pace()
         self._partial_seen = b""
         self._progress: Progress | None = None
@@ -225,7 +226,7 @@ class OutputTail:
     def _take(self, pieces: list[Piece], now_s: float) -> None:
         if not pieces:
             return
-        if {piece[1:] for piece in pieces} == {("line", False)}:
+        if not self._is_after_bar and {piece[1:] for piece in pieces} == {("line", False)}:
             texts = [piece[0] for piece in pieces]
             if PROTOCOL not in "\n".join(texts):
                 self._num_lines += len(texts)
@@ -253,6 +254,7 @@ class OutputTail:
         progress = parse_bar(text)
         self._offer(progress, now_s)
         self._last_text = text.strip() or self._last_text
+        self._is_after_bar = True
         return self._bars.refresh(text, progress, now_s)
 
     def _take_line(self, piece: Piece, now_s: float) -> list[str]:
@@ -265,8 +267,10 @@ class OutputTail:
         self._num_lines += 1
         self._lines.append(text)
         self._last_text = text or self._last_text
-        if self._bars and self._bars.end(text, parse_bar(text)):
-            return []
+        if self._is_after_bar:
+            self._is_after_bar = False
+            if self._bars.end(text, parse_bar(text)):
+                return []
         return [f"{text} [the line goes on below]" if piece.is_continued else text]
 
     def _write(self, texts: list[str], now_s: float) -> None:

@@ -138,20 +138,27 @@ class LineSplitter:
 def clean(raw: bytes) -> str:
     """Text fit for a log: no escape sequences, no control characters; what is not UTF-8 is shown as \\xNN."""
     text = raw.decode("utf-8", "backslashreplace")
-    if "\x1b" in text:
+    if _ESC in raw:
         text = _ANSI.sub("", text)
-    return _CONTROL.sub(_escape, text)
+    return _CONTROL.sub(_escape, text) if _may_have_controls(raw) else text
 
 
 def _plain_lines(block: bytes) -> list[Piece]:
     """Whole lines, none overlong, no CR and no ESC. Costs about 0.4 us a line, so no work per line in Python."""
     text = block.decode("utf-8", "backslashreplace")
-    # C1 controls are the two bytes c2 80..9f; so are harmless signs like the degree, which only cost time.
-    if len(block.translate(None, _CONTROL_BYTES)) != len(block) or b"\xc2" in block:
+    if _may_have_controls(block):
         text = _CONTROL.sub(_escape, text)
     texts = text.split("\n")
     texts.pop()
     return list(map(Piece._make, zip(texts, repeat("line"), repeat(False), strict=False)))
+
+
+def _may_have_controls(raw: bytes) -> bool:
+    """Asked of bytes, since that is twenty times faster than a regex over text.
+
+    C1 controls are c2 80 to c2 9f; harmless signs like the degree begin with c2 too and only cost time.
+    """
+    return b"\xc2" in raw or len(raw.translate(None, _CONTROL_BYTES)) != len(raw)
 
 
 def _has_short_lines(block: bytes) -> bool:
