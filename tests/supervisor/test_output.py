@@ -77,9 +77,9 @@ def test_closing_keeps_a_last_line_without_newline(attempt: Attempt) -> None:
 
 
 def test_closing_reads_what_no_poll_had_time_for(attempt: Attempt) -> None:
-    attempt.print(b"line\n" * 1_000_000)
+    attempt.print(b"line\n" * 200_000)
     attempt.tail.close()
-    assert len(attempt.texts()) == 1_000_000
+    assert len(attempt.texts()) == 200_000
 
 
 def test_a_million_lines_are_all_kept_in_order(attempt: Attempt) -> None:
@@ -450,16 +450,21 @@ def test_a_child_that_prints_more_than_the_disk_holds_goes_on(small_disk: Path) 
     with open(attempt.raw, "ab") as raw:
         child = subprocess.Popen([sys.executable, "-u", "-c", PRINTS_ON], stdout=raw, stderr=subprocess.PIPE)
     try:
-        while attempt.raw.stat().st_size < 24 * MIB and child.poll() is None:
+        while attempt.raw.stat().st_size < 17 * MIB and child.poll() is None:
             num_lines += attempt.tail.poll(time.time()).num_lines
         assert child.poll() is None, f"the child died: {child.stderr.read().decode()}"  # type: ignore[union-attr]
     finally:
         child.kill()
         child.communicate()
-    assert num_lines > 3 * 8 * MIB // 200, "less than three disks full of lines were read"
-    assert attempt.tail.problem.startswith("out.log is not written: the disk is nearly full")
-    texts = attempt.texts()
-    assert texts == [f"number {number} {'x' * 180}" for number in range(len(texts))]
+    assert num_lines > 2 * 8 * MIB // 200, "less than two disks full of lines were read"
+    # Not one line is missing without being counted.
+    expected = 0
+    for text in attempt.texts():
+        gap = re.match(r"\[jackline\] (\d+) lines? of output (?:is|are) missing here", text)
+        assert gap or text == f"number {expected} {'x' * 180}"
+        expected += int(gap[1]) if gap else 1
+    assert expected < num_lines or "missing here" in attempt.log_path.read_text(), "the disk never was full"
+    assert expected + attempt.log.num_lost_lines == num_lines
 
 
 def test_a_child_goes_on_when_something_else_fills_the_disk(small_disk: Path) -> None:

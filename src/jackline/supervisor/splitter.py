@@ -7,6 +7,7 @@ whatever comes. Does not own: what the text means (progress.py) or where it goes
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Literal, NamedTuple
 
@@ -16,7 +17,6 @@ _ESC = b"\x1b"
 
 Kind = Literal["line", "bar"]
 
-_ENDS = re.compile(rb"\r*\n|\r+")
 _ANSI = re.compile(
     r"\x1b(?:"
     r"\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves, erasing
@@ -83,15 +83,14 @@ class LineSplitter:
     def _scan(self, block: bytes) -> list[Piece]:
         pieces: list[Piece] = []
         start = 0
-        for end in _ENDS.finditer(block):
-            is_line = block[end.end() - 1] == 0x0A
-            if not is_line and end.end() == len(block):
+        for end, next_start, is_line in _ends(block):
+            if not is_line and next_start == len(block):
                 break  # a LF may follow: CRLF is one line end
-            start = self._cut_long(block, start, end.start(), pieces)
-            piece = self._finish(block[start : end.start()], "line" if is_line else "bar")
+            start = self._cut_long(block, start, end, pieces)
+            piece = self._finish(block[start:end], "line" if is_line else "bar")
             if piece.text or piece.kind == "line":
                 pieces.append(piece)
-            start = end.end()
+            start = next_start
         self._hold(block, start, pieces)
         return pieces
 
@@ -151,6 +150,30 @@ def _plain_lines(block: bytes) -> list[Piece]:
     texts = text.split("\n")
     texts.pop()
     return list(map(Piece._make, zip(texts, repeat("line"), repeat(False), strict=False)))
+
+
+def _ends(block: bytes) -> Iterator[tuple[int, int, bool]]:
+    """Where each line or refresh ends, where the next begins, and whether it was a LF.
+
+    By find, because a regex takes 50 ns a byte: five seconds for a line of 100 MB.
+    """
+    at, line_feed, carriage_return = 0, -2, -2
+    while True:
+        if line_feed < at and line_feed != -1:
+            line_feed = block.find(b"\n", at)
+        if carriage_return < at and carriage_return != -1:
+            carriage_return = block.find(b"\r", at)
+        if line_feed < 0 and carriage_return < 0:
+            return
+        is_line = carriage_return < 0 or 0 <= line_feed < carriage_return
+        end = at = line_feed if is_line else carriage_return
+        if not is_line:
+            while block[at + 1 : at + 2] == b"\r":
+                at += 1
+            is_line = line_feed == at + 1
+            at += is_line
+        at += 1
+        yield end, at, is_line
 
 
 def _may_have_controls(raw: bytes) -> bool:
