@@ -12,7 +12,7 @@ from jackline.diagnosis.traceback_text import ErrorText
 
 _CUDA = re.compile(r"(?:CUDA|HIP) error: (.+)|CUBLAS_STATUS_(?!ALLOC_FAILED)\w+|CUDNN_STATUS_\w+|cuDNN error: .+")
 _ASSERTION = re.compile(r"Assertion `(.+?)` failed")
-_WATCHDOG = re.compile(r"[Ww]atchdog caught collective operation timeout: WorkNCCL\((.*?)\)")
+_WATCHDOG = re.compile(r"[Ww]atchdog caught collective operation timeout: WorkNCCL\((.*)\)")
 _OPERATION = re.compile(r"OpType=(\w+)")
 _TIMEOUT = re.compile(r"Timeout\(ms\)=(\d+)")
 _RANK = re.compile(r"\[?[Rr]ank ?(\d+)\]?")

@@ -184,9 +184,7 @@ def killed(evidence: Evidence) -> tuple[Finding, ...]:
     confidence: Confidence = "not sure" if is_doubtful else "likely"
     hint = "ask who or what ends processes here: a colleague, a scheduler, a container's limits"
     if is_full:
-        hint = (
-            "a memory daemon (systemd-oomd, earlyoom) may have done it, since memory was nearly full: " + _LESS_MEMORY
-        )
+        hint = _LESS_MEMORY
     title = "killed with SIGKILL (kill -9) by someone else"
     detail = (f"Jackline did not send it{_counters_say(evidence)}", *ran_line(evidence), *_growth(evidence, is_full))
     someone = Finding("killed_by_someone", confidence, title, detail, hint, place=evidence.last_frame)
@@ -206,7 +204,12 @@ def _counters_say(evidence: Evidence) -> str:
 
 
 def _growth(evidence: Evidence, is_full: bool) -> tuple[str, ...]:
-    return growth_line(evidence) if is_full else ()
+    if not is_full:
+        return ()
+    return (
+        *growth_line(evidence),
+        "a memory daemon (systemd-oomd, earlyoom) may have done it: memory was nearly full",
+    )
 
 
 def terminated(evidence: Evidence) -> Finding:

@@ -28,6 +28,8 @@ _LOADER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w[\w ]*)|exited unexpectedly)"
 )
 _TORCHRUN = re.compile(r"exitcode\s*: (-\d+) \(pid: (\d+)\)")
+# Above it stand the ranks that the launcher itself ended.
+_ROOT_CAUSE = "Root Cause (first observed failure)"
 _RECEIVED = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID (\d+)")
 _DIED_WITH = re.compile(r"died with <Signals\.(SIG\w+): (\d+)>")
 _SPAWNED = re.compile(r"process \d+ terminated with signal (SIG\w+)")
@@ -37,6 +39,8 @@ _POOL = re.compile(
 )
 # These errors, raised inside multiprocessing, mean that the process at the other end is gone.
 _LOST_CONTACT = frozenset({"EOFError", "ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError"})
+_HINT = "`jackline logs` shows what it said last; ask who or what ends processes here"
+_LOADER_HINT = "`jackline logs` shows what the worker said last; with num_workers=0 its own error is seen"
 _CRASHES = (signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT)
 
 
@@ -52,7 +56,7 @@ class Lost:
 
 def lost_process(error: ErrorText) -> Lost | None:
     """Which process an error says it has lost."""
-    text = error.text
+    text = error.text.rpartition(_ROOT_CAUSE)[2]
     loader = _LOADER.search(text)
     if loader:
         pid = int(loader[1].split(",")[0])
@@ -94,7 +98,7 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
         "not sure" if is_doubtful or not lost.is_certain else "likely",
         f"{lost.who} {how}, and the run ended with it",
         (*place_line(error.place), *_no_oom_line(evidence), *ran_line(evidence)),
-        "look for what the worker did last: `jackline why` and `jackline logs`; num_workers=0 shows its own error",
+        _LOADER_HINT if lost.who.startswith("DataLoader") else _HINT,
         not is_doubtful,
         error.place,
     )

@@ -33,6 +33,7 @@ WRAPPERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedEx
 _ECHOES = frozenset({"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"})
 
 _MAX_MESSAGE_LINES = 12
+_MAX_REPORT_LINES = 100
 _MAX_FOREIGN_LINES = 50
 
 
@@ -178,7 +179,7 @@ def _blocks(lines: Sequence[str]) -> Iterable[_Block]:
     for index, line in enumerate(lines):
         header = _HEADER.search(line)
         if header is not None:
-            prefix = line[: header.start()].replace("+", "|")
+            prefix = _prefix(line[: header.start()].replace("+", "|"), lines[index + 1 : index + 2])
             if header[1] != ":":
                 block = _read_rich(lines, index)
             else:
@@ -222,9 +223,11 @@ def _read_message(lines: Sequence[str], start: int, prefix: str) -> tuple[str, i
         if line is None:
             continue
         is_over = not line.strip() or line.startswith(('"""', *_THEN, *_IGNORED, "[rank")) or _HEADER.search(line)
-        if is_over or len(parts) == _MAX_MESSAGE_LINES:
+        # A launcher's report begins below an empty first line and is long; its last part names the culprit.
+        most = _MAX_REPORT_LINES if parts and parts[0].endswith(":") else _MAX_MESSAGE_LINES
+        if is_over or len(parts) == most:
             break
-        parts.append(line)
+        parts.append(line.rstrip())
         end = index + 1
     return "\n".join(parts), end
 
@@ -275,6 +278,12 @@ def _read_bare_syntax_error(lines: Sequence[str], start: int) -> _Block | None:
             return _Block("", start, index + 1, ErrorText(match[1], match[2], tuple(frames)))
         _add_source(frames, lines[index])
     return None
+
+
+def _prefix(text: str, below: Sequence[str]) -> str:
+    """What stands before a header is a rank's mark, or the rest of a line that was not ended (a prompt, a bar)."""
+    is_unended = bool(text) and bool(below) and not below[0].startswith(text) and bool(_FRAME.match(below[0]))
+    return "" if is_unended else text
 
 
 def _strip(line: str, prefix: str) -> str | None:

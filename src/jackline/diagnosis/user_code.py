@@ -9,6 +9,7 @@ import re
 
 _INSTALLED = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]"
+    r"|[/\\]bin[/\\][^/\\.]+$"  # torchrun, accelerate and other launchers
     r"|[/\\]lib(?:64)?[/\\](?:python|pypy)\d?[\d.t]*(?:\.zip)?[/\\]"
 )
 _OURS = re.compile(r"[/\\]jackline[/\\](?:checkpoint|cli|dashboard|data|memory|session|supervisor|trainer)[/\\]")

@@ -1,0 +1,535 @@
+"""Deaths that the program explained itself: what it printed is matched."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jackline.diagnosis.diagnose import diagnose
+from jackline.diagnosis.evidence import Evidence
+from jackline.diagnosis.report import death_text
+from tests.diagnosis.deaths import GIB, best, run_command, run_script, said
+
+RAN = "it ran for 41 s; memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)"
+
+
+def text_of(found: Evidence) -> str:
+    return death_text(diagnose(found), found)
+
+
+def raised(line: str, **facts: object) -> Evidence:
+    return said(
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 41, in step\n    loss.backward()\n'
+        + line,
+        **facts,
+    )
+
+
+# -- GPU memory ------------------------------------------------------------------------------------------------------
+
+NEW_WORDING = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB "
+    "of which 605.88 MiB is free. Including non-PyTorch memory, this process has 23.05 GiB memory in use. Of the "
+    "allocated memory 21.10 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+)
+OLD_WORDING = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total capacity; 13.50 GiB "
+    "already allocated; 11.75 MiB free; 13.80 GiB reserved in total by PyTorch) If reserved memory is >> allocated "
+    "memory try setting max_split_size_mb to avoid fragmentation."
+)
+
+
+def test_the_new_wording_of_cuda_oom_gives_needed_free_and_total() -> None:
+    found = raised(NEW_WORDING)
+    assert text_of(found) == (
+        "error: ran out of GPU memory at train.py:41: needed 2.0 GiB, 606 MiB free of 23.6 GiB\n"
+        "       /home/me/train.py:41 in step: loss.backward()\n"
+        "       PyTorch held 21.1 GiB and kept 1.2 GiB more without using it\n"
+        f"       {RAN}\n"
+        "hint: make the batch (or the sequence) smaller and accumulate gradients over more of them"
+    )
+    assert (best(found).cause, best(found).is_retryable) == ("cuda_oom", False)
+
+
+def test_the_old_wording_of_cuda_oom_gives_the_same_and_sees_split_memory() -> None:
+    found = raised(OLD_WORDING)
+    assert best(found).title == "ran out of GPU memory at train.py:41: needed 20.0 MiB, 11.8 MiB free of 14.8 GiB"
+    assert best(found).detail[1] == "PyTorch held 13.5 GiB and kept 307 MiB more without using it"
+    assert best(found).hint == "memory is there but split up: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def test_another_process_on_the_gpu_is_named_with_the_command_that_ends_it() -> None:
+    found = raised(NEW_WORDING.replace("Including", "Process 4242 has 12.00 GiB memory in use. Including"))
+    assert "another process, pid 4242, held 12.0 GiB of the same GPU" in best(found).detail
+    assert best(found).hint == "if pid 4242 is a leftover of yours, `kill 4242` frees its GPU memory"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB.",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes.",
+    ],
+)
+def test_other_words_for_a_full_gpu_are_known(line: str) -> None:
+    assert best(raised(line)).cause == "cuda_oom"
+
+
+def test_cuda_oom_under_another_error_is_the_root() -> None:
+    found = said(
+        f"""
+Traceback (most recent call last):
+  File "/home/me/train.py", line 41, in step
+    loss.backward()
+{NEW_WORDING}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 60, in <module>
+    logger.close()
+AttributeError: 'NoneType' object has no attribute 'close'
+"""
+    )
+    assert best(found).cause == "cuda_oom"
+
+
+def test_an_oom_that_was_caught_long_before_is_not_the_reason() -> None:
+    found = said(
+        """
+trying batch 64: CUDA out of memory. Tried to allocate 2.00 GiB.
+Traceback (most recent call last):
+  File "/home/me/train.py", line 60, in <module>
+    open_config()
+KeyError: 'lr'
+"""
+    )
+    assert best(found).cause == "own_exception"
+
+
+# -- host memory and disk --------------------------------------------------------------------------------------------
+
+
+def test_a_memory_error_of_numpy_names_what_was_asked_for(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "import numpy\nnumpy.zeros((10**7, 10**7))")
+    assert best(found).cause == "host_memory_error"
+    assert best(found).title == "ran out of memory at train.py:2: asked for 728 TiB at once"
+
+
+def test_a_bare_memory_error_is_known(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "raise MemoryError")
+    assert (best(found).cause, best(found).title) == ("host_memory_error", "ran out of memory at train.py:1")
+
+
+def test_the_cpu_allocator_of_torch_is_known() -> None:
+    found = raised(
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+        "tried to allocate 1600000000 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    assert best(found).cause == "host_memory_error"
+    assert best(found).title == "ran out of memory at train.py:41: asked for 1.5 GiB at once"
+    assert not best(found).is_retryable
+
+
+def test_a_full_disk_names_the_file_and_the_room_left(tmp_path: Path) -> None:
+    code = "raise OSError(28, 'No space left on device', '/mnt/out/last.pt')"
+    found = run_script(tmp_path, code, disk_free_bytes=4096, disk_path="/mnt/out")
+    assert text_of(found) == (
+        "error: the disk is full at train.py:1: it could not write /mnt/out/last.pt\n"
+        f"       {tmp_path}/train.py:1: {code}\n"
+        "       OSError: [Errno 28] No space left on device: '/mnt/out/last.pt'\n"
+        "       /mnt/out has 4.0 KiB free now\n"
+        "hint: free space (df -h /mnt/out/last.pt shows where), then run the same command again"
+    )
+
+
+def test_dev_full_is_a_full_disk(tmp_path: Path) -> None:
+    assert best(run_script(tmp_path, "open('/dev/full', 'w').write('x' * 10**6)")).cause == "disk_full"
+
+
+def test_full_shared_memory_is_told_apart_from_a_full_disk() -> None:
+    found = raised(
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_99_1_0>: No space left on device (28)"
+    )
+    assert best(found).title == "shared memory (/dev/shm) is full at train.py:41"
+    assert best(found).hint == "use fewer DataLoader workers, or a larger /dev/shm (docker run --shm-size=8g)"
+
+
+@pytest.mark.parametrize(("free", "cause"), [(0, "disk_full"), (100 * GIB, "own_exception")])
+def test_a_failed_torch_save_is_a_full_disk_only_where_the_disk_is_full(free: int, cause: str) -> None:
+    line = "RuntimeError: [enforce fail at inline_container.cc:783] . PytorchStreamWriter failed writing file data/7"
+    assert best(raised(line, disk_free_bytes=free, disk_path="/mnt/out")).cause == cause
+
+
+# -- imports, syntax, input ------------------------------------------------------------------------------------------
+
+
+def test_a_missing_package_comes_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "import flash_attention_nine")
+    assert text_of(found) == (
+        "error: the package 'flash_attention_nine' is not installed at train.py:1\n"
+        f"       {tmp_path}/train.py:1: import flash_attention_nine\n"
+        "       ModuleNotFoundError: No module named 'flash_attention_nine'\n"
+        f"       {RAN}\n"
+        "hint: pip install flash_attention_nine"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("cv2", "opencv-python"), ("sklearn", "scikit-learn"), ("PIL", "pillow")]
+)
+def test_packages_with_another_name_are_known(module: str, package: str) -> None:
+    assert best(raised(f"ModuleNotFoundError: No module named '{module}'")).hint == f"pip install {package}"
+
+
+def test_a_missing_part_of_an_installed_package_is_a_matter_of_versions(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "import json.nothing_here")
+    assert best(found).title == "there is no module 'json.nothing_here' at train.py:1"
+    assert best(found).hint == "json may have another version than the code wants: pip show json"
+
+
+def test_a_circular_import_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from b import y\nx = 1\n")
+    (tmp_path / "b.py").write_text("from a import x\ny = 1\n")
+    found = run_script(tmp_path, "import a")
+    assert best(found).title == ("a circular import: 'a' is imported while it is still being imported at b.py:1")
+    assert best(found).hint == "move one of the two imports into the function that needs it"
+
+
+def test_a_missing_shared_library_is_told_as_such() -> None:
+    found = raised("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory")
+    assert best(found).cause == "import_error"
+    assert best(found).title == "the library libcudart.so.12 is missing at train.py:41"
+
+
+def test_an_absent_name_is_a_matter_of_versions(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "from json import nothing")
+    assert best(found).title == "'json' has no 'nothing' at train.py:1"
+    assert best(found).hint == "its version is another than the code wants: pip show json"
+
+
+def test_python_dash_m_without_a_module_is_an_import_error(tmp_path: Path) -> None:
+    found = run_command([sys.executable, "-m", "nothing_here"], cwd=tmp_path)
+    assert (best(found).cause, best(found).title) == ("import_error", "Python found no module 'nothing_here'")
+
+
+def test_a_syntax_error_names_the_line(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "x = 1\nif x = 2:\n    pass")
+    assert best(found).cause == "syntax_error"
+    assert best(found).title.endswith(" at train.py:2")
+    assert best(found).hint == f"mend {tmp_path}/train.py:2"
+
+
+def test_a_syntax_error_in_an_imported_file_names_that_file(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n    pass\n")
+    found = run_script(tmp_path, "import broken")
+    assert (best(found).cause, Path(best(found).place.file).name) == ("syntax_error", "broken.py")  # type: ignore[union-attr]
+
+
+def test_a_script_that_asks_for_input_is_pointed_to_tty(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "name = input('name? ')")
+    assert best(found).cause == "keyboard_input"
+    assert best(found).title == "it asked for keyboard input and had none at train.py:1"
+    assert "jackline run --tty" in best(found).hint
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+LOADER = """
+    Traceback (most recent call last):
+      File "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1291, in _try_get_data
+        data = self._data_queue.get(timeout=timeout)
+      File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/signal_handling.py", line 73, in handler
+        _error_if_any_worker_fails()
+    RuntimeError: DataLoader worker (pid 18258) is killed by signal: {signal}
+
+    The above exception was the direct cause of the following exception:
+
+    Traceback (most recent call last):
+      File "/home/me/train.py", line 8, in <module>
+        for batch in DataLoader(data, num_workers=1):
+      File "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1304, in _try_get_data
+        raise RuntimeError(
+    RuntimeError: DataLoader worker (pid(s) 18258) exited unexpectedly
+"""
+
+
+def test_a_killed_data_loader_worker_is_named_and_retried() -> None:
+    found = said(LOADER.format(signal="Killed. "))
+    assert text_of(found) == (
+        "error: DataLoader worker 18258 was killed with SIGKILL, and the run ended with it\n"
+        "       /home/me/train.py:8: for batch in DataLoader(data, num_workers=1):\n"
+        "       the kernel counted no out-of-memory kill of this run\n"
+        f"       {RAN}\n"
+        "hint: `jackline logs` shows what the worker said last; with num_workers=0 its own error is seen"
+    )
+    assert (best(found).cause, best(found).is_retryable) == ("worker_killed", True)
+
+
+def test_a_killed_worker_with_a_counted_kill_is_the_kernels_and_not_retried() -> None:
+    found = said(LOADER.format(signal="Killed. "), oom_kills_in_cgroup=1, peak_memory_bytes=8 * GIB)
+    assert (
+        best(found).title == "the kernel killed DataLoader worker 18258 because memory ran out: the limit is 8.0 GiB"
+    )
+    assert (best(found).cause, best(found).confidence, best(found).is_retryable) == ("kernel_oom", "certain", False)
+
+
+def test_a_killed_worker_with_full_memory_and_unreadable_counters_is_not_retried() -> None:
+    facts = {"oom_kills_in_cgroup": None, "oom_kills_on_machine": None, "peak_memory_bytes": 8 * GIB}
+    found = said(LOADER.format(signal="Killed. "), **facts)
+    assert [(finding.cause, finding.confidence) for finding in diagnose(found)] == [
+        ("worker_killed", "not sure"),
+        ("kernel_oom", "not sure"),
+    ]
+    assert not best(found).is_retryable
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [("Segmentation fault. ", "segfault"), ("Bus error. It is possible that", "bus_error"), ("Aborted. ", "abort")],
+)
+def test_a_worker_that_crashed_is_told_as_a_crash(words: str, cause: str) -> None:
+    found = best(said(LOADER.format(signal=words)))
+    assert found.cause == cause
+    assert found.title.startswith("DataLoader worker 18258 ")
+
+
+def test_a_killed_pool_worker_is_noticed(tmp_path: Path) -> None:
+    code = """
+        import os, signal
+        from concurrent.futures import ProcessPoolExecutor
+
+        def work(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if __name__ == "__main__":
+            with ProcessPoolExecutor(1) as pool:
+                pool.submit(work, 1).result()
+    """
+    found = run_script(tmp_path, code)
+    assert best(found).cause == "worker_killed"
+    assert best(found).title == "a worker of the process pool ended without a word, and the run ended with it"
+
+
+TORCHRUN = """
+    E1115 02:39:23.5 7 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 1
+    Traceback (most recent call last):
+      File "/venv/bin/torchrun", line 8, in <module>
+        sys.exit(main())
+      File "/venv/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent
+        raise ChildFailedError(
+    torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+    =======================================================
+    train.py FAILED
+    -------------------------------------------------------
+    Failures:
+    [1]:
+      time      : 2026-11-15_02:39:23
+      host      : localhost
+      rank      : 0 (local_rank: 0)
+      exitcode  : -15 (pid: 18228)  (SIGTERM)
+      error_file: <N/A>
+      traceback : Signal 15 (SIGTERM) received by PID 18228
+    -------------------------------------------------------
+    Root Cause (first observed failure):
+    [0]:
+      time      : 2026-11-15_02:39:23
+      host      : localhost
+      rank      : 1 (local_rank: 1)
+      exitcode  : -9 (pid: 18229)  (SIGKILL)
+      error_file: <N/A>
+      traceback : Signal 9 (SIGKILL) received by PID 18229
+    =======================================================
+"""  # noqa: W291 - as torchrun prints it
+
+
+def test_torchrun_is_read_down_to_the_rank_that_died_first() -> None:
+    assert (
+        best(said(TORCHRUN)).title == "the training process 18229 was killed with SIGKILL, and the run ended with it"
+    )
+    assert best(said(TORCHRUN, oom_kills_in_cgroup=1)).title == (
+        "the kernel killed the training process 18229 because memory ran out: the limit is 8.0 GiB"
+    )
+
+
+def test_a_launcher_that_reports_a_signal_is_read() -> None:
+    found = raised("subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>.")
+    assert best(found).title == "the launched process was killed with SIGKILL, and the run ended with it"
+
+
+def test_an_unrelated_error_beside_a_counted_kill_keeps_its_place_and_says_the_other() -> None:
+    found = raised("KeyError: 'lr'", oom_kills_in_cgroup=1)
+    assert [(finding.cause, finding.confidence) for finding in diagnose(found)] == [
+        ("own_exception", "certain"),
+        ("kernel_oom", "not sure"),
+    ]
+
+
+# -- GPU faults ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "is_retryable"),
+    [
+        ("device-side assert triggered", "a CUDA kernel found a value out of range (device-side assert)", False),
+        (
+            "an illegal memory access was encountered",
+            "a CUDA kernel touched memory it does not own (illegal memory access)",
+            False,
+        ),
+        (
+            "no kernel image is available for execution on the device",
+            "this PyTorch was not built for this GPU (no kernel image)",
+            False,
+        ),
+        ("unspecified launch failure", "a CUDA kernel failed without a reason (launch failure)", True),
+        ("uncorrectable ECC error encountered", "the GPU's memory had an error it could not correct (ECC)", True),
+        ("misaligned address", "CUDA error: misaligned address", False),
+    ],
+)
+def test_cuda_errors_are_told_apart(words: str, title: str, is_retryable: bool) -> None:
+    found = best(raised(f"RuntimeError: CUDA error: {words}\nCUDA kernel errors might be asynchronously reported"))
+    assert (found.cause, found.title, found.is_retryable) == ("cuda_error", f"{title} at train.py:41", is_retryable)
+
+
+def test_a_device_side_assert_quotes_the_check_that_failed() -> None:
+    check = "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1422: Assertion `srcIndex < srcSelectDimSize` failed."
+    found = said(
+        check
+        + '\nTraceback (most recent call last):\n  File "/home/me/train.py", line 41, in step\n    f()\n'
+        + "RuntimeError: CUDA error: device-side assert triggered"
+    )
+    assert "the kernel's own check: srcIndex < srcSelectDimSize" in best(found).detail
+
+
+def test_a_cpu_build_is_told_as_such() -> None:
+    found = best(raised("AssertionError: Torch not compiled with CUDA enabled"))
+    assert (found.cause, found.title) == ("cuda_error", "this PyTorch is the CPU build at train.py:41")
+
+
+def test_ranks_that_lose_contact_are_retried() -> None:
+    found = best(raised("torch.distributed.DistBackendError: NCCL error in: ... ncclRemoteError: A call failed"))
+    assert (found.cause, found.is_retryable) == ("nccl_timeout", True)
+
+
+# -- network ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_is_the_network_and_retried(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "import urllib.request as r\nr.urlopen('http://127.0.0.1:9/x')")
+    assert (best(found).cause, best(found).is_retryable) == ("network", True)
+    assert best(found).title == "the network or a server failed at train.py:2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+        "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://hub.example/x",
+        "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='hub.example', port=443): Read timed out.",
+        "http.client.IncompleteRead: IncompleteRead(7 bytes read, 9 more expected)",
+        "OSError: We couldn't connect to 'https://hub.example' to load this file",
+    ],
+)
+def test_words_of_a_failing_network_are_known(line: str) -> None:
+    assert best(raised(line)).cause == "network"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://hub.example/x",
+        "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://hub.example/x",
+        "OSError: [Errno 98] Address already in use",
+    ],
+)
+def test_a_refusal_of_the_request_itself_is_not_retried(line: str) -> None:
+    assert (best(raised(line)).cause, best(raised(line)).is_retryable) == ("own_exception", False)
+
+
+# -- own errors and exit codes ---------------------------------------------------------------------------------------
+
+
+def test_an_own_exception_names_line_source_and_memory(tmp_path: Path) -> None:
+    code = """
+        def read(settings):
+            return settings["lr"]
+
+        read({})
+    """
+    found = run_script(tmp_path, code)
+    assert text_of(found) == (
+        "error: KeyError: 'lr' (train.py:2)\n"
+        f'       {tmp_path}/train.py:2 in read: return settings["lr"]\n'
+        f"       {RAN}\n"
+        "hint: `jackline logs` shows the whole traceback; run the same command again once it is mended"
+    )
+    assert not best(found).is_retryable
+
+
+def test_a_chain_of_own_exceptions_names_the_root_and_then_the_last(tmp_path: Path) -> None:
+    code = """
+        try:
+            [][3]
+        except IndexError as error:
+            raise RuntimeError("no sample") from error
+    """
+    found = run_script(tmp_path, code)
+    assert best(found).title == "IndexError: list index out of range (train.py:2)"
+    assert best(found).detail[1] == "then: RuntimeError: no sample at train.py:4"
+
+
+def test_too_many_open_files_comes_with_the_limit_to_raise() -> None:
+    assert best(raised("OSError: [Errno 24] Too many open files: 'x'")).hint == "raise the limit: ulimit -n 65536"
+
+
+def test_an_exit_code_without_a_word_quotes_the_last_line(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "print('bye')\nraise SystemExit(3)")
+    assert text_of(found) == (
+        "error: ended with exit code 3 and no error message Jackline knows\n"
+        "       its last line: bye\n"
+        f"       {RAN}\n"
+        "hint: read the end of its output: `jackline logs`"
+    )
+
+
+def test_wrong_arguments_are_told_as_such(tmp_path: Path) -> None:
+    code = """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr")
+        parser.parse_args()
+    """
+    found = run_script(tmp_path, code, "--lrr", "3")
+    assert (best(found).cause, best(found).title) == (
+        "exit_code",
+        "train.py did not accept its arguments: unrecognized arguments: --lrr 3",
+    )
+
+
+def test_a_command_that_does_not_exist_is_told_by_the_shell(tmp_path: Path) -> None:
+    found = run_command(["bash", "-c", "torchrunn train.py"], cwd=tmp_path)
+    assert (best(found).cause, best(found).title) == (
+        "command_not_found",
+        "'torchrunn' was not found (exit code 127)",
+    )
+
+
+def test_a_file_that_cannot_be_executed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("echo hello\n")
+    found = run_command(["bash", "-c", "./train.sh"], cwd=tmp_path)
+    assert (best(found).cause, best(found).title) == (
+        "command_not_found",
+        "the command cannot be executed (exit code 126)",
+    )
+
+
+def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
+    found = run_command([sys.executable, "trian.py"], cwd=tmp_path)
+    assert best(found).cause == "command_not_found"
+    assert best(found).title == f"Python found no file {tmp_path}/trian.py"

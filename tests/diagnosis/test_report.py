@@ -1,0 +1,35 @@
+"""Findings as a person sees them."""
+
+from __future__ import annotations
+
+from jackline.diagnosis.evidence import Finding
+from jackline.diagnosis.report import death_text, summary_line
+from tests.diagnosis.deaths import evidence
+
+
+def test_a_doubt_is_said_in_the_summary() -> None:
+    sure = Finding("killed_by_someone", "likely", "killed by someone")
+    assert summary_line((sure,)) == "killed by someone"
+    assert summary_line((Finding("unknown", "not sure", "it is gone"), sure)) == "it is gone (not sure)"
+
+
+def test_without_details_the_text_still_says_how_long_it_ran() -> None:
+    assert death_text((Finding("exit_code", "certain", "it ended", (), "look"),), evidence()) == (
+        "error: it ended\n       it ran for 41 s\nhint: look"
+    )
+
+
+def test_more_than_eight_lines_are_never_shown_and_the_hint_stays() -> None:
+    many = Finding("own_exception", "certain", "it failed", tuple(f"line {n}" for n in range(20)), "mend it")
+    other = Finding("kernel_oom", "not sure", "memory ran out")
+    lines = death_text((many, other, other, other), evidence()).splitlines()
+    assert lines == [
+        "error: it failed",
+        "       line 0",
+        "       line 1",
+        "       line 2",
+        "       line 3",
+        "       or: memory ran out (not sure)",
+        "       or: memory ran out (not sure)",
+        "hint: mend it",
+    ]
