@@ -215,7 +215,7 @@ class AttemptWatch:
             marks=self.marks,
             stacks=stacks,
         )
-        self.verdict = self.judge.observe(sample)
+        self.verdict = self.judge.add(sample)
         self._describe()
         self._raise_alarm(self.verdict)
 
