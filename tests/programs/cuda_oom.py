@@ -1,5 +1,5 @@
 """The error of a full GPU, word for word, from a machine that has none."""
-# expect: cause=cuda_oom exit=1 marker=HERE says="2.00 GiB"
+# expect: cause=cuda_oom exit=1 marker=HERE says="needed 2.0 GiB"
 
 
 class OutOfMemoryError(RuntimeError):

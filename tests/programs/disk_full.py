@@ -3,11 +3,9 @@
 
 
 def save() -> None:
-    with open("checkpoint.bin", "wb", buffering=0) as file:
+    with open("checkpoint.bin", "wb") as file:
         for _ in range(64):
-            file.write(b"x" * (1 << 20))
-            if file.tell() % (1 << 20):
-                file.write(b"x")  # HERE
+            file.write(b"x" * (1 << 20))  # HERE
 
 
 save()

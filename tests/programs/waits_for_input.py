@@ -1,5 +1,5 @@
 """Asks a question that nobody will answer."""
-# expect: verdict=STUCK|SUSPECT label=STUCK marker=HERE says=keyboard stdin=silent
+# expect: verdict=STUCK|SUSPECT label=KEYBOARD marker=HERE says=keyboard stdin=silent
 
 answer = input("Use wandb? [y/n] ")  # HERE
 print(answer)
