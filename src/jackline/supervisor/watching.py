@@ -128,7 +128,7 @@ class AttemptWatch:
             "keeper": self.command.keeper.to_json(),
             "started_at_s": self.command.started_at_s,
             "silent_s": round(self.silent_s(now_s), 1),
-            "verdict": self._verdict_json(),
+            "verdict": self._verdict_json(now_s),
             "now": self._now_json(),
             "cpu_cores": round(self.rates.cpu_cores, 2),
             "disk_bytes_per_s": round(self.rates.disk_bytes_per_s),
@@ -305,14 +305,14 @@ class AttemptWatch:
     def last_frame(self) -> Frame | None:
         return self.doing.frame if self.doing else None
 
-    def _verdict_json(self) -> dict[str, Any] | None:
+    def _verdict_json(self, now_s: float) -> dict[str, Any] | None:
         if self.verdict is None:
             return None
         verdict = self.verdict
         return {
             "kind": verdict.kind,
             "label": verdict.label,
-            "for_s": round(verdict.since_s, 1),
+            "for_s": round(max(0.0, now_s - verdict.since_s), 1),
             "text": verdict.text,
             "pid": verdict.pid,
             "frame": asdict(verdict.frame) if verdict.frame else None,
