@@ -55,6 +55,15 @@ def test_an_eater_is_seen_at_least_two_seconds_before_the_limit(limit: int, base
     assert foretold_s == pytest.approx(really_left_s, rel=0.1, abs=0.2)
 
 
+def test_an_eater_is_seen_as_early_when_sampling_was_slow_in_the_beginning() -> None:
+    limit, rate = 1200 * MB, 200 * MB
+    slow = [(float(second), second * rate) for second in range(4)]
+    fast = [(3.1 + number / 10, int((3.1 + number / 10) * rate)) for number in range(25)]
+    seen = [fast[count - 1][0] for count in range(1, 25) if seconds_to_limit(slow + fast[:count], limit) is not None]
+    assert seen
+    assert limit / rate - seen[0] >= 2.0
+
+
 def test_an_uneven_eater_is_seen_too() -> None:
     random.seed(7)
     used, level = [], 100 * MB

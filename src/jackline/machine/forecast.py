@@ -22,6 +22,8 @@ _BINS = 5
 _LEAST_SHARE = 0.4  # of the mean growth that every fifth of the stretch must show
 _SHORTEST_S = 0.5
 _LEAST_POINTS = 6
+_STEP_S = 0.1
+_LONGEST_GAP_S = 2.5
 _STRETCH_FACTOR = 1.15
 _SEEN_BEFORE = 0.98
 _DROP_SHARE = 0.2
@@ -36,18 +38,33 @@ def seconds_to_limit(points: Sequence[Point], limit_bytes: int) -> float | None:
     enough = limit_bytes * _ADDED_TO_FREE / (1 + _ADDED_TO_FREE)
     if len(points) < _LEAST_POINTS or limit_bytes <= 0 or max(used for _, used in points[-20:]) < enough:
         return None
-    times = [at_s for at_s, _ in points]
-    used = [size for _, size in points]
+    times, used = _fill_gaps(points)
     stretch_s = _SHORTEST_S
     while True:
         start = bisect_left(times, times[-1] - stretch_s)
-        if len(points) - start >= _LEAST_POINTS:
+        if len(times) - start >= _LEAST_POINTS:
             rate = _steady_rate(times, used, start, limit_bytes)
             if rate is not None:
                 return max(0.0, (limit_bytes - used[-1]) / rate)
         if start == 0:
             return None
         stretch_s *= _STRETCH_FACTOR
+
+
+def _fill_gaps(points: Sequence[Point]) -> tuple[list[float], list[int]]:
+    """One even series from slow and fast sampling: short gaps are bridged by a straight line, and behind a long one
+    (a paused machine, a starved sampler) nothing is known."""
+    times, used = [points[0][0]], [points[0][1]]
+    for at_s, size in points[1:]:
+        last_s, last = times[-1], used[-1]
+        if at_s - last_s > _LONGEST_GAP_S:
+            times, used = [], []
+        for number in range(1, int((at_s - last_s) / _STEP_S) if times else 0):
+            times.append(last_s + number * _STEP_S)
+            used.append(last + round((size - last) * number * _STEP_S / (at_s - last_s)))
+        times.append(at_s)
+        used.append(size)
+    return times, used
 
 
 def _steady_rate(times: list[float], used: list[int], start: int, limit_bytes: int) -> float | None:
@@ -60,7 +77,7 @@ def _steady_rate(times: list[float], used: list[int], start: int, limit_bytes: i
         return None
     edges = [start, *(bisect_left(times, begin_s + part * width_s) for part in range(1, _BINS)), len(times)]
     if any(left >= right for left, right in pairwise(edges)):
-        return None  # a gap in the sampling: nothing is known
+        return None
     peaks = [max(used[left:right]) for left, right in pairwise(edges)]
     grown = peaks[-1] - peaks[0]
     steps = [after - before for before, after in pairwise(peaks)]
