@@ -40,6 +40,9 @@ def _never(program: Program, outcome: Outcome) -> Iterator[str]:
 
 def _place(program: Program, outcome: Outcome) -> Iterator[str]:
     """The line is named: by the alarm and its incident, by the heartbeat, or by the explanation of the death."""
+    for marker in program.words("also"):
+        if outcome.incidents and not any(program.place(marker) in text for text in outcome.incidents):
+            yield f"no incident file names {program.place(marker)}:\n" + "\n".join(outcome.incidents)
     if "marker" not in program.expect:
         return
     place = program.place(program.expect["marker"])
@@ -57,9 +60,8 @@ def _place(program: Program, outcome: Outcome) -> Iterator[str]:
     alarms = [str(event.get("text")) for event in outcome.events if event.get("verdict") in ALARMS]
     if alarms and not any(place in text for text in alarms):
         yield f"the alarm does not name {place}: {alarms}"
-    for marker in (program.expect["marker"], *program.words("also")):
-        if outcome.incidents and not any(program.place(marker) in text for text in outcome.incidents):
-            yield f"no incident file names {program.place(marker)}:\n" + "\n".join(outcome.incidents)
+    if outcome.incidents and not any(place in text for text in outcome.incidents):
+        yield f"no incident file names {place}:\n" + "\n".join(outcome.incidents)
 
 
 def _now(state: dict[str, Any]) -> str:

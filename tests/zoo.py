@@ -134,7 +134,9 @@ def environment(folder: Path, mark: str = "") -> dict[str, str]:
 # -- one run --------------------------------------------------------------------------------------------------------
 
 
-def run_program(program: Program, folder: Path, *, surface: str = "pipe", options: tuple[str, ...] = ()) -> Outcome:
+def run_program(
+    program: Program, folder: Path, *, surface: str = "pipe", quiet_after_s: float | None = QUIET_AFTER_S
+) -> Outcome:
     """Run one program supervised until its expectation is met, it ends, or the patience does. Raises Unavailable
     with the reason when this machine cannot run it."""
     check_needs(program)
@@ -151,7 +153,7 @@ def run_program(program: Program, folder: Path, *, surface: str = "pipe", option
             group = stack.enter_context(memory_cgroup(program.expect["memory_limit"]))
             prefix = ("sh", "-c", f'echo $$ > {shlex.quote(str(group))}/cgroup.procs; exec "$@"', "sh")
         env = environment(folder)
-        command = [*prefix, *JACKLINE, "run", "--name", "zoo", *_thresholds(), *options, "--", *_command(program)]
+        command = [*prefix, *JACKLINE, "run", "--name", "zoo", *_thresholds(quiet_after_s), "--", *_command(program)]
         run = LiveRun(program, folder, Viewer(command, work, env, surface, program.expect.get("stdin", "")))
         stack.callback(end_marked, env[MARK])
         outcome = run.to_the_end()
@@ -172,8 +174,9 @@ def check_needs(program: Program) -> None:
             raise Unavailable(f"{need} is not installed")
 
 
-def _thresholds() -> tuple[str, ...]:
-    return ("--quiet-after", str(QUIET_AFTER_S), "--stuck-after", str(STUCK_AFTER_S))
+def _thresholds(quiet_after_s: float | None) -> tuple[str, ...]:
+    quiet = () if quiet_after_s is None else ("--quiet-after", str(quiet_after_s))
+    return (*quiet, "--stuck-after", str(STUCK_AFTER_S))
 
 
 def _command(program: Program) -> list[str]:
@@ -384,12 +387,12 @@ def _gather(outcome: Outcome, run_dir: Path) -> None:
 class Zoo:
     """Runs programs several at a time and hands out each outcome when it is there."""
 
-    def __init__(self, programs: list[Program], folder: Path, *, at_once: int = 8) -> None:
+    def __init__(self, programs: list[Program], folder: Path, *, at_once: int = 8, **how: Any) -> None:
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="zoo")
         self._futures: dict[Path, Future[Outcome]] = {}
         for program in programs:
             place = folder / f"{program.path.parent.name}-{program.name}"
-            self._futures[program.path] = self._pool.submit(run_program, program, place)
+            self._futures[program.path] = self._pool.submit(run_program, program, place, **how)
 
     def outcome(self, program: Program, skip: Callable[[str], Any]) -> Outcome:
         try:

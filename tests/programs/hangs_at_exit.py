@@ -1,0 +1,12 @@
+"""The script is done, but a thread that is no daemon keeps the interpreter from ending."""
+# expect: verdict=STUCK label=STUCK_LOCK also=THERE out=done
+
+import threading
+
+
+def upload() -> None:
+    threading.Event().wait()  # THERE
+
+
+threading.Thread(target=upload, name="uploader").start()
+print("done")
