@@ -44,7 +44,8 @@ def other_threads(stand: Stand) -> list[str]:
         frame = next((frame for frame in thread.frames if frame.is_user), None)
         if thread.is_main or frame is None or is_housekeeping(thread):
             continue
-        sentences.append(f"thread '{thread.name}' {thread_wait_words(thread)} at {place_words(frame)}")
+        name = f"thread '{thread.name}'" if thread.name else "another thread"
+        sentences.append(f"{name} {thread_wait_words(thread)} at {place_words(frame)}")
     more = [f"and {len(sentences) - _MOST_THREADS} more threads"] if len(sentences) > _MOST_THREADS else []
     return sentences[:_MOST_THREADS] + more
 

@@ -7,11 +7,12 @@ thread moved; a chatty background thread does not count). Does not own verdicts 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from jackline.diagnosis.frames import ProcessStack
+from jackline.diagnosis.frames import ProcessStack, innermost_user_frame
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading
 from jackline.supervisor.stacks import main_hash
 
@@ -21,6 +22,7 @@ DISK_BYTES_PER_S = 1000.0
 TCP_BYTES_PER_S = 64.0
 BURST_S = 0.002  # a main thread's piece of work; waking up to look at a flag costs 0.02 to 0.2 ms
 BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, 1 to 3 ms
+DUMP_BYTES = 128_000  # stacks that our signal made it write are not its own work
 GPU_MEMORY_PERCENT = 1
 GPU_POWER_FACTOR = 1.2  # over the lowest power seen
 _MOST_INTERVALS = 256
@@ -130,7 +132,8 @@ def _remember(stand: Stand, old: Stand | None) -> Stand:
 def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
     at_s = sample.at_s
     span_s = max(1e-3, at_s - before.sample.at_s)
-    did = _between(before.sample.tree, sample.tree)
+    signalled = {pid for pid, stand in before.stands.items() if stand.is_signalled}
+    did = _between(before.sample.tree, sample.tree, signalled)
     window = tuple(part for part in before.window if part[0] > at_s - window_s) + ((at_s, span_s, did),)
     rates = _sum(part[2] for part in window).per_s(sum(part[1] for part in window))
     stands = _with_stacks(_step_stands(before, sample, span_s), sample)
@@ -164,7 +167,7 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
     )
 
 
-def _between(before: TreeReading, after: TreeReading) -> Totals:
+def _between(before: TreeReading, after: TreeReading, signalled: set[int]) -> Totals:
     """What the tree did between two readings. A newborn's whole life counts; a fall of a counter is nothing."""
     old = {(process.pid, process.start_ticks): process for process in before.processes}
     cpu_s = disk_bytes = 0.0
@@ -174,7 +177,8 @@ def _between(before: TreeReading, after: TreeReading) -> Totals:
         former = old.get((process.pid, process.start_ticks))
         cpu_s += max(0.0, process.wants_cpu_s - (former.wants_cpu_s if former else 0.0))
         disk_bytes += max(0, process.read_bytes - (former.read_bytes if former else 0))
-        disk_bytes += max(0, process.write_bytes - (former.write_bytes if former else 0))
+        written = max(0, process.write_bytes - (former.write_bytes if former else 0))
+        disk_bytes += written if process.pid not in signalled or written > DUMP_BYTES else 0
     is_known = before.tcp_bytes is not None and after.tcp_bytes is not None
     tcp_bytes = max(0, (after.tcp_bytes or 0) - (before.tcp_bytes or 0)) if is_known else 0
     return Totals(cpu_s, disk_bytes, tcp_bytes)
@@ -212,7 +216,7 @@ def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> St
     burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
     is_working = spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= CPU_CORES)
     has_moved = process.comm not in HELPER_COMMS and (is_working or _main_wrote(old, process))
-    is_typing = process.wait.kind == "keyboard"
+    is_typing = process.wait.kind == "keyboard" or (process.wait.fd == 0 and _asks(old.stack))
     return replace(
         old,
         reading=process,
@@ -222,6 +226,12 @@ def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> St
         main_cores=(spent_s or 0.0) / span_s,
         woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
     )
+
+
+def _asks(stack: ProcessStack | None) -> bool:
+    """The person's own line is a question: then standard input is a keyboard to it, whatever it is connected to."""
+    frame = innermost_user_frame(stack.main) if stack else None
+    return frame is not None and re.search(r"\b(input|getpass|breakpoint|set_trace)\(", frame.source) is not None
 
 
 def _main_cpu_s(before: ProcessReading, after: ProcessReading) -> float | None:

@@ -73,7 +73,7 @@ def _with_source(frame: Frame, folder: str | None, started_s: float | None) -> F
     is_edited = frame.is_user and started_s is not None and status.st_mtime > started_s + 2
     if not is_plain or is_edited:
         return frame
-    return replace(frame, source=read_line(path, status.st_mtime_ns, frame.line))
+    return replace(frame, file=path, source=read_line(path, status.st_mtime_ns, frame.line))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -346,7 +346,8 @@ def _positions(scene: _Scene) -> str:
 
 
 def _still_moving(scene: _Scene) -> str:
-    if scene.now_s - scene.state.progress_at_s > 10:
+    recent_s = (scene.now_s - scene.state.moved_at_s) / 2
+    if scene.now_s - scene.state.progress_at_s > recent_s:
         return ""
-    what = "output goes on" if scene.now_s - scene.state.output_at_s < 10 else "background threads still do"
+    what = "output goes on" if scene.now_s - scene.state.output_at_s < recent_s else "background threads still do"
     return f", though {what}"
