@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +40,34 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
     """Replace `path` by `value` as JSON that `cat` and `jq` read well."""
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str)
-    write_whole(path, text.encode("utf-8", "surrogateescape") + b"\n", durable=durable)
+    write_whole(path, _encode(value) + b"\n", durable=durable)
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str)
+        return text.encode("utf-8", "surrogateescape")
+    except ValueError:
+        # A loss that is NaN or half a character in a log line must not cost the whole file.
+        return json.dumps(_without_nan(value), indent=1, default=str).encode("ascii")
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no word for NaN and infinity, and jq refuses Python's; null is what is left."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in value]
+    return value
 
 
 def read_json(path: Path) -> Any | None:
     """The value in `path`, or None when the file is absent, unreadable or not JSON."""
     try:
         return json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

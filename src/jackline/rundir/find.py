@@ -19,9 +19,10 @@ def runs_folder(option: str | os.PathLike[str] | None = None) -> Path:
 
 def list_runs(folder: Path) -> list[RunDir]:
     """Runs in `folder`, then runs registered from elsewhere; each once, newest first."""
-    local: list[RunDir] = []
-    if folder.is_dir():
-        local = [RunDir(path) for path in folder.iterdir() if (path / "run.json").exists()]
+    try:
+        local = [run for run in map(RunDir, folder.iterdir()) if run.has_run_file]
+    except OSError:  # no such folder, or not ours to read
+        local = []
     seen = {run.path.resolve() for run in local}
     everywhere = local + [run for run in registered_runs() if run.path.resolve() not in seen]
     return sorted(everywhere, key=_last_change_s, reverse=True)
@@ -51,8 +52,9 @@ def find_only_live(folder: Path) -> RunDir:
 
 def _find_named(word: str, folder: Path) -> RunDir:
     for path in (folder / word, Path(word)):
-        if (path / "run.json").exists() or (path / "attempts").is_dir():
-            return RunDir(path.absolute())
+        run = RunDir(path.absolute())
+        if run.has_run_file or run.list_attempts():
+            return run
     elsewhere = [run for run in registered_runs() if run.name == word]
     if elsewhere:
         return elsewhere[0]

@@ -14,7 +14,9 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 State = Literal["alive", "unwatched", "stopped", "dead", "finished", "elsewhere", "empty"]
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|env|nohup|uv|run|torchrun|accelerate|launch|deepspeed")
+_LAUNCHER = re.compile(
+    r"(python|pypy)[\d.]*|bash|sh|env|nohup|nice|time|timeout|uv|poetry|run|torchrun|accelerate|launch|deepspeed|mpirun|srun"
+)
 
 
 @dataclass(frozen=True)
@@ -120,18 +122,33 @@ def numbered_name(name: str, taken: Sequence[str]) -> str:
 
 def _stem(argv: Sequence[str]) -> str:
     """The word a person would use: the script, the module, or the program itself."""
-    words = list(argv)
-    for index, word in enumerate(words):
-        if word == "-m" and index + 1 < len(words):
-            if _INTERPRETER.fullmatch(PurePath(words[index + 1]).name):
-                continue
-            return _clean(words[index + 1].rsplit(".", 1)[-1])
-        if word in ("-c", "-"):
+    first = ""
+    for index, word in enumerate(argv):
+        before = argv[index - 1] if index else ""
+        if before == "-m":
+            module = word.rsplit(".", 1)[-1]
+            if not _LAUNCHER.fullmatch(module):
+                return _clean(module)
+        elif word in ("-c", "-"):
             break
-        is_option = word.startswith("-") or "=" in word
-        if not is_option and not _INTERPRETER.fullmatch(PurePath(word).name):
+        elif _is_script(word):
             return _clean(PurePath(word).stem)
-    return _clean(PurePath(words[0]).name if words else "run")
+        elif not _is_passed_over(word):
+            # Behind a launcher it may be the value of an option (torchrun --rdzv-backend c10d train.py).
+            if not before.startswith("-"):
+                return _clean(PurePath(word).stem)
+            first = first or word
+    return _clean(PurePath(first).stem or (PurePath(argv[0]).name if argv else "run"))
+
+
+def _is_script(word: str) -> bool:
+    return not word.startswith("-") and PurePath(word).suffix in (".py", ".sh", ".ipynb")
+
+
+def _is_passed_over(word: str) -> bool:
+    """Options, settings (A=1), numbers, and programs that only start others."""
+    is_number = word.replace(".", "", 1).replace(":", "").isdigit()
+    return word.startswith("-") or "=" in word or is_number or bool(_LAUNCHER.fullmatch(PurePath(word).name))
 
 
 def _clean(text: str) -> str:

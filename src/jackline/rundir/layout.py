@@ -24,6 +24,14 @@ class RunDir:
         return self.path / "run.json"
 
     @property
+    def has_run_file(self) -> bool:
+        """False also for a path that cannot be asked: too long, or in a folder that is not ours to read."""
+        try:
+            return self.run_file.exists()
+        except OSError:
+            return False
+
+    @property
     def config_file(self) -> Path:
         return self.path / "config.yaml"
 

@@ -29,17 +29,3 @@ class RunLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-def is_locked(path: Path) -> bool:
-    """Whether some process holds the run; asks without taking more than an instant."""
-    if not path.exists():
-        return False
-    probe = RunLock(path)
-    try:
-        if not probe.try_acquire():
-            return True
-    except OSError:
-        return False
-    probe.release()
-    return False

@@ -18,10 +18,14 @@ MAX_ENTRIES = 500
 
 
 def state_folder() -> Path:
-    """$XDG_STATE_HOME/jackline, else ~/.local/state/jackline."""
-    home = os.environ.get("XDG_STATE_HOME")
-    root = Path(home) if home and os.path.isabs(home) else Path.home() / ".local" / "state"
-    return root / "jackline"
+    """$XDG_STATE_HOME/jackline, else ~/.local/state/jackline, else a folder in /tmp for a user without a home."""
+    state = os.environ.get("XDG_STATE_HOME")
+    if state and os.path.isabs(state):
+        return Path(state) / "jackline"
+    try:
+        return Path.home() / ".local" / "state" / "jackline"
+    except RuntimeError:  # a container that runs as a number without an entry in passwd
+        return Path("/tmp") / f"jackline-state-{os.getuid()}"
 
 
 def register(run: RunDir) -> bool:
@@ -49,8 +53,9 @@ def registered_runs() -> list[RunDir]:
         value = atomic.read_json(entry)
         if isinstance(value, dict) and isinstance(value.get("path"), str):
             run = RunDir(Path(value["path"]))
-            if run.run_file.exists():
-                found.append((float(value.get("registered_at_s", 0)), run))
+            if run.has_run_file:
+                at_s = value.get("registered_at_s")
+                found.append((float(at_s) if isinstance(at_s, int | float) else 0.0, run))
     return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 

@@ -109,17 +109,22 @@ def read_run_file(run: RunDir) -> RunFile:
         )
     try:
         return _from_json(value)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRun(
-            f"{run.run_file} is damaged: {type(error).__name__}: {error}", hint="start again with --new"
-        ) from None
+    except KeyError as error:
+        problem = f"it has no {error}"
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    raise DamagedRun(
+        f"{run.run_file} is damaged: {problem}",
+        detail="the log is still readable: " + str(run.out_log),
+        hint="restore run.json from a copy, or start again with --new",
+    )
 
 
 def _from_json(value: dict[str, Any]) -> RunFile:
     return RunFile(
         name=str(value["name"]),
         kind=str(value["kind"]),
-        argv=tuple(str(part) for part in value["argv"]),
+        argv=_words(value["argv"]),
         cwd=str(value["cwd"]),
         settings=dict(value["settings"]),
         options=dict(value["options"]),
@@ -132,6 +137,12 @@ def _from_json(value: dict[str, Any]) -> RunFile:
         user=str(value.get("user", "")),
         format=int(value["format"]),
     )
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"'argv' should be a list and is {value!r}")
+    return tuple(str(part) for part in value)
 
 
 def check_name(name: str) -> str:
