@@ -1,0 +1,248 @@
+"""The checkpoint engine, as a training loop uses it.
+
+    engine = CheckpointEngine(run)                     # starts the writer; before the model is built
+    receipt = engine.load_newest(state)                # None: nothing to go on from
+    for ...:
+        loss.backward()
+        engine.before_mutation()                       # the one barrier: weights change after it
+        optimizer.step()
+        if save_is_due(...): engine.save(state, step=step, metrics={"loss": ...}, mode="overlapped")
+        for event in engine.poll(): ...
+    engine.close()
+
+`state` is a dict of whatever makes up the training: modules, optimizers, schedulers, scalers, generators, tensors,
+plain values, anything with state_dict and load_state_dict, nested as one likes.
+Owns the life of a save in the trainer. Never stops training: what goes wrong becomes an event and a failed ticket.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jackline.checkpoint import load
+from jackline.checkpoint.area import StagingArea, available_bytes
+from jackline.checkpoint.capture import Captured, Source, capture
+from jackline.checkpoint.environment import describe_environment
+from jackline.checkpoint.frozen import FrozenHashes
+from jackline.checkpoint.layout import Layout
+from jackline.checkpoint.link import Job, WriterLink
+from jackline.checkpoint.overlap import Trust, after_tear, after_trial
+from jackline.checkpoint.pieces import save_in_pieces
+from jackline.checkpoint.retention import Keep
+from jackline.checkpoint.ticket import Event, Ticket
+from jackline.checkpoint.trial import first_difference
+from jackline.checkpoint.writer import Options
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import host_name
+from jackline.units import format_bytes
+
+Mode = Literal["blocking", "overlapped", "auto"]
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What a person may decide. `defer`: keys whose loose tensors change only behind the barrier (EMA, masks).
+
+    `leave_out_frozen`: parameters that do not train are named by their hash instead of stored.
+    """
+
+    keep: Keep = field(default_factory=Keep)
+    mirror: str | None = None
+    mirror_every_s: float = 300.0
+    defer: tuple[str, ...] = ()
+    leave_out_frozen: bool = False
+    is_direct: bool | None = None
+    writer_command: tuple[str, ...] = ()  # tests put a writer with faults here
+    available_memory: Callable[[], int] = available_bytes
+
+
+class CheckpointEngine:
+    """Saves and loads one run's checkpoints. Used by one thread of one process; forked children do nothing."""
+
+    def __init__(self, run: RunDir, settings: EngineSettings | None = None) -> None:
+        self.settings = settings or EngineSettings()
+        self.folder = run.checkpoints
+        self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time its state was taken
+        self._run_name = run.name
+        self._pid = os.getpid()
+        options = Options(self.folder, self._pid, self.settings.keep, self.settings.is_direct)
+        self._link = WriterLink(options, self.settings.writer_command)
+        self._area = StagingArea(self._link.share, self.settings.available_memory)
+        self._frozen = FrozenHashes()
+        self._trust = Trust()
+        self._pending: Callable[[], None] | None = None
+        self._ticket: Ticket | None = None
+        self._number = 0
+        self._taken_at_s: dict[int, float] = {}
+        self._parent_step: int | None = None
+        self._has_said_pieces = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is still being copied or written."""
+        return self._link.job is not None
+
+    @property
+    def why_off(self) -> str:
+        """Why nothing can be saved any more; empty while it can."""
+        return self._link.why_off
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        metrics: Mapping[str, float] | None = None,
+        mode: Mode = "blocking",
+        if_busy: Literal["skip", "wait"] = "skip",
+    ) -> Ticket:
+        """Takes the state of this instant; the writer makes it durable. Ask the ticket, or `poll`, what became of it.
+
+        'blocking' copies before it returns. 'overlapped' lets the copy run beside the next forward and backward pass;
+        the loop must call `before_mutation` before it changes anything. 'auto' is for a loop that has yet to show
+        that it does. While the writer is busy a save is skipped, unless it is told to wait.
+        """
+        began_s = time.perf_counter()
+        ticket = Ticket(step, _pump=self._link.pump)
+        self._link.pump()
+        if self.is_busy and if_busy == "skip":
+            return self._refuse(ticket, "skipped", "the save before it is still being written")
+        while self.is_busy and not self.why_off:
+            self._link.pump(0.2)
+        if os.getpid() != self._pid or self.why_off:
+            return self._refuse(ticket, "failed", self.why_off or "this is a forked child of the training process")
+        self.before_mutation()  # of an earlier save, if the loop forgot
+        hash_frozen = self._frozen if self.settings.leave_out_frozen else None
+        captured = capture(state, defer=self.settings.defer, hash_frozen=hash_frozen)
+        self._ticket = ticket
+        self._stage(ticket, captured, dict(metrics or {}), mode)
+        ticket.stall_s += time.perf_counter() - began_s
+        return ticket
+
+    def before_mutation(self) -> None:
+        """The barrier: call it before the optimizer, the average or the masks change. Else it is free."""
+        pending, self._pending = self._pending, None
+        if pending is None or os.getpid() != self._pid:
+            return
+        began_s = time.perf_counter()
+        pending()
+        if self._ticket is not None:
+            self._ticket.stall_s += time.perf_counter() - began_s
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Allocates memory beside the first steps instead of in the first save. Best after the first step."""
+        if not self.is_busy and not self.why_off:
+            sources = capture(state, defer=self.settings.defer).sources
+            self._area.make_room(self._area.place(sources), sources)
+
+    def poll(self) -> list[Event]:
+        """What has happened since. Call it every step; it costs microseconds."""
+        if os.getpid() != self._pid:
+            return []
+        self._link.pump()
+        if self._link.is_torn and not self._trust.has_torn:
+            self._trust = after_tear(self._trust)
+        events = self._link.take_events()
+        for event in events:
+            if event.kind == "committed" and event.step is not None:
+                self.last_saved = (event.step, self._taken_at_s.pop(event.step, time.monotonic()))
+                self._parent_step = event.step
+        return events
+
+    def load_newest(self, into: MutableMapping[str, Any], *, step: int | None = None) -> load.Receipt | None:
+        """Fills the objects in `into` from the newest whole checkpoint, or that of `step`. None: there is none.
+
+        Waits first for a writer that outlived the attempt before: it may be committing a newer one.
+        """
+        self._link.wait_ready()
+        receipt = load.load_newest(
+            self.folder, into, hash_frozen=self._frozen, step=step, on_refusal=self._remember_refusal
+        )
+        if receipt is not None:
+            self._parent_step = receipt.step
+        return receipt
+
+    def close(self, *, timeout_s: float = 3600.0, linger_s: float = 5.0) -> list[Event]:
+        """Waits for a save under way, then lets the writer go; what it still reads back it does by itself."""
+        if os.getpid() != self._pid:
+            return []
+        self.before_mutation()
+        deadline = time.monotonic() + timeout_s
+        while self.is_busy and not self.why_off and time.monotonic() < deadline:
+            self._link.pump(0.2)
+        events = self.poll()
+        self._link.close(linger_s)
+        self._area.close()
+        return events + self._link.take_events()
+
+    def _stage(self, ticket: Ticket, captured: Captured, metrics: dict[str, float], mode: Mode) -> None:
+        sources = captured.sources
+        layout = self._area.place(sources)
+        has_room = self._area.make_room(layout, sources)
+        job = self._new_job(ticket, captured, layout, metrics)
+        if not has_room:
+            self._say_pieces(layout)
+            assert self._area.arena is not None
+            save_in_pieces(self._link, job, layout, sources, self._area.arena)
+            return
+        may_overlap = mode == "overlapped" or (mode == "auto" and self._trust.is_earned)
+        is_overlapped = may_overlap and not self._trust.has_torn
+        job.staging = self._area.begin(layout, sources, is_overlapped=is_overlapped)
+        if is_overlapped:
+            self._pending = job.staging.barrier
+        elif mode == "auto" and self._trust.is_open:
+            self._pending = lambda: self._judge(layout, sources)
+        self._link.submit(job)
+
+    def _new_job(self, ticket: Ticket, captured: Captured, layout: Layout, metrics: dict[str, float]) -> Job:
+        self._number += 1
+        self._taken_at_s[ticket.step] = time.monotonic()
+        ticket.size_bytes = layout.payload_bytes
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        odd = {name: str(value) for name, value in metrics.items() if name not in finite}
+        facts = {"run": self._run_name, "host": host_name(), "environment": describe_environment()}
+        body = {
+            "op": "save",
+            "id": self._number,
+            "step": ticket.step,
+            "created_at_s": time.time(),
+            "parent_step": self._parent_step,
+            "metrics": finite,
+            "facts": {**facts, "metrics_not_finite": odd} if odd else facts,
+            "files": [
+                {"name": image.name, "size_bytes": image.size_bytes, "arena_offset": image.arena_offset}
+                for image in layout.images
+            ],
+        }
+        return Job(self._number, ticket, body, captured.tree)
+
+    def _judge(self, layout: Layout, sources: Sequence[Source]) -> None:
+        """A loop on trial is about to change its state: was it untouched since the copy?"""
+        assert self._area.arena is not None
+        changed = first_difference(layout, sources, self._area.arena)
+        self._trust = after_trial(self._trust, changed)
+        if changed:
+            text = f"{changed} changes outside the optimizer's step, so saves wait for their copy"
+            self._link.events.append(Event("overlap_off", text))
+
+    def _refuse(self, ticket: Ticket, outcome: Literal["skipped", "failed"], why: str) -> Ticket:
+        ticket.outcome, ticket.why = outcome, why
+        self._link.events.append(Event(outcome, f"step {ticket.step} was not saved: {why}", ticket.step, True))
+        return ticket
+
+    def _remember_refusal(self, refusal: load.Refusal) -> None:
+        text = f"{refusal.name} is not whole and was passed over: {refusal.why}"
+        self._link.events.append(Event("passed_over", text, refusal.name.step, True, fields={"why": refusal.why}))
+        self._link.send({"op": "damaged", "name": str(refusal.name), "why": refusal.why})
+
+    def _say_pieces(self, layout: Layout) -> None:
+        if not self._has_said_pieces:
+            self._has_said_pieces = True
+            size = format_bytes(layout.size_bytes)
+            text = f"memory has no room for a copy of the state ({size}); training waits while a save is written"
+            self._link.events.append(Event("in_pieces", text, None, True))

@@ -1,0 +1,48 @@
+"""What the bits of a result depend on besides the state: versions, device, threads, flags.
+
+Recorded in every checkpoint and compared at resume, so that a run that cannot be bit-exact says so and says why.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "WORLD_SIZE")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Plain values only. Cheap: nothing here asks the device to wait."""
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+    for name in _VARIABLES:
+        if name in os.environ:
+            found[name] = os.environ[name]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "gpus": torch.cuda.device_count(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return found
+
+
+def compare_environment(saved: Any, now: dict[str, Any]) -> tuple[str, ...]:
+    """'threads: 8 -> 4' for everything that differs; nothing when the checkpoint does not say."""
+    if not isinstance(saved, dict):
+        return ()
+    names = sorted(set(saved) | set(now))
+    return tuple(
+        f"{name}: {saved.get(name, '(not set)')} -> {now.get(name, '(not set)')}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    )

@@ -1,0 +1,351 @@
+"""The process that writes checkpoints: `python -m jackline.checkpoint.writer`.
+
+It has no torch, its own session and the staged state as shared memory, so nothing the trainer does can hurt a save
+that was staged: if the trainer dies, the writer still commits, then ends. It never blocks the trainer: it reads when
+it can, and reports without waiting.
+Owns the loop and the order of work. Does not own the commit (commit.py), the reading back (upkeep.py), the upload
+(mirror.py, a process of its own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jackline.checkpoint.catalogue import LOCK
+from jackline.checkpoint.commit import DiskFull, Draft, DraftFile, Unacknowledged, clear_leftovers, require_space
+from jackline.checkpoint.disk import Disk, can_write_directly
+from jackline.checkpoint.format import STATE, FileEntry, Manifest, Name
+from jackline.checkpoint.hashing import best_algorithm
+from jackline.checkpoint.lock import AnotherWriter, Holder, WriterLock
+from jackline.checkpoint.retention import Keep
+from jackline.checkpoint.upkeep import Upkeep
+from jackline.checkpoint.wire import Channel, Closed, Message
+from jackline.rundir.process_id import ProcessId, identify, is_alive
+
+NICENESS = 5
+IDLE_POLL_S = 30.0
+GRACE_S = 1.0  # for the rest of a message whose sender has died
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the trainer decides at the start. `is_direct` None: find out by trying."""
+
+    folder: Path
+    trainer_pid: int
+    keep: Keep = field(default_factory=Keep)
+    is_direct: bool | None = None
+
+    def to_json(self) -> str:
+        keep = {"last": self.keep.last, "every": self.keep.every, "best": self.keep.best}
+        body = {
+            "folder": str(self.folder),
+            "trainer_pid": self.trainer_pid,
+            "keep": keep,
+            "is_direct": self.is_direct,
+        }
+        return json.dumps(body)
+
+    @staticmethod
+    def from_json(text: str) -> Options:
+        body = json.loads(text)
+        return Options(Path(body["folder"]), body["trainer_pid"], Keep(**body["keep"]), body["is_direct"])
+
+
+@dataclass
+class OpenSave:
+    """A save that comes in pieces, because memory could not hold a whole copy."""
+
+    draft: Draft
+    files: dict[str, DraftFile]
+    began_s: float
+
+
+class Writer:
+    """The live state of the process."""
+
+    def __init__(self, channel: Channel, options: Options, disk: Disk) -> None:
+        self._channel = channel
+        self._options = options
+        self._disk = disk
+        self._folder = options.folder
+        self._trainer = identify(options.trainer_pid)
+        self._trainer_fd = _open_pidfd(options.trainer_pid)
+        self._lock = WriterLock(self._folder / LOCK, self._trainer)
+        self._upkeep = Upkeep(self._folder, options.keep, disk, self._has_other_work)
+        self._arena: memoryview | None = None
+        self._open: OpenSave | None = None
+        self._is_direct = bool(options.is_direct)
+        self._is_asked_to_end = False
+        self._is_closing = False
+
+    def run(self) -> None:
+        """Until the trainer closes or is gone, and everything staged is committed."""
+        self._alarm, waker = socket.socketpair()
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno())  # else a signal would not end a wait
+        if not self._start():
+            return
+        try:
+            while not (self._is_closing or self._is_asked_to_end):
+                message = self._next_message()
+                if message is not None:
+                    self._handle(message)
+                elif not self._trainer_lives():
+                    break
+                elif self._upkeep.has_work():
+                    self._do_upkeep()
+                else:
+                    self._wait(IDLE_POLL_S)
+            self._drop_open_save()
+            if self._is_closing:
+                self._note("closing")
+                self._do_upkeep()
+        except Closed:
+            self._drop_open_save()
+        finally:
+            self._lock.release()
+
+    def _start(self) -> bool:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(self._report_waiting())
+            clear_leftovers(self._folder, self._disk)
+            if self._options.is_direct is None:
+                self._is_direct = can_write_directly(self._folder)
+        except AnotherWriter as problem:
+            self._report({"event": "refused", "why": str(problem)})
+            return False
+        except OSError as problem:
+            self._report({"event": "refused", "why": f"{self._folder} cannot be used: {problem.strerror}"})
+            return False
+        self._upkeep.load()
+        self._report({"event": "ready", "is_direct": self._is_direct})
+        return True
+
+    def _next_message(self) -> Message | None:
+        """A whole message; waits a moment for the rest of one whose sender died while sending."""
+        message = self._channel.receive()
+        if message is None and not self._trainer_lives():
+            self._channel.wait(GRACE_S)
+            message = self._channel.receive()
+        return message
+
+    def _trainer_lives(self) -> bool:
+        # Its socket may stay open in forked data workers, so the process itself is asked.
+        return is_alive(self._trainer)
+
+    def _wait(self, timeout_s: float) -> None:
+        """For a message or the trainer's death."""
+        if self._channel.wait(0):
+            return
+        watched: list[Any] = [self._channel, self._alarm]
+        if self._trainer_fd is not None:
+            watched.append(self._trainer_fd)
+        else:
+            timeout_s = min(timeout_s, 1.0)
+        select.select(watched, [], [], timeout_s)
+
+    def _has_other_work(self) -> bool:
+        return self._is_asked_to_end or (not self._is_closing and self._channel.wait(0))
+
+    def _handle(self, message: Message) -> None:
+        kind = message.body.get("op")
+        if kind == "arena":
+            self._take_arena(message)
+        elif kind == "save":
+            self._guarded(message, self._save)
+        elif kind == "begin":
+            self._guarded(message, self._begin)
+        elif kind == "piece":
+            self._guarded(message, self._piece)
+        elif kind == "end":
+            self._guarded(message, self._end)
+        elif kind == "damaged":
+            self._report_all(self._upkeep.refuse(message.body["name"], message.body["why"]))
+        elif kind == "close":
+            self._is_closing = True
+
+    def _take_arena(self, message: Message) -> None:
+        assert message.fd is not None
+        self._arena = None
+        self._arena = memoryview(mmap.mmap(message.fd, message.body["size_bytes"], prot=mmap.PROT_READ))
+        os.close(message.fd)
+
+    def _guarded(self, message: Message, work: Any) -> None:
+        """Does one message's work; whatever goes wrong becomes a report, and the writer lives on."""
+        self._note("committing")
+        try:
+            self._ensure_folder()
+            work(message)
+        except DiskFull as problem:
+            sizes = {"needed_bytes": problem.needed_bytes, "free_bytes": problem.free_bytes}
+            self._fail(message, "the disk is full", problem=problem, **sizes)
+        except Unacknowledged as problem:
+            self._fail(message, str(problem.strerror), problem=problem)
+        except (OSError, ValueError, AnotherWriter) as problem:
+            why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+            self._fail(message, why, problem=problem)
+        if self._open is None:
+            self._note("idle")
+
+    def _save(self, message: Message) -> None:
+        """A whole state in the arena: every file's bytes lie there as they will lie on the disk."""
+        began_s = time.monotonic()
+        self._begin(message)
+        assert self._open is not None and self._arena is not None
+        pieces = []
+        for wanted in message.body["files"]:
+            start = wanted["arena_offset"]
+            end = start + -(-wanted["size_bytes"] // mmap.PAGESIZE) * mmap.PAGESIZE
+            pieces.append((self._open.files[wanted["name"]], self._arena[start:end]))
+        try:
+            self._open.draft.write_many(pieces)
+        except OSError as problem:
+            if problem.errno != errno.EINVAL or not self._is_direct:
+                raise
+            self._is_direct = False  # the probe was too kind; from now on through the page cache
+            self._drop_open_save()
+            self._save(message)
+            return
+        self._open.began_s = began_s
+        self._end(message)
+
+    def _begin(self, message: Message) -> None:
+        self._drop_open_save()
+        files = message.body["files"]
+        payload_bytes = sum(file["size_bytes"] for file in files) + len(message.payload)
+        self._make_room(payload_bytes)
+        draft = Draft(self._folder, Name(message.body["step"]), best_algorithm(), self._disk, self._is_direct)
+        self._open = OpenSave(draft, {}, time.monotonic())
+        for file in files:
+            self._open.files[file["name"]] = draft.open_file(file["name"], file["size_bytes"])
+
+    def _piece(self, message: Message) -> None:
+        if self._open is None or self._arena is None:
+            return  # it failed earlier and was reported
+        body = message.body
+        start = body["arena_offset"]
+        data = self._arena[start : start + -(-body["size_bytes"] // mmap.PAGESIZE) * mmap.PAGESIZE]
+        self._open.draft.write(self._open.files[body["name"]], data, body["offset"])
+        self._report({"event": "piece", "piece": body["piece"]})
+
+    def _end(self, message: Message) -> None:
+        if self._open is None:
+            return
+        save, body = self._open, message.body
+        entries: list[FileEntry] = [save.draft.finish_file(file) for file in save.files.values()]
+        entries.append(save.draft.add_small(STATE, message.payload))
+        manifest = Manifest(
+            step=body["step"],
+            created_at_s=body["created_at_s"],
+            algorithm=save.draft.algorithm,
+            files=tuple(entries),
+            parent_step=body.get("parent_step"),
+            metrics=body.get("metrics", {}),
+            facts=body.get("facts", {}),
+        )
+        place = save.draft.commit(manifest)
+        self._open = None
+        write_s = time.monotonic() - save.began_s
+        done = {"event": "committed", "id": body["id"], "step": body["step"], "name": place.name}
+        self._report({**done, "size_bytes": manifest.size_bytes, "write_s": write_s})
+        retry = int(place.name.partition("-r")[2] or 0)
+        self._upkeep.acknowledge(Name(body["step"], retry), manifest.size_bytes, write_s)
+
+    def _make_room(self, payload_bytes: int) -> None:
+        try:
+            require_space(self._folder, payload_bytes, self._disk)
+        except DiskFull:
+            self._do_upkeep()  # reads back what was not read yet, so that older ones may go
+            require_space(self._folder, payload_bytes, self._disk)
+
+    def _ensure_folder(self) -> None:
+        """Somebody may have deleted the folder under us; the lock went with it."""
+        if self._lock.is_still_ours():
+            return
+        self._lock.release()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire(self._report_waiting())
+        self._lock.note("committing")
+        self._upkeep.load()
+        self._report({"event": "folder_lost", "why": f"{self._folder} was deleted or emptied by somebody"})
+
+    def _fail(self, message: Message, why: str, *, problem: BaseException, **more: Any) -> None:
+        self._drop_open_save(has_moved=isinstance(problem, Unacknowledged))
+        number = problem.errno if isinstance(problem, OSError) else None
+        body = message.body
+        failed = {"event": "failed", "id": body.get("id"), "step": body.get("step"), "why": why, "errno": number}
+        self._report({**failed, **more})
+
+    def _drop_open_save(self, *, has_moved: bool = False) -> None:
+        if self._open is not None and not has_moved:
+            self._open.draft.discard()
+        self._open = None
+
+    def _do_upkeep(self) -> None:
+        self._report_all(self._upkeep.work())
+
+    def _report_all(self, reports: Iterable[dict[str, Any]]) -> None:
+        for report in reports:
+            self._report(report)
+
+    def _note(self, phase: str) -> None:
+        with contextlib.suppress(OSError):  # a deleted folder; the save itself finds out
+            self._lock.note(phase)
+
+    def _report_waiting(self) -> Any:
+        said: set[str] = set()
+
+        def report(holder: Holder) -> None:
+            if holder.phase not in said:
+                said.add(holder.phase)
+                self._report({"event": "waiting", "phase": holder.phase, "pid": _pid(holder.writer)})
+
+        return report
+
+    def _report(self, body: dict[str, Any]) -> None:
+        with contextlib.suppress(Closed):  # nobody listens any more; the commit counts all the same
+            self._channel.send({**body, "at_s": time.time()})
+
+    def _on_sigterm(self, *_: Any) -> None:
+        self._is_asked_to_end = True
+
+
+def _pid(process: ProcessId | None) -> int | None:
+    return process.pid if process else None
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def main(arguments: list[str] | None = None, disk: Disk | None = None) -> None:
+    """Arguments: the socket's descriptor and the options as JSON."""
+    words = sys.argv[1:] if arguments is None else arguments
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # meant for the trainer, or for nobody
+    os.nice(NICENESS)
+    end = socket.socket(fileno=int(words[0]))
+    Writer(Channel(end), Options.from_json(words[1]), disk or Disk()).run()
+
+
+if __name__ == "__main__":
+    main()
