@@ -19,7 +19,6 @@ from jackline.cli.screen import Screen, choose_color, detect_surface
 from jackline.errors import EXIT_FAILED
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir, RunDir
-from jackline.rundir.lock import is_locked
 from jackline.rundir.process_id import ProcessId, is_alive
 from jackline.rundir.status import STALE_AFTER_S
 from jackline.supervisor.heartbeat import FIRST_AFTER_S, heartbeat_is_due, heartbeat_line
@@ -35,6 +34,7 @@ SETTLE_AFTER_S = 0.3
 # How long an end that nobody wrote down is waited for: the keeper's file comes a moment after the death.
 END_PATIENCE_S = 5.0
 END_SETTLES_S = 0.6
+START_PATIENCE_S = 10.0
 
 
 def follow(
@@ -198,16 +198,17 @@ class Viewer:
         if self._state.get("is_finished") and self._state.get("attempt") == self._attempt.number:
             code = _exit_code(atomic.read_json(self._attempt.exit_file))
             return EXIT_FAILED if code is None else code
-        if self._is_anybody_there():
+        if self._is_anybody_there(now_s):
             self._alone_since_s = None
             return None
         if self._alone_since_s is None:
             self._alone_since_s = now_s
         return self._code_without_supervisor(now_s - self._alone_since_s)
 
-    def _is_anybody_there(self) -> bool:
+    def _is_anybody_there(self, now_s: float) -> bool:
         supervisor = ProcessId.from_json(self._state.get("supervisor"))
-        if is_alive(supervisor) or (supervisor is None and is_locked(self.run.lock)):
+        is_starting = supervisor is None and now_s - self._started_s < START_PATIENCE_S
+        if is_alive(supervisor) or (is_starting and not self._attempt.exit_file.exists()):
             return True
         start = atomic.read_json(self._attempt.start_file)
         return is_alive(ProcessId.from_json(start.get("child"))) if isinstance(start, dict) else False

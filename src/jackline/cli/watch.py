@@ -1,4 +1,4 @@
-"""`jackline watch`: the live view of a run that was started elsewhere, and a new supervisor for one that lost its own."""
+"""`jackline watch`: the live view of a run started elsewhere, and a new supervisor for one that lost its own."""
 
 from __future__ import annotations
 
