@@ -46,7 +46,7 @@ def _progress_words(state: dict[str, Any]) -> list[str]:
         return []
     share = 100.0 * float(progress["done"]) / float(progress["total"])
     eta_s = progress.get("eta_s")
-    left = f", {format_duration(eta_s)} left" if isinstance(eta_s, int | float) else ""
+    left = f", {format_duration(eta_s)} left" if isinstance(eta_s, int | float) and share < 100.0 else ""
     name = progress.get("phase") or "done"
     return [f"{name} {share:.0f} %{left}"]
 

@@ -30,6 +30,8 @@ from jackline.supervisor.stack_sampler import StackSample, StackSampler
 from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict
 
 SAMPLE_EVERY_S = 1.0
+STACKS_FIRST_AFTER_S = 1.0
+STACKS_FIRST_APART_S = 3.0
 STACKS_SILENT_EVERY_S = 5.0
 STACKS_ALWAYS_EVERY_S = 30.0
 STACKS_RISING_EVERY_S = 0.3
@@ -76,9 +78,10 @@ class AttemptWatch:
         self.num_lines = 0
         self.marks = 0
         self._stacks: tuple[ProcessStack, ...] = ()
+        self._stacks_at_s = float("-inf")
         self._fresh_stacks: tuple[ProcessStack, ...] | None = None
         self._last_sample_s = time.monotonic() - SAMPLE_EVERY_S
-        self._last_stacks_s = time.monotonic()
+        self._last_stacks_s = float("-inf")
         self._alarm = ""
         self._pending_incident: Verdict | None = None
 
@@ -235,10 +238,13 @@ class AttemptWatch:
         if self._pending_incident is not None:
             self.sampler.request(self._python_pids(), native=True)
             return
-        is_silent = self.silent_s(now_s) >= self.options.quiet_after_s
-        is_first = is_silent and self.doing is None
+        is_silent = self.silent_s(now_s) >= min(STACKS_FIRST_AFTER_S, self.options.quiet_after_s)
+        # The first sign of life in a silence must already know the line, so look when one seems to begin; but a program
+        # that prints every two seconds must not cost a stack each time.
+        since_stacks_s = now_s - self._last_stacks_s
+        is_first = is_silent and self._last_stacks_s < self.last_output_s and since_stacks_s > STACKS_FIRST_APART_S
         every_s = STACKS_SILENT_EVERY_S if is_silent else STACKS_ALWAYS_EVERY_S
-        if is_first or now_s - self._last_stacks_s >= every_s:
+        if is_first or since_stacks_s >= every_s:
             self._ask_for_stacks(now_s)
 
     def _ask_for_stacks(self, now_s: float) -> None:
@@ -252,6 +258,7 @@ class AttemptWatch:
         if taken is None:
             return
         self._stacks = self._fresh_stacks = taken.stacks
+        self._stacks_at_s = now_s
         if self.memory.is_rising() and self.tree.processes:
             largest = max(self.tree.processes, key=lambda process: process.rss_bytes)
             self.growth_places.add(self._stack_of(largest.pid))
@@ -300,7 +307,9 @@ class AttemptWatch:
     def _describe(self) -> None:
         leader = self._leading_process()
         if leader is not None:
-            self.doing = describe(self._leading_stack(), leader.wait or Wait("unknown"), leader.comm)
+            # What it did before it last spoke is not what it does now.
+            stack = self._leading_stack() if self._stacks_at_s >= self.last_output_s else None
+            self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm)
 
     def last_frame(self) -> Frame | None:
         return self.doing.frame if self.doing else None
