@@ -147,6 +147,23 @@ def describe_socket(pid: int, fd: int) -> Wait:
     return Wait("network" if protocol else "local_socket", protocol, fd)
 
 
+def find_listener(port: int) -> int | None:
+    """The pid that listens on a TCP port of this machine, 0 when it is not ours to see, None when nobody does."""
+    inodes = {
+        inode for table in ("tcp", "tcp6") for inode in _listening(read_bytes(f"/proc/net/{table}") or b"", port)
+    }
+    if not inodes:
+        return None
+    return next((pid for pid in list_numbers("/proc") if inodes & _socket_inodes([pid])), 0)
+
+
+def _listening(table: bytes, port: int) -> Iterator[int]:
+    for line in table.split(b"\n")[1:]:
+        words = line.split()
+        if len(words) > 9 and words[3] == b"0A" and int(words[1].rpartition(b":")[2], 16) == port:
+            yield int(words[9])
+
+
 def far_address(table: bytes, inode: bytes) -> str | None:
     """The remote address of the socket with that inode in a /proc/net/tcp table, 'listening on' when it has none."""
     for line in table.split(b"\n")[1:]:
