@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
 from collections.abc import Iterable
@@ -93,6 +92,10 @@ def _read_end(path: Path, max_bytes: int) -> str:
 
 
 def _with_source(fault_text: str) -> str:
+    if not fault_text:
+        return ""
+    import linecache  # brings the tokeniser: 3 ms that `status` need not pay
+
     lines: list[str] = []
     for line in fault_text.splitlines()[:_MAX_FAULT_FRAMES]:
         lines.append(line)

@@ -10,6 +10,7 @@ from jackline.units import format_bytes, format_duration
 
 NEARLY_FULL = 0.9
 _MAX_SOURCE = 100
+_WORTH_SAYING_BYTES = 256 << 20
 
 
 def short_place(frame: Frame | None) -> str:
@@ -37,9 +38,8 @@ def place_line(frame: Frame | None) -> tuple[str, ...]:
 
 def memory_share(evidence: Evidence) -> float | None:
     """How full memory was at its fullest, None when either figure is missing."""
-    if not evidence.memory_limit_bytes or not evidence.peak_memory_bytes:
-        return None
-    return max(evidence.peak_memory_bytes, evidence.last_memory_bytes) / evidence.memory_limit_bytes
+    most = max(evidence.peak_memory_bytes, evidence.last_memory_bytes)
+    return most / evidence.memory_limit_bytes if evidence.memory_limit_bytes and most else None
 
 
 def is_memory_nearly_full(evidence: Evidence) -> bool:
@@ -48,14 +48,16 @@ def is_memory_nearly_full(evidence: Evidence) -> bool:
 
 
 def memory_line(evidence: Evidence) -> tuple[str, ...]:
-    """'memory peaked at 7.9 GiB of 8.0 GiB (cgroup /job)'."""
-    peak = max(evidence.peak_memory_bytes, evidence.last_memory_bytes)
-    if not peak:
+    """'memory peaked at 7.9 GiB of 8.0 GiB (cgroup /job)', and what others used of the same limit."""
+    peak, used = evidence.peak_memory_bytes, evidence.last_memory_bytes
+    if not peak and not used:
         return ()
-    text = f"memory peaked at {format_bytes(peak)}"
+    text = f"memory peaked at {format_bytes(peak or used)}"
     if evidence.memory_limit_bytes:
         source = f" ({evidence.memory_limit_source})" if evidence.memory_limit_source else ""
         text += f" of {format_bytes(evidence.memory_limit_bytes)}{source}"
+    if peak and used > 1.1 * peak + _WORTH_SAYING_BYTES:
+        text += f"; with all others, {format_bytes(used)} were in use"
     return (text,)
 
 

@@ -1,0 +1,270 @@
+"""`jackline status` in sentences: is it alive, how far, when done, what now, what is lost if it dies. Pure."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from jackline.cli.run_view import RunView, listing, mapping, number
+from jackline.cli.text_safety import safe_lines, safe_text
+from jackline.units import format_bytes, format_duration
+
+_MAX_INCIDENTS = 3
+
+
+def status_text(view: RunView) -> str:
+    """Everything, most important first; a line each."""
+    lines = [f"{safe_text(view.name)}: {headline(view)}"]
+    if view.problem:
+        lines.append(f"  damaged:    {safe_text(view.problem)}")
+    if view.is_live or view.status.state == "elsewhere":
+        lines += _live_lines(view)
+    lines += _ending_lines(view)
+    lines += _common_lines(view)
+    lines += [f"hint: {hint}" for hint in [hint_for(view)] if hint]
+    return "\n".join(lines)
+
+
+def headline(view: RunView) -> str:
+    """The state in one clause, with the doubt it deserves."""
+    state = view.status.state
+    attempt = f"attempt {view.status.attempt}"
+    if state == "alive":
+        return _alive(view, attempt)
+    if state == "unwatched":
+        return f"alive in {attempt}, but unwatched: {_supervisor_gone(view)}"
+    if state == "elsewhere":
+        return f"unknown from here: it was last seen {_seen(view)} on host '{_host(view)}', in {attempt}"
+    if state == "empty":
+        return "created, but never started"
+    if not view.status.exit:
+        return f"dead in {attempt}: {_gone(view)}; nobody saw how it ended"
+    word = {"finished": "finished", "stopped": "stopped"}.get(state, "died")
+    return f"{word}{_ago(number(view.status.exit.get('ended_at_s')), view.now_s)} in {attempt}{_after(view)}"
+
+
+def _alive(view: RunView, attempt: str) -> str:
+    restart_at_s = number(view.state.get("restart_at_s"))
+    if view.state.get("is_restarting") is True:
+        wait = f" in {format_duration(max(0.0, restart_at_s - view.now_s))}" if restart_at_s is not None else ""
+        text = f"alive, between attempts: attempt {view.status.attempt + 1} starts{wait}"
+    else:
+        going = f", for {format_duration(view.running_s)}" if view.running_s is not None else ""
+        text = f"alive, {attempt}{going}"
+    if view.status.is_stale:
+        text += f"; stale: no heartbeat since {_seen(view)}, though its supervisor lives"
+    return text
+
+
+def _supervisor_gone(view: RunView) -> str:
+    who = f"its supervisor (pid {view.status.supervisor.pid})" if view.status.supervisor else "its supervisor"
+    return f"{who} is gone, no heartbeat since {_seen(view)}"
+
+
+def _gone(view: RunView) -> str:
+    child = view.status.child
+    who = f"pid {child.pid} is gone" if child else "no process of it is left"
+    return f"no heartbeat since {_seen(view)}, {who}"
+
+
+def _host(view: RunView) -> str:
+    known = view.status.child or view.status.supervisor
+    return safe_text(known.host if known else (view.contents.host if view.contents else "unknown"), 80)
+
+
+def _seen(view: RunView) -> str:
+    at_s = view.status.last_seen_at_s
+    if at_s is None:
+        return "an unknown time"
+    return f"{clock(at_s, view.now_s)} ({format_duration(max(0.0, view.now_s - at_s))} ago)"
+
+
+def _ago(at_s: float | None, now_s: float) -> str:
+    return f" {format_duration(max(0.0, now_s - at_s))} ago" if at_s is not None else ""
+
+
+def _after(view: RunView) -> str:
+    return f", after {format_duration(view.running_s)}" if view.running_s is not None else ""
+
+
+def clock(at_s: float, now_s: float) -> str:
+    """22:46:10 UTC; with the date when that is not today."""
+    moment, today = time.gmtime(at_s), time.gmtime(now_s)
+    same_day = moment[:3] == today[:3]
+    return time.strftime("%H:%M:%S UTC" if same_day else "%Y-%m-%d %H:%M:%S UTC", moment)
+
+
+def _live_lines(view: RunView) -> list[str]:
+    found = [
+        ("progress", progress_line(view)),
+        ("now", now_line(view)),
+        ("verdict", verdict_line(view)),
+        ("memory", memory_line(view)),
+        *[(f"gpu {index}", line) for index, line in gpu_lines(view)],
+        ("speed", rates_line(view)),
+    ]
+    if view.is_live:
+        found.append(("if it dies", loss_line(view)))
+    return [row(label, text) for label, text in found if text]
+
+
+def progress_line(view: RunView) -> str:
+    progress = view.progress
+    done, total = number(progress.get("done")), number(progress.get("total"))
+    if done is None:
+        return ""
+    parts = [safe_text(progress.get("phase"), 60)] if progress.get("phase") else []
+    unit = f" {safe_text(progress['unit'], 20)}" if progress.get("unit") else ""
+    if total:
+        parts.append(f"{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)")
+    else:
+        parts.append(f"{_count(done)}{unit}")
+    rate, eta_s = number(progress.get("rate_per_s")), number(progress.get("eta_s"))
+    if rate:
+        parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
+    if eta_s is not None:
+        seen_s = view.status.last_seen_at_s or view.now_s
+        left_s = max(0.0, seen_s + eta_s - view.now_s)
+        parts.append(f"done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})")
+    return ", ".join(parts)
+
+
+def now_line(view: RunView) -> str:
+    now = mapping(view.state.get("now"))
+    if not now:
+        return ""
+    text = safe_text(now.get("what") or "", 120)
+    if now.get("file"):
+        where = f"{safe_text(now['file'], 160)}:{safe_text(now.get('line'), 10)}"
+        if now.get("function"):
+            where += f" in {safe_text(now['function'], 60)}"
+        source = f": {safe_text(now['source'], 100)}" if now.get("source") else ""
+        text = f"{text}, {where}{source}" if text else f"{where}{source}"
+    return text
+
+
+def verdict_line(view: RunView) -> str:
+    verdict = mapping(view.state.get("verdict"))
+    if not verdict.get("kind"):
+        return ""
+    for_s = number(verdict.get("for_s"))
+    if for_s is None and number(verdict.get("since_s")) is not None and view.status.last_seen_at_s is not None:
+        for_s = max(0.0, view.status.last_seen_at_s - (number(verdict.get("since_s")) or 0.0))
+    length = f" for {format_duration(for_s)}" if for_s is not None and for_s < 10 * 365 * 86400 else ""
+    text = f": {safe_text(verdict['text'], 200)}" if verdict.get("text") else ""
+    return f"{safe_text(verdict['kind'], 20)}{length}{text}"
+
+
+def memory_line(view: RunView) -> str:
+    memory = mapping(view.state.get("memory"))
+    own, peak = number(memory.get("tree_rss_bytes")), number(memory.get("peak_bytes"))
+    used, limit = number(memory.get("used_bytes")), number(memory.get("limit_bytes"))
+    left_s = number(memory.get("seconds_to_limit"))
+    parts = []
+    if own is not None:
+        parts.append(f"it uses {format_bytes(own)}" + (f", at most {format_bytes(peak)} so far" if peak else ""))
+    if used is not None and limit:
+        # The limit is shared with whatever else runs under it, and that counts towards being killed.
+        source = f" ({safe_text(memory['limit_source'], 80)})" if memory.get("limit_source") else ""
+        parts.append(f"{format_bytes(used)} of {format_bytes(limit)}{source} are in use, {100 * used / limit:.0f} %")
+    if left_s is not None:
+        parts.append(f"full in about {format_duration(left_s)} at this rate")
+    return "; ".join(parts)
+
+
+def gpu_lines(view: RunView) -> list[tuple[int, str]]:
+    found = []
+    for place, entry in enumerate(mapping(gpu) for gpu in listing(view.state.get("gpu"))):
+        used, total = number(entry.get("used_bytes")), number(entry.get("total_bytes"))
+        busy = number(entry.get("utilisation_percent"))
+        parts = [safe_text(entry["name"], 40)] if entry.get("name") else []
+        if used is not None and total:
+            parts.append(f"{format_bytes(used)} of {format_bytes(total)}")
+        if busy is not None:
+            parts.append(f"{busy:.0f} % busy")
+        if parts:
+            index = number(entry.get("index"))
+            found.append((int(index) if index is not None else place, ", ".join(parts)))
+    return found
+
+
+def rates_line(view: RunView) -> str:
+    cores = number(view.state.get("cpu_cores"))
+    parts = [f"{cores:.1f} cores"] if cores is not None else []
+    for name, field in (("disk", "disk_bytes_per_s"), ("network", "net_bytes_per_s")):
+        rate = number(view.state.get(field))
+        if rate:
+            parts.append(f"{name} {format_bytes(rate)}/s")
+    return ", ".join(parts)
+
+
+def loss_line(view: RunView) -> str:
+    """What is lost if it dies now. Without a checkpoint we know of, that is everything."""
+    bounds = mapping(view.session.get("loss_bounds"))
+    process_s, machine_s = number(bounds.get("process_s")), number(bounds.get("machine_s"))
+    if process_s is not None:
+        note = f" ({safe_text(bounds['note'], 80)})" if bounds.get("note") else ""
+        machine = format_duration(machine_s) if machine_s is not None else "everything since the start"
+        return f"you lose {format_duration(process_s)}; if the machine dies, {machine}{note}"
+    checkpoint = mapping(view.state.get("checkpoint"))
+    at_s = number(checkpoint.get("at_s"))
+    if at_s is not None:
+        age = format_duration(max(0.0, view.now_s - at_s))
+        return f"you lose {age}, since checkpoint {safe_text(checkpoint.get('path'), 160)}"
+    since = f", {format_duration(view.running_s)}" if view.running_s is not None else ""
+    return f"without a checkpoint Jackline knows of: everything since the start{since}"
+
+
+def _ending_lines(view: RunView) -> list[str]:
+    """The explanation as it was given at the end."""
+    text = view.status.exit.get("text")
+    if view.is_live or not isinstance(text, str) or view.status.state == "elsewhere":
+        return []
+    return [f"  {line}" for line in safe_lines(text, 12)]
+
+
+def _common_lines(view: RunView) -> list[str]:
+    incidents = [mapping(entry) for entry in listing(view.state.get("incidents"))]
+    lines = [
+        row("incident", f"{safe_text(entry.get('text'), 160)}: {safe_text(entry.get('path'), 200)}")
+        for entry in incidents[-_MAX_INCIDENTS:]
+    ]
+    if len(incidents) > _MAX_INCIDENTS:
+        lines.insert(0, row("incidents", f"{len(incidents)}, the last {_MAX_INCIDENTS}:"))
+    lines += [row("off", safe_text(entry, 200)) for entry in listing(view.state.get("protections_off"))]
+    lines.append(row("log", f"{safe_text(view.log.path, 400)}{_log_size(view)}; {view.log_verdict.text}"))
+    if view.contents:
+        lines.append(row("command", safe_text(view.contents.command, 200)))
+    return lines
+
+
+def _log_size(view: RunView) -> str:
+    return "" if view.log.size_bytes is None else f", {format_bytes(view.log.size_bytes)}"
+
+
+def hint_for(view: RunView) -> str:
+    name = safe_text(view.name, 90)
+    state = view.status.state
+    if state == "unwatched":
+        return f"`jackline watch {name}` takes over and watches it again"
+    if state == "alive" and mapping(view.state.get("verdict")).get("kind") in ("STUCK", "SUSPECT"):
+        return f"`jackline why {name}` shows where, with the stacks of every process"
+    if state == "dead":
+        return f"`jackline why {name}` explains, `jackline resume {name}` goes on"
+    if state == "stopped":
+        return f"`jackline resume {name}` goes on"
+    if state == "elsewhere":
+        return "ask on that host, or `jackline why` for what its files say"
+    return ""
+
+
+def row(label: str, text: Any) -> str:
+    return f"  {label + ':':<12}{text}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
