@@ -185,7 +185,8 @@ def _with_wait(pid: int, thread: ThreadStack) -> ThreadStack:
 
 
 def wait_words(wait: Wait) -> str:
-    return f"{wait.kind.replace('_', ' ')} {wait.target}".strip()
+    kind = wait.kind.replace("_", " ")
+    return f"{kind} {wait.target}" if wait.target and wait.target != kind else kind
 
 
 def _from_proc(pid: int, problem: str) -> ProcessStack:
