@@ -85,7 +85,7 @@ def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any
     check_command(argv)
     folder = runs_folder(given["runs_dir"])
     settings = {"argv": list(argv), "cwd": str(Path.cwd())}
-    wanted = check_name(given["name"]) if given["name"] else default_name(argv, settings)
+    wanted = check_name(given["name"]) if given["name"] is not None else default_name(argv, settings)
     existing = find_existing(RunDir(folder / wanted))
     taken = [path.name for path in folder.iterdir()] if given["is_new"] and folder.is_dir() else []
     decision = decide_start(
