@@ -120,8 +120,8 @@ def list_programs(folder: Path) -> list[Program]:
 
 def environment(folder: Path, mark: str = "") -> dict[str, str]:
     """The outside's environment without its settings for Jackline; runs and registry inside `folder`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("JACKLINE")}
-    kept.pop("PYTHONPATH", None)
+    # PYTHONUNBUFFERED and its kin would do our work for us.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JACKLINE", "PYTHON"))}
     return {
         **kept,
         "JACKLINE_RUNS": str(folder / "runs"),

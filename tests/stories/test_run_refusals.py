@@ -158,7 +158,7 @@ DAMAGE = {
     "no JSON": (b"{not json", "is damaged: it is not JSON"),
     "empty": (b"", "is damaged: it is not JSON"),
     "other format": (b'{"format": 99}', "has format 99; this Jackline reads format 1"),
-    "fields missing": (b'{"format": 1}', "is damaged: KeyError: 'name'"),
+    "fields missing": (b'{"format": 1}', "is damaged: it has no 'name'"),
 }
 
 
