@@ -353,7 +353,7 @@ def test_torchrun_is_read_down_to_the_rank_that_died_first() -> None:
         best(said(TORCHRUN)).title == "the training process 18229 was killed with SIGKILL, and the run ended with it"
     )
     assert best(said(TORCHRUN, oom_kills_in_cgroup=1)).title == (
-        "the kernel killed the training process 18229 because memory ran out: the limit is 8.0 GiB"
+        "the kernel killed the training process 18229 because memory ran out"
     )
 
 

@@ -141,7 +141,7 @@ def kernel_oom(evidence: Evidence, *, victim: str = "it") -> Finding | None:
     share = memory_share(evidence)
     is_certain = bool(evidence.kernel_log) or (bool(evidence.oom_kills_in_cgroup) and (share is None or share > 0.8))
     title = f"the kernel killed {victim} because memory ran out"
-    if evidence.memory_limit_bytes:
+    if evidence.memory_limit_bytes and share is not None and share > 0.8:
         title += f": the limit is {format_bytes(evidence.memory_limit_bytes)}"
     return Finding(
         "kernel_oom",

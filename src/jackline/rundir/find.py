@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from pathlib import Path
 
 from jackline.errors import UsageError
@@ -58,6 +57,8 @@ def _find_named(word: str, folder: Path) -> RunDir:
     elsewhere = [run for run in registered_runs() if run.name == word]
     if elsewhere:
         return elsewhere[0]
+    from difflib import get_close_matches
+
     names = [run.name for run in list_runs(folder)]
     near = get_close_matches(word, names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else "`jackline runs` lists the runs that can be found"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -76,4 +75,4 @@ def boot_id() -> str:
 
 @functools.cache
 def host_name() -> str:
-    return os.environ.get("JACKLINE_HOST") or socket.gethostname()
+    return os.environ.get("JACKLINE_HOST") or os.uname().nodename

@@ -6,7 +6,6 @@ One small file a run in the user's state folder. It is a hint: a run that was mo
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from pathlib import Path
@@ -30,6 +29,8 @@ def state_folder() -> Path:
 
 def register(run: RunDir) -> bool:
     """Remember a run. False when the state folder cannot be written; the run goes on without."""
+    import hashlib
+
     folder = state_folder() / "runs"
     path = run.path.resolve()
     try:

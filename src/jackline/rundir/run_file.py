@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
-import hashlib
 import os
-import platform
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -64,6 +60,8 @@ def describe_run(
     cwd: Path,
 ) -> RunFile:
     """Everything known about a run at its birth. Reads git and the versions; writes nothing."""
+    import platform  # these are for those who create runs, not for those who read them: 15 ms
+
     from jackline import __version__
 
     return RunFile(
@@ -157,6 +155,8 @@ def check_name(name: str) -> str:
 
 def read_git(folder: Path) -> dict[str, Any]:
     """Commit and a hash of the uncommitted difference; empty outside a repository or without git."""
+    import hashlib
+
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}
@@ -168,6 +168,8 @@ def read_git(folder: Path) -> dict[str, Any]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
+    import subprocess
+
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words], capture_output=True, timeout=5, stdin=subprocess.DEVNULL
@@ -178,6 +180,8 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _user() -> str:
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):
