@@ -16,8 +16,8 @@ from jackline.machine.readings import GpuProcess, GpuReading
 from tests.machine.conftest import wait_until
 
 CARDS = """\
-GPU-aaaa, 0, NVIDIA H200, 143771, 1530, 87, 22, 691.20
-GPU-bbbb, 1, Tesla T4, 15360, 3, [N/A], [N/A], [Not Supported]
+GPU-aaaa, 0, NVIDIA H200, 143771, 142241, 87, 22, 691.20
+GPU-bbbb, 1, Tesla T4, 15360, 15357, [N/A], [N/A], [Not Supported]
 """
 USERS = """\
 GPU-aaaa, 4242, 1000
@@ -39,6 +39,11 @@ def test_the_two_tables_of_nvidia_smi_become_readings() -> None:
         processes=(GpuProcess(4242, 1000 * 2**20), GpuProcess(4243, None)),
     )
     assert second == GpuReading(1, "Tesla T4", 15360 * 2**20, 3 * 2**20, None, None, None)
+
+
+def test_a_card_that_does_not_tell_its_memory_is_listed() -> None:
+    (card,) = parse_smi("GPU-dddd, 0, NVIDIA GB10, [N/A], [N/A], 5, 1, 12.5\n", "")
+    assert (card.total_bytes, card.used_bytes, card.power_w) == (0, 0, 12.5)
 
 
 def test_text_that_is_no_table_gives_no_cards() -> None:

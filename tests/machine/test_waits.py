@@ -162,6 +162,13 @@ def test_standard_input_that_no_relative_feeds_is_a_keyboard(start: Start) -> No
         os.close(writing)
 
 
+def test_standard_input_that_is_a_local_socket_is_a_keyboard(start: Start) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        child = start(READY + "input()", stdin=near.fileno())
+        assert wait_of(child.pid, "keyboard") == Wait("keyboard", "standard input (a local socket)", 0)
+
+
 def test_standard_input_fed_by_the_parent_is_a_pipe(start: Start) -> None:
     child = start(READY + "input()", stdin=subprocess.PIPE)
     found = wait_of(child.pid, "pipe")

@@ -105,7 +105,10 @@ def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
     if link is None:
         return Wait("unknown", "", fd)
     if link.startswith("socket:"):
-        return describe_socket(pid, fd)
+        found = describe_socket(pid, fd)
+        # Editors and notebooks give their children a local socket as standard input.
+        is_typed = fd == 0 and is_reading and found.kind == "local_socket"
+        return Wait("keyboard", "standard input (a local socket)", fd) if is_typed else found
     if link.startswith("pipe:"):
         return _describe_pipe(pid, fd, link, is_reading=is_reading)
     if link.startswith("anon_inode:"):
