@@ -1,4 +1,7 @@
-"""The shapes of what `machine` reads. Data only; the modules beside this one fill them."""
+"""The shapes of what `machine` reads. Data only; the modules beside this one fill them.
+
+`at_s` is `time.monotonic()`: rates must not jump when the clock is set.
+"""
 
 from __future__ import annotations
 
