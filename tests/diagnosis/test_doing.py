@@ -1,0 +1,183 @@
+"""From frames, waits and names to a phase in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from jackline.diagnosis.doing import Doing, describe, describe_wait, imported_package
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
+from jackline.machine.readings import Wait, WaitKind
+
+SITE = "/v/lib/python3.11/site-packages"
+STD = "/usr/lib/python3.11"
+IMPORT = Frame("_find_and_load", "<frozen importlib._bootstrap>", 1176)
+RUNNING = Wait("running")
+
+
+def user(source: str = "", function: str = "<module>", file: str = "/me/train.py", line: int = 7) -> Frame:
+    return Frame(function, file, line, source, is_user=True)
+
+
+def stack(*frames: Frame) -> ProcessStack:
+    return ProcessStack(1, "python train.py", (ThreadStack(1, "MainThread", frames, is_main=True),))
+
+
+def what(*frames: Frame, wait: Wait = RUNNING) -> str:
+    return describe(stack(*frames), wait, "python").what
+
+
+def test_an_import_is_named_by_the_persons_own_line() -> None:
+    own = user("import torch.nn as nn")
+    inner = (Frame("<module>", f"{STD}/dataclasses.py", 3), IMPORT, Frame("<module>", f"{SITE}/torch/__init__.py", 9))
+    assert describe(stack(*inner, IMPORT, own), RUNNING, "python") == Doing("importing torch", own)
+
+
+def test_the_innermost_own_module_says_what_is_imported() -> None:
+    model = user("from flash_attn import flash", file="/me/model.py")
+    frames = (Frame("<module>", f"{SITE}/flash_attn/__init__.py", 1), IMPORT, model, IMPORT, user("import model"))
+    assert what(*frames) == "importing flash_attn"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        (f"{SITE}/transformers/models/auto.py", "transformers"),
+        (f"{SITE}/six.py", "six"),
+        ("/opt/tree/pack/__init__.py", "pack"),
+        ("/opt/tree/single.py", "single"),
+    ],
+)
+def test_an_import_whose_line_does_not_tell_is_named_by_the_file_being_run(file: str, name: str) -> None:
+    assert what(Frame("<module>", file, 1), IMPORT, user("importlib.import_module(name)")) == f"importing {name}"
+
+
+def test_work_at_import_in_the_persons_own_module_is_not_an_import() -> None:
+    assert what(user("tokens = [1]", file="/me/data.py"), IMPORT, user("import data")) == "running data.py"
+
+
+def test_a_package_run_as_a_module_says_what_it_imports() -> None:
+    frames = (
+        Frame("<module>", f"{SITE}/torch/__init__.py", 1),
+        IMPORT,
+        Frame("<module>", f"{SITE}/tool/__main__.py", 2, "import torch"),
+        Frame("_run_code", f"{STD}/runpy.py", 80),
+    )
+    assert imported_package(stack(*frames).threads[0]) == "torch"
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "phase"),
+    [
+        (f"{SITE}/torch/_inductor/compile_fx.py", "compile_fx", "compiling"),
+        (f"{SITE}/torch/_dynamo/convert_frame.py", "_compile", "compiling"),
+        (f"{SITE}/triton/compiler/compiler.py", "compile", "compiling"),
+        (f"{SITE}/torch/serialization.py", "_save", "saving a checkpoint"),
+        (f"{SITE}/safetensors/torch.py", "save_file", "saving a checkpoint"),
+        (f"{SITE}/torch/serialization.py", "_load", "loading a checkpoint"),
+        (f"{SITE}/safetensors/torch.py", "load_file", "loading a checkpoint"),
+        (f"{SITE}/huggingface_hub/file_download.py", "http_get", "downloading"),
+        (f"{STD}/urllib/request.py", "urlopen", "downloading"),
+        (f"{SITE}/transformers/tokenization_utils_base.py", "__call__", "tokenising"),
+        (f"{SITE}/torch/utils/data/dataloader.py", "_next_data", "loading data"),
+        (f"{SITE}/datasets/arrow_dataset.py", "_map_single", "loading data"),
+        (f"{SITE}/torch/autograd/graph.py", "_engine_run_backward", "in the backward pass"),
+        (f"{SITE}/torch/optim/adamw.py", "step", "in the optimizer step"),
+        (f"{SITE}/torch/nn/modules/linear.py", "forward", "in the forward pass"),
+        (f"{SITE}/torch/cuda/__init__.py", "synchronize", "waiting for the GPU"),
+        (f"{SITE}/torch/distributed/distributed_c10d.py", "all_reduce", "waiting for other ranks"),
+        (f"{STD}/subprocess.py", "Popen.wait", "waiting for a child process"),
+    ],
+)
+def test_a_library_in_the_stack_names_the_phase(file: str, function: str, phase: str) -> None:
+    assert what(Frame(function, file, 1), user("x = f()")) == phase
+
+
+def test_the_rarer_phase_wins() -> None:
+    inner = Frame("http_get", f"{SITE}/huggingface_hub/file_download.py", 1)
+    outer = Frame("__next__", f"{SITE}/torch/utils/data/dataloader.py", 1)
+    assert what(Frame("recv_into", f"{STD}/socket.py", 1), inner, outer, user("for b in loader:")) == "downloading"
+
+
+@pytest.mark.parametrize(
+    ("source", "phase"),
+    [
+        ("out = tok.encode_batch(docs)", "tokenising"),
+        ("ids = tokenizer(text)", "tokenising"),
+        ("loss.backward()", "in the backward pass"),
+        ("optimizer.step()", "in the optimizer step"),
+        ("total += loss.item()", "waiting for the GPU"),
+        ("torch.save(model, path)", "saving a checkpoint"),
+        ("state = torch.load(path)", "loading a checkpoint"),
+        ("model = AutoModel.from_pretrained(name)", "downloading or loading"),
+        ("for batch in train_loader:", "loading data"),
+        ("os.fsync(fd)", "waiting for the disk"),
+    ],
+)
+def test_a_call_into_c_or_rust_is_named_by_the_calling_line(source: str, phase: str) -> None:
+    assert what(user(source)) == phase
+
+
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [
+        ("evaluate", "evaluating"),
+        ("run_validation", "evaluating"),
+        ("tokenise_shard", "tokenising"),
+        ("training_step", "training"),
+        ("Corpus.__getitem__", "loading data"),
+        ("save_checkpoint", "saving a checkpoint"),
+        ("download_shard", "downloading"),
+        ("retrieval", "running retrieval"),
+    ],
+)
+def test_the_persons_own_function_names_the_phase_last(function: str, phase: str) -> None:
+    assert what(user("x = g(y)", function=function)) == phase
+
+
+def test_without_a_phase_the_wait_is_told_and_else_the_function() -> None:
+    own = user("q.get()", function="consume")
+    assert what(own, wait=Wait("lock")) == "waiting for a lock"
+    assert what(own, wait=Wait("network", "10.0.0.3:443")) == "waiting for the network (10.0.0.3:443)"
+    assert what(own) == "running consume"
+    assert what(user("x = 1")) == "running train.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("stopped", "stopped"),
+        ("keyboard", "waiting for keyboard input"),
+        ("zombie", "dead, but its parent has not noticed"),
+    ],
+)
+def test_what_cannot_go_on_is_told_before_any_phase(kind: WaitKind, words: str) -> None:
+    assert what(user("torch.save(model, path)"), wait=Wait(kind)) == words
+
+
+@pytest.mark.parametrize(
+    ("comm", "words"),
+    [
+        ("cc1plus", "compiling (cc1plus)"),
+        ("ptxas", "compiling (ptxas)"),
+        ("git-remote-https", "downloading (git-remote-https)"),
+        ("wget", "downloading (wget)"),
+        ("pip3", "installing packages (pip3)"),
+        ("tar", "packing or unpacking (tar)"),
+        ("mytool", "mytool: waiting on a pipe"),
+    ],
+)
+def test_a_program_that_is_not_python_is_told_by_its_name(comm: str, words: str) -> None:
+    assert describe(None, Wait("pipe", "pipe:[123]"), comm) == Doing(words)
+
+
+def test_a_python_that_could_not_be_read_is_told_by_its_wait() -> None:
+    assert describe(ProcessStack(1, "python"), Wait("disk", "/data/x"), "python").what == (
+        "python: waiting for the disk (/data/x)"
+    )
+    assert describe(None, RUNNING, "python").what == "running python"
+
+
+def test_kernel_names_of_pipes_and_sockets_are_not_shown_to_people() -> None:
+    assert describe_wait(Wait("pipe", "pipe:[4711]")) == "waiting on a pipe"
+    assert describe_wait(Wait("pipe", "output of cat (pid 3)")) == "waiting on a pipe (output of cat (pid 3))"
+    assert describe_wait(Wait("unknown")) == ""
