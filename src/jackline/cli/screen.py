@@ -10,12 +10,11 @@ import errno
 import os
 import select
 import stat
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from jackline.cli.row import ChildRow
+from jackline.cli.row import ChildRow, cut_to_cells
 
 Surface = Literal["terminal", "notebook", "plain"]
 MARK = "[jackline] "
@@ -63,18 +62,6 @@ def leads_to_a_cell(fd: int) -> bool:
     except OSError:
         return False
     return any((ours.st_dev, ours.st_ino) == (one.st_dev, one.st_ino) for one in theirs)
-
-
-def cut_to_cells(text: str, num_cells: int) -> str:
-    """As much of `text` as fits; a status line that wraps cannot be erased again. East Asian signs take two cells."""
-    if len(text) * 2 <= num_cells:
-        return text
-    used = 0
-    for index, sign in enumerate(text):
-        used += 2 if unicodedata.east_asian_width(sign) in "WF" else 1
-        if used > num_cells:
-            return text[:index]
-    return text
 
 
 def is_tty(fd: int) -> bool:
@@ -140,10 +127,10 @@ class Screen:
         if not self._status:
             return
         if self.surface == "notebook":
-            self._write(self._status_fd, b"\r" + b" " * len(self._status) + b"\r" + self._row_again())
+            blank = b"\r" + b" " * len(self._status) + b"\r"
+            self._write(self._status_fd, blank + (self._row.redraw() if self._has_bar_on_row else b""))
         elif self._is_below:
-            up = b"\x1b[%dA\r" % (self._row.rows_below + 1)
-            self._write(self._status_fd, _ERASE + up + self._row_again())
+            self._write(self._status_fd, _ERASE + self._way_back())
         else:
             self._write(self._status_fd, _ERASE)
         self._status, self._is_below = b"", False
@@ -169,21 +156,21 @@ class Screen:
 
     def _draw_in_cell(self, text: str) -> None:
         """Cells know CR but no cursor moves: the status follows the bar on the same row."""
-        row = self._row.text + b"  " if self.is_row_open else b""
+        row = self._row.text + b"  " if self._has_bar_on_row else b""
         line = row + (MARK + text).encode("utf-8", "replace")
         padding = b" " * max(0, len(self._status) - len(line))
         self._write(self._status_fd, b"\r" + line + padding)
         self._status = line
 
-    def _row_again(self) -> bytes:
-        if not self.is_row_open:
-            return b""
-        width = self.columns
-        if self.surface == "terminal" and len(self._row.text) > width:
-            text = self._row.text.decode("utf-8", "replace")
-            rest = text[len(text) - len(text) % width :] if len(text) > width else text
-            return rest.encode("utf-8", "replace") + (b"\r" if self._row.ends_with_cr else b"")
-        return self._row.redraw()
+    @property
+    def _has_bar_on_row(self) -> bool:
+        return self.is_row_open and not self._row.is_one_of_several and self._row.rows_below == 0
+
+    def _way_back(self) -> bytes:
+        """From the status line up to where the child has left the cursor; its rows were not touched."""
+        column = self._row.column % self.columns
+        right = b"\x1b[%dC" % column if column else b""
+        return b"\x1b[%dA\r" % (self._row.rows_below + 1) + right
 
     def _between_rows(self, lines: bytes) -> bytes:
         """Our lines must not be glued to an unfinished row of the child's."""
@@ -191,7 +178,7 @@ class Screen:
             return lines
         if self.surface == "plain":
             return b"\n" + lines
-        if self._row.rows_below:
+        if self._row.rows_below or self._row.is_one_of_several:
             return b"\n" * (self._row.rows_below + 1) + lines
         erase = _ERASE if self.surface == "terminal" else b"\r" + b" " * len(self._row.text) + b"\r"
         return erase + lines + self._row.redraw()

@@ -166,7 +166,7 @@ class Viewer:
         if stream.skipped_bytes:
             size, stream.skipped_bytes = format_bytes(stream.skipped_bytes), 0
             self.screen.say(
-                f"{size} of output are not shown here, this viewer came late; all of it: {self.run.out_log}"
+                f"{size} of output are not shown here: this viewer came late. All of it: {self.run.out_log}"
             )
 
     def _move_on(self) -> None:
@@ -227,9 +227,7 @@ class Viewer:
             return code
         if alone_s < END_PATIENCE_S:
             return None
-        self._last_words = (
-            f"supervisor and training are gone, nobody saw how; `jackline why {name}` looks for evidence"
-        )
+        self._last_words = f"supervisor and training are gone, nobody saw how; `jackline why {name}` looks into it"
         return EXIT_FAILED
 
     # -- signs of life -----------------------------------------------------------------------------------------------
