@@ -243,7 +243,9 @@ class AttemptWatch:
         # that prints every two seconds must not cost a stack each time.
         since_stacks_s = now_s - self._last_stacks_s
         is_first = is_silent and self._last_stacks_s < self.last_output_s and since_stacks_s > STACKS_FIRST_APART_S
-        every_s = STACKS_SILENT_EVERY_S if is_silent else STACKS_ALWAYS_EVERY_S
+        # Half of --stuck-after, so that an alarm over a chatty program always has a line to name.
+        always_every_s = min(STACKS_ALWAYS_EVERY_S, self.options.stuck_after_s / 2)
+        every_s = STACKS_SILENT_EVERY_S if is_silent else always_every_s
         if is_first or since_stacks_s >= every_s:
             self._ask_for_stacks(now_s)
 
