@@ -43,9 +43,7 @@ def command(run: str | None, follow: bool, tail: int | None, raw: bool, as_json:
     jackline logs NAME --json     one JSON object a line
     """
     if raw and as_json:
-        raise UsageError(
-            "--raw and --json cannot be had together", hint="raw bytes have no lines; leave one of them out"
-        )
+        raise UsageError("--raw and --json do not go together", hint="raw bytes are no lines; leave one of them out")
     found = find(run, runs_dir)
     path = raw_path(found) if raw else found.out_log
     write = write_json_lines if as_json else write_bytes
