@@ -14,13 +14,14 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus
 from jackline.units import format_duration
 
-LogKind = Literal["absent", "empty", "warnings only", "growing", "silent", "ended"]
+LogKind = Literal["absent", "empty", "warnings only", "growing", "silent", "ended", "unknown"]
 
 GROWING_WITHIN_S = 60.0
 _NUM_LINES = 200
 _WHOLE_BYTES = 64 << 10  # a longer log holds more than warnings, or nobody would call it silent
 _WARNING = re.compile(
-    r"warn|deprecat|^W\d{4} |\bW external/|TF_ENABLE_|oneDNN|Unable to register|To suppress this|^\*+$", re.IGNORECASE
+    r"\w*Warning\b|\bWARN(?:ING)?\b|^\s*warn(?:ing)?\b|[Dd]eprecated|^W\d{4} |TF_ENABLE_|oneDNN|Unable to register"
+    r"|To suppress this|^\*+$"
 )
 
 
@@ -53,8 +54,8 @@ def read_log_facts(run: RunDir, status: RunStatus) -> LogFacts:
     return LogFacts(str(run.out_log), found.st_size, last_s, lines)
 
 
-def judge_log(facts: LogFacts, *, is_live: bool, running_s: float | None, now_s: float) -> LogVerdict:
-    """Pure. `running_s` is how long the attempt has been going, None when unknown."""
+def judge_log(facts: LogFacts, *, is_live: bool | None, running_s: float | None, now_s: float) -> LogVerdict:
+    """Pure. None: whether the run lives is unknown, or how long the attempt has been going."""
     after = f" after {format_duration(running_s)}" if running_s is not None else ""
     if facts.size_bytes is None:
         return LogVerdict("absent", "there is no log yet" if is_live else "there is no log")
@@ -64,15 +65,12 @@ def judge_log(facts: LogFacts, *, is_live: bool, running_s: float | None, now_s:
         return LogVerdict("empty", f"it has printed nothing{after if is_live else ''}{why}")
     if facts.size_bytes < _WHOLE_BYTES and are_only_warnings(lines):
         count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
-        text = (
-            f"nothing but warnings so far ({count}), no progress yet"
-            if is_live
-            else f"nothing but warnings ({count})"
-        )
-        return LogVerdict("warnings only", text)
-    if not is_live:
+        return LogVerdict("warnings only", f"nothing but warnings{' so far' if is_live else ''} ({count})")
+    if is_live is False:
         return LogVerdict("ended", "it has ended")
     age_s = max(0.0, now_s - (facts.last_output_at_s or now_s))
+    if is_live is None:
+        return LogVerdict("unknown", f"last line {format_duration(age_s)} ago")
     if age_s < GROWING_WITHIN_S:
         return LogVerdict("growing", f"growing, last line {format_duration(age_s)} ago")
     return LogVerdict("silent", f"silent for {format_duration(age_s)}")

@@ -6,6 +6,7 @@ the wrong kind counts as absent.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,11 @@ class RunView:
         return mapping(self.state.get("progress"))
 
 
+def wall_clock_s() -> float:
+    """The one place that looks at the clock; tests put their own in."""
+    return time.time()
+
+
 def read_view(run: RunDir, *, now_s: float) -> RunView:
     status = read_status(run, now_s=now_s)
     contents, problem = None, ""
@@ -83,7 +89,8 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
         log_verdict=LogVerdict("absent", ""),
         now_s=now_s,
     )
-    verdict = judge_log(log, is_live=view.is_live, running_s=view.running_s, now_s=now_s)
+    is_live = None if status.state == "elsewhere" else view.is_live
+    verdict = judge_log(log, is_live=is_live, running_s=view.running_s, now_s=now_s)
     return RunView(**{**view.__dict__, "log_verdict": verdict})
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from jackline.cli import run_view
 from jackline.cli.run_view import RunView, number, read_view
 from jackline.cli.text_safety import safe_text
 from jackline.rundir.find import list_runs, runs_folder
@@ -28,7 +28,7 @@ def command(shows_logs: bool, as_json: bool, shows_all: bool, runs_dir: str | No
     folder = runs_folder(runs_dir)
     found = list_runs(folder)
     shown = found if shows_all else found[:SHOWN]
-    now_s = time.time()
+    now_s = run_view.wall_clock_s()
     views = [read_view(run, now_s=now_s) for run in shown]
     if as_json:
         from jackline.cli.status import view_json

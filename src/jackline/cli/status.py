@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import click
 
+from jackline.cli import run_view
 from jackline.cli.run_view import RunView, read_view
 from jackline.rundir.find import find_run, runs_folder
 
@@ -22,7 +22,7 @@ def command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     Works on a run of another machine, on a copied one and on a damaged one. The exit code is 0 whenever the state
     could be read, whatever it is, and 2 for a run that cannot be found.
     """
-    view = read_view(find_run(run, runs_folder(runs_dir)), now_s=time.time())
+    view = read_view(find_run(run, runs_folder(runs_dir)), now_s=run_view.wall_clock_s())
     if as_json:
         click.echo(json.dumps(view_json(view), indent=1, default=str))
         return

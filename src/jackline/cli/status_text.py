@@ -17,12 +17,22 @@ def status_text(view: RunView) -> str:
     lines = [f"{safe_text(view.name)}: {headline(view)}"]
     if view.problem:
         lines.append(f"  damaged:    {safe_text(view.problem)}")
-    if view.is_live or view.status.state == "elsewhere":
+    if not is_over(view):
         lines += _live_lines(view)
     lines += _ending_lines(view)
     lines += _common_lines(view)
     lines += [f"hint: {hint}" for hint in [hint_for(view)] if hint]
     return "\n".join(lines)
+
+
+def is_over(view: RunView) -> bool:
+    """Its end was written down, so what it did last no longer matters."""
+    return view.status.state in ("finished", "stopped", "dead") and bool(view.status.exit)
+
+
+def is_old_news(view: RunView) -> bool:
+    """What supervisor.json says was true once and may not be now."""
+    return view.status.state != "alive" or view.status.is_stale
 
 
 def headline(view: RunView) -> str:
@@ -75,7 +85,7 @@ def _host(view: RunView) -> str:
 def _seen(view: RunView) -> str:
     at_s = view.status.last_seen_at_s
     if at_s is None:
-        return "an unknown time"
+        return "a time that cannot be read"
     return f"{clock(at_s, view.now_s)} ({format_duration(max(0.0, view.now_s - at_s))} ago)"
 
 
@@ -101,11 +111,15 @@ def _live_lines(view: RunView) -> list[str]:
         ("verdict", verdict_line(view)),
         ("memory", memory_line(view)),
         *[(f"gpu {index}", line) for index, line in gpu_lines(view)],
-        ("speed", rates_line(view)),
+        ("cpu", rates_line(view)),
     ]
+    lines = [row(label, text) for label, text in found if text]
+    if lines and is_old_news(view) and view.status.last_seen_at_s is not None:
+        age = format_duration(max(0.0, view.now_s - view.status.last_seen_at_s))
+        lines.insert(0, row("last seen", f"{age} ago; what follows was true then"))
     if view.is_live:
-        found.append(("if it dies", loss_line(view)))
-    return [row(label, text) for label, text in found if text]
+        lines.append(row("if it dies", loss_line(view)))
+    return lines
 
 
 def progress_line(view: RunView) -> str:
@@ -122,9 +136,10 @@ def progress_line(view: RunView) -> str:
     rate, eta_s = number(progress.get("rate_per_s")), number(progress.get("eta_s"))
     if rate:
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
-    if eta_s is not None:
-        seen_s = view.status.last_seen_at_s or view.now_s
-        left_s = max(0.0, seen_s + eta_s - view.now_s)
+    if eta_s is not None and is_old_news(view):
+        parts.append(f"about {format_duration(eta_s)} to go")
+    elif eta_s is not None:
+        left_s = max(0.0, (view.status.last_seen_at_s or view.now_s) + eta_s - view.now_s)
         parts.append(f"done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})")
     return ", ".join(parts)
 
@@ -150,7 +165,8 @@ def verdict_line(view: RunView) -> str:
     for_s = number(verdict.get("for_s"))
     if for_s is None and number(verdict.get("since_s")) is not None and view.status.last_seen_at_s is not None:
         for_s = max(0.0, view.status.last_seen_at_s - (number(verdict.get("since_s")) or 0.0))
-    length = f" for {format_duration(for_s)}" if for_s is not None and for_s < 10 * 365 * 86400 else ""
+    is_worth_saying = for_s is not None and for_s >= 1.0 and verdict["kind"] != "PROGRESS"
+    length = f" for {format_duration(for_s or 0.0)}" if is_worth_saying else ""
     text = f": {safe_text(verdict['text'], 200)}" if verdict.get("text") else ""
     return f"{safe_text(verdict['kind'], 20)}{length}{text}"
 
@@ -250,7 +266,7 @@ def hint_for(view: RunView) -> str:
     if state == "alive" and mapping(view.state.get("verdict")).get("kind") in ("STUCK", "SUSPECT"):
         return f"`jackline why {name}` shows where, with the stacks of every process"
     if state == "dead":
-        return f"`jackline why {name}` explains, `jackline resume {name}` goes on"
+        return f"`jackline why {name}` tells more, `jackline resume {name}` goes on"
     if state == "stopped":
         return f"`jackline resume {name}` goes on"
     if state == "elsewhere":

@@ -1,0 +1,161 @@
+"""`jackline runs`: all runs that can be found from here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jackline.cli.runs import align, command
+from jackline.rundir.layout import RunDir
+from jackline.rundir.registry import register
+from tests.rundir.made import (
+    foreign_process,
+    gone_process,
+    make_run,
+    this_process,
+    write_exit,
+    write_start,
+    write_state,
+)
+
+NOW_S = 1_794_000_000.0
+
+
+@pytest.fixture
+def runs(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("jackline.cli.run_view.wall_clock_s", lambda: NOW_S)
+    monkeypatch.chdir(clean_environment.parent)
+    return clean_environment
+
+
+def call(*words: str) -> Result:
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.exception
+    return result
+
+
+def rows(*words: str) -> list[list[str]]:
+    """Cells are two or more spaces apart."""
+    lines = call(*words).stdout.splitlines()
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+def changed(run: RunDir, at_s: float) -> None:
+    for path in (run.supervisor_file, run.run_file):
+        if path.exists():
+            os.utime(path, (at_s, at_s))
+
+
+def made(folder: Path, at_s: float, age_s: float = 60.0) -> RunDir:
+    run = make_run(folder, created_at_s=NOW_S - age_s)
+    changed(run, at_s)
+    return run
+
+
+def test_runs_are_listed_newest_first_with_state_progress_age_and_path(runs: Path) -> None:
+    alive = made(runs / "alive", 0)
+    write_start(alive, this_process())
+    write_state(alive, this_process(), at_s=NOW_S, progress={"done": 1200, "total": 5000})
+    changed(alive, 5000)
+    dead = made(runs / "dead", 0, age_s=7200)
+    write_exit(dead, 137, number=2, cause="kernel_oom")
+    changed(dead, 4000)
+    finished = made(runs.parent / "other" / "finished", 0)
+    write_exit(finished, 0)
+    changed(finished, 3000)
+    register(finished)
+    lost = made(runs / "lost", 0)
+    write_start(lost, gone_process())
+    changed(lost, 2000)
+    away = made(runs / "away", 0)
+    write_start(away, foreign_process())
+    changed(away, 1000)
+    made(runs / "new", 500)
+    assert rows() == [
+        ["NAME", "STATE", "ATTEMPT", "PROGRESS", "AGE", "PATH"],
+        ["alive", "alive", "1", "1,200/5,000 (24 %)", "1 min", "runs/alive"],
+        ["dead", "dead (kernel oom)", "2", "-", "2 h", "runs/dead"],
+        ["finished", "finished", "1", "-", "1 min", "other/finished"],
+        ["lost", "dead (end not seen)", "1", "-", "1 min", "runs/lost"],
+        ["away", "elsewhere", "1", "-", "1 min", "runs/away"],
+        ["new", "empty", "-", "-", "1 min", "runs/new"],
+    ]
+
+
+def test_restarting_stale_and_damaged_runs_are_told_apart(runs: Path) -> None:
+    restarting, stale, damaged = (made(runs / name, 0) for name in ("restarting", "stale", "damaged"))
+    write_state(restarting, this_process(), at_s=NOW_S, is_restarting=True)
+    write_state(stale, this_process(), at_s=NOW_S - 60)
+    damaged.run_file.write_text("{")
+    for at_s, run in ((3000, restarting), (2000, stale), (1000, damaged)):
+        changed(run, at_s)
+    assert [row[:2] for row in rows()[1:]] == [
+        ["restarting", "restarting"],
+        ["stale", "alive, stale"],
+        ["damaged", "empty, damaged"],
+    ]
+
+
+def test_logs_are_listed_with_size_age_and_verdict(runs: Path) -> None:
+    growing, silent, empty, warnings = (made(runs / name, 0) for name in ("growing", "silent", "empty", "warnings"))
+    for run, silent_s in ((growing, 3.0), (silent, 300), (empty, 720.0), (warnings, 720.0)):
+        write_start(run, this_process())
+        write_state(run, this_process(), at_s=NOW_S, silent_s=silent_s, started_at_s=NOW_S - 720)
+        run.out_log.write_text("2026-11-15T02:18:34Z step 1\n")
+    empty.out_log.write_text("")
+    warnings.out_log.write_text("2026-11-15T02:18:34Z UserWarning: x\n")
+    for at_s, run in ((4000, growing), (3000, silent), (2000, empty), (1000, warnings)):
+        changed(run, at_s)
+    assert rows("--logs") == [
+        ["NAME", "STATE", "SIZE", "LAST OUTPUT", "VERDICT", "LOG"],
+        ["growing", "alive", "28 B", "3.0 s ago", "growing, last line 3.0 s ago", "runs/growing/out.log"],
+        ["silent", "alive", "28 B", "5 min ago", "silent for 5 min", "runs/silent/out.log"],
+        [
+            "empty",
+            "alive",
+            "0 B",
+            "-",
+            "it has printed nothing after 12 min; programs that are not Python may keep their output back off a "
+            "terminal (--tty)",
+            "runs/empty/out.log",
+        ],
+        ["warnings", "alive", "36 B", "12 min ago", "nothing but warnings so far (1 line)", "runs/warnings/out.log"],
+    ]
+
+
+def test_only_the_newest_twenty_are_shown_unless_all_are_asked_for(runs: Path) -> None:
+    for number in range(23):
+        made(runs / f"run-{number}", 1000 + number)
+    result = call()
+    assert len(result.stdout.splitlines()) == 1 + 20
+    assert result.stderr == "3 older ones are not shown: jackline runs --all\n"
+    assert len(call("--all").stdout.splitlines()) == 1 + 23
+
+
+def test_json_is_a_list_newest_first(runs: Path) -> None:
+    made(runs / "old", 1000)
+    made(runs / "new", 2000)
+    assert [entry["name"] for entry in json.loads(call("--json").stdout)] == ["new", "old"]
+
+
+def test_no_run_at_all_tells_how_to_start_one(runs: Path) -> None:
+    result = call()
+    assert (result.stdout, result.stderr) == (
+        "",
+        f"there is no run in {runs}\nhint: start one: jackline run -- python train.py\n",
+    )
+    assert json.loads(call("--json").stdout) == []
+
+
+def test_a_name_with_escape_sequences_is_shown_without_them(runs: Path) -> None:
+    made(runs / "a\x1b[31mb\u202e", 1000)
+    assert rows()[1][0] == "ab"
+    assert rows()[1][-1] == "runs/ab"
+
+
+def test_columns_are_aligned() -> None:
+    assert align([["A", "B"], ["longer", "x"]]) == "A       B\nlonger  x"

@@ -1,0 +1,276 @@
+"""`jackline status`, on runs of real, gone and unknown processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jackline.cli.status import command
+from jackline.errors import UsageError
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from tests.rundir.made import (
+    foreign_process,
+    gone_process,
+    make_run,
+    this_process,
+    write_exit,
+    write_start,
+    write_state,
+)
+
+GIB = 1 << 30
+NOW_S = 1_794_000_000.0  # 2026-11-06 21:20:00 UTC
+
+
+def status(*words: str) -> Result:
+    return CliRunner().invoke(command, words)
+
+
+def lines_of(*words: str) -> list[str]:
+    result = status(*words)
+    assert result.exit_code == 0, result.exception
+    return result.output.splitlines()
+
+
+def live_run(runs: Path, name: str = "train-1", **facts: Any) -> RunDir:
+    """A run whose supervisor and command are this very process."""
+    run = make_run(runs / name)
+    write_start(run, this_process())
+    known = {"at_s": NOW_S, "attempt": 1, "started_at_s": NOW_S - 2460, "silent_s": 3.0}
+    write_state(run, this_process(), **{**known, **facts})
+    run.out_log.write_text("2026-11-15T02:18:34Z step 1\n")
+    return run
+
+
+@pytest.fixture
+def runs(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("jackline.cli.run_view.wall_clock_s", lambda: NOW_S)
+    return clean_environment
+
+
+def test_a_live_run_says_how_far_it_is_and_what_would_be_lost(runs: Path) -> None:
+    live_run(
+        runs,
+        progress={"phase": "train", "done": 1200, "total": 5000, "unit": "steps", "rate_per_s": 2.0, "eta_s": 1900.0},
+        now={"what": "stepping", "file": "/w/train.py", "line": 41, "function": "step", "source": "loss.backward()"},
+        verdict={"kind": "PROGRESS", "label": "RUNNING_CPU", "for_s": 2.0, "text": "running"},
+        memory={
+            "used_bytes": 5 * GIB,
+            "limit_bytes": 16 * GIB,
+            "limit_source": "cgroup /job",
+            "tree_rss_bytes": 4 * GIB,
+            "peak_bytes": 4 * GIB,
+            "seconds_to_limit": None,
+        },
+    )
+    lines = lines_of("train-1")
+    assert lines[0] == "train-1: alive, attempt 1, for 41 min"
+    assert lines[1:] == [
+        "  progress:   train, 1,200 of 5,000 steps (24 %), 2.0 steps/s, done in about 31 min 40 s (21:51:40 UTC)",
+        "  now:        stepping, /w/train.py:41 in step: loss.backward()",
+        "  verdict:    PROGRESS: running",
+        "  memory:     it uses 4.0 GiB, at most 4.0 GiB so far; 5.0 GiB of 16.0 GiB (cgroup /job) are in use, 31 %",
+        "  if it dies: without a checkpoint Jackline knows of: everything since the start, 41 min",
+        f"  log:        {runs}/train-1/out.log, 28 B; growing, last line 3.0 s ago",
+        "  command:    python train.py",
+    ]
+
+
+def test_a_known_checkpoint_bounds_the_loss(runs: Path) -> None:
+    live_run(runs, checkpoint={"path": "out/checkpoint-1000", "at_s": NOW_S - 250})
+    assert "  if it dies: you lose 4 min 10 s, since checkpoint out/checkpoint-1000" in lines_of()
+
+
+def test_a_session_tells_both_bounds_and_its_own_progress(runs: Path) -> None:
+    run = live_run(runs, progress={"done": 1, "total": 2})
+    bounds = {"process_s": 41.0, "machine_s": 360.0, "note": "last upload, unconfirmed"}
+    session = {"phase": "train", "done": 30, "total": 100, "unit": "steps", "loss_bounds": bounds}
+    atomic.write_json(run.session_file(), session)
+    lines = lines_of()
+    assert "  progress:   train, 30 of 100 steps (30 %)" in lines
+    assert "  if it dies: you lose 41 s; if the machine dies, 6 min (last upload, unconfirmed)" in lines
+    atomic.write_json(run.session_file(), {"loss_bounds": {"process_s": 41.0, "machine_s": None}})
+    assert "  if it dies: you lose 41 s; if the machine dies, everything since the start" in lines_of()
+
+
+def test_a_stuck_run_points_to_why(runs: Path) -> None:
+    verdict = {"kind": "STUCK", "for_s": 290.0, "text": "waits for a lock at train.py:17"}
+    live_run(runs, verdict=verdict, incidents=[{"number": n, "path": f"i-{n}", "text": "stuck"} for n in range(1, 6)])
+    lines = lines_of()
+    assert "  verdict:    STUCK for 4 min 50 s: waits for a lock at train.py:17" in lines
+    assert "  incidents:  5, the last 3:" in lines
+    assert "  incident:   stuck: i-5" in lines
+    assert lines[-1] == "hint: `jackline why train-1` shows where, with the stacks of every process"
+
+
+def test_a_stale_heartbeat_is_said_as_stale(runs: Path) -> None:
+    live_run(runs, at_s=NOW_S - 120)
+    assert lines_of()[0] == (
+        "train-1: alive, attempt 1, for 41 min; stale: no heartbeat since 21:18:00 UTC (2 min ago), though its "
+        "supervisor lives"
+    )
+
+
+def test_a_run_without_a_supervisor_is_alive_but_unwatched(runs: Path) -> None:
+    run = live_run(runs)
+    write_state(run, gone_process(), at_s=NOW_S - 720, now={"what": "stepping"})
+    lines = lines_of()
+    assert lines[0] == (
+        f"train-1: alive in attempt 1, but unwatched: its supervisor (pid {os.getpid()}) is gone, no heartbeat since "
+        "21:08:00 UTC (12 min ago)"
+    )
+    assert lines[1] == "  last seen:  12 min ago; what follows was true then"
+    assert lines[-1] == "hint: `jackline watch train-1` takes over and watches it again"
+
+
+def test_a_run_between_attempts_says_when_it_goes_on(runs: Path) -> None:
+    live_run(runs, is_restarting=True, restart_at_s=NOW_S + 40)
+    assert lines_of()[0] == "train-1: alive, between attempts: attempt 2 starts in 40 s"
+
+
+def test_a_run_elsewhere_is_unknown(runs: Path) -> None:
+    run = make_run(runs / "train-1")
+    write_start(run, foreign_process())
+    write_state(run, foreign_process(), at_s=NOW_S - 60)
+    lines = lines_of()
+    assert lines[0] == (
+        "train-1: unknown from here: it was last seen 21:19:00 UTC (1 min ago) on host 'gpu-box', in attempt 1"
+    )
+    assert not [line for line in lines if "if it dies" in line]
+
+
+def test_a_run_that_vanished_is_dead_without_a_guess(runs: Path) -> None:
+    run = make_run(runs / "train-1")
+    write_start(run, gone_process())
+    write_state(run, gone_process(), at_s=NOW_S - 60)
+    assert lines_of()[0] == (
+        f"train-1: dead in attempt 1: no heartbeat since 21:19:00 UTC (1 min ago), pid {os.getpid()} is gone; "
+        "nobody saw how it ended"
+    )
+
+
+def test_a_run_that_never_started_says_so(runs: Path) -> None:
+    make_run(runs / "train-1")
+    assert lines_of() == [
+        "train-1: created, but never started",
+        f"  log:        {runs}/train-1/out.log; there is no log",
+        "  command:    python train.py",
+    ]
+
+
+def test_a_silent_log_is_explained(runs: Path) -> None:
+    run = live_run(runs)
+    run.out_log.write_text("")
+    assert lines_of()[-2] == (
+        f"  log:        {runs}/train-1/out.log, 0 B; it has printed nothing after 41 min; programs that are not "
+        "Python may keep their output back off a terminal (--tty)"
+    )
+    run.out_log.write_text("2026-11-15T02:18:34Z UserWarning: x\n2026-11-15T02:18:35Z [jackline] silent for 2 s\n")
+    assert lines_of()[-2].endswith("; nothing but warnings so far (1 line)")
+
+
+def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
+    run = make_run(runs / "train-1")
+    write_start(run, gone_process())
+    write_exit(run, 75, is_stopped=True, ended_at_s=NOW_S - 60, duration_s=2460, text="stopped: by Ctrl-C")
+    assert lines_of() == [
+        "train-1: stopped 1 min ago in attempt 1, after 41 min",
+        "  stopped: by Ctrl-C",
+        f"  log:        {runs}/train-1/out.log; there is no log",
+        "  command:    python train.py",
+        "hint: `jackline resume train-1` goes on",
+    ]
+
+
+def test_a_damaged_run_json_does_not_hide_the_rest(runs: Path) -> None:
+    run = live_run(runs)
+    run.run_file.write_text("{")
+    lines = lines_of("train-1")
+    assert lines[:2] == [
+        "train-1: alive, attempt 1, for 41 min",
+        f"  damaged:    {runs}/train-1/run.json is damaged: it is not JSON",
+    ]
+
+
+DANGEROUS = "\x1b[2J\u202eevil\x07"
+
+
+def test_nothing_a_run_wrote_reaches_the_terminal_raw(runs: Path) -> None:
+    run = live_run(
+        runs,
+        progress={"phase": DANGEROUS, "done": 1, "total": 2, "unit": DANGEROUS},
+        now={"what": DANGEROUS, "file": DANGEROUS, "line": DANGEROUS, "function": DANGEROUS, "source": DANGEROUS},
+        verdict={"kind": DANGEROUS, "text": DANGEROUS},
+        memory={"used_bytes": 1, "limit_bytes": 2, "limit_source": DANGEROUS},
+        gpu=[{"name": DANGEROUS}],
+        incidents=[{"text": DANGEROUS, "path": DANGEROUS}],
+        protections_off=[DANGEROUS],
+        checkpoint={"path": DANGEROUS, "at_s": 1},
+    )
+    write_exit(run, 1, text=DANGEROUS)
+    contents = json.loads(run.run_file.read_text())
+    run.run_file.write_text(json.dumps({**contents, "name": DANGEROUS, "argv": [DANGEROUS]}))
+    write_state(run, gone_process(), incidents=[{"text": DANGEROUS}])
+    dead = status("train-1").output
+    live_run(runs, incidents=[{"text": DANGEROUS, "path": DANGEROUS}], now={"what": DANGEROUS})
+    for text in (dead, status("train-1").output):
+        assert "evil" in text
+        assert not set(text) & set("\x1b\u202e\x07")
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", [], {}, [None], {"at_s": "x"}, float("nan"), True])
+def test_values_of_the_wrong_kind_count_as_absent(runs: Path, value: Any) -> None:
+    names = ("progress", "now", "verdict", "memory", "gpu", "incidents", "protections_off", "checkpoint", "output")
+    run = live_run(runs, **dict.fromkeys((*names, "started_at_s", "silent_s", "cpu_cores", "restart_at_s"), value))
+    atomic.write_json(run.session_file(), {"done": value, "loss_bounds": value, "phase": value})
+    assert lines_of()[0].startswith("train-1: alive, attempt 1")
+    assert json.loads(status("--json").output)["state"] == "alive"
+
+
+def test_json_holds_the_judged_state_and_the_raw_numbers(runs: Path) -> None:
+    live_run(runs, progress={"done": 1200, "total": 5000})
+    value = json.loads(status("train-1", "--json").output)
+    assert (value["name"], value["state"], value["attempt"], value["is_stale"]) == ("train-1", "alive", 1, False)
+    assert value["progress"] == {"done": 1200, "total": 5000}
+    assert value["log"]["verdict"] == "growing"
+    assert value["loss"].startswith("without a checkpoint Jackline knows of")
+    assert value["supervisor"]["silent_s"] == 3.0
+
+
+def test_an_unknown_run_is_a_usage_error(runs: Path) -> None:
+    result = status("nothing")
+    assert isinstance(result.exception, UsageError) and result.exception.exit_code == 2
+
+
+QUICK = """
+import sys, time
+sys.argv = ['jackline', 'status', '--json']
+from jackline.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {'torch', 'numpy', 'rich', 'pydantic', 'asyncio', 'multiprocessing', 'email', 'http', 'subprocess'}
+print(sorted(heavy & set(sys.modules)), time.process_time(), file=sys.stderr)
+"""
+
+
+def test_the_command_loads_nothing_heavy_and_takes_at_most_150_ms_of_cpu(runs: Path) -> None:
+    """CPU time of the whole process, the best of ten, because other work on the machine must not decide."""
+    live_run(runs)
+    spent: list[float] = []
+    while len(spent) < 10 and not any(cpu_s <= 0.15 for cpu_s in spent):
+        done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["state"] == "alive"
+        loaded, cpu_s = done.stderr.strip().rsplit(" ", 1)
+        assert loaded == "[]"
+        spent.append(float(cpu_s))
+    assert min(spent) <= 0.15, spent
