@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
     for name in ("quiet_after", "stuck_after"):
         if given[name] <= 0:
             raise UsageError(f"--{name.replace('_', '-')} must be more than 0, not {given[name]:g}")
+    check_mirror(given["mirror"])
     restart = given["restart"]
     if restart is None:
         restart = RESTARTS_WITH_CHECKPOINTS if checkpoints else 0
@@ -166,11 +168,30 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         quiet_after_s=given["quiet_after"],
         stuck_after_s=given["stuck_after"],
         inject=not given["no_inject"],
-        mirror=given["mirror"],
+        mirror=full_place(given["mirror"]),
         is_terminal=sys.stdout.isatty() and not given["detach"],
         columns=max(20, size.columns),
         rows=max(5, size.lines),
     )
+
+
+def check_mirror(place: str | None) -> None:
+    """A mirror that cannot work is found out now, not after hours."""
+    if place is None:
+        return
+    if "://" in place:
+        if find_spec("fsspec") is None:
+            raise UsageError(f"the mirror {place} needs the package fsspec", hint="pip install fsspec")
+        return
+    try:
+        Path(place).expanduser().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot use {place} as a mirror: {error.strerror}", hint="name a folder or a URL") from None
+
+
+def full_place(place: str | None) -> str | None:
+    """A path must mean the same in every process, whatever its folder."""
+    return place if place is None or "://" in place else str(Path(place).expanduser().absolute())
 
 
 def find_existing(run: RunDir) -> Existing | None:
@@ -212,4 +233,3 @@ def clash_error(clash: Clash) -> UsageError:
         detail=clash.differences,
         hint="--new starts another run, --continue-with-changes goes on with this one",
     )
-

@@ -48,6 +48,11 @@ class RunDir:
         return self.path / "stop-request.json"
 
     @property
+    def mirror_file(self) -> Path:
+        """Only with --mirror: what was copied away, and when."""
+        return self.path / "mirror.json"
+
+    @property
     def supervisor_log(self) -> Path:
         """What the supervisor itself has to complain about; empty in good times."""
         return self.path / "supervisor.log"

@@ -285,6 +285,10 @@ class Supervisor:
         register(self.run)
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if self.options.mirror is not None:
+            from jackline.supervisor.mirroring import start_mirror  # archives and stores: only who asks pays
+
+            self.mirror = start_mirror(self.run, self.options)
         signal.signal(signal.SIGINT, self._on_interrupt)
         signal.signal(signal.SIGTERM, self._on_terminate)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

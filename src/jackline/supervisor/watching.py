@@ -239,8 +239,8 @@ class AttemptWatch:
             self.sampler.request(self._python_pids(), native=True)
             return
         is_silent = self.silent_s(now_s) >= min(STACKS_FIRST_AFTER_S, self.options.quiet_after_s)
-        # The first sign of life in a silence must already know the line, so look when one seems to begin; but a program
-        # that prints every two seconds must not cost a stack each time.
+        # The first sign of life in a silence must already know the line, so look when one seems to begin; but a
+        # program that prints every two seconds must not cost a stack each time.
         since_stacks_s = now_s - self._last_stacks_s
         is_first = is_silent and self._last_stacks_s < self.last_output_s and since_stacks_s > STACKS_FIRST_APART_S
         # Half of --stuck-after, so that an alarm over a chatty program always has a line to name.
