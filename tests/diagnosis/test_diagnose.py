@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jackline.diagnosis.diagnose import diagnose
 from jackline.diagnosis.evidence import Evidence, SentSignal
@@ -398,3 +400,39 @@ def test_there_is_always_a_finding_and_a_text_of_at_most_eight_lines(
 def test_evidence_read_back_from_exit_json_is_judged_the_same() -> None:
     found = evidence(signal=9, oom_kills_in_cgroup=1, growing_frame=GROWING, sent_signals=(sent(9, "clean-up"),))
     assert diagnose(Evidence.from_json(found.to_json())) == diagnose(found)
+
+
+WORDS = st.sampled_from(
+    [
+        "Traceback (most recent call last):",
+        '  File "/home/me/a.py", line 3, in f',
+        "    x = 1",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate . GiB.",
+        "RuntimeError: DataLoader worker (pid 1, ,) is killed by signal: ?",
+        "ImportError: cannot import name",
+        "OSError: [Errno 28]",
+        "ChildFailedError:",
+        "exitcode  : -99999999999 (pid: 3)",
+        "process 3 terminated with signal SIGNOTHING",
+        "usage: x",
+        "x: error: y",
+        "Watchdog caught collective operation timeout: WorkNCCL()",
+        "CUDA error: ",
+        "died with <Signals.SIGKILL: 9>",
+    ]
+)
+
+
+@given(
+    st.lists(WORDS | st.text(max_size=20), max_size=12),
+    st.none() | st.integers(0, 255),
+    st.none() | st.integers(1, 64),
+    st.text(max_size=60),
+)
+def test_no_output_whatever_makes_the_judge_fail(
+    tail: list[str], code: int | None, number: int | None, fault: str
+) -> None:
+    found = evidence(exit_code=code, signal=number, output_tail=tuple(tail), fault_text=fault)
+    findings = diagnose(found)
+    assert findings and all(finding.title for finding in findings)
+    assert len(death_text(findings, found).splitlines()) <= 8

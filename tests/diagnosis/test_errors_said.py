@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -533,3 +534,27 @@ def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
     found = run_command([sys.executable, "trian.py"], cwd=tmp_path)
     assert best(found).cause == "command_not_found"
     assert best(found).title == f"Python found no file {tmp_path}/trian.py"
+
+
+@pytest.mark.parametrize(("between", "confidence"), [("", "certain"), ("\\n", "likely")])
+def test_what_was_said_after_a_traceback_is_quoted(tmp_path: Path, between: str, confidence: str) -> None:
+    """Directly below it may belong to the message; after an empty line the program has surely gone on."""
+    code = f"""
+        import sys, traceback
+        try:
+            {{}}["lr"]
+        except KeyError:
+            traceback.print_exc()
+        sys.exit("{between}the settings file is incomplete")
+    """
+    found = run_script(tmp_path, code)
+    assert (best(found).cause, best(found).confidence) == ("own_exception", confidence)
+    assert "its last line: the settings file is incomplete" in best(found).detail
+
+
+def test_an_error_before_a_launchers_report_stays_certain(tmp_path: Path) -> None:
+    inner = (
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 5, in <module>\n    f()\nKeyError: 1\n'
+    )
+    found = said(inner + "W1115 closing\n" + textwrap.dedent(TORCHRUN).replace("exitcode  : -9 (pid: 18229)", ""))
+    assert (best(found).title, best(found).confidence) == ("KeyError: 1 (train.py:5)", "certain")

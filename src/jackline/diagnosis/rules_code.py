@@ -35,6 +35,7 @@ _PACKAGES = {
     "flash_attn": "flash-attn",
     "google.protobuf": "protobuf",
 }
+_TRACEBACK = "Traceback (most recent call last)"
 _KEYBOARD = re.compile(r"EOF when reading a line|Inappropriate ioctl for device")
 _HINTS = (
     (re.compile(r"\[Errno 24\]|Too many open files|received 0 items of ancdata"), "raise the limit: ulimit -n 65536"),
@@ -126,6 +127,16 @@ def keyboard_input(error: ErrorText, evidence: Evidence) -> Finding | None:
     )
 
 
+def _last_words(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
+    """A program may print a traceback, go on and end for another reason, so its last words are quoted. Launchers and
+    Python itself add tracebacks of their own afterwards; those are not its words."""
+    lines = [line.strip() for line in evidence.output_tail if line.strip()]
+    later = evidence.output_tail[chain.end :]
+    if not lines or lines[-1].endswith(chain.last.first_line) or any(_TRACEBACK in line for line in later):
+        return ()
+    return (f"its last line: {lines[-1][:200]}",)
+
+
 def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     """What is left: an error that only its author can explain, named by where it began."""
     root = chain.root
@@ -134,11 +145,13 @@ def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     after = (f"then: {later[-1].first_line[:200]}{at_place(later[-1].place)}",) if later else ()
     hint = next((hint for pattern, hint in _HINTS if pattern.search(root.text)), _SEE_LOG)
     where = f" ({short_place(place)})" if place else ""
+    last_words = _last_words(chain, evidence)
+    is_last = not any(line.strip() for line in evidence.output_tail[chain.end :])
     return Finding(
         "own_exception",
-        "certain",
+        "certain" if is_last or not last_words else "likely",
         f"{root.first_line[:300]}{where}",
-        (*place_line(place), *after, *ran_line(evidence)),
+        (*place_line(place), *after, *last_words, *ran_line(evidence)),
         hint,
         place=place,
     )

@@ -35,6 +35,7 @@ _ECHOES = frozenset({"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetErr
 _MAX_MESSAGE_LINES = 12
 _MAX_REPORT_LINES = 100
 _MAX_FOREIGN_LINES = 50
+_MAX_PATH = 4096
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ class ErrorText:
 
 @dataclass(frozen=True)
 class Chain:
-    """Errors that led to one another, the first one first."""
+    """Errors that led to one another, the first one first. `end` is the line after the last of them."""
 
     errors: tuple[ErrorText, ...]
+    end: int = 0
 
     @property
     def root(self) -> ErrorText:
@@ -104,6 +106,7 @@ class _Block:
 def find_chains(lines: Sequence[str]) -> list[Chain]:
     """All tracebacks of a text in the order they were printed, chained ones together."""
     chains: list[list[ErrorText]] = []
+    ends: list[int] = []
     newest: dict[str, tuple[_Block, list[ErrorText]]] = {}  # by prefix: ranks print into one another
     for block in _blocks(lines):
         before = newest.get(block.prefix.strip())
@@ -117,8 +120,11 @@ def find_chains(lines: Sequence[str]) -> list[Chain]:
         else:
             chain = [block.error]
             chains.append(chain)
+            ends.append(0)
+        place = next(index for index, known in enumerate(chains) if known is chain)
+        ends[place] = max(ends[place], block.end)
         newest[block.prefix.strip()] = (block, chain)
-    return [Chain(_with_callers(chain)) for chain in chains]
+    return [Chain(_with_callers(chain), end) for chain, end in zip(chains, ends, strict=True)]
 
 
 def _with_callers(errors: list[ErrorText]) -> tuple[ErrorText, ...]:
@@ -260,7 +266,8 @@ def _read_rich(lines: Sequence[str], start: int) -> _Block | None:
             found = _RICH_FRAME.fullmatch(wrapped + inside) or _RICH_FRAME.fullmatch(f"{wrapped} {inside}".strip())
             if found:
                 frames.append(Frame(found[3], found[1], int(found[2]), is_user=is_user_file(found[1])))
-            wrapped = wrapped + inside if inside and not inside.startswith(" ") and not found else ""
+            goes_on = inside and not inside.startswith(" ") and not found and len(wrapped) < _MAX_PATH
+            wrapped = wrapped + inside if goes_on else ""
         elif _is_error_line(line):
             message, end = _read_message(lines, index, "")
             return _Block("", start, end, _error(message, frames, lines, start, ""))
