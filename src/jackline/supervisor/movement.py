@@ -142,7 +142,8 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
     has_output = sample.output_bytes > before.sample.output_bytes
     has_mark = sample.marks > before.sample.marks
     has_new_process = _live_pids(before.sample.tree) != _live_pids(sample.tree)
-    is_main_moving = has_mark or has_new_process or any(stand.moved_at_s >= at_s for stand in stands.values())
+    has_moved = any(s.moved_at_s >= at_s and s.reading.comm not in HELPER_COMMS for s in stands.values())
+    is_main_moving = has_mark or has_new_process or has_moved
     # Output proves nothing when every main thread is known to have been asleep: a logger thread wrote it.
     is_main_moving = is_main_moving or (has_output and not all(_is_idle(stand) for stand in stands.values()))
 

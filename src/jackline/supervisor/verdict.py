@@ -246,8 +246,8 @@ def _busy(scene: _Scene) -> Verdict | None:
         return Verdict("BUSY", "RUNNING_NATIVE", leader.hash_since_s, text, frame_of(leader), leader.reading.pid)
     busiest = max(scene.workers, key=lambda stand: stand.main_cores, default=None)
     is_child = busiest is not None and busiest.main_cores >= 0.05
-    whom = f"process {busiest.reading.pid} ({busiest.reading.comm})" if busiest and is_child else "other threads"
-    text = f"waiting at {place} for {for_words} while {whom} works ({state.rates.cpu_s:.1f} cores)"
+    whom = f"process {busiest.reading.pid} ({busiest.reading.comm}) works" if busiest and is_child else "others work"
+    text = f"waiting at {place} for {for_words} while {whom} ({state.rates.cpu_s:.1f} cores)"
     label = "WAITING_CHILD" if is_child else "WAITING_LOCK"
     pid = busiest.reading.pid if busiest and is_child else leader.reading.pid
     return Verdict("BUSY", label, leader.hash_since_s, text, frame_of(leader), pid)

@@ -1,0 +1,670 @@
+"""Every rule of the verdict on hand-made trees with a clock of their own, and some real programs at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jackline.diagnosis.frames import Frame, ThreadStack
+from jackline.machine.proc import read_tree
+from jackline.machine.readings import GpuProcess, Wait, WaitKind
+from jackline.supervisor.stacks import sample_stacks
+from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict, verdict
+from tests.supervisor.hanging import (
+    FORK_DEADLOCK,
+    GIL_IN_C,
+    LOCK_ABBA,
+    NOISY_LOGGER,
+    REGEX,
+    SLEEP_LOOP,
+    SOCKET_RECV,
+    STOPPED_WORKER,
+    hanging,
+)
+from tests.supervisor.worlds import Proc, World, alarms, first, gpu, play
+
+# -- stuck ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_moves_for_a_minute_is_stuck_and_not_before() -> None:
+    verdicts = play(World([Proc(7)]), 70)
+    assert first(verdicts, "STUCK") == 60
+    assert first(verdicts, "SUSPECT") == -1
+    last = verdicts[-1]
+    assert last == Verdict(
+        "STUCK",
+        "STUCK_LOCK",
+        1000.0,
+        "nothing has moved for 1 min 9 s: the main thread (pid 7) is waiting for a lock at /me/p7.py:10 `with lock:`",
+        Frame("work", "/me/p7.py", 10, "with lock:", True),
+        7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        ("lock", "STUCK_LOCK"),
+        ("file_lock", "STUCK_LOCK"),
+        ("network", "STUCK_NET"),
+        ("child", "STUCK_CHILD"),
+        ("pipe", "STUCK"),
+        ("local_socket", "STUCK"),
+        ("poll", "STUCK"),
+        ("file", "STUCK"),
+        ("unknown", "STUCK"),
+    ],
+)
+def test_the_label_comes_from_what_the_main_thread_waits_on(kind: WaitKind, label: str) -> None:
+    assert alarms(play(World([Proc(7, wait=Wait(kind))]), 70)) == [f"STUCK {label}"]
+
+
+@pytest.mark.parametrize("kind", ["child", "pipe", "local_socket", "poll", "sleep"])
+def test_a_wait_with_workers_is_a_wait_for_them_and_their_lines_are_named(kind: WaitKind) -> None:
+    world = World([Proc(7, wait=Wait(kind)), Proc(8, 7, line=9, source="event.wait()")])
+    last = play(world, 70)[-1]
+    assert (last.kind, last.label, last.pid) == ("STUCK", "STUCK_CHILD", 8)
+    assert "; process 8 (python) is waiting for a lock at /me/p8.py:9 `event.wait()`" in last.text
+    assert last.frame is not None and last.frame.file == "/me/p7.py"
+
+
+def test_workers_at_the_same_line_are_told_together_and_the_odd_one_apart() -> None:
+    workers = [Proc(pid, 7, wait=Wait("pipe")) for pid in range(10, 16)]
+    for worker in workers:
+        worker.is_python = False
+        worker.comm = "loader"
+    text = play(World([Proc(7, wait=Wait("poll")), *workers, Proc(20, 7)]), 70)[-1].text
+    assert "; 6 processes (10, 11, 12, 13, ...) are waiting on a pipe; process 20 (python) is waiting" in text
+
+
+def test_a_worker_that_only_waits_for_work_is_not_at_fault() -> None:
+    idle, hung = Proc(8, 7, wait=Wait("pipe")), Proc(9, 7)
+    world = World([Proc(7, wait=Wait("poll")), idle, hung])
+    queue = Frame("get", "/usr/lib/python3.11/multiprocessing/queues.py", 103)
+
+    def idle_stack() -> object:
+        stack = Proc.stack(idle)
+        main = stack.threads[0]
+        return type(stack)(8, stack.command, (ThreadStack(8, "MainThread", (queue, *main.frames), True),), "py-spy")
+
+    idle.stack = idle_stack  # type: ignore[method-assign,assignment]
+    assert play(world, 70)[-1].pid == 9
+
+
+def test_a_dead_worker_that_nobody_noticed_is_at_fault() -> None:
+    world = World(
+        [Proc(7, wait=Wait("child")), Proc(8, 7), Proc(9, 7, state="Z", wait=Wait("zombie"), is_python=False)]
+    )
+    last = play(world, 70)[-1]
+    assert (last.label, last.pid) == ("STUCK_CHILD", 9)
+    assert "process 9 (python) is dead, but its parent has not noticed" in last.text
+
+
+def test_other_threads_in_own_code_are_named_and_housekeeping_is_not() -> None:
+    other = ThreadStack(12, "loader", (Frame("f", "/me/data.py", 3, "with b:", True),), False, "lock")
+    monitor = ThreadStack(13, "tqdm", (Frame("run", "/s/site-packages/tqdm/_monitor.py", 60),), False, "sleep")
+    text = play(World([Proc(7, threads=(other, monitor))]), 70)[-1].text
+    assert text.endswith("; thread 'loader' waits for a lock at /me/data.py:3 `with b:`")
+
+
+def test_a_shell_around_python_only_waits_and_python_leads() -> None:
+    shell = Proc(6, comm="bash", is_python=False, wait=Wait("child"))
+    last = play(World([shell, Proc(7, 6)]), 70)[-1]
+    assert (last.label, last.pid) == ("STUCK_LOCK", 7)
+
+
+def test_without_any_stack_it_is_still_told() -> None:
+    verdicts = play(World([Proc(7)], stacks_every_s=0), 130)
+    assert alarms(verdicts) == ["STUCK STUCK_LOCK"]
+    assert verdicts[-1].text == "nothing has moved for 2 min 9 s: the main thread (pid 7) is waiting for a lock"
+
+
+# -- what counts as progress ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        pytest.param({"other_cores": 0.03}, id="cpu"),
+        pytest.param({"disk": 1500}, id="disk"),
+        pytest.param({"main_writes": 20}, id="its own log file"),
+    ],
+)
+def test_any_counter_that_moves_keeps_it_from_being_stuck(alive: dict[str, float]) -> None:
+    verdicts = play(World([Proc(7, **alive)]), 100)  # type: ignore[arg-type]
+    assert first(verdicts, "STUCK") == -1
+
+
+def test_bytes_on_the_network_keep_it_from_being_stuck() -> None:
+    assert first(play(World([Proc(7)], tcp=100), 100), "STUCK") == -1
+    assert first(play(World([Proc(7)], tcp=30), 100), "STUCK") == 60
+
+
+@pytest.mark.parametrize("quiet", [{"other_cores": 0.01}, {"disk": 300}])
+def test_noise_below_the_limits_is_not_progress(quiet: dict[str, float]) -> None:
+    assert first(play(World([Proc(7, **quiet)]), 70), "STUCK") == 60  # type: ignore[arg-type]
+
+
+def test_the_noise_of_many_processes_is_not_progress() -> None:
+    world = World([Proc(7, wait=Wait("poll")), *(Proc(pid, 7, other_cores=0.003) for pid in range(100, 125))])
+    assert first(play(world, 70), "STUCK") == 60
+
+
+def test_a_helper_process_is_not_progress() -> None:
+    helper = Proc(9, 7, comm="wandb-core", is_python=False, other_cores=0.5, main_cores=0.3, main_writes=500)
+    assert first(play(World([Proc(7), helper]), 70), "STUCK") == 60
+
+
+def test_processes_that_come_and_go_are_progress_but_nvidia_smi_is_not() -> None:
+    for comm, is_alarm in (("true", False), ("nvidia-smi", True)):
+        world = World([Proc(7)])
+
+        def step(second: int, world: World = world, comm: str = comm) -> None:
+            del world.processes[1:]
+            if second % 20 == 0:
+                world.processes.append(Proc(100 + second, 7, comm=comm, is_python=False, main_cpu_s=0, other_cpu_s=0))
+
+        assert (first(play(world, 100, step=step), "STUCK") >= 0) is is_alarm
+
+
+def test_a_main_stack_that_moves_is_progress() -> None:
+    world = World([Proc(7)])
+
+    def step(second: int) -> None:
+        world.processes[0].line = 10 + second // 30
+
+    assert alarms(play(world, 200, step=step)) == []
+
+
+# -- suspect --------------------------------------------------------------------------------------------------------
+
+
+def test_a_deadlocked_main_thread_under_a_chatty_logger_is_suspect() -> None:
+    verdicts = play(World([Proc(7, other_cores=0.01)], tcp=300), 130)
+    assert alarms(verdicts) == ["SUSPECT STUCK_LOCK"]
+    assert first(verdicts, "SUSPECT") == 120
+    assert verdicts[-1].text == (
+        "no main thread has moved for 2 min 9 s, though background threads still do: the main thread (pid 7) is "
+        "waiting for a lock at /me/p7.py:10 `with lock:`"
+    )
+
+
+def test_lines_printed_by_another_thread_do_not_hide_a_deadlocked_main_thread() -> None:
+    world = World([Proc(7)], stacks_every_s=30)
+
+    def step(second: int) -> None:
+        world.output_bytes += 40
+
+    verdicts = play(world, 130, step=step)
+    assert alarms(verdicts) == ["SUSPECT STUCK_LOCK"]
+    assert "though output goes on" in verdicts[-1].text
+
+
+def test_lines_printed_by_the_main_thread_are_progress() -> None:
+    world = World([Proc(7, main_writes=40)], stacks_every_s=30)
+
+    def step(second: int) -> None:
+        world.output_bytes += 40
+
+    assert alarms(play(world, 400, step=step)) == []
+
+
+def test_output_counts_where_nobody_can_tell_who_wrote_it() -> None:
+    world = World([Proc(7, has_main_counters=False)])
+
+    def step(second: int) -> None:
+        world.output_bytes += 40 if second % 30 == 0 else 0
+
+    assert alarms(play(world, 400, step=step)) == []
+
+
+def test_a_mark_of_progress_is_progress_whoever_made_it() -> None:
+    world = World([Proc(7)])
+
+    def step(second: int) -> None:
+        world.marks = second // 50
+
+    assert alarms(play(world, 400, step=step)) == []
+
+
+def test_one_worker_that_moves_is_enough() -> None:
+    world = World([Proc(7, wait=Wait("poll")), Proc(8, 7), Proc(9, 7)])
+
+    def step(second: int) -> None:
+        world.processes[2].line = second // 40
+
+    assert alarms(play(world, 400, step=step)) == []
+
+
+def test_a_main_thread_that_is_worked_for_is_busy_and_no_alarm() -> None:
+    verdicts = play(World([Proc(7, other_cores=1.0)]), 400)
+    assert alarms(verdicts) == []
+    assert (verdicts[-1].kind, verdicts[-1].label) == ("BUSY", "WAITING_LOCK")
+    assert verdicts[-1].text == ("waiting at /me/p7.py:10 `with lock:` for 6 min 37 s while others work (1.0 cores)")
+
+
+def test_a_queue_fed_by_a_downloading_thread_is_no_alarm() -> None:
+    assert alarms(play(World([Proc(7, other_cores=0.01)], tcp=200_000), 1000)) == []
+    assert alarms(play(World([Proc(7, other_cores=0.01)], tcp=4_000), 500)) == []
+
+
+def test_a_trickle_that_feeds_a_main_thread_for_ten_minutes_is_suspect_after_all() -> None:
+    assert first(play(World([Proc(7, other_cores=0.01)], tcp=4_000), 700), "SUSPECT") == 600
+
+
+# -- busy -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_long_call_is_busy_for_ever_and_never_stuck() -> None:
+    verdicts = play(World([Proc(7, state="R", wait=Wait("running"), main_cores=1.0, source="re.match(a, b)")]), 4000)
+    assert alarms(verdicts) == []
+    assert verdicts[-1] == Verdict(
+        "BUSY",
+        "RUNNING_NATIVE",
+        1002.0,
+        "busy in /me/p7.py:10 `re.match(a, b)` for 1 h 6 min (1.0 cores)",
+        Frame("work", "/me/p7.py", 10, "re.match(a, b)", True),
+        7,
+    )
+    assert first(verdicts, "BUSY") <= 8
+
+
+def test_a_starved_spinner_on_a_full_machine_is_busy_too() -> None:
+    process = Proc(7, state="R", wait=Wait("running"), main_cores=0.15)
+    assert alarms(play(World([process]), 400)) == []
+
+
+def test_a_long_compile_in_a_child_is_busy_with_the_child_named() -> None:
+    child = Proc(8, 7, comm="cc1plus", is_python=False, state="R", wait=Wait("running"), main_cores=1.0)
+    verdicts = play(World([Proc(7, wait=Wait("child"), source="subprocess.run(cmd)"), child]), 600)
+    assert alarms(verdicts) == []
+    assert (verdicts[-1].kind, verdicts[-1].label, verdicts[-1].pid) == ("BUSY", "WAITING_CHILD", 8)
+    assert "while process 8 (cc1plus) works (1.0 cores)" in verdicts[-1].text
+
+
+def test_a_stack_that_moves_is_progress_not_busy() -> None:
+    world = World([Proc(7, state="R", wait=Wait("running"), main_cores=1.0)])
+
+    def step(second: int) -> None:
+        world.processes[0].line = second
+
+    last = play(world, 60, step=step)[-1]
+    assert (last.kind, last.label, last.text) == ("PROGRESS", "RUNNING_CPU", "running (1.0 cores)")
+
+
+def test_output_at_the_same_line_is_progress_not_busy() -> None:
+    world = World([Proc(7, state="R", wait=Wait("running"), main_cores=1.0, main_writes=10)])
+
+    def step(second: int) -> None:
+        world.output_bytes = second
+
+    assert {verdict.kind for verdict in play(world, 60, step=step)} == {"PROGRESS"}
+
+
+# -- sleeping -------------------------------------------------------------------------------------------------------
+
+
+def sleeper(**more: object) -> Proc:
+    return Proc(7, wait=Wait("sleep"), source="time.sleep(20)", **more)  # type: ignore[arg-type]
+
+
+def burst(world: World, every_s: int, cpu_s: float) -> object:
+    def step(second: int) -> None:
+        if second % every_s == 0:
+            world.processes[0].main_cpu_s += cpu_s
+
+    return step
+
+
+def test_sleepy_data_with_a_little_work_between_is_no_alarm() -> None:
+    world = World([sleeper()])
+    assert alarms(play(world, 1000, step=burst(world, 20, 0.010))) == []
+
+
+def test_work_of_a_third_of_a_second_in_three_is_no_alarm() -> None:
+    world = World([sleeper()])
+    assert alarms(play(world, 400, step=burst(world, 3, 0.3))) == []
+
+
+def test_a_loop_that_sleeps_and_looks_at_a_flag_is_suspect_late_and_stuck_later() -> None:
+    verdicts = play(World([sleeper(main_cores=0.0002)]), 500)
+    assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (240, 480)
+    assert alarms(verdicts) == ["SUSPECT SLEEPING", "STUCK STUCK"]
+
+
+def test_one_endless_sleep_is_suspect_at_the_limit_and_stuck_at_twice() -> None:
+    verdicts = play(World([sleeper()]), 260)
+    assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (120, 240)
+
+
+def test_a_retry_with_backoff_up_to_a_minute_is_no_alarm() -> None:
+    world = World([sleeper()])
+    tries = {0, 1, 3, 7, 15, 31, 63, 127}
+
+    def step(second: int) -> None:
+        if second in tries:
+            world.processes[0].main_cpu_s += 0.004
+
+    assert alarms(play(world, 180, step=step)) == []
+
+
+# -- disk -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_fsync_gets_five_times_the_patience() -> None:
+    verdicts = play(World([Proc(7, state="D", wait=Wait("disk", "/d/model.pt"))]), 330)
+    assert (first(verdicts, "STUCK"), alarms(verdicts)) == (300, ["STUCK STUCK_DISK"])
+
+
+def test_a_saving_thread_in_the_kernel_gets_it_too() -> None:
+    saver = ThreadStack(12, "saver", (Frame("save", "/me/save.py", 3, "os.fsync(fd)", True),), False, "disk /d/x")
+    assert first(play(World([Proc(7, threads=(saver,))]), 330), "STUCK") == 300
+
+
+# -- keyboard, stopped ----------------------------------------------------------------------------------------------
+
+
+def test_a_question_nobody_can_answer_is_told_after_five_seconds() -> None:
+    verdicts = play(World([Proc(7, wait=Wait("keyboard", "/dev/pts/1", 0), source='input("name? ")')]), 70)
+    assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (6, 61)
+    assert verdicts[10] == Verdict(
+        "SUSPECT",
+        "KEYBOARD",
+        1001.0,
+        'waiting for keyboard input for 9.0 s at /me/p7.py:10 `input("name? ")` (process 7); '
+        "nobody can type unless it was started with --tty",
+        Frame("work", "/me/p7.py", 10, 'input("name? ")', True),
+        7,
+    )
+
+
+def test_a_question_over_a_pipe_is_a_question() -> None:
+    world = World([Proc(7, wait=Wait("pipe", "output of sh (pid 3)", 0), source="answer = input()")])
+    assert alarms(play(world, 20)) == ["SUSPECT KEYBOARD"]
+
+
+def test_a_child_that_asks_is_found() -> None:
+    child = Proc(8, 7, comm="apt", is_python=False, wait=Wait("keyboard", "/dev/pts/1", 0))
+    verdicts = play(World([Proc(7, wait=Wait("child")), child]), 20)
+    assert (verdicts[-1].label, verdicts[-1].pid) == ("KEYBOARD", 8)
+
+
+def test_a_reader_of_the_keyboard_beside_a_busy_trainer_is_no_alarm() -> None:
+    reader = Proc(8, 6, comm="cat", is_python=False, wait=Wait("keyboard", "/dev/pts/1", 0))
+    trainer = Proc(7, 6, state="R", wait=Wait("running"), main_cores=1.0)
+    shell = Proc(6, comm="sh", is_python=False, wait=Wait("child"))
+    assert alarms(play(World([shell, reader, trainer]), 100)) == []
+
+
+def test_a_stopped_process_is_told_after_ten_seconds_with_the_way_out() -> None:
+    verdicts = play(World([Proc(7, state="T", wait=Wait("stopped"))]), 70)
+    assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (10, 60)
+    assert verdicts[-1].label == "STOPPED"
+    assert verdicts[-1].text == (
+        "the main process is stopped (SIGSTOP or Ctrl-Z) at /me/p7.py:10 `with lock:` and nothing has moved for "
+        "1 min 9 s; `kill -CONT 7` lets it go on"
+    )
+
+
+def test_a_stopped_worker_is_at_fault_while_the_main_process_waits() -> None:
+    world = World([Proc(7, wait=Wait("poll")), Proc(8, 7), Proc(9, 7, state="T", wait=Wait("stopped"), line=4)])
+    last = play(world, 70)[-1]
+    assert (last.kind, last.label, last.pid) == ("STUCK", "STUCK_CHILD", 9)
+    assert last.text == (
+        "process 9 (python) is stopped (SIGSTOP or Ctrl-Z) at /me/p9.py:4 `with lock:` and nothing has moved for "
+        "1 min 9 s; the main thread (pid 7) is waiting for events at /me/p7.py:10 `with lock:`; "
+        "`kill -CONT 9` lets it go on"
+    )
+
+
+def test_a_stopped_process_in_a_tree_that_works_is_no_alarm() -> None:
+    world = World([Proc(7, state="R", wait=Wait("running"), main_cores=1.0), Proc(8, 7, state="T")])
+    assert alarms(play(world, 100)) == []
+
+
+def test_a_process_under_a_debugger_is_not_called_stopped() -> None:
+    labels = {
+        verdict.label for verdict in play(World([Proc(7, state="t", wait=Wait("stopped", "by a debugger"))]), 50)
+    }
+    assert "STOPPED" not in labels - {"STOPPED"}
+    assert alarms(play(World([Proc(7, state="t", wait=Wait("stopped", "by a debugger"))]), 50)) == []
+
+
+# -- GPU ------------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(**more: object) -> Proc:
+    return Proc(7, state="R", wait=Wait("running"), source="loss.item()", main_cores=1.0, **more)  # type: ignore[arg-type]
+
+
+def test_full_use_without_memory_or_power_is_a_spin() -> None:
+    world = World([on_gpu()], gpus=(gpu(),))
+
+    def step(second: int) -> None:
+        world.gpus = (gpu(utilisation_percent=100) if second >= 5 else gpu(),)
+
+    verdicts = play(world, 80, step=step)
+    assert alarms(verdicts) == ["SUSPECT GPU_SPIN"]
+    assert first(verdicts, "SUSPECT") == 65
+    assert verdicts[-1].text == (
+        "the GPU shows full use but has touched no memory and drawn idle power for 1 min 14 s: a kernel or a "
+        "collective seems to hang; the main thread (pid 7) is running at /me/p7.py:10 `loss.item()`"
+    )
+
+
+@pytest.mark.parametrize(
+    "working",
+    [
+        {"memory_utilisation_percent": 21, "power_w": 691.0},
+        {"memory_utilisation_percent": 0, "power_w": 300.0},
+        {"memory_utilisation_percent": 3, "power_w": 124.0},
+    ],
+)
+def test_a_card_that_really_works_is_no_alarm_even_if_the_main_thread_sleeps(working: dict[str, float]) -> None:
+    world = World([Proc(7, wait=Wait("poll"))], gpus=(gpu(),))
+
+    def step(second: int) -> None:
+        world.gpus = (gpu(utilisation_percent=100, **working) if second else gpu(),)
+
+    assert alarms(play(world, 400, step=step)) == []
+
+
+def test_a_card_in_other_hands_neither_works_nor_spins_for_us() -> None:
+    theirs = gpu(utilisation_percent=100, memory_utilisation_percent=40, processes=(GpuProcess(99, 1),))
+    assert first(play(World([Proc(7)], gpus=(theirs,)), 70), "STUCK") == 60
+    spinning = gpu(utilisation_percent=100, processes=(GpuProcess(99, 1),))
+    assert alarms(play(World([on_gpu()], gpus=(spinning,)), 100)) == []
+
+
+def test_memory_held_on_an_idle_card_is_not_progress() -> None:
+    idle = gpu(processes=(GpuProcess(7, 1 << 30),))
+    assert first(play(World([Proc(7)], gpus=(idle,)), 70), "STUCK") == 60
+
+
+# -- clocks and thresholds ------------------------------------------------------------------------------------------
+
+
+def test_a_paused_machine_is_not_held_against_the_program() -> None:
+    world = World([Proc(7)])
+
+    def step(second: int) -> None:
+        world.late_s = 0.0
+        if second == 50:
+            world.at_s += 3600
+            world.late_s = 3600.0
+
+    verdicts = play(world, 115, step=step)
+    assert first(verdicts, "STUCK") == 110
+    assert verdicts[-1].since_s == 1000.0 + 50 + 3600
+
+
+def test_the_line_is_still_known_after_a_pause() -> None:
+    world = World([Proc(7)])
+
+    def step(second: int) -> None:
+        world.late_s = 60.0 if second == 3 else 0.0
+        world.stacks_every_s = 5 if second < 3 else 0
+
+    last = play(world, 70, step=step)[-1]
+    assert last.frame is not None and last.frame.line == 10
+
+
+def test_a_slow_rhythm_lengthens_the_patience() -> None:
+    world = World([Proc(7, wait=Wait("network"))])
+
+    def step(second: int) -> None:
+        if second <= 300 and second % 25 == 0:
+            world.processes[0].main_cpu_s += 0.05  # a step every 25 s, silently
+
+    # 24 quiet seconds between steps, times ten.
+    assert first(play(world, 700, step=step), "STUCK") == 300 + 240
+
+
+def test_patience_has_an_end() -> None:
+    world = World([Proc(7, wait=Wait("network"))])
+
+    def step(second: int) -> None:
+        if second <= 1500 and second % 150 == 0:
+            world.marks += 1
+
+    thresholds = Thresholds(stuck_after_s=300)
+    assert first(play(world, 3000, step=step, thresholds=thresholds), "STUCK") == 1500 + 900
+
+
+def test_rare_output_lengthens_the_patience_for_suspicion() -> None:
+    world = World([Proc(7, main_writes=0, other_cores=0.01)], tcp=300)
+
+    def step(second: int) -> None:
+        if second <= 360 and second % 40 == 0:
+            world.marks += 1
+
+    assert first(play(world, 1000, step=step), "SUSPECT") == 360 + 390
+
+
+def test_small_limits_work_on_small_scales() -> None:
+    verdicts = play(World([Proc(7)]), 20, thresholds=Thresholds(suspect_after_s=10, stuck_after_s=5))
+    assert first(verdicts, "STUCK") == 5
+
+
+def test_the_judge_says_what_the_pure_function_says() -> None:
+    world = World([Proc(7, wait=Wait("poll")), Proc(8, 7)])
+    judge, samples = Judge(), []
+    for second in range(70):
+        samples.append(world.sample(second))
+        assert judge.add(samples[-1]) == verdict(samples, Thresholds())
+        world.live()
+
+
+def test_no_sample_and_no_process_are_not_alarming() -> None:
+    assert verdict([], Thresholds()) == Verdict("PROGRESS", "STARTING", 0.0, "nothing has been seen yet")
+    assert verdict([World([]).sample(0)], Thresholds()) == Verdict("PROGRESS", "ENDED", 1000.0, "it has ended")
+
+
+def test_a_pid_used_again_by_another_process_starts_from_nothing() -> None:
+    world = World([Proc(7), Proc(8, 7)])
+
+    def step(second: int) -> None:
+        if second == 40:
+            reused = Proc(8, 7, line=99)
+            reused.main_cpu_s = reused.other_cpu_s = 0.0
+            real = reused.reading
+            reused.reading = lambda: type(real())(**{**real().__dict__, "start_ticks": 12345})  # type: ignore[method-assign]
+            world.processes[1] = reused
+
+    assert first(play(world, 105, step=step), "STUCK") == 100
+
+
+@pytest.mark.parametrize(
+    ("process", "label"),
+    [
+        (Proc(7, disk=400_000, wait=Wait("file")), "WAITING_DISK"),
+        (Proc(7, wait=Wait("network"), main_cores=0.05), "WAITING_NETWORK"),
+        (Proc(7, wait=Wait("lock"), main_writes=5), "WAITING_LOCK"),
+        (Proc(7, wait=Wait("sleep"), main_writes=5), "SLEEPING"),
+        (Proc(7, wait=Wait("running"), state="R", other_cores=0.5, is_python=False), "RUNNING_CPU"),
+    ],
+)
+def test_progress_is_labelled_too(process: Proc, label: str) -> None:
+    last = play(World([process]), 10)[-1]
+    assert (last.kind, last.label) == ("PROGRESS", label)
+
+
+def test_how_long_nothing_moved_is_said_before_any_alarm() -> None:
+    last = play(World([Proc(7)]), 31)[-1]
+    assert (last.kind, last.text) == ("PROGRESS", "waiting for another thread; nothing has moved for 30 s")
+
+
+# -- without py-spy: our own signal makes the main thread work ------------------------------------------------------
+
+
+def test_what_our_own_signal_costs_is_not_taken_for_progress() -> None:
+    process = Proc(7, method="faulthandler")
+    world = World([process])
+
+    def step(second: int) -> None:
+        if second % 5 == 2:
+            process.main_cpu_s += 0.003
+            process.wchar += 9000
+            process.disk_bytes += 12_288
+
+    assert first(play(world, 90, step=step), "STUCK") in range(60, 75)
+
+
+# -- real programs --------------------------------------------------------------------------------------------------
+
+
+def judged(folder: Path, text: str, waits: str, kinds: tuple[str, ...], limits: Thresholds) -> tuple[Verdict, int]:
+    """Watch a real program at four samples a second until one of the kinds is said; returns it and the line."""
+    judge, deadline_s = Judge(limits), time.monotonic() + 60
+    with hanging(folder, text, waits=waits) as program:
+        for number in range(10_000):
+            tree = read_tree(program.pid, with_network=True)
+            pids = [process.pid for process in tree.processes]
+            stacks = sample_stacks(pids, stacks_folder=program.stacks) if number % 8 == 0 else None
+            found = judge.add(Sample(time.monotonic(), 0.0, tree, stacks=stacks))
+            if found.kind in kinds:
+                return found, program.line()
+            assert time.monotonic() < deadline_s, found
+            time.sleep(0.25)
+    raise AssertionError("unreachable")
+
+
+QUICK = Thresholds(suspect_after_s=3, stuck_after_s=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "waits", "label", "words"),
+    [
+        pytest.param(LOCK_ABBA, "lock", "STUCK_LOCK", "thread 'other' waits for a lock", id="lock-abba"),
+        pytest.param(SOCKET_RECV, "network", "STUCK_NET", "waiting for the network (127.0.0.1:", id="socket-recv"),
+        pytest.param(STOPPED_WORKER, "local_socket", "STUCK_CHILD", "is stopped (SIGSTOP", id="stopped-worker"),
+        pytest.param(FORK_DEADLOCK, "child", "STUCK_CHILD", "with lock:  # THERE", id="fork-deadlock"),
+        pytest.param(GIL_IN_C, "sleep", "STUCK", "is sleeping", id="gil-held-in-c"),
+    ],
+)
+def test_a_real_hang_is_stuck_and_named(text: str, waits: str, label: str, words: str, tmp_path: Path) -> None:
+    found, line = judged(tmp_path, text, waits, ("STUCK",), QUICK)
+    assert found.label == label
+    assert words in found.text
+    assert found.frame is not None
+    assert (found.frame.file, found.frame.line) == (str(tmp_path / "program.py"), line)
+
+
+def test_a_real_sleep_loop_is_suspect(tmp_path: Path) -> None:
+    found, line = judged(tmp_path, SLEEP_LOOP, "sleep", ("SUSPECT", "STUCK"), QUICK)
+    assert (found.kind, found.label) == ("SUSPECT", "SLEEPING")
+    assert found.frame is not None and found.frame.line == line
+
+
+def test_a_real_noisy_logger_does_not_hide_the_deadlock(tmp_path: Path) -> None:
+    found, line = judged(tmp_path, NOISY_LOGGER, "lock", ("SUSPECT", "STUCK"), QUICK)
+    assert (found.kind, found.label) == ("SUSPECT", "STUCK_LOCK")
+    assert found.frame is not None and found.frame.line == line
+
+
+def test_a_real_backtracking_regex_is_busy(tmp_path: Path) -> None:
+    found, line = judged(tmp_path, REGEX, "", ("BUSY", "SUSPECT", "STUCK"), QUICK)
+    assert (found.kind, found.label) == ("BUSY", "RUNNING_NATIVE")
+    assert found.frame is not None and found.frame.line == line
