@@ -96,6 +96,11 @@ class OutputTail:
         return self._offset - self._splitter.num_pending_bytes
 
     @property
+    def num_read_bytes(self) -> int:
+        """All that the child has written and we have seen, also of a line that has no end yet (dots, a prompt)."""
+        return self._offset
+
+    @property
     def problem(self) -> str:
         return self._own_problem or self._log.problem
 
