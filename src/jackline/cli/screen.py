@@ -98,9 +98,10 @@ class Screen:
     @property
     def columns(self) -> int:
         try:
-            return max(20, os.get_terminal_size(self._err).columns)
+            columns = os.get_terminal_size(self._err).columns
         except OSError:
-            return 80 if self.surface == "terminal" else 120
+            columns = 0
+        return max(20, columns or 80)  # a terminal nobody has given a size says 0
 
     def show(self, data: bytes, *, is_err: bool = False) -> None:
         """The child's bytes, unchanged."""
