@@ -1,0 +1,115 @@
+"""The cards people train on: how much of each is usable, and what it can do. No torch.
+
+Owns the table and the reading of `--gpu`. What a present card says of itself (`detect_card`) comes before the table.
+Usable bytes are what `torch.cuda.get_device_properties` shows; context is what the driver takes beside torch's own
+figure: 0.76 GiB was measured on an H200, the others are estimates until a rehearsal has measured them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from jackline.errors import UsageError
+from jackline.machine.gpu import read_gpus
+
+GIB = 2**30
+MIB = 2**20
+Precision = Literal["fp32", "bf16", "fp16", "bf16-weights"]
+
+# What cuBLAS takes for itself, once in the main thread and once in the thread of the backward pass: 32 MiB on
+# Hopper (:4096:8), 8.1 MiB before (:4096:2:16:8).
+_WORKSPACES = 2
+_WORKSPACE_HOPPER = 32 * MIB
+_WORKSPACE = 8320 * 2**10
+
+
+@dataclass(frozen=True)
+class Card:
+    """One kind of card."""
+
+    name: str
+    usable_bytes: int
+    compute_capability: int  # 80 for 8.0
+    context_bytes: int
+    is_assumed: bool = False  # a size was given, not a card
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.compute_capability >= 80
+
+    @property
+    def has_flash_attention(self) -> bool:
+        return self.compute_capability >= 80
+
+    @property
+    def precision(self) -> Precision:
+        return "bf16" if self.has_bf16 else "fp16"
+
+    @property
+    def workspace_bytes(self) -> tuple[int, ...]:
+        size = _WORKSPACE_HOPPER if self.compute_capability // 10 == 9 else _WORKSPACE
+        return (size,) * _WORKSPACES
+
+
+def _card(name: str, usable_gib: float, compute_capability: int, context_gib: float) -> Card:
+    return Card(name, int(usable_gib * GIB), compute_capability, int(context_gib * GIB))
+
+
+CARDS: dict[str, Card] = {
+    card.name: card
+    for card in (
+        _card("T4", 14.56, 75, 0.45),
+        _card("P100", 15.88, 60, 0.45),
+        _card("V100-16", 15.77, 70, 0.45),
+        _card("V100-32", 31.73, 70, 0.45),
+        _card("L4", 22.03, 89, 0.5),
+        _card("A10G", 22.06, 86, 0.5),
+        _card("RTX4090", 23.52, 89, 0.5),
+        _card("L40S", 44.31, 89, 0.5),
+        _card("A100-40", 39.38, 80, 0.6),
+        _card("A100-80", 79.14, 80, 0.6),
+        _card("H100", 79.10, 90, 0.76),
+        _card("H200", 139.72, 90, 0.76),
+    )
+}
+_ASSUMED_CAPABILITY = 80
+_ASSUMED_CONTEXT = int(0.6 * GIB)
+
+
+def find_card(text: str) -> Card:
+    """'T4', 'a100-80', 'NVIDIA L4' or a size in GiB: '15', '23.5GiB'. A bare size is taken as a card with bf16."""
+    wanted = _letters(text)
+    for name, card in CARDS.items():
+        if _letters(name) == wanted:
+            return card
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", text.strip().lower())
+    if size is not None and float(size[1]) > 0:
+        usable = int(float(size[1]) * GIB)
+        return Card(f"{size[1]} GiB", usable, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
+    raise UsageError(
+        f"there is no card '{text}' in the table",
+        detail=("known cards: " + ", ".join(CARDS),),
+        hint="or give its memory in GiB: --gpu 15",
+    )
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower().replace("nvidia", "").replace("tesla", ""))
+
+
+def match_card(name: str, total_bytes: int) -> Card:
+    """The table's card for the driver's name ('NVIDIA A100-SXM4-80GB'), with the memory the driver says it has."""
+    wanted = _letters(name)
+    near = [card for card in CARDS.values() if wanted.startswith(_letters(card.name.split("-")[0]))]
+    if not near:
+        return Card(name, total_bytes, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
+    best = min(near, key=lambda card: abs(card.usable_bytes - total_bytes))
+    return Card(best.name, total_bytes, best.compute_capability, best.context_bytes)
+
+
+def detect_card() -> Card | None:
+    """The first card of this machine as the driver describes it, None without one."""
+    gpus = read_gpus()
+    return match_card(gpus[0].name, gpus[0].total_bytes) if gpus else None

@@ -1,0 +1,1 @@
+"""Plain nn.Modules: what is trained. They know nothing of runs, memory plans or trainers."""

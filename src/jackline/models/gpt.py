@@ -1,0 +1,97 @@
+"""A GPT-2 shaped language model: pre-norm blocks, learned positions, causal attention by SDPA.
+
+Owns the module and its initialisation. Sizes by name are `shapes`, the loss over the vocabulary is `loss`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from jackline.models.loss import summed_cross_entropy
+from jackline.models.shapes import GPTShape
+
+_INIT_STD = 0.02
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normalised copy of the residual stream."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__()
+        width = shape.width
+        self.num_heads = shape.num_heads
+        self.dropout = shape.dropout
+        self.activation = functional.relu if shape.activation == "relu" else functional.gelu
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, shape.mlp_width)
+        self.down = nn.Linear(shape.mlp_width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        stream = stream + self._drop(self._attend(self.attention_norm(stream)))
+        hidden: Tensor = self.activation(self.up(self.mlp_norm(stream)))
+        return stream + self._drop(self.down(hidden))
+
+    def _attend(self, normed: Tensor) -> Tensor:
+        batch, length, width = normed.shape
+        heads = (batch, length, self.num_heads, width // self.num_heads)
+        query, key, value = (part.view(heads).transpose(1, 2) for part in self.qkv(normed).split(width, dim=2))
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
+        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+        return projected
+
+    def _drop(self, branch: Tensor) -> Tensor:
+        # At 0 nothing is called: dropout(p=0) would still draw from the generator on some devices.
+        return functional.dropout(branch, self.dropout, self.training) if self.dropout else branch
+
+
+class GPT(nn.Module):
+    """`model(ids)` gives logits, `model(ids, targets)` the summed loss; divide by your own count."""
+
+    def __init__(self, shape: GPTShape, *, is_recomputing: bool = False, loss_chunk_rows: int = 0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.is_recomputing = is_recomputing
+        self.loss_chunk_rows = loss_chunk_rows
+        self.tokens = nn.Embedding(shape.vocab_size, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocab_size, bias=shape.has_head_bias)
+        if shape.is_tied:
+            self.head.weight = self.tokens.weight
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """GPT-2's: normal(0.02), and less for what is added to the residual stream, the deeper the less."""
+        residual_std = _INIT_STD / math.sqrt(2 * self.shape.num_layers)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                is_residual = name.endswith(("projection.weight", "down.weight"))
+                nn.init.normal_(weight, std=residual_std if is_residual else _INIT_STD)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        stream = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        if self.shape.dropout:
+            stream = functional.dropout(stream, self.shape.dropout, self.training)
+        for block in self.blocks:
+            if self.is_recomputing and self.training:
+                stream = checkpoint(block, stream, use_reentrant=False)
+            else:
+                stream = block(stream)
+        hidden = self.norm(stream)
+        if targets is None:
+            logits: Tensor = self.head(hidden)
+            return logits
+        return summed_cross_entropy(self.head, hidden, targets, chunk_rows=self.loss_chunk_rows)

@@ -1,0 +1,165 @@
+"""What CUDA does under autocast, as documented, seen on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from jackline.memory.cuda_rules import CudaRules, leaf_functions
+from jackline.memory.meta_shortcuts import SHORTCUTS, run_meta
+from jackline.memory.trace import Recorder
+
+
+@contextmanager
+def under(low: torch.dtype | None, has_flash: bool = True) -> Iterator[CudaRules]:
+    rules = CudaRules(low, has_flash=has_flash)
+    with torch.device("meta"), leaf_functions(), rules, rules.autocast():
+        yield rules
+
+
+def test_products_are_low_and_norms_and_softmax_are_float32() -> None:
+    with under(torch.bfloat16):
+        value = torch.empty(4, 8)
+        weight = nn.Parameter(torch.empty(8, 8))
+        low = F.linear(value, weight)
+        assert low.dtype == torch.bfloat16
+        assert (value @ weight).dtype == torch.bfloat16
+        assert torch.einsum("ij,jk->ik", value, weight).dtype == torch.bfloat16
+        assert F.layer_norm(low, (8,)).dtype == torch.float32
+        assert F.softmax(low, -1).dtype == torch.float32
+        assert low.softmax(-1).dtype == torch.float32
+        assert F.gelu(low).dtype == torch.bfloat16
+        assert low.sum().dtype == torch.float32
+        assert (value + low).dtype == torch.float32
+        assert low.pow(2).dtype == torch.float32
+
+
+def test_without_autocast_nothing_is_cast() -> None:
+    with under(None):
+        assert F.linear(torch.empty(2, 4), torch.empty(4, 4)).dtype == torch.float32
+
+
+def test_the_rules_reach_into_pytorchs_own_python_functions() -> None:
+    with under(torch.float16):
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        assert layer.self_attn.in_proj_weight.is_meta
+        out = layer(torch.empty(2, 6, 16))
+        assert out.dtype == torch.float32  # the last thing it does is a norm
+
+
+def test_a_weight_is_cast_once_and_kept_until_autocast_ends() -> None:
+    recorder, copies = Recorder(), []
+    rules = CudaRules(torch.bfloat16, on_weight_copy=copies.append)
+    with torch.device("meta"), leaf_functions(), recorder, rules:
+        weight = nn.Parameter(torch.empty(8, 8))
+        with rules.autocast():
+            F.linear(torch.empty(4, 8), weight)
+            F.linear(torch.empty(4, 8), weight)
+        with rules.autocast():
+            F.linear(torch.empty(4, 8), weight)
+    assert len(copies) == 2
+
+
+def kept_bytes_an_element(low: torch.dtype) -> float:
+    recorder, rules = Recorder(), CudaRules(low)
+    with torch.device("meta"), leaf_functions(), recorder, rules:
+        hidden = torch.empty(512, 8, requires_grad=True)
+        weight = nn.Parameter(torch.empty(4096, 8))
+        targets = torch.empty(512, dtype=torch.long)
+        begin = recorder.mark()
+        with rules.autocast():
+            loss = F.cross_entropy(F.linear(hidden, weight), targets)
+        kept = recorder.survivors(begin)
+        trace = recorder.finish(rules.class_sizes)
+    assert loss.dtype == torch.float32
+    return sum(trace.allocations[index].num_bytes for index in kept if trace.allocations[index].part == "logits") / (
+        512 * 4096
+    )
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_cross_entropy_keeps_low_log_probabilities_beside_their_float32_copy(low: torch.dtype) -> None:
+    assert kept_bytes_an_element(low) == 2 + 4
+
+
+def test_softmax_widens_float16_inside_the_kernel_and_bfloat16_by_a_copy() -> None:
+    made = {}
+    for low in (torch.float16, torch.bfloat16):
+        recorder, rules = Recorder(), CudaRules(low)
+        with torch.device("meta"), leaf_functions(), recorder, rules, rules.autocast():
+            value = torch.empty(64, 64, dtype=low)
+            begin = recorder.mark()
+            torch.softmax(value, -1)
+        made[low] = len(recorder.finish().allocations) - begin
+    assert made == {torch.float16: 1, torch.bfloat16: 2}
+
+
+@pytest.mark.parametrize("has_flash", [True, False])
+@pytest.mark.parametrize("width", [64, 20])
+def test_attention_never_holds_length_times_length(has_flash: bool, width: int) -> None:
+    recorder, rules = Recorder(), CudaRules(torch.bfloat16, has_flash=has_flash)
+    with torch.device("meta"), leaf_functions(), recorder, rules:
+        qkv = [torch.empty(2, 4, 4096, width, requires_grad=True) for _ in range(3)]
+        with rules.autocast():
+            out = F.scaled_dot_product_attention(*qkv, is_causal=True)
+        assert out.shape == (2, 4, 4096, width)
+        out.sum().backward()
+    assert all(value.grad is not None and value.grad.shape == value.shape for value in qkv)
+    assert max(made.num_bytes for made in recorder.finish().allocations) < 4 * 2 * 4 * 4096 * 128
+
+
+def test_dropout_keeps_one_byte_an_element() -> None:
+    recorder, rules = Recorder(), CudaRules()
+    with torch.device("meta"), leaf_functions(), recorder, rules:
+        value = torch.empty(1024, requires_grad=True)
+        begin = recorder.mark()
+        out = F.dropout(value, 0.1, True)
+        kept = recorder.survivors(begin)
+    assert sorted(recorder.finish().allocations[index].num_bytes for index in kept) == [1024, 4096]
+    assert out.shape == value.shape
+
+
+def test_torch_is_left_as_it_was() -> None:
+    before = F.has_torch_function_unary
+    with pytest.raises(RuntimeError, match="on purpose"), leaf_functions():
+        raise RuntimeError("on purpose")
+    assert F.has_torch_function_unary is before
+
+
+def shortcut_cases() -> list[tuple[object, tuple[object, ...]]]:
+    aten = torch.ops.aten
+    wide, low = torch.empty(4, 6, 8, device="meta"), torch.empty(4, 6, 8, device="meta", dtype=torch.bfloat16)
+    matrix, weight, bias = (torch.empty(size, device="meta") for size in ((24, 8), (8, 16), (16,)))
+    norm = torch.empty(8, device="meta")
+    statistics = torch.empty(4, 6, 1, device="meta")
+    backward = (wide, wide, [8], statistics, statistics, norm, norm)
+    return [
+        (aten.native_layer_norm.default, (wide, [8], norm, norm, 1e-5)),
+        (aten.native_layer_norm_backward.default, (*backward, [True] * 3)),
+        (aten.native_layer_norm_backward.default, (*backward, [True, False, True])),
+        (aten.addmm.default, (bias, matrix, weight)),
+        (aten.addmm.default, (torch.empty(24, 16, device="meta"), matrix, weight)),
+        (aten.mm.default, (matrix, weight)),
+        (aten.gelu.default, (low,)),
+        (aten.gelu.default, (wide.transpose(0, 1),)),
+        (aten.gelu_backward.default, (low, low)),
+        (aten.add.Tensor, (wide, low)),
+        (aten.add.Tensor, (wide, norm)),
+        (aten.add.Tensor, (low, 2)),
+    ]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_shortcut_gives_what_pytorch_itself_gives(number: int) -> None:
+    func, args = shortcut_cases()[number]
+    assert func in SHORTCUTS
+    ours, theirs = run_meta(func, args, {}), func(*args)
+    for one, other in zip(*(r if isinstance(r, tuple) else (r,) for r in (ours, theirs)), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())

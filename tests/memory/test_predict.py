@@ -1,0 +1,155 @@
+"""Predictions against what was measured: on an H200, and on this machine's CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from jackline.memory.cards import CARDS
+from jackline.memory.job import Job, StepOptions
+from jackline.memory.predict import CannotTrace, Prediction, meta_copy, predict, trace_step
+from jackline.memory.scale import make_line
+from jackline.memory.trace import Recorder
+from jackline.models.gpt import GPT
+from jackline.models.shapes import GPTShape
+from tests.memory.jobs import gpt_job
+
+GIB = 2**30
+H200 = CARDS["H200"]
+STOCK = {"optimizer": "foreach", "is_expandable": False}
+SMALL = GPTShape(2, 4, 64, context=64, vocab_size=997)
+
+
+# Measured on an H200 with torch 2.11, stock AdamW, default allocator, one slice a step: GiB allocated, reserved.
+@pytest.mark.parametrize(
+    ("size", "batch", "precision", "is_recomputing", "allocated", "reserved"),
+    [
+        ("tiny", 4, "bf16", False, 3.13, 3.96),
+        ("small", 8, "bf16", False, 8.10, 9.54),
+        ("small", 8, "fp32", False, 10.61, 11.28),
+        ("medium", 8, "fp32", True, 9.44, 10.30),
+    ],
+)
+def test_the_prediction_meets_what_an_h200_measured(
+    size: str, batch: int, precision: str, is_recomputing: bool, allocated: float, reserved: float
+) -> None:
+    options = StepOptions(precision=precision, is_recomputing=is_recomputing, **STOCK)
+    made = predict(gpt_job(size), batch, H200, options, is_accumulating=False)
+    assert made.peak_allocated_bytes / GIB == pytest.approx(allocated, rel=0.005)
+    assert made.peak_reserved_bytes / GIB == pytest.approx(reserved, rel=0.02)
+
+
+def test_a_real_run_on_the_cpu_allocates_what_was_predicted() -> None:
+    job = gpt_job(SMALL, length=64, options=StepOptions(precision="fp32", optimizer="foreach"))
+    predicted = predict(job, 8, H200, is_accumulating=False)
+    recorder = Recorder("cpu")
+    model = job.build(job.options)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for weight in model.parameters():
+        recorder.add(weight.data, "weights")
+    with recorder:
+        for _ in range(2):
+            job.loss(model, job.batch(8)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    trace = recorder.finish()
+    now = peak = 0
+    for event in trace.events:
+        now += trace.allocations[event].num_bytes if event >= 0 else -trace.allocations[~event].num_bytes
+        peak = max(peak, now)
+    workspace = predicted.parts["workspace"]
+    assert predicted.peak_allocated_bytes - workspace == pytest.approx(peak, rel=0.01)
+
+
+def parts_of(options: StepOptions, *, is_accumulating: bool = False) -> Prediction:
+    return predict(gpt_job(SMALL, length=64), 16, H200, options, is_accumulating=is_accumulating)
+
+
+def test_the_parts_are_the_whole() -> None:
+    for precision in ("fp32", "bf16", "fp16", "bf16-weights"):
+        made = parts_of(StepOptions(precision=precision))
+        assert sum(made.parts.values()) == made.peak_allocated_bytes
+        assert made.peak_reserved_bytes >= made.peak_allocated_bytes
+
+
+def test_every_part_has_the_size_arithmetic_gives_it() -> None:
+    made = parts_of(StepOptions(precision="bf16"))
+    count = sum(weight.numel() for weight in GPT(SMALL).parameters())
+    rows = 16 * 64
+    assert made.parts["weights"] == 4 * count
+    assert made.parts["optimizer"] == pytest.approx(8 * count, rel=0.02)
+    # log-probabilities in bf16, their float32 copy and its gradient: 10 bytes, not the 12 of float32 logits
+    assert made.parts["logits"] == pytest.approx(10 * rows * 997, rel=0.001)
+    assert made.peak_phase == "backward"
+
+
+def test_gradients_lie_about_when_they_are_accumulated() -> None:
+    alone = parts_of(StepOptions(precision="bf16"))
+    accumulated = parts_of(StepOptions(precision="bf16"), is_accumulating=True)
+    count = sum(weight.numel() for weight in GPT(SMALL).parameters())
+    more = accumulated.peak_allocated_bytes - alone.peak_allocated_bytes
+    assert more == pytest.approx(4 * count, rel=0.02)
+    assert accumulated.parts["gradients"] == pytest.approx(4 * count, rel=0.02)
+
+
+def test_recomputing_and_chunks_and_bf16_weights_each_save() -> None:
+    plain = parts_of(StepOptions(precision="bf16")).peak_allocated_bytes
+    for options in (
+        StepOptions(precision="bf16", is_recomputing=True),
+        StepOptions(precision="bf16", loss_chunk_rows=128),
+        StepOptions(precision="bf16-weights"),
+    ):
+        assert parts_of(options).peak_allocated_bytes < plain
+
+
+def test_the_stock_optimizer_needs_room_for_a_fifth_copy_of_the_weights() -> None:
+    job = gpt_job(SMALL, length=8)
+    fused, stock = (
+        predict(job, 1, H200, StepOptions("fp32", kind), is_accumulating=False) for kind in ("fused", "foreach")
+    )
+    count = sum(weight.numel() for weight in GPT(SMALL).parameters())
+    assert stock.peak_phase == "optimizer"
+    assert stock.peak_allocated_bytes - stock.parts["workspace"] == pytest.approx(20 * count, rel=0.05)
+    assert fused.peak_allocated_bytes < stock.peak_allocated_bytes
+
+
+def test_two_traces_make_all_others() -> None:
+    job = gpt_job(SMALL, length=64)
+    options = StepOptions(precision="bf16")
+    traces = {n: trace_step(job, n, H200, options) for n in (2, 4, 13)}
+    line = make_line(traces[2], 2, traces[4], 4)
+    assert line is not None
+    assert line.at(13).allocations == traces[13].allocations
+
+
+class ReadsItsValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(value)
+        if out.sum().item() > 0:
+            out = out * 2
+        return out.sum()
+
+
+def test_a_model_that_reads_its_values_is_named_with_its_line() -> None:
+    job = Job("mine", lambda _: ReadsItsValues(), lambda n: torch.zeros(n, 4), lambda model, x: model(x), 8)
+    with pytest.raises(CannotTrace) as caught:
+        predict(job, 2, H200)
+    assert caught.value.message.startswith("mine cannot be traced without a card: ")
+    assert "test_predict.py" in caught.value.detail[0]
+    assert "if out.sum().item() > 0:" in caught.value.detail[0]
+    assert caught.value.hint == (
+        "the rehearsal before step 0 measures it instead; or give shapes that do not depend on values"
+    )
+
+
+def test_a_copy_on_the_meta_device_keeps_ties_and_takes_no_memory() -> None:
+    model = GPT(SMALL)
+    copy = meta_copy(model)
+    assert all(weight.is_meta for weight in copy.parameters())
+    assert copy.head.weight is copy.tokens.weight
+    assert not any(weight.is_meta for weight in model.parameters())
