@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jackline.diagnosis.evidence import Finding
 from jackline.diagnosis.report import death_text, summary_line
-from tests.diagnosis.deaths import evidence
+from jackline.diagnosis.sentences import memory_line
+from tests.diagnosis.deaths import GIB, evidence
 
 
 def test_a_doubt_is_said_in_the_summary() -> None:
@@ -33,3 +34,11 @@ def test_more_than_eight_lines_are_never_shown_and_the_hint_stays() -> None:
         "       or: memory ran out (not sure)",
         "hint: mend it",
     ]
+
+
+def test_others_under_the_same_limit_are_told_when_they_fill_it() -> None:
+    assert memory_line(evidence(last_memory_bytes=7 * GIB)) == (
+        "memory peaked at 3.0 GiB of 8.0 GiB (MemTotal); with all others, 7.0 GiB were in use",
+    )
+    assert memory_line(evidence(last_memory_bytes=4 * GIB)) == ("memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)",)
+    assert memory_line(evidence(peak_memory_bytes=0, last_memory_bytes=0)) == ()

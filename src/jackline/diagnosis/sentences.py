@@ -10,7 +10,6 @@ from jackline.units import format_bytes, format_duration
 
 NEARLY_FULL = 0.9
 _MAX_SOURCE = 100
-_WORTH_SAYING_BYTES = 256 << 20
 
 
 def short_place(frame: Frame | None) -> str:
@@ -56,7 +55,8 @@ def memory_line(evidence: Evidence) -> tuple[str, ...]:
     if evidence.memory_limit_bytes:
         source = f" ({evidence.memory_limit_source})" if evidence.memory_limit_source else ""
         text += f" of {format_bytes(evidence.memory_limit_bytes)}{source}"
-    if peak and used > 1.1 * peak + _WORTH_SAYING_BYTES:
+    # Only where it came near the limit do the others matter.
+    if peak and used > 1.1 * peak and used > 0.5 * (evidence.memory_limit_bytes or 0):
         text += f"; with all others, {format_bytes(used)} were in use"
     return (text,)
 
