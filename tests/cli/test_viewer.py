@@ -448,6 +448,21 @@ def test_ctrl_c_at_a_terminal_is_handed_on_and_following_goes_on(run: Run) -> No
         assert viewer.wait() == 75
 
 
+def test_with_tty_what_is_typed_reaches_the_runs_keyboard(run: Run) -> None:
+    os.mkfifo(run.attempt.keyboard)
+    keys = os.open(run.attempt.keyboard, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with viewing(run, on_terminal=True) as viewer:
+            run.print(b"go on? ")
+            viewer.wait_for(b"go on? ")
+            (master,) = viewer.fds
+            os.write(master, b"yes\n")
+            assert select.select([keys], [], [], PATIENCE_S)[0], "nothing was passed on"
+            assert os.read(keys, 100) == b"yes\n"
+    finally:
+        os.close(keys)
+
+
 def test_ctrl_c_without_a_supervisor_detaches(run: Run) -> None:
     with viewing(run, on_terminal=True, answer=False) as viewer:
         run.print(b"hello\n")

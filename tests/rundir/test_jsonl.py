@@ -16,6 +16,8 @@ from jackline.rundir.jsonl import JsonlWriter, read_last, read_lines
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 RECORDS = st.lists(st.dictionaries(st.text(max_size=8), VALUES, max_size=4), max_size=8)
 
+SHORT_RECORD = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=9), max_size=2)
+
 
 def write_all(path: Path, records: list[dict[str, Any]]) -> None:
     writer = JsonlWriter(path)
@@ -32,8 +34,8 @@ def test_what_is_appended_is_read_back(records: list[dict[str, Any]]) -> None:
         assert (list(lines.records), lines.next_offset, lines.num_damaged) == (records, path.stat().st_size, 0)
 
 
-@given(RECORDS.filter(bool))
-@settings(max_examples=25, deadline=None)
+@given(st.lists(SHORT_RECORD, min_size=1, max_size=4))
+@settings(max_examples=15, deadline=None)
 def test_a_file_cut_at_any_byte_is_read_up_to_its_last_whole_line_healed_and_gone_on(
     records: list[dict[str, Any]],
 ) -> None:

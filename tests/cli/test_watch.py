@@ -1,0 +1,80 @@
+"""`jackline watch`: which runs it follows, takes over or refuses. The whole of it is told in tests/stories."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jackline.cli.watch import needs_supervisor
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId, identify
+from jackline.rundir.run_file import describe_run, write_run_file
+from jackline.rundir.status import read_status
+
+
+@pytest.fixture
+def run(clean_environment: Path) -> RunDir:
+    made = RunDir(clean_environment / "mine")
+    made.path.mkdir(parents=True)
+    contents = describe_run("mine", kind="run", argv=["python"], settings={}, options={}, cwd=made.path)
+    write_run_file(made, contents)
+    return made
+
+
+def begin(run: RunDir, child: ProcessId) -> None:
+    attempt = run.attempt(1)
+    attempt.path.mkdir(parents=True)
+    attempt.raw_out.write_bytes(b"printed\n")
+    atomic.write_json(attempt.start_file, {"child": child.to_json()})
+    atomic.write_json(run.supervisor_file, {"at_s": 1.0, "attempt": 1, "child": child.to_json()})
+
+
+def watch(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jackline", "watch", *words], capture_output=True, text=True, timeout=60
+    )
+
+
+def me() -> ProcessId:
+    found = identify(os.getpid())
+    assert found is not None
+    return found
+
+
+def test_a_run_that_was_never_started_is_refused(run: RunDir) -> None:
+    done = watch("mine")
+    assert done.returncode == 2
+    assert done.stderr == "error: run 'mine' was never started\nhint: start it: jackline resume mine\n"
+
+
+def test_a_run_on_another_machine_is_refused(run: RunDir) -> None:
+    begin(run, ProcessId(1, 1, "far-away", "some-boot"))
+    done = watch("mine")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: run 'mine' runs on 'far-away', not here\n"
+        "hint: watch it there, or read what is here: jackline logs mine\n"
+    )
+
+
+def test_an_ended_run_is_shown_with_its_exit_code(run: RunDir) -> None:
+    begin(run, ProcessId(2**22 - 1, 1, me().host, me().boot_id))
+    atomic.write_json(run.attempt(1).exit_file, {"exit_code": 3})
+    done = watch("mine")
+    assert (done.returncode, done.stdout) == (3, "printed\n")
+    assert done.stderr == "[jackline] run 'mine' is not alive, it is dead; this is what it printed last\n"
+
+
+def test_only_runs_without_supervisor_whose_end_is_unknown_get_a_new_one(run: RunDir) -> None:
+    begin(run, me())
+    assert needs_supervisor(read_status(run)), "alive and unwatched"
+    begin_ended = ProcessId(2**22 - 1, 1, me().host, me().boot_id)
+    atomic.write_json(run.attempt(1).start_file, {"child": begin_ended.to_json()})
+    assert needs_supervisor(read_status(run)), "ended, and nobody wrote down how"
+    atomic.write_json(run.attempt(1).exit_file, {"exit_code": 3})
+    assert not needs_supervisor(read_status(run)), "ended, and written down"
