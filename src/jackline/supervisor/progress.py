@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -174,12 +173,13 @@ class Pace:
 def median_rate(samples: list[tuple[float, float]]) -> float | None:
     """Units a second from (time, done) pairs; None while there is only one."""
     reach = max(1, len(samples) // 2)
-    slopes = [
+    slopes = sorted(
         (after[1] - before[1]) / (after[0] - before[0])
         for before, after in zip(samples, samples[reach:], strict=False)
         if after[0] > before[0]
-    ]
-    return statistics.median(slopes) if slopes else None
+    )
+    middle = len(slopes) // 2
+    return (slopes[middle] + slopes[~middle]) / 2 if slopes else None
 
 
 def _tqdm(text: str) -> Progress | None:

@@ -8,7 +8,6 @@ blocks ahead, the reserve. Does not own: reading the output (output.py).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 from dataclasses import dataclass
@@ -129,6 +128,8 @@ def empty_files(paths: list[Path]) -> None:
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
     if length <= 0:
         return False
+    import ctypes  # 5 ms, and those who only read need none of it
+
     try:
         call = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):
