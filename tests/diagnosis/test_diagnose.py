@@ -33,9 +33,9 @@ def sent(number: int, why: str) -> SentSignal:
 def test_ctrl_c_is_told_as_a_stop() -> None:
     found = evidence(signal=signal.SIGINT, sent_signals=(sent(2, "ctrl-c"),), stop_requested_by="Ctrl-C")
     assert text_of(found) == (
-        "stopped: stopped by Ctrl-C after 41 s\n"
-        "         it ended on SIGINT\n"
-        "         memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)\n"
+        "stopped by Ctrl-C after 41 s\n"
+        "       it ended on SIGINT\n"
+        "       memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)\n"
         "hint: run the same command again, or `jackline resume`, to go on"
     )
     assert not best(found).is_retryable
@@ -65,7 +65,7 @@ def test_an_error_while_stopping_is_told_beside_the_stop(tmp_path: Path) -> None
     code = "raise OSError(28, 'No space left on device', '/mnt/out/last.pt')"
     found = run_script(tmp_path, code, sent_signals=(sent(15, "stop"),), stop_requested_by="jackline stop")
     assert [finding.cause for finding in diagnose(found)] == ["stopped", "disk_full"]
-    assert "         also: the disk is full at train.py:1: it could not write /mnt/out/last.pt\n" in text_of(found)
+    assert "       also: the disk is full at train.py:1: it could not write /mnt/out/last.pt\n" in text_of(found)
 
 
 def test_the_time_limit_is_told_as_such() -> None:
@@ -204,9 +204,16 @@ def test_sigterm_from_outside_may_be_a_preemption_or_a_person(tmp_path: Path) ->
         "error: ended by SIGTERM, which Jackline did not send: a preemption, a shutdown or a person's `kill`"
         " (not sure)\n"
         "       it ran for 41 s; memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)\n"
-        "hint: to end a run for good use `jackline stop`; run the same command again, or `jackline resume`, to go on"
+        "hint: run the same command again, or `jackline resume`, to go on"
     )
-    assert (best(found).cause, best(found).is_retryable) == ("preempted", True)
+    assert (best(found).cause, best(found).is_retryable) == ("preempted", False)
+
+
+def test_a_shutdown_that_reached_command_and_supervisor_alike_is_a_stop() -> None:
+    found = evidence(signal=15, stop_requested_by="SIGTERM to the supervisor")
+    assert text_of(found).splitlines()[0] == (
+        "stopped by SIGTERM to the supervisor (a shutdown, a preemption or a person) after 41 s"
+    )
 
 
 def test_a_keyboard_interrupt_that_we_did_not_send_is_somebodys(tmp_path: Path) -> None:
@@ -355,7 +362,7 @@ def test_an_end_nobody_saw_but_the_kernel_counted_is_the_kernels() -> None:
 
 def test_a_good_end_is_told_in_two_lines() -> None:
     found = evidence(exit_code=0, duration_s=11520)
-    assert text_of(found) == ("done: finished after 3 h 12 min\n      memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)")
+    assert text_of(found) == ("finished after 3 h 12 min\n       memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)")
 
 
 def test_a_traceback_printed_along_the_way_does_not_spoil_a_good_end(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def test_changed_settings_clash_and_show_the_difference(state: State) -> None:
 
 @pytest.mark.parametrize("state", ["stopped", "dead", "finished"])
 def test_changed_settings_may_be_accepted(state: State) -> None:
-    assert start(Existing("train", state, SETTINGS), CHANGED, ok=True) == Resume("train")
+    assert start(Existing("train", state, SETTINGS), CHANGED, ok=True) == Resume(
+        "train", ("argv: python train.py --lr 1 -> python train.py --lr 2",)
+    )
 
 
 @pytest.mark.parametrize("state", ["alive", "unwatched"])

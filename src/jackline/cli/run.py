@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,9 @@ def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any
         case Create(name):
             run = create_run(folder, name, argv, settings, options)
             return showing.start_and_show(run, options, is_new=True, detach=given["detach"])
-        case Resume(name):
+        case Resume(name, differences):
+            if differences:
+                change_run(RunDir(folder / name), argv, settings, differences)
             return showing.start_and_show(RunDir(folder / name), options, is_new=False, detach=given["detach"])
         case Watch(name):
             return showing.watch_live(RunDir(folder / name), detach=given["detach"])
@@ -219,6 +222,15 @@ def create_run(
             f"cannot make a run in {folder}: {error.strerror}", hint="choose another place with --runs-dir PATH"
         ) from None
     return final
+
+
+def change_run(run: RunDir, argv: list[str], settings: dict[str, Any], differences: tuple[str, ...]) -> None:
+    """--continue-with-changes: the run goes on as another command, and keeps what it was."""
+    contents = read_run_file(run)
+    former = [*contents.former, {"argv": list(contents.argv), "settings": contents.settings}]
+    write_run_file(run, replace(contents, argv=tuple(argv), settings=settings, cwd=settings["cwd"], former=former))
+    for line in differences:
+        print(f"[jackline] going on with a change: {line}", file=sys.stderr, flush=True)
 
 
 def clash_error(clash: Clash) -> UsageError:

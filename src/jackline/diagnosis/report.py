@@ -8,7 +8,8 @@ from jackline.diagnosis.evidence import Evidence, Finding
 from jackline.units import format_duration
 
 _MAX_LINES = 8
-_PREFIX: dict[str, str] = {"finished": "done", "stopped": "stopped", "time_limit": "stopped"}
+_NO_ERRORS = ("finished", "stopped", "time_limit")
+_INDENT = " " * len("error: ")
 
 
 def summary_line(findings: Sequence[Finding]) -> str:
@@ -21,16 +22,15 @@ def summary_line(findings: Sequence[Finding]) -> str:
 def death_text(findings: Sequence[Finding], evidence: Evidence) -> str:
     """What happened, the evidence, one next action; at most eight lines."""
     best = findings[0]
-    prefix = _PREFIX.get(best.cause, "error")
-    indent = " " * (len(prefix) + 2)
+    prefix = "" if best.cause in _NO_ERRORS else "error: "
     others = [_other_line(other) for other in findings[1:3]]
     hint = [f"hint: {best.hint}"] if best.hint else []
     room = _MAX_LINES - 1 - len(others) - len(hint)
     detail = list(best.detail[:room])
     if not detail and not others:
         detail = [f"it ran for {format_duration(evidence.duration_s)}"]
-    body = [f"{indent}{line}" for line in [*detail, *others]]
-    return "\n".join([f"{prefix}: {summary_line(findings)}", *body, *hint])
+    body = [f"{_INDENT}{line}" for line in [*detail, *others]]
+    return "\n".join([f"{prefix}{summary_line(findings)}", *body, *hint])
 
 
 def _other_line(other: Finding) -> str:

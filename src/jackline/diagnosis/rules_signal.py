@@ -66,7 +66,9 @@ def sent_by_us(evidence: Evidence) -> Finding | None:
     first = next((sent for sent in evidence.sent_signals if sent.why in _WHY_TO_CAUSE), None)
     if first is None:
         # A session reads the request itself and leaves without any signal.
-        if evidence.stop_requested_by and evidence.exit_code in (0, EXIT_STOPPED):
+        # And a shutdown signals everybody at once: the command may be gone before we could pass it on.
+        is_left = evidence.exit_code in (0, EXIT_STOPPED) or evidence.signal == signals.SIGTERM
+        if evidence.stop_requested_by and is_left:
             return _stopped(evidence, evidence.stop_requested_by)
         return None
     ours = {sent.signal for sent in evidence.sent_signals}
@@ -213,14 +215,14 @@ def _growth(evidence: Evidence, is_full: bool) -> tuple[str, ...]:
 
 
 def terminated(evidence: Evidence) -> Finding:
-    """SIGTERM from outside. A person's `kill` and a preemption cannot be told apart, so both are said."""
+    """SIGTERM from outside. A person's `kill` and a preemption cannot be told apart, so both are said, and it is not
+    started again: a person's kill is never undone, and a machine that is taken away ends the next attempt too."""
     return Finding(
         "preempted",
         "not sure",
         "ended by SIGTERM, which Jackline did not send: a preemption, a shutdown or a person's `kill`",
         (*place_line(evidence.last_frame), *ran_line(evidence)),
-        "to end a run for good use `jackline stop`; " + _GO_ON,
-        is_retryable=True,
+        _GO_ON,
         place=evidence.last_frame,
     )
 

@@ -42,9 +42,10 @@ class Watch:
 
 @dataclass(frozen=True)
 class Resume:
-    """It stopped or died: the next attempt of the same run."""
+    """It stopped or died: the next attempt of the same run, with what was changed since."""
 
     name: str
+    differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def decide_start(
         return Elsewhere(existing.name)
     if existing.state == "finished" and not differences:
         return AlreadyFinished(existing.name)
-    return Resume(existing.name)
+    return Resume(existing.name, differences)
 
 
 def compare_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:

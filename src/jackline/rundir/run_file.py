@@ -40,6 +40,7 @@ class RunFile:
     versions: dict[str, str] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     user: str = ""
+    former: list[dict[str, Any]] = field(default_factory=list)  # commands it was before --continue-with-changes
     format: int = FORMAT
 
     @property
@@ -133,6 +134,7 @@ def _from_json(value: dict[str, Any]) -> RunFile:
         versions=dict(value.get("versions") or {}),
         machine=dict(value.get("machine") or {}),
         user=str(value.get("user", "")),
+        former=list(value.get("former") or []),
         format=int(value["format"]),
     )
 

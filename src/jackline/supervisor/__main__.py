@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from jackline.errors import JacklineError
+from jackline.errors import EXIT_FAILED, JacklineError
 from jackline.rundir.layout import RunDir
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.supervise import Supervisor
@@ -20,12 +20,13 @@ def main(words: list[str]) -> None:
     reporter = int(reporter_text)
     options = SuperviseOptions.from_json(json.loads(options_text))
 
-    def answer(problem: str = "", hint: str | None = None) -> None:
+    def answer(problem: str = "", hint: str | None = None, exit_code: int = EXIT_FAILED) -> None:
         """Tell whoever started us, once; they may have gone."""
         nonlocal reporter
+        words = {"problem": problem, "hint": hint, "exit_code": exit_code}
         if reporter >= 0:
             with contextlib.suppress(OSError):
-                os.write(reporter, json.dumps({"problem": problem, "hint": hint}).encode() + b"\n")
+                os.write(reporter, json.dumps(words).encode() + b"\n")
                 os.close(reporter)
             reporter = -1
 
@@ -36,7 +37,7 @@ def main(words: list[str]) -> None:
         supervisor = Supervisor(RunDir(Path(path)), options, on_started=answer)
         code = supervisor.adopt() if mode == "adopt" else supervisor.start()
     except JacklineError as error:
-        answer(error.message, error.hint)
+        answer(error.message, error.hint, error.exit_code)
         sys.exit(error.exit_code)
     except BaseException as error:
         traceback.print_exc()

@@ -26,6 +26,7 @@ _WORDS: dict[Cause, str] = {
     "stopped": "it was stopped",
     "killed_by_someone": "somebody ended it; Jackline does not undo that",
     "time_limit": "the time limit was reached",
+    "preempted": "a preemption or a person ended it; Jackline does not undo that",
     "kernel_oom": "the same command would run out of memory again",
     "memory_guard": "the same command would run out of memory again",
     "host_memory_error": "the same command would run out of memory again",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jackline.errors import JacklineError
+from jackline.errors import JacklineError, UsageError
 from jackline.machine.proc import read_tree
 from jackline.machine.readings import TreeReading
 from jackline.rundir import atomic
@@ -156,7 +156,7 @@ def start_command(
     return Command(attempt, start, keeper)
 
 
-class CommandNotStarted(JacklineError):
+class CommandNotStarted(UsageError):
     """The kernel would not run it."""
 
     def __init__(self, program: str, number: int) -> None:

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from jackline.errors import JacklineError
+from jackline.errors import EXIT_FAILED, JacklineError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify, is_alive
@@ -24,6 +25,14 @@ START_DEADLINE_S = 60.0
 # break the supervisor. Our own folder goes last for the same reason.
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from jackline.supervisor.__main__ import main; main(sys.argv[2:])"
 _PACKAGE_PARENT = Path(__file__).parents[2]
+
+
+class NotStarted(JacklineError):
+    """The supervisor's own reason, brought over."""
+
+    def __init__(self, message: str, *, hint: str | None, exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 def start_supervisor(
@@ -58,7 +67,7 @@ def start_supervisor(
     process.wait()
     answer = _read_answer(report)
     if answer.get("problem"):
-        raise JacklineError(answer["problem"], hint=answer.get("hint"))
+        raise NotStarted(answer["problem"], hint=answer.get("hint"), exit_code=answer.get("exit_code", EXIT_FAILED))
 
 
 def take_over(run: RunDir) -> None:
@@ -86,7 +95,7 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     return None
 
 
-def _read_answer(report: int) -> dict[str, str]:
+def _read_answer(report: int) -> dict[str, Any]:
     data = b""
     deadline = time.monotonic() + START_DEADLINE_S
     try:

@@ -39,11 +39,13 @@ from jackline.supervisor.watching import AttemptWatch
 from jackline.units import format_duration
 
 TICK_S = 0.1
+SHORT_TICK_S = 0.02
 STATE_EVERY_S = 1.0
 STUCK_GRACE_S = 10.0
 PREEMPTION_GRACE_S = 20.0
 SURVIVORS_NAMED_AFTER_S = 2.5
 DEBRIS_PATIENCE_S = 15.0
+SIGTERM_MAY_LAG_S = 1.0
 RESERVE_BYTES = 16 << 20
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -162,7 +164,8 @@ class Supervisor:
             ending = watch.command.ending()
             if ending is not None and self._is_over(watch, ending):
                 break
-            time.sleep(max(0.0, TICK_S - (time.monotonic() - now_s)))
+            tick_s = SHORT_TICK_S if watch.is_short_of_space() else TICK_S
+            time.sleep(max(0.0, tick_s - (time.monotonic() - now_s)))
         watch.close()
         release_reserve(watch.command.attempt.reserve)
         return self._examine(watch, ending)
@@ -185,6 +188,7 @@ class Supervisor:
         return False
 
     def _examine(self, watch: AttemptWatch, ending: Ending) -> Autopsy:
+        self._hear_late_sigterm(ending)
         after = self.checkpoints.choose_now()
         autopsy = examine(
             watch,
@@ -269,6 +273,16 @@ class Supervisor:
             return Stopping("stop", float(grace_s) if grace_s is not None else self.options.grace_s)
         self.stop_requested_by = "SIGTERM to the supervisor"
         return Stopping("sigterm", min(PREEMPTION_GRACE_S, self.options.grace_s))
+
+    def _hear_late_sigterm(self, ending: Ending) -> None:
+        """A shutdown signals everybody, in any order: the command may have gone before our own signal came."""
+        until_s = time.monotonic() + SIGTERM_MAY_LAG_S
+        while ending.signal == signal.SIGTERM and not self.sent and not self.is_terminated:
+            if time.monotonic() > until_s:
+                return
+            time.sleep(TICK_S)
+        if self.is_terminated and not self.stop_requested_by:
+            self._stop_asked_for()
 
     def _mind_stuck(self, watch: AttemptWatch) -> None:
         is_stuck = watch.verdict is not None and watch.verdict.kind == "STUCK"

@@ -99,6 +99,10 @@ class AttemptWatch:
             self._guard("verdict", lambda: self._judge(now_s, late_s))
             self._guard("stacks", lambda: self._request_stacks(now_s))
 
+    def is_short_of_space(self) -> bool:
+        """The command lives on the blocks ahead of its output: look more often."""
+        return any(tail.is_short_of_space for tail in self.tails.values())
+
     def silent_s(self, now_s: float) -> float:
         return now_s - self.last_output_s
 
@@ -207,7 +211,7 @@ class AttemptWatch:
         self.gpus = read_gpus()
 
     def _judge(self, now_s: float, late_s: float) -> None:
-        output_bytes = sum(tail.consumed_bytes for tail in self.tails.values())
+        output_bytes = sum(tail.num_read_bytes for tail in self.tails.values())
         stacks, self._fresh_stacks = self._fresh_stacks, None
         sample = Sample(
             at_s=now_s,
@@ -260,7 +264,7 @@ class AttemptWatch:
         if taken is None:
             return
         self._stacks = self._fresh_stacks = taken.stacks
-        self._stacks_at_s = now_s
+        self._stacks_at_s = self._last_stacks_s  # when it was asked for: what it shows may be that old
         if self.memory.is_rising() and self.tree.processes:
             largest = max(self.tree.processes, key=lambda process: process.rss_bytes)
             self.growth_places.add(self._stack_of(largest.pid))
