@@ -77,11 +77,12 @@ class _Collector:
     def tensor(self, tensor: Tensor, where: str, *, is_deferred: bool) -> dict[str, Any]:
         """A node that says where the values are. The same memory seen the same way is stored once."""
         tensor = tensor.detach()
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        require_storable(tensor, where)
+        lazy = (tensor.is_conj(), tensor.is_neg())  # the same memory, other values
+        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, lazy)
         known = self.seen.get(identity)
         if known is not None and tensor.numel():
             return known
-        require_storable(tensor, where)
         name = self._free_name(where[len(self.key) + 1 :] or "value")
         node: dict[str, Any] = {KIND: "tensor", "file": self.key, "name": name}
         if not is_stored_as_itself(tensor.dtype):

@@ -28,15 +28,20 @@ from jackline.checkpoint import load
 from jackline.checkpoint.area import StagingArea, available_bytes
 from jackline.checkpoint.capture import Captured, Source, capture
 from jackline.checkpoint.environment import describe_environment
+from jackline.checkpoint.fetch import bring_newer, fetch_newest
 from jackline.checkpoint.frozen import FrozenHashes
 from jackline.checkpoint.layout import Layout
 from jackline.checkpoint.link import Job, WriterLink
+from jackline.checkpoint.mirror_watch import LossBounds, MirrorWatch, machine_loss
 from jackline.checkpoint.overlap import Trust, after_tear, after_trial
 from jackline.checkpoint.pieces import save_in_pieces
+from jackline.checkpoint.place import choose_place
 from jackline.checkpoint.retention import Keep
+from jackline.checkpoint.store import open_store
 from jackline.checkpoint.ticket import Event, Ticket
 from jackline.checkpoint.trial import first_difference
 from jackline.checkpoint.writer import Options
+from jackline.errors import CannotResume
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name
 from jackline.units import format_bytes
@@ -54,6 +59,7 @@ class EngineSettings:
     keep: Keep = field(default_factory=Keep)
     mirror: str | None = None
     mirror_every_s: float = 300.0
+    resume_from_mirror: bool = True  # False for a run that is meant to be new though its name is not
     defer: tuple[str, ...] = ()
     leave_out_frozen: bool = False
     is_direct: bool | None = None
@@ -66,12 +72,16 @@ class CheckpointEngine:
 
     def __init__(self, run: RunDir, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
-        self.folder = run.checkpoints
+        place = choose_place(run)
+        self.folder = place.folder
+        self.mirror = self.settings.mirror or place.mirror
         self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time its state was taken
         self._run_name = run.name
         self._pid = os.getpid()
-        options = Options(self.folder, self._pid, self.settings.keep, self.settings.is_direct)
-        self._link = WriterLink(options, self.settings.writer_command)
+        self._link = WriterLink(self._options(run), self.settings.writer_command)
+        if place.why:
+            self._link.events.append(Event("place", place.why, None, True))
+        self._watch = MirrorWatch(self.folder)
         self._area = StagingArea(self._link.share, self.settings.available_memory)
         self._frozen = FrozenHashes()
         self._trust = Trust()
@@ -148,6 +158,8 @@ class CheckpointEngine:
         if self._link.is_torn and not self._trust.has_torn:
             self._trust = after_tear(self._trust)
         events = self._link.take_events()
+        if self.mirror is not None:
+            events += self._watch.look(time.monotonic())
         for event in events:
             if event.kind == "committed" and event.step is not None:
                 self.last_saved = (event.step, self._taken_at_s.pop(event.step, time.monotonic()))
@@ -160,12 +172,29 @@ class CheckpointEngine:
         Waits first for a writer that outlived the attempt before: it may be committing a newer one.
         """
         self._link.wait_ready()
-        receipt = load.load_newest(
-            self.folder, into, hash_frozen=self._frozen, step=step, on_refusal=self._remember_refusal
-        )
+        mirror = self.mirror if self.settings.resume_from_mirror else None
+        if mirror and step is None:
+            for text in bring_newer(mirror, self._run_name, self.folder):
+                self._link.events.append(Event("fetched", text, None, True))
+        how: dict[str, Any] = {"hash_frozen": self._frozen, "on_refusal": self._remember_refusal, "step": step}
+        try:
+            receipt = load.load_newest(self.folder, into, **how)
+        except CannotResume:
+            if (
+                not mirror
+                or step is not None
+                or fetch_newest(open_store(mirror), self._run_name, self.folder) is None
+            ):
+                raise
+            receipt = load.load_newest(self.folder, into, **how)
         if receipt is not None:
             self._parent_step = receipt.step
         return receipt
+
+    def bounds(self) -> LossBounds:
+        """What would be lost if the process died now, and if the machine did."""
+        process_s = None if self.last_saved is None else time.monotonic() - self.last_saved[1]
+        return LossBounds(process_s, *machine_loss(self._watch.newest))
 
     def close(self, *, timeout_s: float = 3600.0, linger_s: float = 5.0) -> list[Event]:
         """Waits for a save under way, then lets the writer go; what it still reads back it does by itself."""
@@ -179,6 +208,12 @@ class CheckpointEngine:
         self._link.close(linger_s)
         self._area.close()
         return events + self._link.take_events()
+
+    def _options(self, run: RunDir) -> Options:
+        wanted = self.settings
+        return Options(
+            self.folder, self._pid, wanted.keep, wanted.is_direct, str(run.path), self.mirror, wanted.mirror_every_s
+        )
 
     def _stage(self, ticket: Ticket, captured: Captured, metrics: dict[str, float], mode: Mode) -> None:
         sources = captured.sources

@@ -144,7 +144,9 @@ def parse_json(data: bytes, what: str) -> Any:
     """JSON from untrusted bytes: bounded depth, no NaN, no number that takes minutes to read."""
     try:
         return json.loads(data, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as problem:
+    except RecursionError:
+        raise Damage(f"{what} is nested too deeply") from None
+    except ValueError as problem:
         raise Damage(f"{what} is not JSON ({str(problem)[:80]})") from None
 
 

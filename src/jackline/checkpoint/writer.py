@@ -17,10 +17,11 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +49,17 @@ class Options:
     trainer_pid: int
     keep: Keep = field(default_factory=Keep)
     is_direct: bool | None = None
+    run: str = ""
+    mirror: str | None = None
+    mirror_every_s: float = 300.0
 
     def to_json(self) -> str:
-        keep = {"last": self.keep.last, "every": self.keep.every, "best": self.keep.best}
-        body = {
-            "folder": str(self.folder),
-            "trainer_pid": self.trainer_pid,
-            "keep": keep,
-            "is_direct": self.is_direct,
-        }
-        return json.dumps(body)
+        return json.dumps({**asdict(self), "folder": str(self.folder)})
 
     @staticmethod
     def from_json(text: str) -> Options:
         body = json.loads(text)
-        return Options(Path(body["folder"]), body["trainer_pid"], Keep(**body["keep"]), body["is_direct"])
+        return Options(**{**body, "folder": Path(body["folder"]), "keep": Keep(**body["keep"])})
 
 
 @dataclass
@@ -88,6 +85,7 @@ class Writer:
         self._upkeep = Upkeep(self._folder, options.keep, disk, self._has_other_work)
         self._arena: memoryview | None = None
         self._open: OpenSave | None = None
+        self._mirror: subprocess.Popen[bytes] | None = None
         self._is_direct = bool(options.is_direct)
         self._is_asked_to_end = False
         self._is_closing = False
@@ -135,7 +133,23 @@ class Writer:
             return False
         self._upkeep.load()
         self._report({"event": "ready", "is_direct": self._is_direct})
+        self._start_mirror()
         return True
+
+    def _start_mirror(self) -> None:
+        """A process of its own, which ends by itself after this one: uploads must not hold up a commit."""
+        options = self._options
+        if options.mirror is None:
+            return
+        from jackline.checkpoint.mirror import MirrorOptions, mirror_arguments
+
+        wanted = MirrorOptions(options.run, str(self._folder), options.mirror, options.mirror_every_s, os.getpid())
+        try:
+            self._mirror = subprocess.Popen(
+                mirror_arguments(wanted), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as problem:
+            self._report({"event": "mirror_failed", "why": f"its process cannot be started: {problem.strerror}"})
 
     def _next_message(self) -> Message | None:
         """A whole message; waits a moment for the rest of one whose sender died while sending."""

@@ -1,0 +1,41 @@
+"""Where checkpoints are written when the run lies on a network or FUSE mount: not there.
+
+A rename there need not be atomic and an fsync proves nothing (a mounted Drive uploads later, or never). So commits go
+to a local disk, and the run's own folder becomes the mirror.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.machine.disk import read_disk
+from jackline.rundir.layout import RunDir
+from jackline.rundir.registry import state_folder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to commit, and the mirror that follows from it (None: none needed)."""
+
+    folder: Path
+    mirror: str | None
+    why: str = ""
+
+
+def choose_place(run: RunDir) -> Place:
+    """The run's own `checkpoints`, unless its file system cannot be trusted."""
+    disk = read_disk(run.path)
+    if disk is None or not disk.is_remote:
+        return Place(run.checkpoints, None)
+    return away_from(run, disk.filesystem)
+
+
+def away_from(run: RunDir, filesystem: str) -> Place:
+    """A local folder that the same run finds again, and the run's own place as the mirror."""
+    short = hashlib.sha256(os.fsencode(run.path.absolute())).hexdigest()[:16]
+    folder = state_folder() / "checkpoints" / f"{run.name}-{short}"
+    why = f"{run.path} is on {filesystem}, so checkpoints are committed to {folder} and copied there"
+    return Place(folder, str(run.path.parent), why)
