@@ -132,7 +132,7 @@ def measure_silence(plan: Plan) -> Iterator[Row]:
         names = ("regex_backtracking", "lock_abba", "slow_import", "gil_held_in_c", "children_200", "own_exception")
         programs = [program for program in programs if program.name in names]
     for surface, promise_s in (("pty", 2.0), ("pipe", 10.0)):
-        runner = zoo.Zoo(programs, plan.place(f"silence-{surface}"), at_once=4, surface=surface, quiet_after_s=None)
+        runner = zoo.Zoo(programs, plan.place(f"silence-{surface}"), at_once=6, surface=surface, quiet_after_s=None)
         silences: dict[str, float] = {}
         for program in programs:
             try:
@@ -140,7 +140,8 @@ def measure_silence(plan: Plan) -> Iterator[Row]:
             except Unavailable:
                 continue
         runner.close()
-        worst = max(silences, key=lambda name: silences[name])
+        order = sorted(silences, key=lambda name: -silences[name])
+        worst = order[0]
         yield Row(
             f"longest silence over {len(silences)} zoo programs, {'terminal' if surface == 'pty' else surface}",
             "for ever",
@@ -148,7 +149,8 @@ def measure_silence(plan: Plan) -> Iterator[Row]:
             "",
             f"{promise_s:.0f} s",
             silences[worst] <= promise_s,
-            f"worst: {worst}; median {statistics.median(silences.values()):.1f} s",
+            ", ".join(f"{name} {silences[name]:.1f} s" for name in order[:4])
+            + f"; median {statistics.median(silences.values()):.1f} s",
         )
 
 

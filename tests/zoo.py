@@ -280,7 +280,7 @@ class LiveRun:
         self._events_read = 0
         self._last_state = b""
         self._next_look_s = 0.0
-        self._was_stopped = False
+        self._stopper: subprocess.Popen[bytes] | None = None
 
     def to_the_end(self) -> Outcome:
         outcome, viewer = self.outcome, self.viewer
@@ -294,6 +294,7 @@ class LiveRun:
                 self._act()
             outcome.ended_s = time.monotonic()
             self._end_if_alive()
+            self._join_stopper()
             viewer.drain()
             self._look(is_last=True)
             outcome.exit_code = viewer.process.poll()
@@ -345,13 +346,19 @@ class LiveRun:
         return has_incident and any(kind in wanted for kind, _ in self.outcome.verdicts)
 
     def _act(self) -> None:
-        """`do=stop`: as soon as the program has printed, ask for its end."""
-        if self.program.expect.get("do") == "stop" and self.viewer.stdout and not self._was_stopped:
-            self._was_stopped = True
-            env = {**os.environ, **environment(self.outcome.folder, mark="stopper")}
-            done = subprocess.run([*JACKLINE, "stop", "zoo", "--grace", "2"], env=env, capture_output=True, text=True)
-            if done.returncode != 0:
-                self.outcome.problems.append(f"jackline stop: exit {done.returncode}: {done.stderr}")
+        """`do=stop`: as soon as the program has printed, ask for its end, and go on listening meanwhile."""
+        if self.program.expect.get("do") == "stop" and self.viewer.stdout and self._stopper is None:
+            env = environment(self.outcome.folder, mark="stopper")
+            self._stopper = subprocess.Popen(
+                [*JACKLINE, "stop", "zoo", "--grace", "2"], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+
+    def _join_stopper(self) -> None:
+        if self._stopper is not None:
+            _, words = self._stopper.communicate(timeout=60)
+            if self._stopper.returncode != 0:
+                text = words.decode("utf-8", "replace")
+                self.outcome.problems.append(f"jackline stop: exit {self._stopper.returncode}: {text}")
 
     def _end_if_alive(self) -> None:
         """The verdict is known: end the program, and let the supervisor write down how."""

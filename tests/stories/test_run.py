@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -154,6 +155,58 @@ def test_an_interrupted_notebook_cell_only_detaches(shell: Shell) -> None:
     (shell.work / "go").touch()
     run.wait_until_over()
     counted(run.log_lines())
+
+
+def test_nohup_and_a_shell_that_ends_leave_the_run_supervised(shell: Shell) -> None:
+    words = [sys.executable, "-m", "jackline", "run", "--name", "nohup", "--", *shell.python("t.py", COUNTS_UNTIL_GO)]
+    done = shell.call(["sh", "-c", 'nohup "$0" "$@" > mine.log 2>&1 &', *words])
+    assert done.code == 0
+    run = shell.run_dir("nohup")
+    wait_for(lambda: "line 5\n" in (shell.work / "mine.log").read_text(), "lines in the log of nohup")
+    (shell.work / "go").touch()
+    run.wait_until_over()
+    wait_for(lambda: "printed " in (shell.work / "mine.log").read_text(), "the last line in the log of nohup")
+    counted([line for line in (shell.work / "mine.log").read_text().splitlines() if "jackline]" not in line])
+    counted(run.log_lines())
+
+
+def test_two_watchers_see_the_same(shell: Shell) -> None:
+    shell.jackline("run", "--detach", "--name", "seen", "--", *shell.python("train.py", COUNTS_UNTIL_GO))
+    watchers = [shell.start("watch", "seen") for _ in range(2)]
+    for watcher in watchers:
+        watcher.wait_for("line 3", "out")
+    (shell.work / "go").touch()
+    for watcher in watchers:
+        assert watcher.wait() == 0
+        counted(watcher.text("out").splitlines())
+
+
+def test_a_supervisor_that_was_paused_raises_no_alarm(shell: Shell) -> None:
+    """A laptop's lid, a paused virtual machine: time passed, and nothing could be seen."""
+    words = ("run", "--detach", "--name", "paused", "--stuck-after", "2", "--quiet-after", "1", "--")
+    shell.jackline(*words, *shell.python("train.py", COUNTS_UNTIL_GO))
+    run = shell.run_dir("paused")
+    wait_for(lambda: run.state().get("verdict"), "a first verdict")
+    pids = [run.supervisor_pid(), run.child_pid()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    paused_at_s = run.state()["at_s"]
+    wait_for(lambda: time.time() > paused_at_s + 8, "the pause to pass")
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: run.state()["at_s"] > paused_at_s + 11, "the supervisor to watch on for three seconds")
+    (shell.work / "go").touch()
+    run.wait_until_over()
+    assert run.events("stuck") == []
+    assert [event for event in run.events("verdict") if event.get("verdict") in ("SUSPECT", "STUCK")] == []
+    counted(run.log_lines())
+
+
+def test_a_shell_script_may_open_its_own_stderr(shell: Shell) -> None:
+    """`> /dev/stderr` opens the file behind the descriptor anew and cuts it; the lines before must not be lost."""
+    text = "echo one; echo two > /dev/stderr; echo three; echo four | tee /dev/stderr; echo five"
+    done = shell.jackline("run", "--name", "cut", "--", "sh", "-c", text)
+    assert done.out.split() == ["one", "two", "three", "four", "four", "five"]
 
 
 def test_a_viewer_whose_reader_went_away_does_not_harm_the_run(shell: Shell) -> None:

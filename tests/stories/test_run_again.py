@@ -87,6 +87,18 @@ def test_the_name_of_a_live_run_with_another_command_is_refused(shell: Shell) ->
     assert live.wait() == 0
 
 
+def test_the_same_command_started_six_times_at_once_is_one_run(shell: Shell) -> None:
+    """A person's loop, a scheduler's retry: one start wins, the others watch it."""
+    command = shell.python("train.py", WAITS_FOR_GO)
+    lives = [shell.start("run", "--name", "once", "--", *command) for _ in range(6)]
+    for live in lives:
+        live.wait_for("started with", "out")
+    (shell.work / "go").touch()
+    assert [live.wait() for live in lives] == [0] * 6
+    assert [path.name for path in shell.runs.iterdir()] == ["once"]
+    assert [path.name for path in (shell.runs / "once" / "attempts").iterdir()] == ["001"]
+
+
 CRASHES_ONCE = """
 import os, sys, zipfile
 print("argv", sys.argv[1:], flush=True)
@@ -147,3 +159,23 @@ def test_runs_are_found_from_any_folder(shell: Shell, tmp_path: Path) -> None:
     done = shell.jackline("runs", cwd=elsewhere, env={"JACKLINE_RUNS": str(elsewhere / "runs")})
     assert done.code == 0
     assert "found" in done.out
+
+
+HANGS_ONCE = """
+import os, threading
+if os.path.exists("second"):
+    raise SystemExit(0)
+open("second", "w").close()
+print("training")
+threading.Event().wait()
+"""
+
+
+def test_a_hang_is_ended_and_started_again_when_asked(shell: Shell) -> None:
+    words = ("--restart", "2", "--on-stuck", "restart", "--stuck-after", "3", "--grace", "1")
+    done = shell.jackline("run", "--name", "hung", *words, "--", *shell.python("train.py", HANGS_ONCE))
+    assert done.code == 0, done
+    run = shell.run_dir("hung")
+    assert run.exit(1)["cause"] == "stuck"
+    assert "train.py:7" in run.exit(1)["text"]
+    assert run.exit(2)["cause"] == "finished"

@@ -177,6 +177,17 @@ def test_the_time_limit_ends_it_politely_and_it_can_go_on(shell: Shell) -> None:
     assert json.loads(shell.jackline("status", "timed", "--json").out)["state"] == "stopped"
 
 
+def test_a_sigterm_to_the_supervisor_is_a_preemption_and_saves(shell: Shell) -> None:
+    live = shell.start("run", "--name", "taken", "--", *shell.python("train.py", SAVES_ON_SIGTERM))
+    live.wait_for("training")
+    run = shell.run_dir("taken")
+    os.kill(run.supervisor_pid(), signal.SIGTERM)
+    assert live.wait() == 75
+    assert (shell.work / "saved").exists()
+    assert run.exit()["cause"] in ("stopped", "preempted")
+    assert "SIGTERM to the supervisor" in run.exit()["text"]
+
+
 def hooked(shell: Shell, tmp_name: str) -> tuple[str, Path]:
     path = shell.work / tmp_name
     return f'echo "$JACKLINE_EVENT:$JACKLINE_RUN:$JACKLINE_EXIT_CODE" >> {path}', path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,34 @@ def test_a_runs_folder_that_is_a_file(shell: Shell) -> None:
     text = f"error: cannot make a run in {place}: Not a directory\n{ELSEWHERE}"
     refused(shell, done, text)
     assert place.read_text() == "a file"
+
+
+def test_a_working_folder_that_is_gone(shell: Shell) -> None:
+    words = [sys.executable, "-m", "jackline", "run", "--", "true"]
+    (shell.work / "gone").mkdir()
+    done = shell.call(["sh", "-c", 'cd gone && rmdir ../gone && exec "$0" "$@"', *words])
+    assert done.code == 2, done
+    assert done.err.startswith("error: ") and "hint: " in done.err
+    assert not shell.runs.exists() or files_under(shell.runs) == []
+
+
+@pytest.mark.parametrize("closing", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_not_harm(shell: Shell, closing: str) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "jackline",
+        "run",
+        "--name",
+        "closed",
+        "--",
+        "sh",
+        "-c",
+        "echo done > proof; exit 4",
+    ]
+    done = shell.call(["sh", "-c", f'"$0" "$@" {closing}', *words])
+    assert done.code == 4, done
+    assert (shell.work / "proof").read_text() == "done\n"
 
 
 def fill(path: Path) -> None:
