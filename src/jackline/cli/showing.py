@@ -16,7 +16,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.status import read_status
 from jackline.supervisor.options import SuperviseOptions
-from jackline.supervisor.start import start_supervisor, take_over
+from jackline.supervisor.start import request_stop, start_supervisor, take_over
 
 
 def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, detach: bool) -> int:
@@ -54,7 +54,15 @@ def watch_live(run: RunDir, *, detach: bool) -> int:
 def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:
     from jackline.cli.viewer import follow
 
-    return follow(run, attempt=attempt, from_start=from_start, on_interrupt=lambda: interrupt(run))
+    # As a container's first process our end would be the end of everything in it, unsaved: pass the signal on.
+    is_container = os.getpid() == 1
+    return follow(
+        run,
+        attempt=attempt,
+        from_start=from_start,
+        on_interrupt=lambda: interrupt(run),
+        on_terminate=(lambda: request_stop(run, by="SIGTERM to the container")) if is_container else None,
+    )
 
 
 def interrupt(run: RunDir) -> bool:

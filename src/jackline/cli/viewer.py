@@ -43,12 +43,14 @@ def follow(
     attempt: int,
     from_start: bool = True,
     on_interrupt: Callable[[], object] | None = None,
+    on_terminate: Callable[[], object] | None = None,
     screen: Screen | None = None,
 ) -> int:
     """Show `run` from `attempt` on until it is over; returns its exit code.
 
     Detaches (128 + signal number) at SIGTERM, SIGHUP, a closed stdout, and at SIGINT from anywhere but a terminal.
-    At a terminal SIGINT calls `on_interrupt` and following goes on, unless that returns False.
+    At a terminal SIGINT calls `on_interrupt` and following goes on, unless that returns False. With `on_terminate`
+    SIGTERM calls that and following goes on.
     """
     if screen is None:
         surface = detect_surface(os.environ)
@@ -58,14 +60,19 @@ def follow(
         while True:
             code = viewer.step(time.monotonic())
             if code is None:
-                code = _mind_signals(signals, viewer, on_interrupt)
+                code = _mind_signals(signals, viewer, on_interrupt, on_terminate)
             if code is not None:
                 viewer.close()
                 return code
             time.sleep(RAW_EVERY_S)
 
 
-def _mind_signals(signals: Signals, viewer: Viewer, on_interrupt: Callable[[], object] | None) -> int | None:
+def _mind_signals(
+    signals: Signals,
+    viewer: Viewer,
+    on_interrupt: Callable[[], object] | None,
+    on_terminate: Callable[[], object] | None,
+) -> int | None:
     """The exit code when it is time to detach."""
     name = viewer.run.name
     goes_on = f"the run goes on; `jackline watch {name}` shows it again, `jackline stop {name}` ends it"
@@ -74,6 +81,9 @@ def _mind_signals(signals: Signals, viewer: Viewer, on_interrupt: Callable[[], o
         return 128 + 13
     if signals.hangup:
         return 128 + 1
+    if signals.terminate and on_terminate is not None:
+        signals.terminate = False
+        on_terminate()
     if signals.terminate:
         viewer.screen.say(f"this viewer was told to end (SIGTERM): {goes_on}")
         return 128 + 15
@@ -110,7 +120,8 @@ class Viewer:
 
     def step(self, now_s: float) -> int | None:
         """One look at everything; the exit code once the run is over."""
-        is_state_new = now_s >= self._next_state_s
+        # Once it has ended nobody wants to wait for the next look.
+        is_state_new = now_s >= self._next_state_s or self._attempt.exit_file.exists()
         if is_state_new:
             self._next_state_s = now_s + STATE_EVERY_S
             self._read_state()

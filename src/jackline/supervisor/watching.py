@@ -77,6 +77,7 @@ class AttemptWatch:
         self.last_line = ""
         self.num_lines = 0
         self.marks = 0
+        self._began_s = time.monotonic()
         self._stacks: tuple[ProcessStack, ...] = ()
         self._stacks_at_s = float("-inf")
         self._fresh_stacks: tuple[ProcessStack, ...] | None = None
@@ -242,6 +243,8 @@ class AttemptWatch:
         if self._pending_incident is not None:
             self.sampler.request(self._python_pids(), native=True)
             return
+        if now_s - self._began_s < STACKS_FIRST_AFTER_S:
+            return  # an interpreter that is still being born has no stack to read
         is_silent = self.silent_s(now_s) >= min(STACKS_FIRST_AFTER_S, self.options.quiet_after_s)
         # The first sign of life in a silence must already know the line, so look when one seems to begin; but a
         # program that prints every two seconds must not cost a stack each time.
