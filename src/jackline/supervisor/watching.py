@@ -30,7 +30,7 @@ from jackline.supervisor.stack_sampler import StackSample, StackSampler
 from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict
 
 SAMPLE_EVERY_S = 1.0
-STACKS_FIRST_AFTER_S = 1.0
+STACKS_FIRST_AFTER_S = 0.8  # samples come once a second: this means "at the first one in a silence"
 STACKS_FIRST_APART_S = 3.0
 STACKS_SILENT_EVERY_S = 5.0
 STACKS_ALWAYS_EVERY_S = 30.0
