@@ -1,4 +1,4 @@
-"""What the supervisor says of programs on a real GPU: a kernel that never ends, silent work, compiling, out of memory.
+"""What the supervisor says of programs on a real GPU: an endless kernel, silent work, compiling, out of memory.
 
     python bench/gpu_supervisor.py          a few minutes; skips with a line where there is no GPU
 
@@ -38,7 +38,8 @@ while time.monotonic() < end:
 """
 COMPILING = """
 import torch
-model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(60)]).cuda()
+layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(60)]
+model = torch.nn.Sequential(*layers).cuda()
 compiled = torch.compile(model, mode="max-autotune")
 print("compiling")
 compiled(torch.randn(64, 256, device="cuda")).sum().backward()
