@@ -1,0 +1,51 @@
+"""`python -m jackline.data`: the builder process (`build FOLDER SETTINGS`) and the heavy half of `jackline data`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from jackline.errors import JacklineError
+
+
+def main() -> int:
+    name, rest = sys.argv[1], sys.argv[2:]
+    try:
+        if name == "build":
+            build_in_background(Path(rest[0]), json.loads(rest[1]))
+        else:
+            from jackline.data.command_line import run_request
+
+            run_request(name, json.loads(rest[0]))
+    except JacklineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; what was tokenised is kept, the same command goes on from there", file=sys.stderr)
+        return 130
+    return 0
+
+
+def build_in_background(folder: Path, settings: dict[str, object]) -> None:
+    from jackline.data.builder import run_builder
+    from jackline.data.progress import silent
+    from jackline.data.spec import CacheSettings
+
+    parent = os.getppid()
+    # Ctrl-C goes to the whole group: the reader decides whether this ends, by ending itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(5)
+    run_builder(
+        folder,
+        CacheSettings.from_json(settings),
+        silent,
+        for_readers=True,
+        should_stop=lambda: os.getppid() != parent,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

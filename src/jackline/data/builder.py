@@ -1,0 +1,231 @@
+"""The building process: one at a time for each cache, started by whoever needs tokens, safe to kill at any instant.
+
+Owns: the folder of a spec, the lock, `meta.json` and `tokenizer.json`, `builder.json` (what it does, or why it
+stopped). Does not own what is built (build.py) or who waits for it (supply.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jackline.data.build import Interrupted, Workshop, build
+from jackline.data.bytefile import Patience
+from jackline.data.cache import Cache, EraRecord, Ledger, Meta, read_meta
+from jackline.data.choose import Enough, Full
+from jackline.data.documents import Surroundings, find_text_columns, read_blocks
+from jackline.data.hub import pin_hub_url
+from jackline.data.identities import FileBook, check_first_files
+from jackline.data.progress import Board, Progress, Reporter, ticking
+from jackline.data.spec import CacheSettings, DataSpec
+from jackline.data.state import Cursor, begin
+from jackline.data.survey import start_survey
+from jackline.data.tokenizer import Tokenizer, from_json, load_tokenizer, tokenizer_identity, train_bpe
+from jackline.data.writer import record_era
+from jackline.errors import JacklineError, UsageError
+from jackline.rundir.atomic import read_json, write_json, write_whole
+from jackline.rundir.lock import RunLock
+from jackline.rundir.process_id import identify
+
+_CHECK_BYTES = 1 << 18
+
+
+def cache_folder(spec: DataSpec, settings: CacheSettings) -> Path:
+    """Where the cache of this spec lives; made, with the spec inside, when it is not there."""
+    fingerprint = spec.fingerprint(tokenizer_identity(spec.tokenizer, spec.vocab_size))
+    first = (
+        re.sub(r"[^A-Za-z0-9]+", "-", spec.sources[0].url.split("://")[-1].rstrip("/*")).strip("-")[-40:].strip("-")
+    )
+    folder = settings.root / f"{first or 'data'}-{spec.split}-{fingerprint[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if read_json(folder / "spec.json") is None:
+        write_json(folder / "spec.json", {"fingerprint": fingerprint, "spec": spec.to_json()})
+    return folder
+
+
+def remove_cache(folder: Path) -> None:
+    lock = RunLock(folder / "builder.lock")
+    if not lock.try_acquire():
+        raise JacklineError(
+            f"the cache in {folder} is being built by another process", hint="stop that run first, then try again"
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
+
+
+def run_builder(
+    folder: Path,
+    settings: CacheSettings,
+    reporter: Reporter,
+    *,
+    for_readers: bool,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Enough | Full | None:
+    """Build in this process. None when another process holds the lock and builds already."""
+    lock = RunLock(folder / "builder.lock")
+    if not lock.try_acquire():
+        return None
+    board = Board(_both(reporter, folder))
+    try:
+        with ticking(board):
+            cache, tokenizer = _open_or_create(folder, settings, board)
+            start_survey(cache.meta.spec, board.set_total)
+            shop = Workshop(cache, tokenizer, settings, board, FileBook(folder), should_stop)
+            outcome = build(shop, for_readers=for_readers)
+            board.set("done")
+        return outcome
+    except Interrupted:
+        return Enough()
+    except JacklineError as error:
+        write_json(folder / "builder.json", {"state": "failed", "error": _error_to_json(error)})
+        raise
+    finally:
+        lock.release()
+
+
+def adopt_era(folder: Path, state: dict[str, Any]) -> None:
+    """Write down what a checkpoint knows about the era before its own, when this machine's ledger does not.
+
+    So a run that goes on where no cache is left reads the source from that era on, not from its beginning.
+    """
+    era, cursor = int(state["era"]) - 1, state.get("era_cursor")
+    lock = RunLock(folder / "builder.lock")
+    if era < 0 or cursor is None or not lock.try_acquire():
+        return
+    try:
+        ledger = Ledger(folder)
+        ledger.refresh()
+        asked = read_json(folder / "spec.json")
+        if era not in ledger.records and asked is not None and asked["fingerprint"] == state["fingerprint"]:
+            plan = DataSpec.from_json(asked["spec"]).era_plan()
+            ends_at = Cursor.from_json(cursor)
+            documents = ends_at.state.counts.documents
+            record_era(folder, EraRecord(era, plan.size(era), state["hash_before"], documents, ends_at))
+    finally:
+        lock.release()
+
+
+def read_builder_error(folder: Path) -> JacklineError | None:
+    """Why the last builder stopped, if it said so."""
+    value = read_json(folder / "builder.json")
+    if not isinstance(value, dict) or value.get("state") != "failed":
+        return None
+    error = JacklineError(
+        value["error"]["message"], detail=tuple(value["error"]["detail"]), hint=value["error"]["hint"]
+    )
+    error.exit_code = value["error"]["exit_code"]
+    return error
+
+
+def read_builder_progress(folder: Path) -> Progress | None:
+    value = read_json(folder / "builder.json")
+    if not isinstance(value, dict) or "progress" not in value:
+        return None
+    return Progress.from_json(value["progress"])
+
+
+def _open_or_create(folder: Path, settings: CacheSettings, board: Board) -> tuple[Cache, Tokenizer]:
+    around = Surroundings(Patience(settings.give_up_after_s, on_wait=lambda text: board.set("wait", detail=text)))
+    meta = read_meta(folder)
+    if meta is None:
+        meta, tokenizer = _create(folder, around, board, settings.root)
+    else:
+        check_first_files(folder)
+        tokenizer = _load(folder, meta.spec)
+    if tokenizer.engine is not tokenizer.reference:
+        sample = _first_texts(meta.spec, around, _CHECK_BYTES)
+        tokenizer = tokenizer.checked_on(list(sample))
+    if (meta.engine, meta.note) != (tokenizer.engine.name, tokenizer.note):
+        meta = replace(meta, engine=tokenizer.engine.name, note=tokenizer.note)
+        write_json(folder / "meta.json", meta.to_json())
+    return Cache(folder, meta), tokenizer
+
+
+def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tuple[Meta, Tokenizer]:
+    asked = read_json(folder / "spec.json")
+    if asked is None:
+        raise UsageError(f"{folder} is not a cache", hint="`jackline data prepare SOURCE` makes one")
+    spec = DataSpec.from_json(asked["spec"])
+    board.set("list", detail=spec.sources[0].url)
+    pinned = tuple(
+        replace(source, url=pin_hub_url(source.url)) if source.url.startswith("hf://") else source
+        for source in spec.sources
+    )
+    spec = find_text_columns(replace(spec, sources=pinned), around)
+    if spec.tokenizer == "train":
+        board.set("tokenise", detail=f"training a tokenizer of {spec.vocab_size:,} tokens")
+        write_whole(folder / "tokenizer.json", _trained(spec, around, root), durable=True)
+    tokenizer = _load(folder, spec)
+    if tokenizer.json is not None:
+        write_whole(folder / "tokenizer.json", tokenizer.json.encode(), durable=True)
+    if spec.rows is not None and spec.rows.short == "pad" and tokenizer.eos_id is None:
+        raise UsageError("padded rows need a token to pad with", hint="eos=TOKEN, or short=drop")
+    meta = Meta(
+        asked["fingerprint"],
+        spec,
+        tokenizer.vocab_size,
+        tokenizer.eos_id,
+        tokenizer.hash,
+        tokenizer.engine.name,
+        tokenizer.note,
+    )
+    write_json(folder / "meta.json", meta.to_json(), durable=True)
+    return meta, tokenizer
+
+
+def _trained(spec: DataSpec, around: Surroundings, root: Path) -> bytes:
+    """Trained on the training split only, and shared with the cache of the validation split."""
+    split: Any = "all" if spec.split == "all" else "train"
+    common = replace(spec, split=split, rows=None, max_tokens=None)
+    path = root / "tokenizers" / f"{common.fingerprint('train')}.json"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, train_bpe(_first_texts(common, around, None), spec.vocab_size).encode(), durable=True)
+    return path.read_bytes()
+
+
+def _load(folder: Path, spec: DataSpec) -> Tokenizer:
+    """The cache's own copy before any other: the name may mean something else by now."""
+    own = folder / "tokenizer.json"
+    if own.is_file():
+        return from_json(own.read_text(encoding="utf-8"), eos=spec.eos)
+    return load_tokenizer(spec.tokenizer, eos=spec.eos)
+
+
+def _first_texts(spec: DataSpec, around: Surroundings, num_bytes: int | None) -> Iterator[bytes]:
+    left = num_bytes
+    for block in read_blocks(spec, begin(len(spec.sources)), around):
+        for text in block.texts:
+            yield text if left is None else text[:left].decode("utf-8", "ignore").encode()
+            if left is not None:
+                left -= len(text)
+                if left <= 0:
+                    return
+
+
+def _both(reporter: Reporter, folder: Path) -> Reporter:
+    """To whoever asked, and to builder.json for everybody else."""
+    process = identify(os.getpid())
+    who: dict[str, Any] = process.to_json() if process else {}
+
+    def report(progress: Progress) -> None:
+        with contextlib.suppress(OSError):  # a report that cannot be written must not stop the work
+            write_json(folder / "builder.json", {"state": "working", "process": who, "progress": progress.to_json()})
+        reporter(progress)
+
+    return report
+
+
+def _error_to_json(error: JacklineError) -> dict[str, Any]:
+    return {
+        "message": error.message,
+        "detail": list(error.detail),
+        "hint": error.hint,
+        "exit_code": error.exit_code,
+    }

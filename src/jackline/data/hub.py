@@ -1,0 +1,112 @@
+"""`hf://datasets/OWNER/NAME[@REVISION]/PATTERN`: files of a data set on the hub.
+
+Owns: pinning the revision to a commit, so that an upload in the middle of a run changes nothing; listing the tree
+page by page; addresses and headers. Reading is HttpFile's, so a lost connection goes on at its byte. The `datasets`
+package is not needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from jackline.data.bytefile import HttpFile, Patience, SourceUnavailable
+from jackline.data.formats import layout_of
+from jackline.errors import UsageError
+
+T = TypeVar("T")
+
+
+class HubPath(NamedTuple):
+    repo: str
+    revision: str | None
+    path: str
+
+    def name(self, commit: str, path: str) -> str:
+        return f"hf://datasets/{self.repo}@{commit}/{path}"
+
+
+def parse_hub_url(url: str) -> HubPath:
+    words = url.removeprefix("hf://").split("/", 3)
+    if len(words) < 3 or words[0] != "datasets":
+        raise UsageError(
+            f"'{url}' is not a data set on the hub", hint="write hf://datasets/OWNER/NAME/path/*.parquet"
+        )
+    name, _, revision = words[2].partition("@")
+    return HubPath(f"{words[1]}/{name}", revision or None, words[3] if len(words) > 3 else "")
+
+
+def pin_hub_url(url: str) -> str:
+    """The same address with the commit the revision stands for now."""
+    found = parse_hub_url(url)
+    info = _ask(url, lambda: _api().dataset_info(found.repo, revision=found.revision))
+    return found.name(info.sha, found.path)
+
+
+def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Any]:
+    """Files in the order of names, folder by folder; only folders the pattern can match are asked for."""
+    from jackline.data.listing import _MAGIC, Entry, Found, _pattern, walk
+
+    found = parse_hub_url(url)
+    commit = found.revision or ""
+    root = found.name(commit, "").rstrip("/")
+
+    def list_folder(folder: str) -> list[Entry]:
+        path = folder[len(root) :].strip("/")
+        entries = _ask(
+            url,
+            lambda: list(
+                _api().list_repo_tree(found.repo, path or None, revision=commit or None, repo_type="dataset")
+            ),
+        )
+        return [
+            Entry(entry.path.rsplit("/", 1)[-1], not hasattr(entry, "size"), getattr(entry, "size", None))
+            for entry in entries
+        ]
+
+    parts = [part for part in found.path.split("/") if part]
+    fixed = next((index for index, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    if fixed == len(parts) and parts and layout_of(parts[-1]) is not None:
+        fixed -= 1  # one file, named
+    pattern = _pattern(parts[fixed:]) if fixed < len(parts) else ("**", "*")
+    begin = "/".join([root, *parts[:fixed]])
+    for file in walk(list_folder, begin, pattern, start_at=start_at):
+        if layout_of(file.name) is not None:
+            yield Found(file.name, file.size)
+
+
+def open_hub_file(name: str, patience: Patience) -> HttpFile:
+    import huggingface_hub
+
+    found = parse_hub_url(name)
+    address = huggingface_hub.hf_hub_url(found.repo, found.path, repo_type="dataset", revision=found.revision)
+    token = huggingface_hub.get_token()
+    return HttpFile(address, patience, {"Authorization": f"Bearer {token}"} if token else {})
+
+
+@functools.cache
+def _api() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UsageError(
+            "hf:// needs the package huggingface_hub", hint="pip install 'jackline[train]' brings it"
+        ) from error
+    return huggingface_hub.HfApi()
+
+
+def _ask(url: str, question: Callable[[], T]) -> T:
+    try:
+        return question()
+    except UsageError:
+        raise
+    except Exception as error:  # the hub's client has its own tree of errors, different in every version
+        raise SourceUnavailable(
+            f"cannot list {url}: {_first_line(error)}",
+            hint="a private data set needs `hf auth login` or HF_TOKEN; without network use a local copy",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

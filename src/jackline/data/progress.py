@@ -1,0 +1,145 @@
+"""Signs of life: what the data engine is doing, as plain values for whoever shows them.
+
+Owns the shape of a report, its rate and its time to go, and the thread that keeps reports at most a second apart.
+Does not own how a report is shown or stored: a terminal, a run directory and a notebook each bring a `Reporter`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from jackline.units import format_bytes, format_duration
+
+Phase = Literal["list", "download", "tokenise", "pack", "wait", "done"]
+TICK_S = 1.0
+_RATE_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One report. `total` is None while nobody can know it; `detail` names the file or the thing waited for."""
+
+    phase: Phase
+    done: float = 0
+    total: float | None = None
+    unit: str = "B"
+    rate_per_s: float | None = None
+    detail: str = ""
+
+    @property
+    def eta_s(self) -> float | None:
+        if self.total is None or not self.rate_per_s:
+            return None
+        return max(0.0, self.total - self.done) / self.rate_per_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": self.phase,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "rate_per_s": self.rate_per_s,
+            "eta_s": self.eta_s,
+            "detail": self.detail,
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Progress:
+        return Progress(
+            value["phase"], value["done"], value["total"], value["unit"], value["rate_per_s"], value["detail"]
+        )
+
+
+Reporter = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """The reporter of whoever does not want to know."""
+
+
+def describe(progress: Progress) -> str:
+    """One line for people: 'tokenise 12.0 MiB of 31.5 MiB (38 %), 2.8 MiB/s, 7.1 s to go, os.py'."""
+    amount = _amount(progress.done, progress.unit)
+    parts = [f"{progress.phase} {amount}"]
+    if progress.total:
+        share = min(100.0, 100 * progress.done / progress.total)
+        parts[0] += f" of {_amount(progress.total, progress.unit)} ({share:.0f} %)"
+    if progress.rate_per_s:
+        parts.append(f"{_amount(progress.rate_per_s, progress.unit)}/s")
+    if progress.eta_s is not None:
+        parts.append(f"{format_duration(progress.eta_s)} to go")
+    if progress.detail:
+        parts.append(progress.detail)
+    return ", ".join(parts)
+
+
+def _amount(value: float, unit: str) -> str:
+    return format_bytes(value) if unit == "B" else f"{value:,.0f} {unit}"
+
+
+class Board:
+    """What is going on now, written by the working threads and read by the ticking one.
+
+    Written a few hundred times a second at most, so a lock costs nothing that can be measured.
+    """
+
+    def __init__(self, reporter: Reporter = silent, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reporter = reporter
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._now = Progress("list", unit="files")
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def set(self, phase: Phase, **fields: Any) -> None:
+        """Change the report; another unit starts the rate anew."""
+        with self._lock:
+            if fields.get("unit", self._now.unit) != self._now.unit:
+                self._seen.clear()
+            self._now = replace(self._now, phase=phase, **fields)
+
+    def set_total(self, total: float) -> None:
+        with self._lock:
+            self._now = replace(self._now, total=total)
+
+    def read(self) -> Progress:
+        """The report with its rate over the last seconds."""
+        with self._lock:
+            now, at = self._now, self._clock()
+            self._seen.append((at, now.done))
+            while len(self._seen) > 2 and at - self._seen[0][0] > _RATE_WINDOW_S:
+                self._seen.popleft()
+            first_at, first_done = self._seen[0]
+        rate = (now.done - first_done) / (at - first_at) if now.done > first_done else None
+        return replace(now, rate_per_s=rate)
+
+    def report(self) -> None:
+        self._reporter(self.read())
+
+
+@contextlib.contextmanager
+def ticking(board: Board, every_s: float = TICK_S) -> Iterator[None]:
+    """Report now, every `every_s` while the block runs, and once more when it is left.
+
+    A thread, because a long call into C or a stalled socket must not make the phase silent.
+    """
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(every_s):
+            board.report()
+
+    board.report()
+    thread = threading.Thread(target=tick, name="jackline-data-ticker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        board.report()

@@ -1,0 +1,229 @@
+"""Runs of records from line-based text: jsonl, and txt by line, by blank-line block or whole.
+
+Owns: cutting a stream into bounded runs whose borders depend only on where the run begins (so that reading can go
+on at any run), taking the text out of each record, and naming what is wrong with one that has none. A record is
+damaged only for a cause in its bytes. Does not own filters or splits (documents.py), nor csv and parquet (tables.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jackline.data.decompress import START, At, Stream
+from jackline.units import format_bytes
+
+RUN_BYTES = 1 << 20
+MAX_RECORD_BYTES = 32 << 20
+TOO_LONG = f"record longer than {format_bytes(MAX_RECORD_BYTES)}"
+BAD_JSON = "bad JSON line"
+NOT_UNICODE = "text is not valid Unicode"
+NO_COLUMN = "no text column"
+NOT_TEXT = "text column is not text"
+
+_BOM = b"\xef\xbb\xbf"
+_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
+_BETWEEN_WORDS = re.compile(rb"[A-Za-z0-9](?= [A-Za-z])")
+
+
+@dataclass(slots=True)
+class Records:
+    """A run: texts in order (valid UTF-8), what was damaged, and where the next run begins."""
+
+    texts: list[bytes]
+    after: At
+    damaged: dict[str, int] = field(default_factory=dict)
+    starts_inside: bool = False  # texts[0] goes on with the document the run before left open
+    ends_inside: bool = False  # texts[-1] goes on in the next run
+    file_offset: int = 0
+
+    def add_damage(self, reason: str, count: int = 1) -> None:
+        self.damaged[reason] = self.damaged.get(reason, 0) + count
+
+
+def jsonl_records(stream: Stream, column: str) -> Iterator[Records]:
+    """One JSON object a line, the text under `column`."""
+    for run in whole_lines(stream):
+        records = Records([], run.after, file_offset=stream.file_offset)
+        if run.damage:
+            records.add_damage(run.damage)
+        for line in _decoded_lines(run.data):
+            _take_json(line, column, records)
+        yield records
+
+
+def line_records(stream: Stream) -> Iterator[Records]:
+    """One document a line."""
+    for run in whole_lines(stream):
+        records = Records([], run.after, file_offset=stream.file_offset)
+        if run.damage:
+            records.add_damage(run.damage)
+        _add_valid([line.removesuffix(b"\r") for line in run.data.split(b"\n") if line], records)
+        yield records
+
+
+def block_records(stream: Stream) -> Iterator[Records]:
+    """Documents with blank lines between them."""
+    for run in _whole_runs(stream, _last_blank_line):
+        records = Records([], run.after, file_offset=stream.file_offset)
+        if run.damage:
+            records.add_damage(run.damage)
+        _add_valid([block for block in _BLANK_LINES.split(run.data.strip(b"\r\n")) if block.strip()], records)
+        yield records
+
+
+def whole_file_records(stream: Stream) -> Iterator[Records]:
+    """The file is one document, given out in pieces of at most a run; an empty file gives one empty text."""
+    rest, is_first = b"", stream.place(0) == START
+    starts_inside = not is_first
+    while True:
+        data = rest + stream.read(RUN_BYTES - len(rest))
+        is_last = len(data) < RUN_BYTES
+        cut = len(data) if is_last else safe_cut(data, RUN_BYTES)
+        text, rest = data[:cut], data[cut:]
+        if is_first:
+            text, is_first = text.removeprefix(_BOM), False
+        records = Records([text], stream.place(len(rest)), file_offset=stream.file_offset)
+        records.starts_inside, records.ends_inside = starts_inside, not is_last
+        if not is_valid(text):
+            # What came before is already out; the rest of this file is dropped, and counted.
+            records.texts, records.ends_inside = ([b""] if starts_inside else []), False
+            records.add_damage(NOT_UNICODE)
+            is_last = True
+        yield records
+        starts_inside = True
+        if is_last:
+            return
+
+
+def safe_cut(data: bytes, limit: int) -> int:
+    """Where to cut `data` at or before `limit` so that the pieces' tokens are those of the whole.
+
+    Before a space between two words: no byte-level pre-tokenizer joins across that place. Else after a line, else
+    between two characters.
+    """
+    for window in (1 << 12, 1 << 16):
+        places = [match.end() for match in _BETWEEN_WORDS.finditer(data, max(0, limit - window), limit)]
+        if places:
+            return places[-1]
+    newline = data.rfind(b"\n", 0, limit - 1)
+    if newline >= 0:
+        return newline + 1
+    while limit > 1 and _cuts_character(data, limit):
+        limit -= 1
+    return limit
+
+
+def _cuts_character(data: bytes, at: int) -> bool:
+    if at < len(data):
+        return data[at] & 0xC0 == 0x80
+    for back in range(1, min(4, at) + 1):
+        byte = data[at - back]
+        if byte & 0xC0 != 0x80:
+            return byte >= 0xC0 and back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return False
+
+
+def is_valid(text: bytes) -> bool:
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Run(NamedTuple):
+    data: bytes
+    after: At
+    damage: str | None
+
+
+def whole_lines(stream: Stream) -> Iterator[_Run]:
+    return _whole_runs(stream, _last_line_end)
+
+
+def _last_line_end(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+def _last_blank_line(data: bytes) -> int:
+    end = data.rfind(b"\n")
+    while end > 0:
+        before = data.rfind(b"\n", 0, end)
+        if before >= 0 and not data[before + 1 : end].strip():
+            return end + 1
+        end = before
+    return 0
+
+
+def _whole_runs(stream: Stream, last_end: Callable[[bytes], int]) -> Iterator[_Run]:
+    """Runs that end where `last_end` says. Each looks at exactly RUN_BYTES from its own start, so the borders are
+    the same whether reading went on or began again there."""
+    rest = b""
+    is_first = stream.place(0) == START
+    while True:
+        data = rest + stream.read(max(0, RUN_BYTES - len(rest)))
+        data = data.removeprefix(_BOM) if is_first else data
+        is_first = False
+        cut = last_end(data)
+        while not cut and len(data) <= MAX_RECORD_BYTES and (more := stream.read(RUN_BYTES)):
+            data += more
+            cut = last_end(data)
+        if cut:
+            rest = data[cut:]
+            yield _Run(data[:cut], stream.place(len(rest)), None)
+        elif len(data) > MAX_RECORD_BYTES:
+            rest = _pass_over_record(stream)
+            yield _Run(b"", stream.place(len(rest)), TOO_LONG)
+        else:
+            if data:
+                yield _Run(data, stream.place(0), None)
+            return
+
+
+def _pass_over_record(stream: Stream) -> bytes:
+    """Read to the end of a record that is too long; what was read beyond it is returned."""
+    while data := stream.read(RUN_BYTES):
+        newline = data.find(b"\n")
+        if newline >= 0:
+            return data[newline + 1 :]
+    return b""
+
+
+def _decoded_lines(data: bytes) -> Iterator[str | None]:
+    """Lines as text, None for one that is not UTF-8. Decoded in one go when possible: a third of the cost."""
+    try:
+        yield from data.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
+        for line in data.split(b"\n"):
+            yield line.decode("utf-8") if is_valid(line) else None
+
+
+def _take_json(line: str | None, column: str, records: Records) -> None:
+    if line is None:
+        records.add_damage(NOT_UNICODE)
+        return
+    if not line or line.isspace():
+        return
+    try:
+        text = json.loads(line)[column]
+        records.texts.append(b"" if text is None else text.encode("utf-8"))
+    except UnicodeEncodeError:
+        records.add_damage(NOT_UNICODE)
+    except AttributeError:
+        records.add_damage(NOT_TEXT)
+    except (KeyError, TypeError):
+        records.add_damage(NO_COLUMN)
+    except (ValueError, RecursionError):
+        records.add_damage(BAD_JSON)
+
+
+def _add_valid(texts: list[bytes], records: Records) -> None:
+    for text in texts:
+        if is_valid(text):
+            records.texts.append(text)
+        else:
+            records.add_damage(NOT_UNICODE)

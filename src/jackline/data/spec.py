@@ -1,0 +1,178 @@
+"""What data is wanted: sources, filters, split, tokenizer, packing; and what of it identifies a cache.
+
+Owns the settings, their checks and the fingerprint. Everything that changes a single token is part of the
+fingerprint; what only changes how the work is done (disk budget, threads, patience) is `CacheSettings` and is not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import xxhash
+
+from jackline.data.eras import EraPlan
+from jackline.data.formats import CONTAINERS, Documents
+from jackline.data.listing import PYTHON_STDLIB, local_path
+from jackline.errors import UsageError
+
+FORMAT = 1
+Split = Literal["all", "train", "validation"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from: a path, folder, glob, http(s)://, hf://datasets/... or python-stdlib."""
+
+    url: str
+    weight: float = 1.0
+    format: str = "auto"
+    documents: Documents = "file"
+    text_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise UsageError(f"the weight of {self.url} must be above 0, not {self.weight}")
+        check_choice("format", self.format, ("auto", *CONTAINERS))
+        check_choice("documents", self.documents, get_args(Documents))
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.url and self.url != PYTHON_STDLIB
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Per-document mode: each document is cut into rows of its own, nothing is packed across documents."""
+
+    tokens: int
+    stride: int
+    short: Literal["pad", "drop"] = "pad"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2 or not 0 < self.stride <= self.tokens:
+            raise UsageError(f"rows of {self.tokens} tokens every {self.stride} tokens would lose text or never end")
+        check_choice("short", self.short, ("pad", "drop"))
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """The data of one run and split."""
+
+    sources: tuple[Source, ...]
+    tokenizer: str = "gpt2"
+    vocab_size: int = 8192  # of a tokenizer that is trained on the corpus
+    eos: str = "auto"  # the token between documents: a token of the tokenizer, or "none"
+    split: Split = "all"
+    validation_fraction: float = 0.0
+    min_chars: int = 0
+    strip: bool = False
+    max_examples: int | None = None
+    max_tokens: int | None = None
+    rows: Rows | None = None
+    first_era_tokens: int = 1 << 20
+    era_tokens: int = 1 << 26
+    max_damaged_fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise UsageError("no data source given", hint="for example: jackline data prepare 'data/*.txt'")
+        check_choice("split", self.split, get_args(Split))
+        if not 0 <= self.validation_fraction < 1:
+            raise UsageError(f"validation_fraction must be from 0 to below 1, not {self.validation_fraction}")
+        if self.split == "validation" and self.validation_fraction == 0:
+            raise UsageError("split=validation needs validation_fraction above 0", hint="validation_fraction=0.01")
+        if not 0 <= self.min_chars <= 65536:
+            raise UsageError(f"min_chars must be from 0 to 65536, not {self.min_chars}")
+        for name in ("max_examples", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+        self.era_plan()
+
+    def era_plan(self) -> EraPlan:
+        return EraPlan(self.first_era_tokens, self.era_tokens, self.rows.tokens if self.rows else 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> DataSpec:
+        """Raises UsageError for a setting nobody knows."""
+        values = dict(value)
+        raw_sources = values.pop("sources", ())
+        raw_rows = values.pop("rows", None)
+        sources = tuple(
+            Source(**_known(Source, item if isinstance(item, dict) else {"url": item})) for item in raw_sources
+        )
+        rows = Rows(**_known(Rows, raw_rows)) if raw_rows else None
+        return DataSpec(sources=sources, rows=rows, **_known(DataSpec, values))
+
+    def fingerprint(self, tokenizer_hash: str) -> str:
+        """32 hex digits that stand for every token there will be, in order."""
+        identity = self.to_json()
+        identity.pop("max_damaged_fraction")  # decides whether to stop, never which tokens come
+        for source, shown in zip(self.sources, identity["sources"], strict=True):
+            shown["url"] = _identity_url(source)
+        text = json.dumps({"format": FORMAT, "tokenizer_hash": tokenizer_hash, **identity}, sort_keys=True)
+        return str(xxhash.xxh3_128_hexdigest(text.encode()))
+
+    def with_columns(self, columns: list[str | None]) -> DataSpec:
+        pairs = zip(self.sources, columns, strict=True)
+        return replace(self, sources=tuple(replace(source, text_column=name) for source, name in pairs))
+
+
+def default_cache_root() -> Path:
+    named = os.environ.get("JACKLINE_DATA")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jackline" / "data"
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """How the work is done; none of it changes a token."""
+
+    root: Path = field(default_factory=default_cache_root)
+    max_cache_bytes: int | None = None  # None: a fifth of the free disk
+    eras_ahead: int = 4
+    give_up_after_s: float = 900.0
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.eras_ahead < 1:
+            raise UsageError(f"eras_ahead must be at least 1, not {self.eras_ahead}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "root": str(self.root)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> CacheSettings:
+        return CacheSettings(**{**_known(CacheSettings, value), "root": Path(value["root"])})
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} is '{value}'", hint=f"it must be one of: {', '.join(choices)}")
+
+
+def _identity_url(source: Source) -> str:
+    if source.url == PYTHON_STDLIB:
+        import platform
+
+        return f"{PYTHON_STDLIB} {platform.python_version()}"
+    return local_path(source.url) if source.is_local else source.url
+
+
+def _known(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    names = [item.name for item in fields(kind)]
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(names)}"
+            raise UsageError(f"unknown data setting '{name}'", hint=hint)
+    return values
