@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from jackline.machine.proc import read_tree, read_wait
+from jackline.machine.proc import read_environ, read_tree, read_wait
 from jackline.supervisor.inject_env import child_environment
 
 PATIENCE_S = 60.0
@@ -152,6 +152,19 @@ def wait_until(is_so: Callable[[], T], what: str) -> T:
         assert time.monotonic() < deadline_s, f"waited {PATIENCE_S:.0f} s in vain for {what}"
         time.sleep(0.02)
     return found
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Any program, killed when the block ends. It begins once the program has its own command line and environment:
+    Popen comes back a moment before."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+    try:
+        wait_until(lambda: read_environ(process.pid), f"the start of {command}")
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from tests.supervisor.hanging import (
     STOPPED_WORKER,
     Hanging,
     hanging,
+    running,
     wait_until,
 )
 
@@ -187,10 +188,9 @@ def test_a_process_that_closed_its_dump_file_is_not_signalled(tmp_path: Path) ->
 
 
 def test_a_program_that_is_not_python_shows_its_wait() -> None:
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        wait_until(lambda: (read_process(process.pid) or 0) and _kind(process.pid) == "sleep", "sleep")
+    with running(["sleep", "1000"]) as process:
+        wait_until(lambda: _kind(process.pid) == "sleep", "sleep")
         (stack,) = sample_stacks([process.pid], stacks_folder=None)
-        process.kill()
     assert (stack.command, stack.method, stack.problem) == ("sleep 1000", "proc", "")
     assert [(thread.name, thread.wait, thread.is_main) for thread in stack.threads] == [("sleep", "sleep", True)]
     assert main_hash(stack) == ""
@@ -272,17 +272,13 @@ def test_what_the_tool_complains_of_is_told(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_script_given_by_a_relative_path_is_found(tmp_path: Path) -> None:
     needs_ptrace()
-    with hanging(tmp_path, "import subprocess, sys\nsubprocess.run([sys.executable, 'inner.py'])\n") as program:
-        pass  # only for its folder and environment
     (tmp_path / "inner.py").write_text("import time\ntime.sleep(1000)  # HERE\n")
-    with subprocess.Popen([sys.executable, "inner.py"], cwd=tmp_path) as process:
+    with running([sys.executable, "inner.py"], cwd=tmp_path) as process:
         wait_until(lambda: _kind(process.pid) == "sleep", "sleep")
         (stack,) = sample_stacks([process.pid], stacks_folder=None)
-        process.kill()
     frame = innermost_user_frame(stack.main)
     assert frame is not None
     assert (frame.file, frame.source) == (str(tmp_path / "inner.py"), "time.sleep(1000)  # HERE")
-    assert program.process.returncode is not None
 
 
 def test_a_script_edited_after_its_start_shows_no_text_rather_than_a_wrong_one(tmp_path: Path) -> None:
