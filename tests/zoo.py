@@ -38,7 +38,7 @@ JACKLINE = (sys.executable, "-m", "jackline")
 QUIET_AFTER_S = 1
 STUCK_AFTER_S = 6
 WAIT_S = 45.0
-ENDS_WITHIN_S = 120.0
+ENDS_WITHIN_S = 200.0
 ALARMS = ("STUCK", "SUSPECT")
 
 

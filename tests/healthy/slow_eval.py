@@ -1,16 +1,15 @@
-"""The whole evaluation is one call into C that lasts longer than every threshold."""
+"""The whole evaluation is one call into C that lasts longer than every threshold and never lets the GIL go."""
 
-import hashlib
+import collections
+import itertools
 import time
 
 
-def evaluate(rounds: int) -> None:
-    hashlib.pbkdf2_hmac("sha256", b"prediction", b"label", rounds)
+def evaluate(seconds: float) -> None:
+    # Every part of this line is C: no Python frame and no thread switch until the time is over.
+    collections.deque(itertools.takewhile((time.monotonic() + seconds).__gt__, iter(time.monotonic, None)), maxlen=0)
 
 
-start = time.process_time()
-evaluate(200_000)
-rounds_per_s = 200_000 / (time.process_time() - start)
 print("evaluating", flush=True)
-evaluate(int(rounds_per_s * 13))
+evaluate(15)
 print("evaluated")
