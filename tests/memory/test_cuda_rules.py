@@ -151,10 +151,11 @@ def shortcut_cases() -> list[tuple[object, tuple[object, ...]]]:
         (aten.add.Tensor, (wide, low)),
         (aten.add.Tensor, (wide, norm)),
         (aten.add.Tensor, (low, 2)),
+        (aten.native_dropout.default, (low, 0.1, True)),
     ]
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(13))
 def test_a_shortcut_gives_what_pytorch_itself_gives(number: int) -> None:
     func, args = shortcut_cases()[number]
     assert func in SHORTCUTS

@@ -9,7 +9,7 @@ import pytest
 from jackline.memory.arena import ArenaFull
 from jackline.memory.cards import CARDS, Card
 from jackline.memory.job import StepOptions
-from jackline.memory.plan import Room, largest_that, plan, room_of, split_batch
+from jackline.memory.plan import Room, add_savings, largest_that, plan, room_of, split_batch
 from jackline.memory.predict import replay, trace_step
 from jackline.models.shapes import GPTShape
 from tests.memory.jobs import gpt_job
@@ -58,7 +58,7 @@ def card_of(num_bytes: int) -> Card:
 def test_the_choice_fits_and_one_more_does_not() -> None:
     job = gpt_job(SMALL, length=64, global_batch=500, options=StepOptions("bf16"))
     card = card_of(128 * MIB)
-    made = plan(job, card, with_savings=False)
+    made = plan(job, card)
     assert made.fit == "fits"
     budget = made.room.budget_bytes
     assert 1 < made.max_micro_batch < 500
@@ -70,13 +70,13 @@ def test_the_choice_fits_and_one_more_does_not() -> None:
 
 
 def test_a_whole_batch_that_fits_is_not_cut() -> None:
-    made = plan(gpt_job(SMALL, length=64, global_batch=12), card_of(GIB), with_savings=False)
+    made = plan(gpt_job(SMALL, length=64, global_batch=12), card_of(GIB))
     assert (made.micro_batch, made.accumulation, made.fit) == (12, 1, "fits")
 
 
 def test_a_model_that_cannot_fit_is_a_no_with_ways_out() -> None:
     job = gpt_job(SMALL, length=64, global_batch=4, options=StepOptions("fp32", "foreach", is_expandable=False))
-    made = plan(job, card_of(20 * MIB))
+    made = add_savings(job, plan(job, card_of(20 * MIB)))
     assert (made.fit, made.micro_batch, made.accumulation, made.max_micro_batch) == ("no", 1, 4, 0)
     assert made.prediction.peak_reserved_bytes > made.room.card_bytes
     names = [saving.name for saving in made.savings]
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_fit_is_a_no_with_ways_out() -> None:
 def test_savings_are_what_a_new_trace_says() -> None:
     job = gpt_job(SMALL, length=64, global_batch=64, options=StepOptions("bf16"))
     card = card_of(100 * MIB)
-    made = plan(job, card)
+    made = add_savings(job, plan(job, card))
     saving = next(one for one in made.savings if one.name == "loss in chunks")
     before, after = (
         replay(trace_step(job, made.micro_batch, card, options), 0, is_expandable=True).peak_reserved_bytes
@@ -102,7 +102,7 @@ def test_savings_are_what_a_new_trace_says() -> None:
 
 
 def test_the_parts_add_up_to_what_nvidia_smi_will_show() -> None:
-    made = plan(gpt_job(SMALL, length=64), CARDS["T4"], with_savings=False)
+    made = plan(gpt_job(SMALL, length=64), CARDS["T4"])
     assert sum(made.parts().values()) == made.device_bytes
     assert {"weights", "optimizer", "activations", "logits", "workspace", "fragmentation", "context"} <= set(
         made.parts()

@@ -40,6 +40,7 @@ _FLOAT32 = frozenset(_FLOAT32_NAMES.split())
 # These are asked for a float32 result unless the caller named a type.
 _FLOAT32_RESULT = frozenset({"sum", "prod", "cumsum", "cumprod"})
 _CROSS_ENTROPY_OPTIONS = ("weight", "reduction", "ignore_index", "label_smoothing")
+_LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
 _SOFTMAX = frozenset({"softmax", "log_softmax"})
 # Where PyTorch's own Python wrappers ask whether somebody wants to replace them.
 _WRAPPERS = (functional, torch.functional, torch._tensor, torch.autograd)
@@ -85,7 +86,7 @@ class CudaRules(TorchFunctionMode):
             return attend(func, args, kwargs, has_flash=self._has_flash)
         if name in ("dropout", "feature_dropout"):
             return _dropout(func, args, kwargs)
-        if name == "cross_entropy_loss":
+        if name in _LOSSES:
             self._note_classes(args[0])
         if name in _SOFTMAX and _is_half_to_float(args, kwargs):
             return _fused_softmax(name, args, kwargs)

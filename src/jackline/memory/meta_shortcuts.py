@@ -56,6 +56,10 @@ def _add(left: Tensor, right: Any, **_: Any) -> Any:
     return torch.empty_like(left, dtype=torch.result_type(left, right))
 
 
+def _dropout(value: Tensor, *_: Any) -> Any:
+    return (torch.empty_like(value), torch.empty_like(value, dtype=torch.bool)) if value.is_contiguous() else None
+
+
 _aten = torch.ops.aten
 SHORTCUTS: dict[Any, Callable[..., Any]] = {
     _aten.native_layer_norm.default: _layer_norm,
@@ -65,6 +69,7 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
     _aten.gelu.default: _like_first,
     _aten.gelu_backward.default: _like_second,
     _aten.add.Tensor: _add,
+    _aten.native_dropout.default: _dropout,
 }
 
 

@@ -113,8 +113,8 @@ def largest_that(fits: Callable[[int], bool], at_most: int) -> int:
     return low
 
 
-def plan(job: Job, card: Card, *, room: Room | None = None, with_savings: bool = True) -> Plan:
-    """Trace, search, trace the choice again. About 4 traces, and one or two more for each saving."""
+def plan(job: Job, card: Card, *, room: Room | None = None) -> Plan:
+    """Trace, search, trace the choice again: 3 or 4 traces."""
     room = room or room_of(card)
     ladder = _Ladder(job, card, job.options)
     largest = ladder.largest(room.budget_bytes)
@@ -125,7 +125,7 @@ def plan(job: Job, card: Card, *, room: Room | None = None, with_savings: bool =
         largest = micro_batch - 1
         micro_batch, accumulation = split_batch(job.global_batch, largest)
         prediction, fit = ladder.verdict(micro_batch, accumulation, room)
-    made = Plan(
+    return Plan(
         job=job.name,
         card=card,
         options=job.options,
@@ -138,7 +138,11 @@ def plan(job: Job, card: Card, *, room: Room | None = None, with_savings: bool =
         room=room,
         notes=tuple(_notes(job, card, prediction)),
     )
-    return replace(made, savings=tuple(_savings(job, made, ladder))) if with_savings else made
+
+
+def add_savings(job: Job, made: Plan) -> Plan:
+    """The plan with what would need less, two traces each."""
+    return replace(made, savings=tuple(_savings(job, made)))
 
 
 def _notes(job: Job, card: Card, prediction: Prediction) -> Iterator[str]:
@@ -234,8 +238,8 @@ def _cheaper(job: Job) -> Iterator[tuple[str, str, StepOptions]]:
         yield "recompute activations", "about a third more time", replace(now, is_recomputing=True)
 
 
-def _savings(job: Job, made: Plan, ladder: _Ladder) -> Iterator[Saving]:
-    is_accumulating = made.accumulation > 1
+def _savings(job: Job, made: Plan) -> Iterator[Saving]:
+    ladder, is_accumulating = _Ladder(job, made.card, job.options), made.accumulation > 1
     before = ladder.reserved_bytes(made.micro_batch, is_accumulating)
     if made.micro_batch > 1:
         half = -(-made.micro_batch // 2)

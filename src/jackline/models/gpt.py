@@ -73,6 +73,8 @@ class GPT(nn.Module):
 
     def _initialise(self) -> None:
         """GPT-2's: normal(0.02), and less for what is added to the residual stream, the deeper the less."""
+        if self.head.weight.is_meta:
+            return  # there are no values, and filling them takes longer than all the rest
         residual_std = _INIT_STD / math.sqrt(2 * self.shape.num_layers)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:

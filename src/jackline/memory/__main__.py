@@ -1,0 +1,109 @@
+"""`python -m jackline.memory REQUEST`: the half of `jackline plan` that needs torch, in a process of its own.
+
+REQUEST is JSON: target, gpu, words, output (text, explain, table or json). stdout is the answer, stderr the talk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
+from jackline.memory.cards import CARDS, Card, detect_card, find_card
+from jackline.memory.explain import plan_json, plan_text, table_text
+from jackline.memory.plan import Plan, add_savings, plan
+from jackline.memory.table import fit_table
+from jackline.memory.target import Candidate, load_candidates
+from jackline.units import format_duration
+
+_TABLE_BATCHES = (2, 4, 8, 16, 32, 64)
+# A batch cut into more slices than this trains too slowly to be chosen by itself.
+_MAX_ACCUMULATION = 4
+_TELL_EVERY_S = 2.0
+
+
+def main(argv: Sequence[str]) -> int:
+    request: dict[str, Any] = json.loads(argv[0])
+    try:
+        with _sign_of_life():
+            return _answer(request)
+    except JacklineError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+@contextlib.contextmanager
+def _sign_of_life() -> Iterator[None]:
+    """A line on stderr every 2 s: a plan of a large model takes ten seconds, and silence looks like a hang."""
+    is_over = threading.Event()
+    started_s = time.monotonic()
+
+    def tell() -> None:
+        while not is_over.wait(_TELL_EVERY_S):
+            _say(f"tracing on the meta device, {format_duration(time.monotonic() - started_s)}")
+
+    thread = threading.Thread(target=tell, name="jackline-life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _answer(request: dict[str, Any]) -> int:
+    words = request["words"]
+    if request["output"] == "table":
+        _print_table(request["target"], request["gpu"], words)
+        return EXIT_DONE
+    card = _card(request["gpu"])
+    found = load_candidates(request["target"], card, words)
+    chosen, made = choose(found, card)
+    if made.fit != "fits" or request["output"] != "text":
+        made = add_savings(chosen.job, made)
+    if request["output"] == "json":
+        print(json.dumps(plan_json(made, chosen.shown), indent=1))
+    else:
+        print(plan_text(made, chosen.shown, is_explaining=request["output"] == "explain"))
+    return EXIT_DONE if made.fit != "no" else EXIT_FAILED
+
+
+def _card(text: str | None) -> Card:
+    card = find_card(text) if text else detect_card()
+    if card is None:
+        raise UsageError(
+            "there is no NVIDIA card here, so say which one is meant",
+            detail=("known cards: " + ", ".join(CARDS),),
+            hint="jackline plan ... --gpu T4",
+        )
+    return card
+
+
+def choose(found: Sequence[Candidate], card: Card) -> tuple[Candidate, Plan]:
+    """The largest candidate that fits without being cut into many slices; the smallest when none does."""
+    for candidate in found:
+        made = plan(candidate.job, card)
+        if candidate is found[-1] or (made.fit == "fits" and made.accumulation <= _MAX_ACCUMULATION):
+            return candidate, made
+        _say(f"{candidate.job.name}: {made.fit}, accumulated {made.accumulation} times; trying a smaller size")
+    raise UsageError("there is nothing to plan")
+
+
+def _print_table(target: str, gpu: str | None, words: Sequence[str]) -> None:
+    cards = [find_card(gpu)] if gpu else list(CARDS.values())
+    candidates = load_candidates(target, cards[0], [*words, "model_size=auto"] if ":" not in target else words)
+    jobs = {str(candidate.shown.get("model_size", candidate.job.name)): candidate.job for candidate in candidates}
+    print(table_text(fit_table(jobs, _TABLE_BATCHES, cards), cards))
+
+
+def _say(text: str) -> None:
+    print(f"[jackline] {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The built-in trainer: one loop, read top to bottom, and the recipes it runs."""

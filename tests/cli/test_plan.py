@@ -1,0 +1,105 @@
+"""`jackline plan` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jackline.memory.cards import detect_card
+
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    return model, torch.zeros(32, 64), lambda model, batch: model(batch).sum()
+
+def reads_values():
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).sum() * x.sum().item()
+    return Reads(4, 4), torch.zeros(8, 4)
+"""
+
+
+def jackline(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "jackline", "plan", *words]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=cwd, timeout=240)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MODEL)
+    return tmp_path
+
+
+def test_json_has_what_a_script_needs(folder: Path) -> None:
+    done = jackline("mine.py:make", "--gpu", "T4", "--json", "batch_size=48", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["micro_batch"], told["accumulation"], told["global_batch"]) == (48, 1, 48)
+    assert (told["card"], told["precision"], told["fit"]) == ("T4", "fp16", "fits")
+    assert sum(told["parts"].values()) == told["device_bytes"]
+    assert told["peak_reserved_bytes"] >= told["peak_allocated_bytes"] > 0
+
+
+def test_a_recipe_is_explained(folder: Path) -> None:
+    done = jackline("sparsae", "--gpu", "T4", "--model-size", "tiny", "--explain", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "sparsae tiny on T4: fits"
+    assert lines[1] == "  batch 4 = micro-batch 4, accumulated once (up to 4 would fit)"
+    assert lines[2] == "  precision fp16 autocast with a scaler"
+    assert "parameters=49393489, is_head_tied=False" in lines[3]
+    assert "what would save memory, cheapest first:" in lines
+    assert any(line.endswith("logits and loss") for line in lines)
+
+
+def test_a_model_too_large_says_so_and_exits_with_1(folder: Path) -> None:
+    done = jackline("sparsae", "--gpu", "2", "--model_size", "medium", cwd=folder)
+    assert done.returncode == 1
+    assert done.stdout.startswith("sparsae medium on 2 GiB: does not fit, not even one sample at a time\n")
+    assert "recompute activations" in done.stdout
+
+
+def test_an_unknown_card_is_a_usage_error_that_lists_the_known_ones(folder: Path) -> None:
+    done = jackline("mine.py:make", "--gpu", "T5", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: there is no card 'T5' in the table\n"
+        "       known cards: T4, P100, V100-16, V100-32, L4, A10G, RTX4090, L40S, A100-40, A100-80, H100, H200\n"
+        "hint: or give its memory in GiB: --gpu 15\n"
+    )
+
+
+def test_without_a_card_one_must_be_named(folder: Path) -> None:
+    if detect_card() is not None:
+        pytest.skip("this machine has a card")
+    done = jackline("mine.py:make", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no NVIDIA card here, so say which one is meant\n")
+
+
+def test_a_model_that_cannot_be_traced_says_where(folder: Path) -> None:
+    done = jackline("mine.py:reads_values", "--gpu", "T4", cwd=folder)
+    assert done.returncode == 1
+    assert "mine.py:reads_values cannot be traced without a card" in done.stderr
+    assert "return super().forward(x).sum() * x.sum().item()" in done.stderr
+    assert "hint: the rehearsal before step 0 measures it instead" in done.stderr
+
+
+def test_an_unknown_recipe_costs_no_import_of_torch(folder: Path) -> None:
+    done = jackline("sparsee", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no recipe 'sparsee'\n")
+
+
+def test_the_table_goes_alone(folder: Path) -> None:
+    done = jackline("sparsae", "--table", "--json", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == "error: --table goes alone: it cannot be joined with --json or --explain\n"

@@ -1,0 +1,73 @@
+"""Settings of a recipe: every writing understood, every mistake named."""
+
+from __future__ import annotations
+
+import pytest
+
+from jackline.errors import UsageError
+from jackline.memory.cards import CARDS
+from jackline.trainer.recipes import find_recipe
+from jackline.trainer.recipes.settings import parse_settings
+from jackline.trainer.recipes.sparsae import SparsaeSettings, candidates
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["batch_size=12", "recompute=yes"],
+        ["--batch_size", "12", "--recompute"],
+        ["--batch-size=12", "--recompute", "true"],
+        ["--recompute", "--batch-size", "12"],
+    ],
+)
+def test_every_writing_means_the_same(words: list[str]) -> None:
+    assert parse_settings(SparsaeSettings, words, "sparsae") == SparsaeSettings(batch_size=12, recompute=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["learning_rte=1"], "error: unknown setting 'learning_rte' for recipe 'sparsae'\nhint: known settings: "),
+        (
+            ["batchsize=1"],
+            "error: unknown setting 'batchsize' for recipe 'sparsae'\nhint: did you mean 'batch_size'?",
+        ),
+        (["batch_size=many"], "error: batch_size=many is not a whole number"),
+        (["--batch_size"], "error: --batch_size needs a value"),
+        (["big"], "error: 'big' is not a setting of recipe 'sparsae'\nhint: write key=value or --key value"),
+        (
+            ["model_size=smal"],
+            "error: model_size is one of auto, tiny, small, medium, not 'smal'\nhint: did you mean 'small'?",
+        ),
+        (["sparsity=1.5"], "error: sparsity=1.5 is not between 0 and 1"),
+        (["recompute=maybe"], "error: recompute=maybe is not true or false"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_settings(SparsaeSettings, words, "sparsae")
+    assert str(caught.value).startswith(text)
+
+
+def test_a_recipe_nobody_knows_is_an_error_with_the_known_ones() -> None:
+    assert find_recipe("sparsae") == "jackline.trainer.recipes.sparsae"
+    with pytest.raises(UsageError) as caught:
+        find_recipe("sparse")
+    assert str(caught.value) == (
+        "error: there is no recipe 'sparse'\n       known recipes: sparsae\nhint: did you mean 'sparsae'?"
+    )
+
+
+def test_an_explicit_size_is_the_only_candidate_and_auto_tries_the_largest_first() -> None:
+    card = CARDS["T4"]
+    assert [c.shown["model_size"] for c in candidates(card, ["model_size=tiny"])] == ["tiny"]
+    found = candidates(card, ["model_size=auto"])
+    assert [c.shown["model_size"] for c in found] == ["medium", "small", "tiny"]
+    assert [c.shown["max_train_examples"] for c in found] == [100_000, 50_000, 30_000]
+    assert [c.job.global_batch for c in found] == [16, 8, 4]
+
+
+def test_old_cards_get_fp16_and_new_ones_bf16_unless_asked_otherwise() -> None:
+    assert candidates(CARDS["T4"], [])[0].job.options.precision == "fp16"
+    assert candidates(CARDS["L4"], [])[0].job.options.precision == "bf16"
+    assert candidates(CARDS["L4"], ["precision=fp32"])[0].job.options.precision == "fp32"
