@@ -1,4 +1,4 @@
-"""Places with limits: a disk that is soon full, a memory cgroup that is soon full.
+"""Places with limits: a disk that is soon full, a memory cgroup that is soon full, a Python that lacks a tool.
 
 Where this machine does not allow one, Unavailable is raised with the reason, for a test to skip with.
 """
@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -90,3 +91,19 @@ def _remove(group: Path) -> None:
             return
         except OSError:
             time.sleep(0.05)
+
+
+def python_without_py_spy(folder: Path) -> str:
+    """An interpreter with this one's packages but without py-spy beside it, as where tracing is forbidden."""
+    if not (Path(sys.prefix) / "pyvenv.cfg").exists():
+        raise Unavailable("this Python is in no virtual environment that could be copied without py-spy")
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", folder)
+    return str(folder / "bin" / "python")
+
+
+def path_without(tool: str, path: str) -> str:
+    """A PATH on which `tool` is not found."""
+    return ":".join(part for part in path.split(":") if not (Path(part) / tool).exists())

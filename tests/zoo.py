@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.marked import MARK, end_marked, wait_until_gone
-from tests.places import Unavailable, memory_cgroup, small_disk
+from tests.places import Unavailable, memory_cgroup, path_without, python_without_py_spy, small_disk
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS / "programs"
@@ -148,12 +148,15 @@ def run_program(
         (folder / "runs").mkdir()
         if "runs_on" in program.expect:
             stack.enter_context(small_disk(folder / "runs", program.expect["runs_on"].removeprefix("tmpfs:")))
-        prefix: tuple[str, ...] = ()
+        env = environment(folder)
+        jackline, prefix = JACKLINE, ()
+        if program.expect.get("without") == "py-spy":
+            jackline = (python_without_py_spy(folder / "bare"), "-m", "jackline")
+            env["PATH"] = path_without("py-spy", env.get("PATH", ""))
         if "memory_limit" in program.expect:
             group = stack.enter_context(memory_cgroup(program.expect["memory_limit"]))
             prefix = ("sh", "-c", f'echo $$ > {shlex.quote(str(group))}/cgroup.procs; exec "$@"', "sh")
-        env = environment(folder)
-        command = [*prefix, *JACKLINE, "run", "--name", "zoo", *_thresholds(quiet_after_s), "--", *_command(program)]
+        command = [*prefix, *jackline, "run", "--name", "zoo", *_thresholds(quiet_after_s), "--", *_command(program)]
         run = LiveRun(program, folder, Viewer(command, work, env, surface, program.expect.get("stdin", "")))
         stack.callback(end_marked, env[MARK])
         outcome = run.to_the_end()
