@@ -38,6 +38,10 @@ class Damage(Exception):
     """A checkpoint, or part of it, that must not be used; the text says which part and why."""
 
 
+class Unreadable(Damage):
+    """The disk would not give the bytes. They may be right, and may come another time."""
+
+
 class Name(NamedTuple):
     """Which checkpoint. `retry` counts up when a step is saved again while its first folder still stands.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.checkpoint.capture import HashTensor
-from jackline.checkpoint.catalogue import list_names
+from jackline.checkpoint.catalogue import list_names, list_set_aside
 from jackline.checkpoint.environment import compare_environment, describe_environment
 from jackline.checkpoint.format import Damage, Name
 from jackline.checkpoint.restore import Restored, restore_checkpoint
@@ -90,10 +90,12 @@ def load_newest(
             continue
         changes = compare_environment(restored.manifest.facts.get("environment"), describe_environment())
         return Receipt(name, path, restored, tuple(refused), changes, time.monotonic() - began_s)
-    if refused:
+    aside = [path.name for path in list_set_aside(folder)]
+    if refused or aside:
+        detail = [f"{refusal.name}: {refusal.why}" for refusal in refused]
         raise CannotResume(
-            f"none of the {len(refused)} checkpoints in {folder} is whole",
-            detail=tuple(f"{refusal.name}: {refusal.why}" for refusal in refused),
+            f"none of the {len(refused) + len(aside)} checkpoints in {folder} is whole",
+            detail=(*detail, *(f"{name}: found damaged earlier and set aside" for name in aside)),
             hint="resume from a mirror (jackline resume URL), or start over: --new",
         )
     return None

@@ -86,6 +86,7 @@ _WORDS = {
     "failed": ("step {step} could not be saved: {why}{room}; training goes on without this checkpoint", True),
     "verified": ("read back {name}: whole", False),
     "damaged": ("{name} is damaged and was set aside: {why}", True),
+    "unreadable": ("{name} cannot be read back now: {why}", True),
     "deleted": ("deleted {name}", False),
     "waiting": ("waiting for the writer of the attempt before (process {pid}, {phase})", True),
     "refused": ("checkpoints are off: {why}", True),

@@ -17,11 +17,12 @@ from typing import Any
 from jackline.checkpoint import catalogue
 from jackline.checkpoint.commit import delete_checkpoint, set_aside
 from jackline.checkpoint.disk import Disk
-from jackline.checkpoint.format import Damage, Name, parse_name
+from jackline.checkpoint.format import Damage, Name, Unreadable, parse_name
 from jackline.checkpoint.retention import ALWAYS_KEPT, Keep, best_checkpoint, checkpoints_to_delete
 from jackline.checkpoint.verify import Interrupted, read_manifest, verify_checkpoint
 
 REREAD_AFTER_S = 86_400.0
+RETRY_AFTER_S = 600.0
 Report = dict[str, Any]
 
 
@@ -53,11 +54,13 @@ class Upkeep:
                 verify_checkpoint(self.folder / str(name), should_stop=self.should_stop)
             except Interrupted:
                 return
+            except (Unreadable, OSError) as problem:
+                self._note(name, unreadable_at_s=time.time())
+                yield {"event": "unreadable", "step": name.step, "name": str(name), "why": str(problem)}
+                continue
             except Damage as damage:
                 if (self.folder / str(name)).exists():  # else somebody pruned it meanwhile
                     yield self._found_damaged(name, str(damage))
-                continue
-            except OSError:
                 continue
             self._note(name, verified_at_s=time.time())
             yield {"event": "verified", "step": name.step, "name": str(name)}
@@ -88,9 +91,9 @@ class Upkeep:
 
     def _unread(self, now_s: float) -> Iterator[Name]:
         for name in catalogue.list_names(self.folder):
-            # A clock that jumped back makes a note from the future; then it counts as old.
-            read_at_s = self.notes.get(name, {}).get("verified_at_s", 0.0)
-            if not now_s - REREAD_AFTER_S < read_at_s <= now_s:
+            note = self.notes.get(name, {})
+            is_proved = _is_within(note.get("verified_at_s"), REREAD_AFTER_S, now_s)
+            if not is_proved and not _is_within(note.get("unreadable_at_s"), RETRY_AFTER_S, now_s):
                 yield name
 
     def _found_damaged(self, name: Name, why: str) -> Report:
@@ -128,3 +131,8 @@ class Upkeep:
     def _store(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: the notes are hints, the checkpoints are not
             catalogue.write_notes(self.folder, catalogue.STATUS, self.notes)
+
+
+def _is_within(at_s: Any, span_s: float, now_s: float) -> bool:
+    """A clock that jumped back makes a note from the future, which then counts as old."""
+    return isinstance(at_s, int | float) and now_s - span_s < at_s <= now_s

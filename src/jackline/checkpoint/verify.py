@@ -22,6 +22,7 @@ from jackline.checkpoint.format import (
     Damage,
     FileEntry,
     Manifest,
+    Unreadable,
     parse_json,
     parse_manifest,
     parse_name,
@@ -139,7 +140,8 @@ def _check_chunks(
             try:
                 got = read_into(fd, own.buffer, start)
             except OSError as problem:
-                raise Damage(f"{entry.name} cannot be read at {format_bytes(start)}: {problem.strerror}") from None
+                at = format_bytes(start)
+                raise Unreadable(f"{entry.name} cannot be read at {at}: {problem.strerror}") from None
             found = digest(algorithm, own.buffer[: min(got, length)])
             if found != entry.chunks[start // CHUNK_BYTES]:
                 raise wrong_chunk(entry.name, start, length)

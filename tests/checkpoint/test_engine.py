@@ -1,0 +1,478 @@
+"""The engine as a loop uses it: real torch, a real writer process, real files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from jackline.checkpoint.catalogue import LOCK, list_names, list_set_aside
+from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
+from jackline.checkpoint.format import Name
+from jackline.checkpoint.lock import read_holder
+from jackline.checkpoint.retention import Keep
+from jackline.checkpoint.ticket import Event
+from jackline.checkpoint.verify import verify_checkpoint
+from jackline.errors import CannotResume, UsageError
+from jackline.rundir.layout import RunDir
+from tests.checkpoint.faults import Fault, fail_at, kill_at, stop_at
+from tests.checkpoint.states import fingerprint, make_state, train_step
+
+FAULTY = ("python", str(Path(__file__).with_name("faulty_writer.py")))
+Make = Callable[..., CheckpointEngine]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    path = tmp_path / "runs" / "story"
+    path.mkdir(parents=True)
+    return RunDir(path)
+
+
+@pytest.fixture
+def start(run: RunDir) -> Iterator[Make]:
+    """Starts engines and closes those that a test leaves open."""
+    engines: list[CheckpointEngine] = []
+
+    def make(**settings: Any) -> CheckpointEngine:
+        engines.append(CheckpointEngine(run, EngineSettings(**settings)))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        if engine.why_off != "the engine is closed":
+            engine.close(timeout_s=10)
+
+
+def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> tuple[str, ...]:
+    import sys
+
+    monkeypatch.setenv("FAULT", fault.to_json())
+    return (sys.executable, FAULTY[1])
+
+
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.01)
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+@pytest.mark.parametrize("mode", ["blocking", "overlapped", "auto"])
+def test_a_saved_state_comes_back_bit_for_bit(start: Make, mode: Any) -> None:
+    engine = start()
+    state = make_state()
+    assert engine.load_newest(state) is None
+    prints = {}
+    for step in range(1, 7):
+        train_step(state, engine.before_mutation)
+        prints[step] = fingerprint(state)
+        assert not engine.save(state, step=step, metrics={"loss": 1.5}, mode=mode, if_busy="wait").why
+    engine.before_mutation()
+    train_step(state)
+    engine.close()
+    other = make_state(seed=3)
+    receipt = start().load_newest(other)
+    assert receipt is not None and receipt.step == 6 and receipt.metrics == {"loss": 1.5}
+    assert fingerprint(other) == prints[6]
+    assert receipt.lines()[0].startswith("going on from step-00000006: model, optim, schedule, random, counters; ")
+
+
+def test_an_overlapped_save_holds_the_state_of_the_call_although_training_went_on(start: Make) -> None:
+    engine = start()
+    state = make_state(width=256)
+    train_step(state)
+    before = fingerprint(state)
+    ticket = engine.save(state, step=1, mode="overlapped")
+    for _ in range(5):
+        train_step(state, engine.before_mutation)
+    assert ticket.wait(30)
+    other = make_state(width=256)
+    engine.load_newest(other)
+    assert fingerprint(other) == before
+
+
+def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from jackline.checkpoint import stage
+
+    gate = threading.Event()
+    copy = stage.copy_memory
+
+    def slow(moves: Any, *, num_threads: int | None = None) -> None:
+        if num_threads == 1 and moves:
+            gate.wait(10)
+        copy(moves, num_threads=num_threads)
+
+    monkeypatch.setattr(stage, "copy_memory", slow)
+    engine = start()
+    state = make_state()
+    train_step(state)
+    ticket = engine.save(state, step=1, mode="overlapped")
+    train_step(state)  # without before_mutation
+    gate.set()
+    assert not ticket.wait(30)
+    assert ticket.why == "a tensor changed while it was being copied; from now on saves wait for the copy"
+    assert list_names(engine.folder) == []
+    events = engine.poll()
+    assert [event.text for event in events if event.is_loud] == [
+        "step 1 could not be saved: a tensor changed while it was being copied; from now on saves wait for the copy"
+    ]
+    engine._pending = None  # the loop never calls it
+    before = fingerprint(state)
+    ticket = engine.save(state, step=2, mode="overlapped")  # is blocking now
+    train_step(state)
+    assert ticket.wait(30)
+    other = make_state()
+    engine.load_newest(other)
+    assert fingerprint(other) == before
+
+
+def test_a_strangers_loop_earns_overlap_by_three_proofs(start: Make) -> None:
+    engine = start()
+    state = make_state()
+    for step in range(1, 6):
+        train_step(state, engine.before_mutation)
+        engine.save(state, step=step, mode="auto", if_busy="wait").wait(30)
+        assert engine._trust.num_proofs == min(step - 1, 3)
+    assert engine._trust.is_earned
+
+
+def test_a_loop_that_changes_weights_elsewhere_never_earns_it(start: Make) -> None:
+    engine = start()
+    state = make_state()
+    train_step(state, engine.before_mutation)
+    engine.save(state, step=1, mode="auto").wait(30)
+    state["model"][0].weight.data.clamp_(-0.01, 0.01)  # behind torch's version counter
+    train_step(state, engine.before_mutation)
+    assert [event.text for event in engine.poll() if event.kind == "overlap_off"] == [
+        "model.0.weight changes outside the optimizer's step, so saves wait for their copy"
+    ]
+    before = fingerprint(state)
+    ticket = engine.save(state, step=2, mode="auto", if_busy="wait")
+    state["model"][0].weight.data.zero_()
+    assert ticket.wait(30)
+    other = make_state()
+    engine.load_newest(other)
+    assert fingerprint(other) == before
+
+
+def test_the_files_are_plain_safetensors(start: Make) -> None:
+    engine = start()
+    state = make_state()
+    train_step(state)
+    assert engine.save(state, step=1).wait(30)
+    weights = load_file(engine.folder / "step-00000001" / "model.safetensors")
+    assert torch.equal(weights["0.weight"], state["model"][0].weight)
+    moments = load_file(engine.folder / "step-00000001" / "optim.safetensors")
+    assert torch.equal(moments["state.0.exp_avg"], state["optim"].state_dict()["state"][0]["exp_avg"])
+
+
+def test_a_busy_writer_means_a_skipped_save_that_is_said(start: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    fired = str(tmp_path / "fired")
+    engine = start(writer_command=with_fault(monkeypatch, stop_at(3, call="write", fired=fired)))
+    state = make_state()
+    train_step(state)
+    first = engine.save(state, step=1)
+    wait_until(lambda: os.path.exists(fired), "the writer to hang")
+    second = engine.save(state, step=2)
+    assert (second.outcome, second.why) == ("skipped", "the save before it is still being written")
+    assert [event.text for event in engine.poll()] == [
+        "step 2 was not saved: the save before it is still being written"
+    ]
+    os.kill(engine._link.writer.pid, signal.SIGCONT)
+    assert first.wait(30)
+    assert engine.save(state, step=3).wait(30)
+    assert list_names(engine.folder) == [Name(3), Name(1)]
+
+
+@pytest.mark.parametrize("nth", range(1, 25))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_writer_killed_around_any_call_costs_nothing(
+    start: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, when: Any
+) -> None:
+    """The staged state is still in the arena: a new writer commits it."""
+    fired = tmp_path / "fired"
+    engine = start(writer_command=with_fault(monkeypatch, kill_at(nth, when, fired=str(fired))))
+    state = make_state()
+    train_step(state)
+    before = fingerprint(state)
+    assert engine.save(state, step=1).wait(60)
+    assert fired.exists() or nth > 20, "the fault did not strike"
+    events = engine.poll()
+    assert ("writer_died" in kinds(events)) == fired.exists()
+    for name in list_names(engine.folder):
+        verify_checkpoint(engine.folder / str(name))
+    other = make_state(seed=2)
+    receipt = engine.load_newest(other)
+    assert receipt is not None and receipt.step == 1 and fingerprint(other) == before
+
+
+def test_a_disk_that_fills_while_writing_costs_one_save_and_not_the_training(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = fail_at("write", nth=2, with_errno=errno.ENOSPC)
+    engine = start(writer_command=with_fault(monkeypatch, fault))
+    state = make_state()
+    train_step(state)
+    ticket = engine.save(state, step=1)
+    assert not ticket.wait(30)
+    assert ticket.why == "No space left on device"
+    assert [event.text for event in engine.poll() if event.is_loud] == [
+        "step 1 could not be saved: No space left on device; training goes on without this checkpoint"
+    ]
+    assert list(path.name for path in engine.folder.iterdir() if path.name.startswith((".", "step"))) == []
+    assert engine.save(state, step=2).wait(30)
+
+
+def test_a_parent_that_cannot_be_synced_is_not_acknowledged_but_can_be_loaded(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(writer_command=with_fault(monkeypatch, fail_at("sync_folder", nth=2)))
+    state = make_state()
+    train_step(state)
+    before = fingerprint(state)
+    ticket = engine.save(state, step=1)
+    assert not ticket.wait(30)
+    assert ticket.why == "step-00000001 is written, but its folder could not be synced"
+    assert list_names(engine.folder) == [Name(1)]
+    train_step(state)
+    assert engine.save(state, step=2).wait(30)
+    other = make_state()
+    (engine.folder / "step-00000002" / "manifest.json").write_text("{}")
+    receipt = engine.load_newest(other)
+    assert receipt is not None and receipt.step == 1 and fingerprint(other) == before
+
+
+def test_a_damaged_newest_one_is_named_set_aside_and_the_one_before_used(start: Make) -> None:
+    engine = start(keep=Keep(last=3))
+    state = make_state()
+    prints = {}
+    for step in (1, 2):
+        train_step(state)
+        prints[step] = fingerprint(state)
+        assert engine.save(state, step=step, if_busy="wait").wait(30)
+    engine.close()
+    path = engine.folder / "step-00000002" / "optim.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    again = start()
+    other = make_state(seed=4)
+    receipt = again.load_newest(other)
+    assert receipt is not None and receipt.step == 1 and fingerprint(other) == prints[1]
+    why = "optim.safetensors has wrong bytes between 0 B and 6.4 KiB"
+    assert receipt.lines()[1] == f"  step-00000002 is not whole and was passed over: {why}"
+    assert [event.text for event in again.poll() if event.kind == "passed_over"] == [
+        f"step-00000002 is not whole and was passed over: {why}"
+    ]
+    wait_until(lambda: list_set_aside(again.folder), "the damaged one to be set aside")
+    train_step(other)
+    assert again.save(other, step=2).wait(30)  # its place is free again
+    assert list_names(again.folder) == [Name(2), Name(1)]
+
+
+def test_with_every_one_damaged_nothing_is_started_silently_from_scratch(start: Make) -> None:
+    engine = start()
+    state = make_state()
+    train_step(state)
+    assert engine.save(state, step=1).wait(30)
+    wait_until(lambda: "verified" in kinds(engine.poll()), "the writer to read it back")
+    (engine.folder / "step-00000001" / "state.json").write_text("{}")
+    with pytest.raises(CannotResume) as caught:
+        engine.load_newest(make_state())
+    lines = str(caught.value).split("\n")
+    assert lines[0] == f"error: none of the 1 checkpoints in {engine.folder} is whole"
+    assert lines[1].startswith("       step-00000001: state.json is 2 B, the manifest says ")
+    assert lines[2:] == ["hint: resume from a mirror (jackline resume URL), or start over: --new"]
+    assert caught.value.exit_code == 3
+    wait_until(lambda: list_set_aside(engine.folder), "the damaged one to be set aside")
+    with pytest.raises(CannotResume, match="found damaged earlier and set aside"):
+        engine.load_newest(make_state())
+
+
+def test_a_chosen_step_is_loaded_and_a_missing_one_refused(start: Make) -> None:
+    engine = start()
+    state = make_state()
+    prints = {}
+    for step in (1, 2):
+        train_step(state)
+        prints[step] = fingerprint(state)
+        engine.save(state, step=step, if_busy="wait").wait(30)
+    other = make_state()
+    receipt = engine.load_newest(other, step=1)
+    assert receipt is not None and fingerprint(other) == prints[1]
+    with pytest.raises(UsageError) as caught:
+        engine.load_newest(other, step=7)
+    assert str(caught.value) == (f"error: there is no checkpoint of step 7 in {engine.folder}\nhint: there are: 2, 1")
+
+
+def test_old_ones_go_and_the_best_and_the_multiples_stay(start: Make) -> None:
+    engine = start(keep=Keep(last=2, every=4, best="loss"))
+    state = make_state()
+    for step in range(1, 11):
+        train_step(state)
+        engine.save(state, step=step, metrics={"loss": 1.0 if step == 3 else 2.0}, if_busy="wait").wait(30)
+    engine.close(linger_s=30)
+    assert [name.step for name in list_names(engine.folder)] == [10, 9, 8, 4, 3]
+    assert (engine.folder / "latest").read_text() == "step-00000010\n"
+    assert (engine.folder / "best").read_text() == "step-00000003\n"
+
+
+def test_a_second_trainer_on_the_same_run_is_refused(start: Make, run: RunDir) -> None:
+    first = start()
+    state = make_state()
+    assert first.load_newest(state) is None
+    child = os.fork()
+    if child == 0:  # another living process
+        code = 1
+        try:
+            CheckpointEngine(run).load_newest({})
+        except UsageError as problem:
+            code = 0 if "is already writing checkpoints into this run" in str(problem) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert first.save(state, step=1).wait(30)
+
+
+def test_a_forked_child_saves_nothing_and_harms_nothing(start: Make) -> None:
+    engine = start()
+    state = make_state()
+    engine.load_newest(state)
+    child = os.fork()
+    if child == 0:
+        ticket = engine.save(state, step=9)
+        engine.before_mutation()
+        engine.close()
+        os._exit(0 if ticket.why == "this is a forked child of the training process" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert engine.save(state, step=1).wait(30)
+    assert list_names(engine.folder) == [Name(1)]
+
+
+def test_a_folder_deleted_under_us_is_said_and_saving_goes_on(start: Make) -> None:
+    import shutil
+
+    engine = start()
+    state = make_state()
+    assert engine.save(state, step=1).wait(30)
+    wait_until(lambda: "verified" in kinds(engine.poll()), "the writer to read it back")
+    shutil.rmtree(engine.folder)
+    assert engine.save(state, step=2).wait(30)
+    assert "folder_lost" in kinds(engine.poll())
+    assert list_names(engine.folder) == [Name(2)]
+    assert read_holder(engine.folder / LOCK).writer is not None
+
+
+def test_without_memory_for_a_copy_it_saves_in_pieces_and_says_so(start: Make) -> None:
+    engine = start(available_memory=lambda: 0)
+    state = {
+        "model": nn.Linear(5000, 6000),
+        "odd": {"t": torch.randn(3000, 2000).t(), "z": torch.randn(7).to(torch.complex64)},
+    }
+    ticket = engine.save(state, step=1, mode="overlapped")
+    assert ticket.wait(60)
+    assert engine._area.arena is not None and engine._area.arena.size_bytes == 64 << 20
+    assert ticket.size_bytes > 100 << 20
+    assert [event.text for event in engine.poll() if event.is_loud] == [
+        "memory has no room for a copy of the state (137 MiB); training waits while a save is written"
+    ]
+    other = {
+        "model": nn.Linear(5000, 6000),
+        "odd": {"t": torch.zeros(2000, 3000), "z": torch.zeros(7, dtype=torch.complex64)},
+    }
+    engine.load_newest(other)
+    assert fingerprint(other) == fingerprint(state)
+
+
+def test_a_writer_that_dies_in_the_middle_of_pieces_loses_that_save_only(
+    start: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = kill_at(3, "before", call="write", fired=str(tmp_path / "fired"))
+    engine = start(available_memory=lambda: 0, writer_command=with_fault(monkeypatch, fault))
+    state = {"model": nn.Linear(5000, 6000)}
+    ticket = engine.save(state, step=1)
+    assert not ticket.wait(60) and ticket.why == "the writer died"
+    assert engine.save(state, step=2).wait(60)
+    assert list_names(engine.folder) == [Name(2)]
+
+
+def test_a_state_that_grows_gets_a_larger_arena(start: Make) -> None:
+    engine = start()
+    state = make_state()
+    engine.prepare(state)
+    assert engine.save(state, step=1).wait(30)  # no optimizer state yet
+    train_step(state)
+    before = fingerprint(state)
+    assert engine.save(state, step=2, if_busy="wait").wait(30)
+    other = make_state()
+    engine.load_newest(other)
+    assert fingerprint(other) == before
+
+
+def test_a_state_that_cannot_be_saved_is_refused_by_name_and_the_next_one_works(start: Make) -> None:
+    from jackline.checkpoint.tree import CannotSave
+
+    engine = start()
+    state = make_state()
+    with pytest.raises(CannotSave, match=r"counters\.bad cannot be saved: a 'object' has no state_dict"):
+        engine.save({**state, "counters": {"bad": object()}}, step=1)
+    assert engine.save(state, step=1).wait(30)
+
+
+def test_metrics_that_are_no_numbers_do_not_stop_a_save(start: Make) -> None:
+    engine = start()
+    ticket = engine.save(make_state(), step=1, metrics={"loss": float("nan"), "accuracy": 0.5})
+    assert ticket.wait(30)
+    manifest = verify_checkpoint(engine.folder / "step-00000001")
+    assert manifest.metrics == {"accuracy": 0.5}
+    assert manifest.facts["metrics_not_finite"] == {"loss": "nan"}
+
+
+def test_a_read_only_folder_is_reported_and_training_goes_on(run: RunDir, start: Make) -> None:
+    import subprocess
+
+    run.checkpoints.mkdir()
+    if subprocess.run(["chattr", "+i", str(run.checkpoints)], capture_output=True).returncode:
+        pytest.skip("chattr +i does not work here, and mode bits do not stop root")
+    try:
+        engine = start()
+        state = make_state()
+        with pytest.raises(UsageError, match="cannot be used: Operation not permitted"):
+            engine.load_newest(state)
+        ticket = engine.save(state, step=1)
+        assert ticket.outcome == "failed" and "cannot be used" in ticket.why
+        assert any("checkpoints are off" in event.text for event in engine.poll())
+    finally:
+        subprocess.run(["chattr", "-i", str(run.checkpoints)], check=True)
+
+
+def test_what_would_be_lost_is_known(start: Make) -> None:
+    engine = start()
+    assert engine.bounds().text() == (
+        "if the process dies you lose everything since the start; if the machine dies, everything since the start"
+    )
+    engine.save(make_state(), step=1).wait(30)
+    engine.poll()
+    text = engine.bounds().text()
+    assert re.fullmatch(
+        r"if the process dies you lose \d+\.\d s; if the machine dies, everything since the start", text
+    ), text

@@ -1,0 +1,357 @@
+"""Away from this machine: uploads, their three states, and a run that comes back from nothing but its mirror."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jackline.checkpoint.bundle import pack_run, read_tail, unpack_run
+from jackline.checkpoint.catalogue import MIRROR, list_names, read_notes
+from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
+from jackline.checkpoint.fetch import bring_newer, fetch_newest, fetch_run, list_generations, list_runs, within
+from jackline.checkpoint.format import Name
+from jackline.checkpoint.lock import read_holder
+from jackline.checkpoint.mirror import LOCK as MIRROR_LOCK
+from jackline.checkpoint.mirror import Mirror
+from jackline.checkpoint.mirror_watch import LossBounds, MirrorWatch, machine_loss
+from jackline.checkpoint.place import away_from, choose_place
+from jackline.checkpoint.store import FolderStore, FsspecStore, open_store, read_checksum
+from jackline.checkpoint.verify import verify_checkpoint
+from jackline.errors import CannotResume, UsageError
+from jackline.rundir.layout import RunDir
+from tests.checkpoint.states import fingerprint, make_state, train_step, write_small
+
+
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    path = tmp_path / "runs" / "story"
+    (path / "attempts" / "001").mkdir(parents=True)
+    (path / "run.json").write_text('{"name": "story"}')
+    (path / "events-0.jsonl").write_text('{"kind": "start"}\n')
+    (path / "out.log").write_text("hello\n")
+    (path / "attempts" / "001" / "exit.json").write_text("{}")
+    (path / "secret.key").write_text("not to be uploaded")
+    return RunDir(path)
+
+
+def make_mirror(run: RunDir, store: Any) -> Mirror:
+    run.checkpoints.mkdir(exist_ok=True)
+    return Mirror(run, run.checkpoints, store, every_s=100.0)
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_upload_is_whole_unique_and_read_back_from_a_disk_of_this_machine(run: RunDir, tmp_path: Path) -> None:
+    mirror = make_mirror(run, FolderStore(tmp_path / "far"))
+    write_small(run.checkpoints, 7)
+    assert mirror.next_name(0.0) == Name(7)
+    mirror.upload(Name(7))
+    note = read_notes(run.checkpoints, MIRROR)[Name(7)]
+    assert note["state"] == "confirmed"
+    verify_checkpoint(tmp_path / "far" / note["place"])
+    assert mirror.next_name(1e9) is None  # nothing new
+    mirror.notes.clear()
+    mirror.upload(Name(7))
+    assert len(list_generations(mirror.store, "story")) == 2  # never over one another
+
+
+def test_the_newest_whole_one_is_due_at_the_mirrors_own_cadence(run: RunDir, tmp_path: Path) -> None:
+    mirror = make_mirror(run, FolderStore(tmp_path / "far"))
+    assert mirror.next_name(0.0) is None
+    write_small(run.checkpoints, 1)
+    write_small(run.checkpoints, 2)
+    (run.checkpoints / "step-00000002" / "state.json").unlink()
+    assert mirror.next_name(0.0) == Name(1)
+    mirror.uploaded_at_s = 10.0
+    write_small(run.checkpoints, 3)
+    assert mirror.next_name(109.0) is None
+    assert mirror.next_name(110.0) == Name(3)
+    assert mirror.next_name(11.0, is_last=True) == Name(3)
+
+
+def test_an_upload_without_its_manifest_does_not_exist(run: RunDir, tmp_path: Path) -> None:
+    class Dying(FolderStore):
+        def put(self, local: Path, name: str) -> None:
+            if name.endswith("manifest.json"):
+                raise OSError(5, "Input/output error")
+            super().put(local, name)
+
+    write_small(run.checkpoints if run.checkpoints.mkdir() is None else run.path, 1)
+    write_small(run.checkpoints, 2)
+    good = make_mirror(run, FolderStore(tmp_path / "far"))
+    good.upload(Name(1))
+    with pytest.raises(OSError):
+        make_mirror(run, Dying(tmp_path / "far")).upload(Name(2))
+    empty = tmp_path / "empty"
+    fetched = fetch_newest(FolderStore(tmp_path / "far"), "story", empty)
+    assert fetched is not None and fetched.name == Name(1)
+    assert [refusal.partition(": ")[2] for refusal in fetched.refused] == ["it was never uploaded whole"]
+    assert sorted(path.name for path in empty.iterdir()) == ["step-00000001"]
+
+
+def test_a_damaged_upload_is_passed_over_and_all_damaged_is_an_error(run: RunDir, tmp_path: Path) -> None:
+    mirror = make_mirror(run, FolderStore(tmp_path / "far"))
+    for step in (1, 2):
+        write_small(run.checkpoints, step)
+        mirror.upload(Name(step))
+    newest = tmp_path / "far" / mirror.notes[Name(2)]["place"] / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    fetched = fetch_newest(mirror.store, "story", tmp_path / "empty")
+    assert fetched is not None and fetched.name == Name(1)
+    oldest = tmp_path / "far" / mirror.notes[Name(1)]["place"] / "manifest.json"
+    oldest.write_text("{}")
+    with pytest.raises(CannotResume, match="no checkpoint in the mirror is whole"):
+        fetch_newest(mirror.store, "story", tmp_path / "empty2")
+
+
+def test_old_generations_go_but_never_the_newest_three(run: RunDir, tmp_path: Path) -> None:
+    mirror = make_mirror(run, FolderStore(tmp_path / "far"))
+    for step in range(1, 7):
+        write_small(run.checkpoints, step)
+        mirror.upload(Name(step))
+        mirror.upload_story()
+        (run.path / "out.log").write_text(f"line {step}\n")
+    assert [generation.name.step for generation in list_generations(mirror.store, "story")] == [6, 5, 4]
+    assert len([name for name in mirror.store.names("story") if name.startswith("run-")]) == 3
+
+
+def test_the_story_goes_along_and_nothing_else(run: RunDir, tmp_path: Path) -> None:
+    there = RunDir(tmp_path / "there")
+    there.path.mkdir()
+    data = pack_run(run)
+    assert unpack_run(data, there) == ["attempts/001/exit.json", "events-0.jsonl", "out.log", "run.json"]
+    assert unpack_run(data, there) == []  # what is there stays
+    assert (there.path / "out.log").read_text() == "hello\n"
+    big = tmp_path / "big.log"
+    big.write_text("".join(f"line {n}\n" for n in range(1000)))
+    assert read_tail(big, 20).decode() == "line 998\nline 999\n"
+
+
+def test_an_archive_of_an_enemy_lands_nowhere_else(tmp_path: Path) -> None:
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name in ("../evil.json", "/tmp/jackline-evil.json", "attempts/../../evil.json", "run.json/../../evil"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 1
+            archive.addfile(entry, io.BytesIO(b"x"))
+        link = tarfile.TarInfo("run.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    run = RunDir(tmp_path / "a" / "run")
+    run.path.mkdir(parents=True)
+    assert unpack_run(buffer.getvalue(), run) == []
+    assert files_in(tmp_path) == []
+
+
+def test_a_run_comes_back_on_an_empty_machine_from_its_mirror_alone(run: RunDir, tmp_path: Path) -> None:
+    far = str(tmp_path / "far")
+    engine = CheckpointEngine(run, EngineSettings(mirror=far, mirror_every_s=0.1))
+    state = make_state()
+    for step in (1, 2, 3):
+        train_step(state)
+        assert engine.save(state, step=step, if_busy="wait").wait(60)
+    texts: list[str] = []
+
+    def has_heard() -> bool:
+        texts.extend(event.text for event in engine.poll())
+        return "uploaded step-00000003 to the mirror (confirmed)" in texts
+
+    wait_until(has_heard, "the mirror to confirm step 3")
+    bounds = engine.bounds()
+    assert bounds.mirror_state == "confirmed" and bounds.machine_s is not None
+    engine.close()
+    wait_until(lambda: any("run-" in name for name in files_in(tmp_path / "far")), "the story to be uploaded")
+    before = fingerprint(state)
+    shutil.rmtree(run.path)  # the machine is lost
+
+    assert list_runs(far) == ["story"]
+    there = RunDir(tmp_path / "elsewhere" / "story")
+    fetched = fetch_run(far, "story", there)
+    assert fetched.name == Name(3) and (there.path / "run.json").exists() and (there.path / "out.log").exists()
+    again = CheckpointEngine(there)
+    other = make_state(seed=8)
+    receipt = again.load_newest(other)
+    again.close()
+    assert receipt is not None and receipt.step == 3 and fingerprint(other) == before
+
+
+def test_an_engine_with_a_mirror_fetches_what_it_does_not_have(run: RunDir, tmp_path: Path) -> None:
+    far = str(tmp_path / "far")
+    engine = CheckpointEngine(run, EngineSettings(mirror=far, mirror_every_s=0.1))
+    state = make_state()
+    assert engine.save(state, step=5).wait(60)
+    engine.close()
+    wait_until(lambda: read_notes(run.checkpoints, MIRROR).get(Name(5)), "the last upload after the close")
+    before = fingerprint(state)
+    wait_until(lambda: not mirror_lives(run), "the mirror to end")
+    shutil.rmtree(run.checkpoints)
+    again = CheckpointEngine(run, EngineSettings(mirror=far))
+    other = make_state(seed=1)
+    receipt = again.load_newest(other)
+    texts = [event.text for event in again.close()]
+    assert receipt is not None and receipt.step == 5 and fingerprint(other) == before
+    assert f"fetched step-00000005 from the mirror {far}" in texts
+    fresh = CheckpointEngine(RunDir(tmp_path / "runs" / "story2"), EngineSettings(mirror=far))
+    assert fresh.load_newest(make_state()) is None  # another run's checkpoints are not taken
+    fresh.close()
+
+
+def mirror_lives(run: RunDir) -> bool:
+    from jackline.rundir.process_id import is_alive
+
+    return is_alive(read_holder(run.checkpoints / MIRROR_LOCK).writer)
+
+
+def test_a_broken_mirror_is_said_and_delays_nothing_and_is_tried_again(run: RunDir, tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    far.write_text("a file where a folder should be")
+    engine = CheckpointEngine(run, EngineSettings(mirror=str(far), mirror_every_s=0.1))
+    state = make_state()
+    assert engine.save(state, step=1).wait(60)
+    texts: list[str] = []
+
+    def hears(part: str) -> bool:
+        texts.extend(event.text for event in engine.poll())
+        return any(part in text for text in texts)
+
+    wait_until(lambda: hears("the mirror cannot be reached: "), "the trouble to be said")
+    assert engine.save(state, step=2, if_busy="wait").wait(60)
+    far.unlink()
+    wait_until(lambda: hears("to the mirror (confirmed)"), "the mirror to try again")
+    engine.close()
+
+
+def test_a_hanging_mirror_delays_no_save_and_no_end(run: RunDir, tmp_path: Path) -> None:
+    engine = CheckpointEngine(run, EngineSettings(mirror=str(tmp_path / "far"), mirror_every_s=0.1))
+    state = make_state()
+    assert engine.save(state, step=1).wait(60)
+    wait_until(lambda: mirror_lives(run), "the mirror to start")
+    holder = read_holder(run.checkpoints / MIRROR_LOCK).writer
+    assert holder is not None
+    os.kill(holder.pid, signal.SIGSTOP)
+    try:
+        for step in range(2, 6):
+            assert engine.save(state, step=step, if_busy="wait").wait(60)
+        engine.close()
+    finally:
+        os.kill(holder.pid, signal.SIGKILL)
+
+
+def test_any_store_of_fsspec_will_do(run: RunDir, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    store = open_store("memory://bucket/some/where")
+    assert isinstance(store, FsspecStore)
+    mirror = make_mirror(run, store)
+    write_small(run.checkpoints, 4)
+    mirror.upload(Name(4))
+    mirror.upload_story()
+    assert read_notes(run.checkpoints, MIRROR)[Name(4)]["state"] == "uploaded"  # nobody has vouched for it
+    fetched = fetch_newest(store, "story", tmp_path / "empty")
+    assert fetched is not None and fetched.name == Name(4)
+    mirror.store.delete("story")
+    assert list_generations(store, "story") == []
+
+
+def test_a_stores_own_checksum_confirms_and_a_wrong_one_does_not(run: RunDir, tmp_path: Path) -> None:
+    class Vouching(FolderStore):
+        lie = ""
+
+        def local_path(self, name: str) -> Path | None:
+            return None
+
+        def checksum(self, name: str) -> tuple[str, str] | None:
+            found = hashlib.md5(self.read(name)).hexdigest()
+            return "md5", "0" * 32 if self.lie and name.endswith(self.lie) else found
+
+    store = Vouching(tmp_path / "far")
+    mirror = make_mirror(run, store)
+    write_small(run.checkpoints, 1)
+    mirror.upload(Name(1))
+    assert mirror.notes[Name(1)]["state"] == "confirmed"
+    store.lie = "state.json"
+    write_small(run.checkpoints, 2)
+    mirror.upload(Name(2))
+    assert mirror.notes[Name(2)]["state"] == "uploaded"
+
+
+def test_what_stores_say_of_their_objects_is_understood() -> None:
+    md5 = hashlib.md5(b"x").digest()
+    assert read_checksum({"md5Hash": base64.b64encode(md5).decode()}) == ("md5", md5.hex())
+    assert read_checksum({"content_md5": bytearray(md5)}) == ("md5", md5.hex())
+    assert read_checksum({"ETag": f'"{md5.hex()}"'}) == ("md5", md5.hex())
+    assert read_checksum({"ETag": f'"{md5.hex()}-3"'}) is None  # an upload in parts
+    assert read_checksum({"lfs": {"sha256": "ab"}}) == ("sha256", "ab")
+    assert read_checksum({"size": 5}) is None
+
+
+def test_a_store_that_does_not_answer_is_left_after_a_while_when_there_is_something_here(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TimeoutError, match="no answer within 0 s"):
+        within(0.05, lambda: time.sleep(5) or [])  # type: ignore[func-returns-value]
+    run.checkpoints.mkdir()
+    write_small(run.checkpoints, 1)
+    assert bring_newer("nowhere://x", "story", run.checkpoints) == [
+        "the mirror cannot be read: error: the mirror nowhere://x cannot be used: Protocol not known: nowhere; "
+        "going on with what is here"
+    ]
+    with pytest.raises(UsageError):
+        open_store("nowhere://x")
+    assert list_names(run.checkpoints) == [Name(1)]
+
+
+def test_both_bounds_are_told_in_words() -> None:
+    assert LossBounds(41.0, 360.0, "uploaded").text() == (
+        "if the process dies you lose 41 s; if the machine dies, 6 min (last upload, unconfirmed)"
+    )
+    assert machine_loss((100.0, "confirmed"), now_s=160.0) == (60.0, "confirmed")
+    assert machine_loss(None) == (None, "local")
+
+
+def test_the_watch_looks_once_a_second_and_tells_each_change_once(tmp_path: Path) -> None:
+    from jackline.checkpoint.catalogue import write_notes
+
+    watch = MirrorWatch(tmp_path)
+    assert watch.look(10.0) == []
+    write_notes(tmp_path, MIRROR, {Name(1): {"state": "uploaded", "saved_at_s": 5.0}})
+    assert watch.look(10.5) == []
+    assert [event.text for event in watch.look(11.0)] == ["uploaded step-00000001 to the mirror (uploaded)"]
+    assert watch.look(13.0) == []
+    write_notes(tmp_path, MIRROR, {Name(1): {"state": "confirmed", "saved_at_s": 5.0}}, trouble={"why": "gone"})
+    assert [event.text for event in watch.look(15.0)] == [
+        "uploaded step-00000001 to the mirror (confirmed)",
+        "the mirror cannot be reached: gone; trying again",
+    ]
+
+
+def test_a_run_on_a_mount_is_committed_locally_and_mirrored_there(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "drive" / "story")
+    assert choose_place(run).folder == run.checkpoints and choose_place(run).mirror is None
+    place = away_from(run, "fuse.drive")
+    assert place.mirror == str(tmp_path / "drive")
+    assert str(place.folder).startswith(str(tmp_path / "state"))
+    assert place.folder == away_from(run, "nfs4").folder
+    assert place.why == (
+        f"{run.path} is on fuse.drive, so checkpoints are committed to {place.folder} and copied there"
+    )

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jackline.checkpoint.catalogue import BEST, MIRROR, STATUS, list_names, point_at, write_notes
+from jackline.checkpoint.format import Name
+from jackline.cli.checkpoints import command
+from jackline.errors import JacklineError, UsageError
+from jackline.rundir.layout import RunDir
+from tests.checkpoint.states import write_small
+
+
+@pytest.fixture
+def run(clean_environment: Path) -> RunDir:
+    path = clean_environment / "story"
+    (path / "checkpoints").mkdir(parents=True)
+    (path / "run.json").write_text("{}")
+    return RunDir(path)
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(command, list(words), catch_exceptions=False)
+
+
+def shown(result: Result) -> str:
+    return "\n".join(line.rstrip() for line in result.output.rstrip().split("\n"))
+
+
+def test_an_empty_run_says_so(run: RunDir) -> None:
+    assert shown(call()) == f"there is no checkpoint in {run.checkpoints}"
+    for word in ("verify", "show", "export"):
+        with pytest.raises(UsageError) as caught:
+            call(word, "story")
+        assert str(caught.value) == (
+            f"error: there is no checkpoint in {run.checkpoints}\n"
+            "hint: `jackline status` tells when the next one is due"
+        )
+
+
+def test_the_list_shows_state_mirror_best_and_damage(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        write_small(run.checkpoints, step, metrics={"loss": 1.0 / step})
+    (run.checkpoints / "step-00000003" / "state.json").unlink()
+    write_notes(run.checkpoints, STATUS, {Name(2): {"verified_at_s": 61.0}})
+    write_notes(run.checkpoints, MIRROR, {Name(1): {"state": "confirmed"}})
+    point_at(run.checkpoints, BEST, Name(1))
+    monkeypatch.setattr("time.time", lambda: 181.0)
+    expected = f"""\
+STEP      AGE    SIZE     STATE                                                            MIRROR
+00000003  3 min  4.1 KiB  DAMAGED: state.json cannot be read: No such file or directory  local      loss 0.3333
+00000002  3 min  4.1 KiB  saved, read back 2 min ago                                     local      latest  loss 0.5
+00000001  3 min  4.1 KiB  saved                                                          confirmed  best  loss 1
+in {run.checkpoints}"""
+    lines = shown(call("story")).split("\n")
+    assert [line.split() for line in lines] == [line.split() for line in expected.split("\n")]
+
+
+def test_the_list_as_json(run: RunDir) -> None:
+    write_small(run.checkpoints, 2, metrics={"loss": 0.5})
+    (row,) = json.loads(call("--json").output)
+    assert row == {
+        "name": "step-00000002",
+        "step": 2,
+        "saved_at_s": 1.0,
+        "size_bytes": row["size_bytes"],
+        "problem": None,
+        "read_back_at_s": None,
+        "mirror": "local",
+        "is_latest": True,
+        "is_best": False,
+        "metrics": {"loss": 0.5},
+    }
+
+
+def test_verify_reads_all_names_the_damage_and_fails(run: RunDir) -> None:
+    for step in (1, 2):
+        write_small(run.checkpoints, step)
+    done = call("verify")
+    assert done.exit_code == 0
+    assert shown(done) == "step-00000002  whole  4.1 KiB\nstep-00000001  whole  4.1 KiB"
+    path = run.checkpoints / "step-00000001" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = call("verify", "story")
+    assert done.exit_code == 1
+    assert shown(done).split("\n")[1] == (
+        "step-00000001  damaged: model.safetensors has wrong bytes between 0 B and 4.1 KiB"
+    )
+    assert call("verify", "--step", "2").exit_code == 0
+    found = json.loads(call("verify", "--json").output)
+    assert [entry["is_whole"] for entry in found] == [True, False]
+
+
+def test_prune_keeps_what_it_must_and_says_what_it_freed(run: RunDir) -> None:
+    for step in range(1, 7):
+        write_small(run.checkpoints, step, metrics={"loss": float(step)})
+    dry = shown(call("prune", "--keep", "2", "--dry-run", "--best", "loss"))
+    assert dry.split("\n")[-1] == "would free 12.2 KiB; 2 newest read and whole"
+    assert len(list_names(run.checkpoints)) == 6
+    done = shown(call("prune", "--keep", "2", "--best", "loss"))
+    assert done.split("\n")[0] == "deleted step-00000004 (4.1 KiB)"
+    assert [name.step for name in list_names(run.checkpoints)] == [6, 5, 1]
+    assert shown(call("prune")) == "nothing to delete"
+
+
+def test_prune_deletes_nothing_before_two_good_ones_are_proved(run: RunDir) -> None:
+    for step in (1, 2, 3):
+        write_small(run.checkpoints, step)
+    for step in (2, 3):
+        path = run.checkpoints / f"step-0000000{step}" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = call("prune", "--keep", "1")
+    assert done.output.endswith("nothing deleted: 1 could be proved whole, and two good ones must stay\n")
+    assert len(list_names(run.checkpoints)) == 3
+
+
+def test_show_tells_what_is_inside_without_reading_tensors(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_small(run.checkpoints, 3, metrics={"loss": 0.25})
+    monkeypatch.setattr("time.time", lambda: 62.0)
+    assert shown(call("show", "--tensors")).split("\n") == [
+        "step-00000003: step 3, saved 1 min 1 s ago",
+        f" in {place}".replace(" in", "  in"),
+        "  loss = 0.25",
+        "  step: 3",
+        "  model.safetensors: 4.1 KiB, 2 tensors",
+        "    n  I64 []",
+        "    w  F32 [3, 5]",
+        "  state.json: 10 B",
+        "  lengths and manifest are right; `jackline checkpoints verify --step 3` reads every byte",
+    ]
+    assert json.loads(call("show", "--json").output)["step"] == 3
+    (place / "manifest.json").write_text("{}")
+    with pytest.raises(JacklineError) as caught:
+        call("show")
+    assert str(caught.value) == (
+        "error: step-00000003 is not whole: manifest.json is not one of ours\n"
+        "hint: `jackline checkpoints verify` tells which ones are"
+    )
+
+
+def test_a_missing_step_is_refused_with_those_there_are(run: RunDir) -> None:
+    write_small(run.checkpoints, 3)
+    with pytest.raises(UsageError) as caught:
+        call("show", "--step", "4")
+    assert str(caught.value) == (
+        f"error: there is no checkpoint of step 4 in {run.checkpoints}\nhint: the newest are: 3"
+    )
+
+
+def test_an_export_is_loaded_by_the_three_lines_it_prints(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from jackline.checkpoint.engine import CheckpointEngine
+    from tests.checkpoint.states import make_state
+
+    state = make_state()
+    engine = CheckpointEngine(run)
+    assert engine.save(state, step=1).wait(60)
+    engine.close()
+    monkeypatch.chdir(tmp_path)
+    lines = shown(call("export", "--out", "away")).split("\n")
+    assert lines[0] == "# step-00000001, 8 tensors, 6.3 KiB"
+    assert lines[1:] == [
+        "from safetensors.torch import load_file",
+        f"state = load_file('{tmp_path}/away/model.safetensors')",
+        "model.load_state_dict(state)",
+    ]
+    model = make_state(seed=9)["model"]
+    exec("\n".join(lines[1:]), {"model": model})
+    assert torch.equal(model[3].weight, state["model"][3].weight)
+    assert torch.equal(model[1].running_mean, state["model"][1].running_mean)
+    assert json.loads(call("export", "--json").output)["files"][0]["key"] == "model"
+    with pytest.raises(UsageError, match="step-00000001 holds no model called 'actor'"):
+        call("export", "--key", "actor")
+
+
+def test_a_damaged_checkpoint_is_not_exported(run: RunDir) -> None:
+    place = write_small(run.checkpoints, 1)
+    (place / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(JacklineError) as caught:
+        call("export")
+    assert str(caught.value) == (
+        "error: step-00000001 is not whole and was not exported: "
+        "model.safetensors is 1 B, the manifest says 4.1 KiB\n"
+        "hint: `jackline checkpoints verify` tells which ones are; choose one with --step"
+    )
