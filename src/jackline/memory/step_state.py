@@ -1,0 +1,116 @@
+"""What a step changes before its end, taken at its start and put back when the step must be done again.
+
+Owns random generators, the gradient scaler and the buffers that a forward pass writes to (BatchNorm's running
+figures and their kin). Weights and optimizer are not here: nothing changes them before the update.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
+_SCALER_TENSORS = ("_scale", "_growth_tracker")
+# Copies of more than this are kept in host memory, so that keeping them cannot be what runs out.
+_MAX_ON_DEVICE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Every random generator a step may draw from. About 50 us."""
+
+    torch_cpu: Tensor
+    torch_cuda: tuple[Tensor, ...]
+    python: object
+    numpy: Any
+
+    @classmethod
+    def take(cls) -> Generators:
+        numpy = sys.modules.get("numpy")
+        is_on_card = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return cls(
+            torch.get_rng_state(),
+            tuple(torch.cuda.get_rng_state_all()) if is_on_card else (),
+            random.getstate(),
+            numpy.random.get_state() if numpy is not None else None,
+        )
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(list(self.torch_cuda))
+        random.setstate(self.python)  # type: ignore[arg-type]
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+
+class Buffers:
+    """The buffers that forward passes were seen to write to. All of them are copied until the first step is over;
+    from then on only those that were seen to change."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._written: set[str] | None = None
+        self._versions: dict[str, int] = {}
+        self._copies: dict[str, Tensor] = {}
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for number, module in enumerate(self._modules):
+            yield from ((f"{number}.{name}", buffer) for name, buffer in module.named_buffers())
+
+    @torch.no_grad()
+    def take(self) -> None:
+        self._versions = {name: buffer._version for name, buffer in self._named()}
+        wanted = [(name, b) for name, b in self._named() if self._is_wanted(name)]
+        is_large = sum(b.numel() * b.element_size() for _, b in wanted) > _MAX_ON_DEVICE_BYTES
+        self._copies = {name: b.to("cpu", copy=True) if is_large else b.clone() for name, b in wanted}
+
+    def _is_wanted(self, name: str) -> bool:
+        return self._written is None or name in self._written or name.endswith(_STATISTICS)
+
+    def _moved(self) -> set[str]:
+        return {name for name, buffer in self._named() if buffer._version != self._versions.get(name)}
+
+    @torch.no_grad()
+    def put_back(self) -> tuple[str, ...]:
+        """Names of buffers that were written to and not known to be: they cannot be put back."""
+        lost = self._moved() - set(self._copies)
+        for name, buffer in self._named():
+            if name in self._copies:
+                buffer.copy_(self._copies[name])
+        self._versions = {name: buffer._version for name, buffer in self._named()}
+        return tuple(sorted(lost))
+
+    @torch.no_grad()
+    def learn(self) -> None:
+        """The step is over: remember what it wrote to, forget the copies. Values are compared once, after the first
+        step, because BatchNorm writes its figures without moving their version."""
+        written = self._moved()
+        if self._written is None:
+            written |= {name for name, b in self._named() if not torch.equal(self._copies[name].to(b.device), b)}
+        self._written = (self._written or set()) | written
+        self._copies = {}
+
+
+class Scaler:
+    """A GradScaler's own tensors. Without `state_dict()`, which would wait for the card at every step."""
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
+        self._copies = {
+            name: value.clone()
+            for name in _SCALER_TENSORS
+            if isinstance(value := getattr(scaler, name, None), Tensor)
+        }
+
+    def put_back(self) -> None:
+        for name, copy in self._copies.items():
+            value = getattr(self._scaler, name, None)
+            if isinstance(value, Tensor):
+                value.copy_(copy)
