@@ -116,11 +116,24 @@ print(os.getpid(), child, spawned.stdout)
     assert {f"fh.{pid}" for pid in done.stdout.split()} == {path.name for path in (tmp_path / "s").iterdir()}
 
 
-def test_the_signal_writes_all_threads_and_changes_nothing_else(tmp_path: Path) -> None:
+def test_the_first_signal_writes_the_main_thread_alone(tmp_path: Path) -> None:
+    code = """
+import os, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.kill(os.getpid(), 61)
+print("went on")
+"""
+    done = run(tmp_path / "s", code)
+    (dump,) = (tmp_path / "s").iterdir()
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert dump.read_text() == 'Stack (most recent call first):\n  File "<string>", line 4 in <module>\n'
+
+
+def test_the_second_signal_writes_all_threads_and_changes_nothing_else(tmp_path: Path) -> None:
     code = """
 import os, signal, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-os.kill(os.getpid(), 61)
+os.kill(os.getpid(), 62)
 print("went on")
 """
     done = run(tmp_path / "s", code)

@@ -412,3 +412,58 @@ def test_empty_dump_files_of_the_dead_are_forgotten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [f"fh.{process.pid}", f"fh.{os.getpid()}", "fh.x", "other"]
     )
+
+
+BUSY_THREADS = """
+import threading
+
+def deep(n):
+    return deep(n - 1) if n else [object() for _ in range(10)]
+
+def work():
+    for number in range(200):
+        exec(compile(f"def f(n):\\n  return f(n - 1) if n else 0\\nf(50)", f"<made {number}>", "exec"), {})
+        deep(30)
+
+while True:  # HERE
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+def test_a_busy_program_with_many_threads_survives_being_looked_at(tmp_path: Path, no_py_spy: None) -> None:
+    """faulthandler asked for all threads killed this program within five looks; a compile on a GPU died the same."""
+    with hanging(tmp_path, BUSY_THREADS) as program:
+        wait_until(lambda: catches_signal(program.pid, STACK_SIGNAL), "the handler")
+        seen = 0
+        for number in range(120):
+            # Every fifth look is an incident's, which asks for all threads if nothing moves: here something does.
+            is_incident = number % 5 == 0
+            (stack,) = sample_stacks([program.pid], stacks_folder=program.stacks, native=is_incident)
+            seen += stack.method == "faulthandler"
+        assert seen > 60
+        assert program.process.poll() is None, "it was killed by being looked at"
+
+
+def test_all_threads_of_a_still_process_are_read_at_an_incident(tmp_path: Path, no_py_spy: None) -> None:
+    with hanging(tmp_path, LOCK_ABBA) as program:
+        stack_at(program, "with second:  # HERE", program.stacks)
+        (stack,) = sample_stacks([program.pid], stacks_folder=program.stacks, native=True)
+        assert len(stack.threads) == 2
+        (glance,) = sample_stacks([program.pid], stacks_folder=program.stacks)
+        assert [thread.is_main for thread in glance.threads] == [True]
+
+
+def test_a_py_spy_that_is_merely_late_is_not_replaced_by_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "py-spy"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(stacks, "find_tool", lambda name: str(slow))
+    with hanging(tmp_path, SLEEP_LOOP) as program:
+        wait_until(lambda: catches_signal(program.pid, STACK_SIGNAL), "the handler")
+        (stack,) = sample_stacks([program.pid], stacks_folder=program.stacks, deadline_s=0.3)
+        assert (stack.method, stack.problem) == ("proc", "py-spy did not answer in time")
+        assert (program.stacks / f"fh.{program.pid}").read_bytes() == b""

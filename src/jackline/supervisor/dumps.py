@@ -14,6 +14,7 @@ from jackline.supervisor.sources import is_own_code
 
 FATAL = "Fatal Python error:"
 _HEADER = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+_ALONE = "Stack (most recent call first):"  # a dump of one thread, the one that got the signal
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _UNNAMED = re.compile(r"0x[0-9a-f]+")
 
@@ -53,13 +54,16 @@ def parse_faulthandler(text: str, pid: int) -> tuple[ThreadStack, ...]:
     """The threads of the last whole dump in `text`, the main one first.
 
     faulthandler walks from the newest thread to the oldest, so the main thread is the last; a dump cut off at 100
-    threads ends in '...' and has no main thread.
+    threads ends in '...' and has no main thread. A dump of one thread is the main one's, to whom the kernel gives a
+    signal sent to the process.
     """
     blocks: list[tuple[str, str, list[Frame]]] = []
     seen: set[str] = set()
     is_cut = False
     for line in text.splitlines():
-        if header := _HEADER.match(line):
+        if line.startswith(_ALONE):
+            blocks, seen, is_cut = [("0x0", "", [])], set(), False
+        elif header := _HEADER.match(line):
             if header[2] in seen:  # the same thread again: the next dump has begun
                 blocks, seen = [], set()
             seen.add(header[2])

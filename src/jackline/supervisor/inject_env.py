@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 INJECT_FOLDER = Path(__file__).parent / "inject"
-# A real-time signal: SIGUSR1 and SIGUSR2 belong to Slurm and Lightning.
+# A real-time signal: SIGUSR1 and SIGUSR2 belong to Slurm and Lightning. The one after it asks for all threads.
 STACK_SIGNAL = 61
 
 
@@ -50,7 +50,7 @@ def child_environment(
 def stack_signal(environ: Mapping[str, str]) -> int:
     """The signal armed in the child; a value that is no real-time signal is ours again."""
     word = environ.get("JACKLINE_STACK_SIGNAL", "")
-    return int(word) if word.isdigit() and 34 <= int(word) <= 64 else STACK_SIGNAL
+    return int(word) if word.isdigit() and 34 <= int(word) < 64 else STACK_SIGNAL
 
 
 def _joined(before: str, library: str) -> str:

@@ -1,7 +1,11 @@
 """Stacks of live processes, by the cheapest way that answers.
 
-Owns the order: py-spy without stopping the process, else the faulthandler armed by the injected file (needs no
-right to look into the process, and no GIL), else what /proc says each thread waits on. Every way has a time limit.
+Owns the order: py-spy without stopping the process; where py-spy may not or cannot look at all, the faulthandler
+armed by the injected file; else what /proc says each thread waits on. Every way has a time limit.
+
+faulthandler asked for all threads of a busy process crashes it: it reads frames that running threads are freeing (a
+compile with 20 threads died of it within a minute). So it is asked for the main thread alone, and for all threads
+only at an incident, in a process in which nothing moves. A py-spy that was merely late is never replaced by a signal.
 Does not own the formats (`dumps`) or what a stack means (`jackline.diagnosis.doing`).
 """
 
@@ -30,6 +34,7 @@ MOST_PIDS = 16
 _AT_ONCE = 4
 _MOST_THREADS = 64
 _ANSWER_S = 1.0  # a handler runs within milliseconds; a process that does not answer by then is not going to
+_STILL_S = 0.2
 _LARGEST_DUMP_BYTES = 1 << 20
 _sources = SourceReader()
 
@@ -104,8 +109,15 @@ def _sample_group(pids: Sequence[int], folder: Path | None, end_s: float, *, nat
     for pid in pids:
         missing: tuple[tuple[ThreadStack, ...], str] = ((), "" if tool else "py-spy is not installed")
         threads, problem = _collect(started[pid], end_s) if pid in started else missing
-        stacks.append(_finish(pid, threads, problem, folder, end_s))
+        asked = folder if not threads and (tool is None or _is_refused(problem)) else None
+        stacks.append(_finish(pid, threads, problem, asked, end_s, is_incident=native))
     return stacks
+
+
+def _is_refused(problem: str) -> bool:
+    """py-spy has no right to look, or does not know this interpreter: it will not do better next time."""
+    lowered = problem.lower()
+    return any(word in lowered for word in ("permission", "not permitted", "eperm", "unsupported", "python version"))
 
 
 def find_tool(name: str) -> str | None:
@@ -163,12 +175,19 @@ def _answer(started: _Started, end_s: float) -> str | None:
 
 
 def _finish(
-    pid: int, threads: tuple[ThreadStack, ...], problem: str, folder: Path | None, end_s: float
+    pid: int,
+    threads: tuple[ThreadStack, ...],
+    problem: str,
+    folder: Path | None,
+    end_s: float,
+    *,
+    is_incident: bool = False,
 ) -> ProcessStack:
-    """Fall back where needed, then add waits, names and source texts."""
+    """Fall back where needed (`folder` given), then add waits, names and source texts."""
     method = "py-spy" if threads else ""
     if not threads and folder is not None and is_python(pid):
-        threads, why = ask_faulthandler(pid, folder, limit_s=min(_ANSWER_S, max(0.1, end_s - time.monotonic())))
+        limit_s = min(_ANSWER_S, max(0.1, end_s - time.monotonic()))
+        threads, why = ask_faulthandler(pid, folder, limit_s=limit_s, all_threads=is_incident and is_still(pid))
         method, problem = ("faulthandler", "") if threads else ("", "; ".join(filter(None, (problem, why))))
     if not threads:
         return _from_proc(pid, problem if is_python(pid) else "")
@@ -199,11 +218,24 @@ def _from_proc(pid: int, problem: str) -> ProcessStack:
     return ProcessStack(pid, read_command(pid), tuple(threads), "proc", problem)
 
 
-def ask_faulthandler(pid: int, folder: Path, *, limit_s: float) -> tuple[tuple[ThreadStack, ...], str]:
+def is_still(pid: int) -> bool:
+    """No thread of it runs or wants to: looked at twice, a moment apart."""
+    before = _thread_times(pid)
+    time.sleep(_STILL_S)
+    return bool(before) and before == _thread_times(pid)
+
+
+def _thread_times(pid: int) -> dict[int, bytes]:
+    return {tid: read_bytes(f"/proc/{pid}/task/{tid}/schedstat") or b"" for tid in list_threads(pid)}
+
+
+def ask_faulthandler(
+    pid: int, folder: Path, *, limit_s: float, all_threads: bool = False
+) -> tuple[tuple[ThreadStack, ...], str]:
     """Signal the process and read what it appended to its dump file; nothing is sent unless it is sure to be caught
-    by our handler, because an uncaught signal kills."""
+    by our handler, because an uncaught signal kills. `all_threads` only for a process that is still."""
     path = folder / f"fh.{pid}"
-    number = stack_signal(read_environ(pid))
+    number = stack_signal(read_environ(pid)) + (1 if all_threads else 0)
     try:
         before = path.stat().st_size
     except OSError:

@@ -47,8 +47,12 @@ def _arm():
     if not faulthandler.is_enabled():  # -X faulthandler: the person wants it on stderr
         faulthandler.enable(fd, all_threads=True)
     number = int(os.environ.get("JACKLINE_STACK_SIGNAL") or 61)
-    if _signal.getsignal(number) == _signal.SIG_DFL:
-        faulthandler.register(number, fd, all_threads=True, chain=False)
+    # The first signal dumps the thread that gets it: safe at any time. The second dumps all threads, which reads the
+    # frames of threads that may be running and then crashes the process (seen: five signals to a busy one); it is
+    # sent only to a process in which nothing moves.
+    for signum, all_threads in ((number, False), (number + 1, True)):
+        if _signal.getsignal(signum) == _signal.SIG_DFL:
+            faulthandler.register(signum, fd, all_threads=all_threads, chain=False)
     if hasattr(os, "register_at_fork"):  # since 3.7; before, a forked child is read by other means
         os.register_at_fork(after_in_child=_after_fork)
 
