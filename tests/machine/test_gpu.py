@@ -16,8 +16,8 @@ from jackline.machine.readings import GpuProcess, GpuReading
 from tests.machine.conftest import wait_until
 
 CARDS = """\
-GPU-aaaa, 0, NVIDIA H200, 143771, 142241, 87, 22, 691.20
-GPU-bbbb, 1, Tesla T4, 15360, 15357, [N/A], [N/A], [Not Supported]
+GPU-aaaa, 0, NVIDIA H200, 143771, 142241, 87, 22, 691.20, 700.00
+GPU-bbbb, 1, Tesla T4, 15360, 15357, [N/A], [N/A], [Not Supported], [Not Supported]
 """
 USERS = """\
 GPU-aaaa, 4242, 1000
@@ -37,12 +37,13 @@ def test_the_two_tables_of_nvidia_smi_become_readings() -> None:
         memory_utilisation_percent=22,
         power_w=691.2,
         processes=(GpuProcess(4242, 1000 * 2**20), GpuProcess(4243, None)),
+        power_limit_w=700.0,
     )
     assert second == GpuReading(1, "Tesla T4", 15360 * 2**20, 3 * 2**20, None, None, None)
 
 
 def test_a_card_that_does_not_tell_its_memory_is_listed() -> None:
-    (card,) = parse_smi("GPU-dddd, 0, NVIDIA GB10, [N/A], [N/A], 5, 1, 12.5\n", "")
+    (card,) = parse_smi("GPU-dddd, 0, NVIDIA GB10, [N/A], [N/A], 5, 1, 12.5, [N/A]\n", "")
     assert (card.total_bytes, card.used_bytes, card.power_w) == (0, 0, 12.5)
 
 

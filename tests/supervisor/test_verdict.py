@@ -79,18 +79,22 @@ def test_workers_at_the_same_line_are_told_together_and_the_odd_one_apart() -> N
     assert "; 6 processes (10, 11, 12, 13, ...) are waiting on a pipe; process 20 (python) is waiting" in text
 
 
-def test_a_worker_that_only_waits_for_work_is_not_at_fault() -> None:
-    idle, hung = Proc(8, 7, wait=Wait("pipe")), Proc(9, 7)
-    world = World([Proc(7, wait=Wait("poll")), idle, hung])
-    queue = Frame("get", "/usr/lib/python3.11/multiprocessing/queues.py", 103)
+@pytest.mark.parametrize(
+    "file",
+    ["/usr/lib/python3.11/multiprocessing/queues.py", "/v/site-packages/torch/distributed/distributed_c10d.py"],
+)
+def test_a_worker_that_only_waits_for_others_is_not_at_fault_and_the_odd_one_is_named_first(file: str) -> None:
+    idle = Proc(8, 7, wait=Wait("pipe"), inside=(Frame("get", file, 103),))
+    hung = Proc(9, 7, outside=(Frame("run", "/usr/lib/python3.11/multiprocessing/process.py", 108),))
+    last = play(World([Proc(7, wait=Wait("poll")), idle, hung]), 70)[-1]
+    assert last.pid == 9
+    assert last.text.index("process 9 ") < last.text.index("process 8 ")
 
-    def idle_stack() -> object:
-        stack = Proc.stack(idle)
-        main = stack.threads[0]
-        return type(stack)(8, stack.command, (ThreadStack(8, "MainThread", (queue, *main.frames), True),), "py-spy")
 
-    idle.stack = idle_stack  # type: ignore[method-assign,assignment]
-    assert play(world, 70)[-1].pid == 9
+def test_a_process_that_only_keeps_house_is_not_mentioned() -> None:
+    tracker = Proc(8, 7, outside=(Frame("main", "/usr/lib/python3.11/multiprocessing/resource_tracker.py", 200),))
+    last = play(World([Proc(7, wait=Wait("lock")), tracker]), 70)[-1]
+    assert (last.label, "process 8" in last.text) == ("STUCK_LOCK", False)
 
 
 def test_a_dead_worker_that_nobody_noticed_is_at_fault() -> None:
@@ -150,6 +154,15 @@ def test_noise_below_the_limits_is_not_progress(quiet: dict[str, float]) -> None
 def test_the_noise_of_many_processes_is_not_progress() -> None:
     world = World([Proc(7, wait=Wait("poll")), *(Proc(pid, 7, other_cores=0.003) for pid in range(100, 125))])
     assert first(play(world, 70), "STUCK") == 60
+
+
+def test_a_full_machine_makes_nothing_of_threads_that_only_wake_up() -> None:
+    world = World([Proc(7, other_cores=0.002, queued_cores=0.4)])
+    assert first(play(world, 70), "STUCK") == 60
+
+
+def test_work_that_a_full_machine_hardly_lets_run_is_progress() -> None:
+    assert alarms(play(World([Proc(7, other_cores=0.01, queued_cores=0.9)]), 400)) == []
 
 
 def test_a_helper_process_is_not_progress() -> None:
@@ -334,6 +347,16 @@ def test_a_loop_that_sleeps_and_looks_at_a_flag_is_suspect_late_and_stuck_later(
     assert alarms(verdicts) == ["SUSPECT SLEEPING", "STUCK STUCK"]
 
 
+def test_a_sleeper_caught_awake_is_still_a_sleeper() -> None:
+    world = World([sleeper(main_cores=0.0002)])
+
+    def step(second: int) -> None:
+        world.processes[0].wait = Wait("file") if second % 4 == 3 else Wait("sleep")
+
+    verdicts = play(world, 500, step=step)
+    assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (240, 480)
+
+
 def test_one_endless_sleep_is_suspect_at_the_limit_and_stuck_at_twice() -> None:
     verdicts = play(World([sleeper()]), 260)
     assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (120, 240)
@@ -452,6 +475,17 @@ def test_full_use_without_memory_or_power_is_a_spin() -> None:
         "the GPU shows full use but has touched no memory and drawn idle power for 1 min 14 s: a kernel or a "
         "collective seems to hang; the main thread (pid 7) is running at /me/p7.py:10 `loss.item()`"
     )
+
+
+def test_a_card_that_was_cold_before_its_first_context_is_not_taken_for_one_that_works() -> None:
+    """Measured on an H200: 75 W without a context, 125 W of 700 W with a kernel that spins for ever."""
+    world = World([on_gpu()], gpus=(gpu(power_w=75.0, power_limit_w=700.0),))
+
+    def step(second: int) -> None:
+        if second >= 5:
+            world.gpus = (gpu(utilisation_percent=100, power_w=125.0, power_limit_w=700.0),)
+
+    assert alarms(play(world, 80, step=step)) == ["SUSPECT GPU_SPIN"]
 
 
 @pytest.mark.parametrize(

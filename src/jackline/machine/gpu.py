@@ -23,7 +23,7 @@ _MIB = 2**20
 _SMI_EVERY_S = 5.0
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 # Free, not used: what the driver keeps for itself (0.6 GiB of an H200) is in neither, and cannot be had.
-_GPU_FIELDS = "uuid,index,name,memory.total,memory.free,utilization.gpu,utilization.memory,power.draw"
+_GPU_FIELDS = "uuid,index,name,memory.total,memory.free,utilization.gpu,utilization.memory,power.draw,power.limit"
 
 
 class _Reader:
@@ -109,6 +109,7 @@ def _read_card(nvml: Any, index: int) -> GpuReading:
     memory = _or_none(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
     rates = _or_none(lambda: nvml.nvmlDeviceGetUtilizationRates(card))
     milliwatts = _or_none(lambda: nvml.nvmlDeviceGetPowerUsage(card))
+    limit_milliwatts = _or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card))
     return GpuReading(
         index=index,
         name=name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name),
@@ -118,6 +119,7 @@ def _read_card(nvml: Any, index: int) -> GpuReading:
         memory_utilisation_percent=rates.memory if rates else None,
         power_w=None if milliwatts is None else milliwatts / 1000,
         processes=tuple(_read_processes(nvml, card)),
+        power_limit_w=None if limit_milliwatts is None else limit_milliwatts / 1000,
     )
 
 
@@ -182,8 +184,9 @@ def parse_smi(cards: str, users: str) -> tuple[GpuReading, ...]:
             memory_utilisation_percent=_percent(row[6]),
             power_w=_number(row[7]),
             processes=tuple(processes.get(row[0], ())),
+            power_limit_w=_number(row[8]),
         )
-        for row in _rows(cards, 8)
+        for row in _rows(cards, 9)
     )
 
 

@@ -102,6 +102,7 @@ class GpuReading:
     memory_utilisation_percent: int | None
     power_w: float | None
     processes: tuple[GpuProcess, ...] = ()
+    power_limit_w: float | None = None
 
 
 @dataclass(frozen=True)

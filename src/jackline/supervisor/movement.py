@@ -18,6 +18,8 @@ from jackline.supervisor.stacks import main_hash
 
 LATE_S = 5.0  # a supervisor that comes this late slept with the whole machine
 CPU_CORES = 0.02  # times the square root of the number of processes: their noise adds up
+STARVED_WANTS_CORES = 0.5
+STARVED_CPU_CORES = 0.005
 DISK_BYTES_PER_S = 1000.0
 TCP_BYTES_PER_S = 64.0
 BURST_S = 0.002  # a main thread's piece of work; waking up to look at a flag costs 0.02 to 0.2 ms
@@ -25,6 +27,9 @@ BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, 1 to
 DUMP_BYTES = 128_000  # stacks that our signal made it write are not its own work
 GPU_MEMORY_PERCENT = 1
 GPU_POWER_FACTOR = 1.2  # over the lowest power seen
+# A card without a context draws less than one that holds an idle one (an H200: 75 and 125 of 700 W), so the lowest
+# power seen alone would call a spinning kernel work.
+GPU_POWER_SHARE = 0.25
 _MOST_INTERVALS = 256
 _MOST_DELTAS = 15
 HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tensorboard", "py-spy")
@@ -55,6 +60,9 @@ class Stand:
     hash: str = ""
     hash_seen_s: float = 0.0  # when the same place was seen last
     keyboard_since_s: float | None = None
+    # When it was last seen asleep or in the disk's hands: a loop of sleeps is awake in some samples.
+    slept_at_s: float = -math.inf
+    disk_at_s: float = -math.inf
     main_deltas_s: tuple[float, ...] = ()  # CPU of the main thread in the last intervals
     main_cores: float = 0.0
     woke_s: float = 0.0  # CPU of the main thread since it moved last: 0 means it did not even wake up
@@ -63,18 +71,30 @@ class Stand:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the whole tree did since a main thread moved last."""
+    """What the whole tree did in some time. `wants_s` adds the time spent in the queue for a CPU."""
 
     cpu_s: float = 0.0
+    wants_s: float = 0.0
     disk_bytes: float = 0.0
     tcp_bytes: float = 0.0
 
     def plus(self, other: Totals) -> Totals:
-        return Totals(self.cpu_s + other.cpu_s, self.disk_bytes + other.disk_bytes, self.tcp_bytes + other.tcp_bytes)
+        return Totals(
+            self.cpu_s + other.cpu_s,
+            self.wants_s + other.wants_s,
+            self.disk_bytes + other.disk_bytes,
+            self.tcp_bytes + other.tcp_bytes,
+        )
 
     def per_s(self, span_s: float) -> Totals:
         span_s = max(span_s, 1e-3)
-        return Totals(self.cpu_s / span_s, self.disk_bytes / span_s, self.tcp_bytes / span_s)
+        return Totals(self.cpu_s / span_s, self.wants_s / span_s, self.disk_bytes / span_s, self.tcp_bytes / span_s)
+
+    @property
+    def is_starved(self) -> bool:
+        """As a rate: it works as much as a full machine lets it. Queueing alone proves nothing: on a full machine
+        a thread that only wakes up to look at a flag queues for as long as others compute."""
+        return self.wants_s >= STARVED_WANTS_CORES and self.cpu_s >= STARVED_CPU_CORES
 
 
 @dataclass(frozen=True)
@@ -171,18 +191,19 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
 def _between(before: TreeReading, after: TreeReading, signalled: set[int]) -> Totals:
     """What the tree did between two readings. A newborn's whole life counts; a fall of a counter is nothing."""
     old = {(process.pid, process.start_ticks): process for process in before.processes}
-    cpu_s = disk_bytes = 0.0
+    cpu_s = wants_s = disk_bytes = 0.0
     for process in after.processes:
         if process.comm in HELPER_COMMS:
             continue
         former = old.get((process.pid, process.start_ticks))
-        cpu_s += max(0.0, process.wants_cpu_s - (former.wants_cpu_s if former else 0.0))
+        cpu_s += max(0.0, process.cpu_s - (former.cpu_s if former else 0.0))
+        wants_s += max(0.0, process.wants_cpu_s - (former.wants_cpu_s if former else 0.0))
         disk_bytes += max(0, process.read_bytes - (former.read_bytes if former else 0))
         written = max(0, process.write_bytes - (former.write_bytes if former else 0))
         disk_bytes += written if process.pid not in signalled or written > DUMP_BYTES else 0
     is_known = before.tcp_bytes is not None and after.tcp_bytes is not None
     tcp_bytes = max(0, (after.tcp_bytes or 0) - (before.tcp_bytes or 0)) if is_known else 0
-    return Totals(cpu_s, disk_bytes, tcp_bytes)
+    return Totals(cpu_s, wants_s, disk_bytes, tcp_bytes)
 
 
 def _sum(parts: Iterable[Totals]) -> Totals:
@@ -195,6 +216,7 @@ def _sum(parts: Iterable[Totals]) -> Totals:
 def _is_busy(rates: Totals, stands: Mapping[int, Stand]) -> bool:
     return (
         rates.cpu_s >= CPU_CORES * math.sqrt(max(1, len(stands)))
+        or rates.is_starved
         or rates.disk_bytes >= DISK_BYTES_PER_S
         or rates.tcp_bytes >= TCP_BYTES_PER_S
     )
@@ -223,6 +245,8 @@ def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> St
         reading=process,
         moved_at_s=at_s if has_moved else old.moved_at_s,
         keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
+        slept_at_s=at_s if process.wait.kind == "sleep" else old.slept_at_s,
+        disk_at_s=at_s if process.wait.kind == "disk" else old.disk_at_s,
         main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),
         main_cores=(spent_s or 0.0) / span_s,
         woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
@@ -301,7 +325,10 @@ def gpu_works(sample: Sample, idle_power_w: Mapping[int, float]) -> bool:
 
 
 def _gpu_works(gpu: GpuReading, idle_power_w: Mapping[int, float]) -> bool:
-    is_hot = gpu.power_w is not None and gpu.power_w > GPU_POWER_FACTOR * idle_power_w.get(gpu.index, math.inf)
+    cold_w = max(
+        GPU_POWER_FACTOR * idle_power_w.get(gpu.index, math.inf), GPU_POWER_SHARE * (gpu.power_limit_w or 0.0)
+    )
+    is_hot = gpu.power_w is not None and gpu.power_w > cold_w
     return is_hot or (gpu.memory_utilisation_percent or 0) >= GPU_MEMORY_PERCENT
 
 
