@@ -24,19 +24,24 @@ class Proc:
     main_cores: float = 0.0
     other_cores: float = 0.0
     main_writes: int = 0
+    queued_cores: float = 0.0  # wanted, but others had the CPU
     disk: int = 0
     method: str = "py-spy"
     has_main_counters: bool = True
     num_threads: int = 4
     threads: tuple[ThreadStack, ...] = ()
+    inside: tuple[Frame, ...] = ()  # library frames called by the person's line
+    outside: tuple[Frame, ...] = ()  # and those that called it
     main_cpu_s: float = 1.0
     other_cpu_s: float = 1.0
     disk_bytes: int = 0
     wchar: int = 0
+    queued_s: float = 0.0
 
     def live(self, seconds: float) -> None:
         self.main_cpu_s += self.main_cores * seconds
         self.other_cpu_s += self.other_cores * seconds
+        self.queued_s += self.queued_cores * seconds
         self.disk_bytes += int(self.disk * seconds)
         self.wchar += int(self.main_writes * seconds)
 
@@ -49,7 +54,7 @@ class Proc:
             comm=self.comm,
             state=self.state,
             cpu_s=total_s,
-            wants_cpu_s=total_s,
+            wants_cpu_s=total_s + self.queued_s,
             rss_bytes=1 << 20,
             num_threads=self.num_threads,
             read_bytes=0,
@@ -64,7 +69,7 @@ class Proc:
         if not self.is_python:
             return ProcessStack(self.pid, self.comm, (ThreadStack(self.pid, self.comm, (), True),), "proc")
         frame = Frame("work", f"/me/p{self.pid}.py", self.line, self.source, is_user=True)
-        main = ThreadStack(self.pid, "MainThread", (frame,), True, self.wait.kind)
+        main = ThreadStack(self.pid, "MainThread", (*self.inside, frame, *self.outside), True, self.wait.kind)
         return ProcessStack(self.pid, "python train.py", (main, *self.threads), self.method)
 
 

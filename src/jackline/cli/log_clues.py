@@ -104,11 +104,14 @@ def newest_under(folder: Path) -> list[tuple[str, float]]:
             entries = list(os.scandir(path))
         except OSError:
             continue
+        # Of a run's folder only what the program itself writes there counts, not what we do.
+        is_run = any(entry.name == "run.json" for entry in entries)
+        passed_over = (*_PASSED_OVER, "attempts") if is_run else _PASSED_OVER
         for entry in entries[:left]:
             if entry.is_dir(follow_symlinks=False):
-                if depth < _MOST_DEPTH and entry.name not in _PASSED_OVER:
+                if depth < _MOST_DEPTH and entry.name not in passed_over:
                     folders.append((entry.path, depth + 1))
-            elif entry.is_file(follow_symlinks=False):
+            elif entry.is_file(follow_symlinks=False) and not is_run:
                 modified_s = entry.stat(follow_symlinks=False).st_mtime
                 best = (entry.path, modified_s) if best is None or modified_s > best[1] else best
         left -= len(entries)

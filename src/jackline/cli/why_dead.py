@@ -109,8 +109,10 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
     yield title_line(run, status, death)
     yield from death.notes
     if death.evidence is not None and death.findings:
-        yield death_text(death.findings, death.evidence)
-        yield from _memory_lines(death.evidence)
+        text = death_text(death.findings, death.evidence)
+        yield text
+        if "peaked" not in text:
+            yield from _memory_lines(death.evidence)
     if attempt is None:
         yield f"hint: jackline resume {run.name}"
         return

@@ -9,6 +9,7 @@ they are BUSY and never stuck; a loop that sleeps and looks at a flag looks like
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ _FAIR_TCP, _FAIR_DISK = 2_000.0, 16_000.0
 _FAIR_PATIENCE = 5.0
 # fsync moves no counter of its process while the kernel writes for minutes.
 _DISK_PATIENCE = 5.0
+_RECENT_S = 5.0
 _WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
 
 
@@ -130,7 +132,7 @@ def _p99(intervals_s: Sequence[float]) -> float:
 
 def _scene(state: Movement, limits: Thresholds) -> _Scene:
     """The outermost Python process leads: a shell around it only waits."""
-    stands = [stand for stand in state.stands.values() if stand.reading.comm not in HELPER_COMMS]
+    stands = [stand for stand in state.stands.values() if not _is_helper(stand)]
     stands = stands or list(state.stands.values())
     leader = next((stand for stand in stands if stand.reading.is_python), stands[0])
     family = {leader.reading.pid}
@@ -221,7 +223,8 @@ def _suspect(scene: _Scene) -> Verdict | None:
     if _is_on_disk(scene):
         limit_s *= _DISK_PATIENCE / 2
     did = scene.state.background.per_s(quiet_s)
-    is_worked_for = did.cpu_s >= _STRONG_CPU_CORES or did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
+    is_worked_for = did.cpu_s >= _STRONG_CPU_CORES or did.is_starved
+    is_worked_for = is_worked_for or did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
     if is_worked_for or gpu_works(scene.state.sample, scene.state.idle_power_w):
         return None
     if did.tcp_bytes >= _FAIR_TCP or did.disk_bytes >= _FAIR_DISK:
@@ -292,7 +295,7 @@ def _progress_label(scene: _Scene) -> tuple[str, str]:
 
 def is_asleep(scene: _Scene) -> bool:
     """The main thread sleeps by choice, with nobody working for it. A sleep ends by itself: no hurry to call it."""
-    return scene.leader.reading.wait.kind == "sleep" and not _live(scene.workers)
+    return scene.now_s - scene.leader.slept_at_s <= _RECENT_S and not _live(scene.workers)
 
 
 def _sleep_patience(scene: _Scene) -> float:
@@ -303,9 +306,8 @@ def _sleep_patience(scene: _Scene) -> float:
 def _is_on_disk(scene: _Scene) -> bool:
     stands = (scene.leader, *scene.workers, *scene.others)
     threads = scene.leader.stack.threads if scene.leader.stack else ()
-    return any(stand.reading.wait.kind == "disk" for stand in stands) or any(
-        thread.wait.startswith("disk") for thread in threads
-    )
+    is_main = any(scene.now_s - stand.disk_at_s <= _RECENT_S for stand in stands)
+    return is_main or any(thread.wait.startswith("disk") for thread in threads)
 
 
 def _live(stands: Sequence[Stand]) -> list[Stand]:
@@ -332,16 +334,29 @@ def _at_fault(scene: _Scene) -> int:
     return (dead or busy or list(scene.workers))[0].reading.pid
 
 
+def _is_helper(stand: Stand) -> bool:
+    """A process that keeps house for others and always waits."""
+    is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in _main_frames(stand))
+    return is_tracker or stand.reading.comm in HELPER_COMMS
+
+
 def _waits_for_work(stand: Stand) -> bool:
-    frames = stand.stack.main.frames if stand.stack and stand.stack.main else ()
-    inner = frames[:4]
-    return any("multiprocessing/" in frame.file or "concurrent/futures/" in frame.file for frame in inner)
+    """It waits for the next task, or for other ranks: the one that is somewhere else is at fault."""
+    parts = ("multiprocessing/", "concurrent/futures/", "torch/distributed/")
+    inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(stand))
+    return any(part in frame.file for frame in inside for part in parts)
+
+
+def _main_frames(stand: Stand) -> tuple[Frame, ...]:
+    return stand.stack.main.frames if stand.stack and stand.stack.main else ()
 
 
 def _positions(scene: _Scene) -> str:
     parts = [f"the main thread (pid {scene.leader.reading.pid}) {stand_words(scene.leader)}"]
     parts += other_threads(scene.leader)
-    parts += other_processes([*scene.workers, *(stand for stand in scene.others if stand.reading.is_python)])
+    at_fault = _at_fault(scene)
+    others = [*scene.workers, *(stand for stand in scene.others if stand.reading.is_python)]
+    parts += other_processes(sorted(others, key=lambda stand: stand.reading.pid != at_fault))
     return "; ".join(parts)
 
 
