@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.machine.gpu import read_gpus
+
 SPIN = """
 import torch
 x = torch.zeros(1, device="cuda")
@@ -38,7 +40,7 @@ while time.monotonic() < end:
 """
 COMPILING = """
 import torch
-layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(60)]
+layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(12)]
 model = torch.nn.Sequential(*layers).cuda()
 compiled = torch.compile(model, mode="max-autotune")
 print("compiling")
@@ -107,6 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
+        print("power before any context:", [(card.power_w, card.power_limit_w) for card in read_gpus()])
         for program in PROGRAMS:
             seen = run_program(program, folder)
             print(f"\n== {program.name}\nexpected: {program.expected}")
