@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jackline.data.bytefile import ByteFile, Patience, SourceChanged
 from jackline.data.cache import Cache, EraRecord, era_path, present_eras
@@ -56,6 +56,7 @@ class Pass:
         self._skip = cursor.skip_tokens
         self._block: PackedBlock | None = None
         self._phase: Phase = "tokenise"
+        self.documents = cursor.state.counts.documents
         meta = shop.cache.meta
         around = Surroundings(Patience(shop.settings.give_up_after_s, on_wait=self._on_wait), self._on_open)
         blocks = read_blocks(meta.spec, cursor.state, around)
@@ -79,6 +80,7 @@ class Pass:
                 self._ends_at = Cursor(block.after, self._skip)
             else:
                 self._ends_at = Cursor(block.before, self._skip)
+            self.documents = block.after.counts.documents
             self._shop.board.set(self._phase, done=block.file_bytes, unit="B")
             on_progress(self._ends_at)
         return self._ends_at, self._block is None and self._state.is_ended
@@ -180,7 +182,7 @@ def _build_era(shop: Workshop, era: int, walk: Pass | None) -> Pass:
             walk = Pass(shop, era, cursor)
         ends_at, is_end = walk.fill(writer, _committing(shop, writer, is_first_time=expected is None))
         is_last = is_end or (spec.max_tokens is not None and capacity < cache.plan.size(era))
-        _seal(shop, writer, ends_at, is_last, expected)
+        _seal(shop, writer, replace(ends_at, documents=walk.documents), is_last, expected)
         is_done = True
     finally:
         if not is_done:

@@ -105,8 +105,7 @@ def adopt_era(folder: Path, state: dict[str, Any]) -> None:
         if era not in ledger.records and asked is not None and asked["fingerprint"] == state["fingerprint"]:
             plan = DataSpec.from_json(asked["spec"]).era_plan()
             ends_at = Cursor.from_json(cursor)
-            documents = ends_at.state.counts.documents
-            record_era(folder, EraRecord(era, plan.size(era), state["hash_before"], documents, ends_at))
+            record_era(folder, EraRecord(era, plan.size(era), state["hash_before"], ends_at))
     finally:
         lock.release()
 
@@ -171,7 +170,8 @@ def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tup
         spec,
         tokenizer.vocab_size,
         tokenizer.eos_id,
-        tokenizer.hash,
+        # A trained one is known by its content; the name of the others stands for theirs.
+        tokenizer.hash if spec.tokenizer == "train" else tokenizer_identity(spec.tokenizer, spec.vocab_size),
         tokenizer.engine.name,
         tokenizer.note,
     )

@@ -165,7 +165,8 @@ class HttpFile:
             self._open(at)
         if self._response is None:
             return b""
-        part = self._response.read(min(count, _READ_BYTES))
+        # read1 gives what has arrived; read would wait for all of it and lose it when the line breaks.
+        part = self._response.read1(min(count, _READ_BYTES))
         self._at += len(part)
         if not part and self._size is not None and self._at < self._size:
             raise ConnectionResetError(f"the connection ended after {self._at} of {self._size} bytes")
@@ -201,9 +202,8 @@ class HttpFile:
         self._size = self._size if size is None else size
         self._etag = self._etag or etag
         # A server without ranges begins at 0 again: read up to the wanted byte instead of skipping records.
-        for _ in range(starts_at, at, _READ_BYTES):
-            response.read(min(_READ_BYTES, at - starts_at))
-            starts_at = min(at, starts_at + _READ_BYTES)
+        while starts_at < at and (part := response.read1(min(_READ_BYTES, at - starts_at))):
+            starts_at += len(part)
         self._response, self._at = response, at
 
     def _keep_trying(self, act: Callable[[], Any], at: int) -> Any:

@@ -39,7 +39,6 @@ class EraRecord:
     era: int
     tokens: int
     hash: str
-    documents: int
     ends_at: Cursor
     is_last: bool = False
 
@@ -48,7 +47,6 @@ class EraRecord:
             "era": self.era,
             "tokens": self.tokens,
             "hash": self.hash,
-            "documents": self.documents,
             "ends_at": self.ends_at.to_json(),
             "is_last": self.is_last,
         }
@@ -56,7 +54,7 @@ class EraRecord:
     @staticmethod
     def from_json(value: dict[str, Any]) -> EraRecord:
         ends_at = Cursor.from_json(value["ends_at"])
-        return EraRecord(value["era"], value["tokens"], value["hash"], value["documents"], ends_at, value["is_last"])
+        return EraRecord(value["era"], value["tokens"], value["hash"], ends_at, value["is_last"])
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def describe_cache(folder: Path) -> dict[str, Any]:
         "is_finished": cache.ledger.is_sealed,
         "tokens": sum(record.tokens for record in records.values()),
         "eras": len(records),
-        "documents": newest.documents if newest else 0,
+        "documents": newest.ends_at.documents if newest else 0,
         "empty": counts.empty if counts else 0,
         "short": counts.short if counts else 0,
         "other_split": counts.other_split if counts else 0,

@@ -24,6 +24,7 @@ from jackline.errors import JacklineError, UsageError
 
 _KEY_BYTES = 1 << 16
 _ENOUGH_RECORDS = 200
+_SEEN_BYTES = 4 * RUN_BYTES  # where most documents are left out, a block ends too: progress and cursors move on
 _BLOCK_BYTES = RUN_BYTES // 2  # most runs are a block of their own; only small files are gathered
 
 
@@ -52,17 +53,19 @@ def read_blocks(spec: DataSpec, state: ReadState, around: Surroundings) -> Itera
     in_file = [0] * len(readers)
     while not state.is_ended:
         block = Block([], set(), state, state)
-        num_bytes = 0
-        while num_bytes < _BLOCK_BYTES and not state.is_ended:
+        num_kept = num_seen = 0
+        while num_kept < _BLOCK_BYTES and num_seen < _SEEN_BYTES and not state.is_ended:
             index = _whose_turn(spec, state)
             records, place = next(readers[index], (None, state.sources[index]))
             if records is None:
                 state = state.with_source(index, replace(place, is_ended=True), state.counts)
                 continue
             state, added = _take_run(spec, state, index, records, place, block)
-            num_bytes += added
+            num_kept += added
+            num_seen += sum(map(len, records.texts))
             in_file[index] = records.file_offset
-            if num_bytes and len(spec.sources) > 1:
+            check_damage(state.counts, spec.max_damaged_fraction, is_end=False)
+            if num_kept and len(spec.sources) > 1:
                 break  # the next block may be another source's turn
         check_damage(state.counts, spec.max_damaged_fraction, is_end=state.is_ended)
         block.after = state

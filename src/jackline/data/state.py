@@ -72,6 +72,7 @@ class Cursor:
 
     state: ReadState
     skip_tokens: int = 0
+    documents: int = 0  # begun up to here, the ones of the block included
 
     def to_json(self) -> dict[str, Any]:
         counts = self.state.counts
@@ -91,6 +92,7 @@ class Cursor:
             "counts": [counts.records, counts.documents, counts.empty, counts.short, counts.other_split],
             "damaged": counts.damaged,
             "skip_tokens": self.skip_tokens,
+            "documents": self.documents,
         }
 
     @staticmethod
@@ -98,7 +100,7 @@ class Cursor:
         sources = tuple(SourceState(item[0], tuple(item[1]), *item[2:]) for item in value["sources"])
         records, documents, empty, short, other_split = value["counts"]
         counts = Counts(records, documents, empty, short, other_split, dict(value["damaged"]))
-        return Cursor(ReadState(sources, counts), value["skip_tokens"])
+        return Cursor(ReadState(sources, counts), value["skip_tokens"], value["documents"])
 
 
 def _source_to_list(item: SourceState) -> list[Any]:

@@ -57,13 +57,13 @@ class EraFiles:
 def read_windows(fd: int, starts: NDArray[Any], out: NDArray[Any]) -> None:
     """Row i of `out` becomes the tokens from `starts[i]` on."""
     num_bytes = out.shape[1] * out.itemsize
-    offsets = (starts * np.uint64(out.itemsize)).tolist()
     rows = out.view(np.uint8).reshape(-1).data
     preadv = os.preadv
     at = 0
-    for offset in offsets:
-        if preadv(fd, (rows[at : at + num_bytes],), offset) != num_bytes:
-            _read_slowly(fd, rows[at : at + num_bytes], offset)
+    for offset in (starts * np.uint64(out.itemsize)).tolist():
+        row = rows[at : at + num_bytes]
+        if preadv(fd, (row,), offset) != num_bytes:
+            _read_slowly(fd, row, offset)
         at += num_bytes
 
 
