@@ -1,0 +1,164 @@
+"""Host memory, watched from inside the training process: save and leave before the kernel kills. No torch.
+
+Owns the sampling inside the process, the decision at a step boundary, and the intent that tells the supervisor to
+start again with less. Readings and the forecast are `machine`'s; saving is whoever asks. "Never killed" cannot be
+promised: another process may take the memory within one step, and a loop that never reaches a boundary is ended by
+the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.machine.forecast import Point, growth_bytes_per_s, seconds_to_limit
+from jackline.machine.memory import effective_limit, read_memory
+from jackline.machine.readings import MemoryReading
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.units import format_bytes, format_duration
+
+ARMED_SHARE = 0.5
+SLOW_EVERY_S = 1.0
+FAST_EVERY_S = 0.1
+WINDOW_S = 60.0
+TRIM_BELOW_S = 60.0
+# Leave when the limit is nearer than this many times one more step and a save.
+_LEAVE_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Go:
+    """Nothing to do."""
+
+
+@dataclass(frozen=True)
+class Trim:
+    """Give back what can be given back, and use fewer workers and less prefetch from now on."""
+
+    left_s: float
+
+
+@dataclass(frozen=True)
+class SaveAndExit:
+    """Save now and leave with exit code 75: the next boundary may be too late."""
+
+    left_s: float
+
+
+def guard_action(left_s: float | None, step_s: float, save_s: float) -> Go | Trim | SaveAndExit:
+    """`left_s` is the forecast until the limit, None when memory does not grow towards it."""
+    if left_s is None:
+        return Go()
+    if left_s <= 0 or left_s < _LEAVE_FACTOR * (step_s + save_s):
+        return SaveAndExit(left_s)
+    return Trim(left_s) if left_s < TRIM_BELOW_S else Go()
+
+
+class HostGuard:
+    """Samples in a thread of its own: once a second, ten times a second above half of the limit; 0.3 ms each."""
+
+    def __init__(self, *, read: Callable[[], MemoryReading] | None = None) -> None:
+        limit = effective_limit()
+        self._read = read or (lambda: read_memory([os.getpid()], limit=limit))
+        self._points: deque[Point] = deque()
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.reading: MemoryReading | None = None
+
+    def start(self) -> HostGuard:
+        self._sample()
+        self._thread = threading.Thread(target=self._watch, name="jackline-host-guard", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(FAST_EVERY_S if self.share() >= ARMED_SHARE else SLOW_EVERY_S):
+            # A guard that fails leaves the run as unguarded as it was without; it never ends it.
+            with contextlib.suppress(Exception):
+                self._sample()
+
+    def _sample(self) -> None:
+        reading = self._read()
+        with self._lock:
+            self.reading = reading
+            self._points.append((reading.at_s, reading.used_bytes))
+            while reading.at_s - self._points[0][0] > WINDOW_S:
+                self._points.popleft()
+
+    def share(self) -> float:
+        reading = self.reading
+        return reading.used_bytes / reading.limit.limit_bytes if reading and reading.limit.limit_bytes else 0.0
+
+    def left_s(self) -> float | None:
+        with self._lock:
+            points = tuple(self._points)
+        if self.reading is None or self.share() < ARMED_SHARE:
+            return None
+        return seconds_to_limit(points, self.reading.limit.limit_bytes)
+
+    def action(self, step_s: float, save_s: float) -> Go | Trim | SaveAndExit:
+        """To be asked at every step boundary; costs microseconds while memory is calm.
+
+        Takes a reading of its own when the thread is late, because code that keeps the interpreter to itself keeps
+        it from the thread too.
+        """
+        reading = self.reading
+        if reading is None or time.monotonic() - reading.at_s > 2 * SLOW_EVERY_S:
+            with contextlib.suppress(Exception):
+                self._sample()
+        return guard_action(self.left_s(), step_s, save_s)
+
+    def describe(self, left_s: float) -> str:
+        """'host RAM: 3.1 GiB of 4.0 GiB (cgroup ...), growing 200 MiB/s: the limit is 4.6 s away'."""
+        reading = self.reading
+        if reading is None:
+            return "host RAM: not known"
+        with self._lock:
+            growth = growth_bytes_per_s(tuple(self._points))
+        return (
+            f"host RAM: {format_bytes(reading.used_bytes)} of {format_bytes(reading.limit.limit_bytes)}"
+            f" ({reading.limit.source}), growing {format_bytes(growth)}/s:"
+            f" the limit is {format_duration(left_s)} away"
+        )
+
+
+def smaller_settings(*, num_workers: int, prefetch: int) -> dict[str, int]:
+    """What the next attempt should start with: half the workers (none from one), and at most two batches ahead."""
+    return {"num_workers": num_workers // 2, "prefetch": max(1, min(2, prefetch // 2))}
+
+
+def trim_host_memory() -> None:
+    """Give free heap back to the system: after a peak glibc keeps it, and it counts as used."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def write_intent(why: str, settings: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell the supervisor why this attempt ends and with which settings the next should start. Synced, because the
+    next thing that happens may be a kill. False when no supervisor started this process or the disk would not."""
+    path, number = environ.get("JACKLINE_RUN_DIR"), environ.get("JACKLINE_ATTEMPT", "")
+    if not path or not number.isdigit():
+        return False
+    intent = {"restart": True, "why": why, "settings": dict(settings)}
+    try:
+        atomic.write_json(RunDir(Path(path)).attempt(int(number)).intent_file, intent, durable=True)
+    except OSError:
+        return False
+    return True
