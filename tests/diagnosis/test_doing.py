@@ -51,6 +51,11 @@ def test_an_import_whose_line_does_not_tell_is_named_by_the_file_being_run(file:
     assert what(Frame("<module>", file, 1), IMPORT, user("importlib.import_module(name)")) == f"importing {name}"
 
 
+def test_of_several_imports_in_a_line_the_one_under_way_is_named() -> None:
+    inner = Frame("<module>", f"{SITE}/torch/__init__.py", 1)
+    assert what(inner, IMPORT, user("import time, torch")) == "importing torch"
+
+
 def test_work_at_import_in_the_persons_own_module_is_not_an_import() -> None:
     assert what(user("tokens = [1]", file="/me/data.py"), IMPORT, user("import data")) == "running data.py"
 

@@ -138,14 +138,17 @@ def imported_package(thread: ThreadStack) -> str:
     return _package_named(frames[outermost[-1]], frames[: outermost[-1]]) if outermost else ""
 
 
+_IMPORT_OF_ONE = re.compile(r"from\s+([A-Za-z_]\w*)|import\s+([A-Za-z_]\w*)[\w.]*(?:\s+as\s+\w+)?\s*(?:[#;]|$)")
+
+
 def _is_import_machinery(frame: Frame) -> bool:
     return frame.file.startswith("<frozen importlib.") or "/importlib/_bootstrap" in frame.file
 
 
 def _package_named(frame: Frame, inner: tuple[Frame, ...]) -> str:
-    match = re.match(r"(?:from|import)\s+([A-Za-z_]\w*)", frame.source)
+    match = _IMPORT_OF_ONE.match(frame.source)
     if match:
-        return match[1]
+        return match[1] or match[2]
     # A line of several, or importlib.import_module(name): the first file being run tells.
     for other in reversed(inner):
         if not _is_import_machinery(other) and not other.file.startswith("<"):
