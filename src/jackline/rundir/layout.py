@@ -70,6 +70,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def memory_file(self) -> Path:
+        """What the rehearsal measured against what was predicted."""
+        return self.path / "memory.json"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tb"
 

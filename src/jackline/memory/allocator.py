@@ -1,0 +1,55 @@
+"""Settings of PyTorch's CUDA allocator that Jackline makes by default. No torch at import.
+
+Owns the environment variables, which must stand before torch is imported, and the cap that makes a driver which
+would spill into host memory (WSL, Windows) fail loudly instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+# torch 2.9 reads only the old name, later ones prefer the new: both are set, always alike.
+NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+# Room the driver and other libraries take after start: NCCL buffers, cuDNN plans, kernels loaded late.
+_KEEP_FREE_SHARE = 0.01
+_KEEP_FREE_BYTES = 128 * 2**20
+
+
+def allocator_environment(environ: Mapping[str, str], *, is_wsl: bool | None = None) -> dict[str, str]:
+    """The variables to add before torch starts; {} when there is nothing to add. What a person set is kept.
+
+    Expandable segments clash with max_split_size_mb and do not exist under WSL; then they are left off.
+    """
+    asked = next((environ[name] for name in NAMES if environ.get(name)), "")
+    if "max_split_size_mb" in asked or (_is_wsl() if is_wsl is None else is_wsl) or "expandable_segments" in asked:
+        wanted = asked
+    else:
+        wanted = f"{asked},{_EXPANDABLE}" if asked else _EXPANDABLE
+    return {name: wanted for name in NAMES if wanted and environ.get(name) != wanted}
+
+
+def _is_wsl() -> bool:
+    try:
+        return "microsoft" in Path("/proc/version").read_text().lower()
+    except OSError:
+        return False
+
+
+def allocator_fraction(free_bytes: int, total_bytes: int) -> float:
+    """The share of the card this process may take, of what is free now."""
+    keep = max(_KEEP_FREE_BYTES, int(total_bytes * _KEEP_FREE_SHARE))
+    return max(0.0, min(1.0, (free_bytes - keep) / total_bytes)) if total_bytes else 1.0
+
+
+def cap_allocator() -> float | None:
+    """Cap this process at what is free now; None without a card. Call once, before the model is on the card."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    fraction = allocator_fraction(free_bytes + torch.cuda.memory_reserved(), total_bytes)
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    return fraction
