@@ -101,6 +101,23 @@ def test_the_injected_handler_answers_while_c_code_holds_the_interpreter(tmp_pat
         assert stack.method == "faulthandler"
 
 
+@pytest.mark.parametrize("version", ["3.7", "3.9", "3.12", "3.13"])
+@pytest.mark.parametrize("way", ["py-spy", "faulthandler"])
+def test_other_pythons_are_read_too(version: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}*/bin/python"))
+    if not found:
+        pytest.skip(f"Python {version} is not installed here")
+    if way == "py-spy":
+        needs_ptrace()
+    else:
+        monkeypatch.setattr(stacks, "find_tool", lambda name: None)
+    with hanging(tmp_path, LOCK_ABBA, waits="lock", python=str(found[0])) as program:
+        stack = stack_at(program, "with second:  # HERE", program.stacks)
+        frame = innermost_user_frame(stack.main)
+        assert stack.method == way
+        assert frame is not None and frame.line == program.line()
+
+
 def test_both_ways_agree_on_where_the_main_thread_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_ptrace()
     with hanging(tmp_path, LOCK_ABBA, waits="lock") as program:

@@ -408,6 +408,12 @@ def test_a_question_over_a_pipe_is_a_question() -> None:
     assert alarms(play(world, 20)) == ["SUSPECT KEYBOARD"]
 
 
+def test_a_question_is_called_one_however_small_the_limits() -> None:
+    world = World([Proc(7, wait=Wait("pipe", "output of sh (pid 3)", 0), source="answer = input()")])
+    limits = Thresholds(suspect_after_s=8, stuck_after_s=4)
+    assert alarms(play(world, 20, thresholds=limits)) == ["STUCK KEYBOARD"]
+
+
 def test_a_child_that_asks_is_found() -> None:
     child = Proc(8, 7, comm="apt", is_python=False, wait=Wait("keyboard", "/dev/pts/1", 0))
     verdicts = play(World([Proc(7, wait=Wait("child")), child]), 20)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -235,7 +234,7 @@ def _step_stands(before: Movement, sample: Sample, span_s: float) -> dict[int, S
 
 def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> Stand:
     spent_s = _main_cpu_s(old.reading, process)
-    usual_s = statistics.median(old.main_deltas_s) if old.main_deltas_s else 0.0
+    usual_s = _median(old.main_deltas_s)
     burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
     is_working = spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= CPU_CORES)
     has_moved = process.comm not in HELPER_COMMS and (is_working or _main_wrote(old, process))
@@ -251,6 +250,11 @@ def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> St
         main_cores=(spent_s or 0.0) / span_s,
         woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
     )
+
+
+def _median(values: tuple[float, ...]) -> float:
+    """The upper one of two; `statistics` costs 30 ms to import."""
+    return sorted(values)[len(values) // 2] if values else 0.0
 
 
 def _asks(stack: ProcessStack | None) -> bool:

@@ -158,13 +158,16 @@ def _keyboard(scene: _Scene) -> Verdict | None:
         since_s = stand.keyboard_since_s
         if since_s is None or scene.now_s - since_s < after_s:
             continue
-        waited_s = scene.now_s - since_s
-        kind: Kind = "STUCK" if waited_s >= scene.limits.stuck_after_s else "SUSPECT"
-        place = place_words(frame_of(stand) or frame_of(scene.leader))
-        text = f"waiting for keyboard input for {format_duration(waited_s)}{f' at {place}' if place else ''}"
-        text += f" (process {stand.reading.pid}); nobody can type unless it was started with --tty"
-        return Verdict(kind, "KEYBOARD", since_s, text, frame_of(scene.leader), stand.reading.pid)
+        kind: Kind = "STUCK" if scene.now_s - since_s >= scene.limits.stuck_after_s else "SUSPECT"
+        return _asking(scene, stand, kind, since_s)
     return None
+
+
+def _asking(scene: _Scene, stand: Stand, kind: Kind, since_s: float) -> Verdict:
+    place = place_words(frame_of(stand) or frame_of(scene.leader))
+    text = f"waiting for keyboard input for {format_duration(scene.now_s - since_s)}{f' at {place}' if place else ''}"
+    text += f" (process {stand.reading.pid}); nobody can type unless it was started with --tty"
+    return Verdict(kind, "KEYBOARD", since_s, text, frame_of(scene.leader), stand.reading.pid)
 
 
 def _stopped(scene: _Scene) -> Verdict | None:
@@ -195,6 +198,8 @@ def _stuck(scene: _Scene) -> Verdict | None:
         limit_s *= _DISK_PATIENCE
     if quiet_s < limit_s:
         return None
+    if scene.leader.keyboard_since_s is not None:
+        return _asking(scene, scene.leader, "STUCK", scene.state.progress_at_s)
     text = f"nothing has moved for {format_duration(quiet_s)}: {_positions(scene)}"
     return Verdict(
         "STUCK", _stuck_label(scene), scene.state.progress_at_s, text, frame_of(scene.leader), _at_fault(scene)
