@@ -172,7 +172,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         stuck_after_s=given["stuck_after"],
         inject=not given["no_inject"],
         mirror=full_place(given["mirror"]),
-        is_terminal=sys.stdout.isatty() and not given["detach"],
+        is_terminal=bool(sys.stdout and sys.stdout.isatty()) and not given["detach"],
         columns=max(20, size.columns),
         rows=max(5, size.lines),
     )
