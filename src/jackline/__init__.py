@@ -11,7 +11,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "attach": "jackline.session.attach",
     "phase": "jackline.session.phase",
+    "Loader": "jackline.session.loader",
+    "Stopped": "jackline.session.stopping",
 }
 
 __all__ = ["__version__", *_HOME]

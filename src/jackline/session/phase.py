@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -56,6 +56,7 @@ class Phase:
         self._lock = threading.Lock()
         # A forked worker counts for itself: its numbers would contradict ours.
         self._pid = os.getpid()
+        self.on_end: Callable[[], None] | None = None
 
     @property
     def done(self) -> float:
@@ -86,6 +87,12 @@ class Phase:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._say(is_last=True)
+        if self.on_end is not None and os.getpid() == self._pid:
+            self.on_end()
+
+    def progress(self) -> dict[str, Any]:
+        """For a state file."""
+        return {"phase": self._name, "done": self._done, "total": self._total, "unit": self._unit}
 
     def __iter__(self) -> Iterator[Any]:
         with self:

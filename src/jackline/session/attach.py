@@ -1,0 +1,181 @@
+"""`jackline.attach`: a training loop becomes a run that can be killed at any instant and goes on bit-exactly.
+
+Owns the order of things: find the run, start the writer, choose the feed, restore, judge what changed, print the
+receipt. Each of them is a module of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
+from jackline.checkpoint.load import Receipt
+from jackline.checkpoint.random_state import ProcessRandom
+from jackline.errors import CannotResume, JacklineError, UsageError
+from jackline.session.attachment import Attachment
+from jackline.session.changes import Change, compare_programs, describe_program
+from jackline.session.choose_feed import choose_feed
+from jackline.session.exactness import make_exact
+from jackline.session.home import command_line, find_home, is_notebook, write_ending
+from jackline.session.off import OffRun
+from jackline.session.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
+from jackline.session.reporting import Reporter, say
+from jackline.session.run import Run
+from jackline.session.saving import Saver
+from jackline.session.scalars import Scalars
+from jackline.session.settings import Settings, split
+from jackline.session.stepping import Stepper
+from jackline.session.stopping import StopRequest
+
+_attachments: list[Attachment] = []  # of this process: two at a time would fight over hooks, signals and the writer
+
+
+def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
+    """Everything that makes up the training, by name; settings (session/settings.py) among them.
+
+        with jackline.attach(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader) as run:
+            for batch in run.steps(total=10_000):
+                ...
+                run.log(loss=loss)
+
+    Objects need state_dict and load_state_dict, or are generators, tensors, or lists and dicts of these; plain values
+    are kept in `run.values`. Restores from the newest whole checkpoint of this run, if there is one.
+    """
+    settings, state = split(given)
+    values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
+    if os.environ.get("JACKLINE", "").lower() == "off":
+        return OffRun(settings, state, values, loader)
+    _refuse_many_ranks()
+    _refuse_second(settings)
+    if settings.exact:
+        make_exact()
+    attached = _join(settings, state, values, loader)
+    _attachments.append(attached)
+    try:
+        _restore(attached)
+    except BaseException as error:
+        attached.saver.engine.close(timeout_s=0.0, linger_s=0.0)
+        attached.reporter.close()
+        code = error.exit_code if isinstance(error, JacklineError) else 1
+        write_ending(attached.home, exit_code=code, cause="exit_code", text=str(error))
+        attached.is_over = True
+        raise
+    return Run(attached)
+
+
+def _join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loader: Any) -> Attachment:
+    """Makes the parts. The writer process starts here, early: it is small as long as nothing large exists."""
+    home = find_home(settings)
+    for note in home.notes:
+        say(note)
+    engine_settings = EngineSettings(
+        keep=settings.keep(), mirror=settings.mirror, resume_from_mirror=not settings.new
+    )
+    engine = CheckpointEngine(home.run, engine_settings)
+    chance = ProcessRandom()
+    whole = {**state, "random": chance, "session": None, "values": values}
+    saver = Saver(engine, whole, settings)
+    scalars = Scalars()
+    fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
+    stop = StopRequest()
+    attached = Attachment(
+        home=home,
+        settings=settings,
+        stepper=Stepper(state, settings.accumulate, saver.before_change),
+        feed=choose_feed(loader, settings, say),
+        saver=saver,
+        scalars=scalars,
+        reporter=Reporter(home.run, 0, scalars),
+        stop=stop,
+        chance=chance,
+        fingerprint=fingerprint,
+        values=values,
+    )
+    saver.report_to(attached.reporter.event)
+    attached.reporter.read_state = attached.read_state
+    attached.reporter.on_tick.append(attached.look_around)
+    return attached
+
+
+def _restore(attached: Attachment) -> None:
+    into = attached.saver.state
+    receipt = attached.saver.engine.load_newest(into)
+    event = attached.reporter.event
+    if receipt is None:
+        if attached.home.is_old:
+            event("no_checkpoint", "there is no checkpoint yet: from the beginning", is_loud=True)
+        for line in start_lines(attached.feed, _how_often(attached.settings)):
+            event("started", line, is_loud=True)
+        return
+    session = into["session"]
+    if not isinstance(session, dict):
+        raise CannotResume(
+            f"{receipt.name} was not written by an attached loop", hint="attach(new=True) starts another run"
+        )
+    attached.restored = session
+    attached.position.epoch, attached.position.batch = int(session["epoch"]), int(session["batch"])
+    attached.stepper.go_on_from(receipt.step)
+    attached.saver.last_step = receipt.step
+    attached.saver.last_at_s = receipt.restored.manifest.created_at_s
+    attached.saver.last_path = str(receipt.path)
+    _judge(attached, receipt, session)
+    attached.feed.restore(session["feed"]["state"])
+    for line in receipt_lines(receipt, attached.feed, session):
+        event("resumed", line, is_loud=True, step=receipt.step)
+    first = FirstLoss(attached.home.run, 0, receipt.step, event)
+    attached.reporter.on_lines.append(first.look)
+
+
+def _judge(attached: Attachment, receipt: Receipt, session: dict[str, Any]) -> None:
+    changes = compare_programs(session.get("fingerprint"), attached.fingerprint)
+    changes += [Change("versions", text) for text in receipt.changes]
+    saved_kind, kind = session["feed"]["kind"], attached.feed.kind
+    if saved_kind != kind:
+        changes.append(Change("data", f"the loader was {saved_kind} and is {kind}: its position cannot be used"))
+    announce_changes(
+        changes,
+        attached.settings.verdicts(),
+        lambda text: attached.reporter.event("changed", text, is_loud=True),
+    )
+
+
+def _how_often(settings: Settings) -> str:
+    from jackline.units import format_duration
+
+    words = []
+    if settings.save_every_steps is not None:
+        words.append(f"every {settings.save_every_steps} steps")
+    if settings.save_every_s is not None:
+        words.append(f"every {format_duration(settings.save_every_s)}")
+    return " and ".join(words) or "automatically (30 s to 15 min apart, under 0.5 % of the time)"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _refuse_second(settings: Settings) -> None:
+    ours = [one for one in _attachments if one.pid == os.getpid()]
+    for one in ours:
+        if not one.is_over:
+            raise UsageError(
+                f"this process is attached to run '{one.name}' already",
+                hint="one run at a time: put all objects into one attach(), or leave its `with` block first",
+            )
+    if ours and settings.name is None and not is_notebook():
+        raise UsageError(
+            "attach() a second time in one process needs a name",
+            hint=f"attach(name=...); the first was run '{ours[0].name}'",
+        )
+
+
+def _refuse_many_ranks() -> None:
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdigit() and int(size) > 1:
+        raise UsageError(
+            f"attach() does not know how to save {size} ranks yet",
+            hint="run it in one process, or with JACKLINE=off",
+        )

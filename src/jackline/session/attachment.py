@@ -1,0 +1,277 @@
+"""What a session is made of, and the moves its run makes: take a batch, come round, save, begin, end.
+
+The parts do not know one another; this joins them. Owns the state that goes into a checkpoint and its position. What
+a step or a boundary is, and in which order things happen, is run.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jackline.checkpoint.random_state import ProcessRandom
+from jackline.errors import JacklineError, UsageError
+from jackline.rundir.process_id import identify
+from jackline.session import proof
+from jackline.session.changes import Fingerprint
+from jackline.session.feeds import Feed
+from jackline.session.home import Home, read_grace_s, write_ending, write_intent
+from jackline.session.phase import Phase, phase
+from jackline.session.pulse import Pulse
+from jackline.session.reporting import Reporter
+from jackline.session.saving import Saver
+from jackline.session.scalars import Scalars
+from jackline.session.settings import Settings
+from jackline.session.stepping import Stepper
+from jackline.session.stopping import Stopped, StopRequest
+from jackline.units import format_duration
+
+_PATIENCE = 0.7  # of the grace, before it is said that it will not do
+
+
+@dataclass
+class Position:
+    """Where the loop is: batches consumed in this epoch."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass
+class Attachment:
+    """Everything of one session. Made by attach.py."""
+
+    home: Home
+    settings: Settings
+    stepper: Stepper
+    feed: Feed
+    saver: Saver
+    scalars: Scalars
+    reporter: Reporter
+    stop: StopRequest
+    chance: ProcessRandom
+    fingerprint: Fingerprint
+    values: dict[str, Any]
+    position: Position = field(default_factory=Position)
+    restored: dict[str, Any] | None = None
+    label: int = 1  # of what is logged now: the step that is under way
+    pulse: Pulse = field(default_factory=Pulse)
+    is_over: bool = False
+    pid: int = field(default_factory=os.getpid)
+    _is_opened: bool = False
+    _bar: Phase | None = None
+    _has_warned: bool = False
+    _is_behind: bool = False  # passes of earlier attempts were gone through without training
+
+    @property
+    def name(self) -> str:
+        return self.home.run.name
+
+    # -- moving along ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.stop.listen()
+        if self.stop.why_deaf:
+            self.reporter.event("protection_off", self.stop.why_deaf, is_loud=True, protection="signals")
+        self.reporter.start()
+
+    def open(self) -> None:
+        """Before a pass: prove saving once, go to the position, and only then put chance back."""
+        is_first, self._is_opened = not self._is_opened, True
+        if is_first:
+            self._begin()
+            self.pulse.name = "train"
+        if self._is_behind:
+            self._is_behind = False
+            self.saver.engine.load_newest(self.saver.state, step=(self.restored or {}).get("step"))
+            is_first = True
+        self.feed.open(self.position.epoch, self.position.batch)
+        if is_first:
+            self.chance.reapply()  # making an iterator may have drawn
+        self.come_round()
+
+    def take(self) -> Any:
+        return self.feed.take()
+
+    def next_epoch(self) -> None:
+        self.position.epoch += 1
+        self.position.batch = 0
+
+    def open_next_epoch(self) -> None:
+        """The same pass goes on with the next epoch."""
+        if self.position.batch == 0:
+            raise UsageError(
+                f"the data gave no batch in epoch {self.position.epoch}, at step {self.stepper.steps_done}",
+                hint="data that can be read once only (a generator) cannot be read again; ask for fewer steps",
+            )
+        self.next_epoch()
+        self.feed.open(self.position.epoch, 0)
+
+    def pass_over(self, number: int) -> None:
+        """The loop counts its epochs itself and is at one that an earlier attempt did."""
+        if not self._is_behind:
+            text = f"epoch {number} was done before; `for epoch in run.epochs(...)` would go on at once"
+            self.reporter.event("passed_over", text, is_loud=True)
+        self._is_behind = True
+
+    def come_round(self) -> float:
+        """At a boundary. Returns the time."""
+        now_s = time.monotonic()
+        self.saver.poll(now_s)
+        if self.stepper.steps_done == self.saver.asked_step + 1:
+            # The losses a resumed run compares itself with: worth having on disk soon.
+            self.scalars.send(float("inf"))
+            self.reporter.hurry()
+        else:
+            self.scalars.send(now_s)
+        self.stepper.mark()
+        self.label = self.stepper.steps_done + 1
+        return now_s
+
+    def save(
+        self,
+        *,
+        is_last: bool = False,
+        is_repeated: bool = False,
+        is_waited_for: bool = False,
+        takes_back: bool = False,
+    ) -> bool:
+        """Takes the state of now. False when it could not be; with `is_waited_for`, when it was not acknowledged.
+
+        `is_repeated`: also when this step is saved already.
+        """
+        step = self.stepper.steps_done
+        if self.saver.last_step == step and not self.saver.engine.is_busy and not is_repeated:
+            return True
+        try:
+            self.saver.state["session"] = self._session_state(takes_back=takes_back)
+            self.saver.state["values"] = dict(self.values)
+        except Exception as problem:
+            self.saver.turn_off(f"{type(problem).__name__}: {problem}")
+            return False
+        ticket = self.saver.save(step, metrics=dict(self.scalars.latest), is_last=is_last)
+        if ticket is None:
+            return False
+        self.reporter.hurry()
+        return self.saver.wait() if is_waited_for else ticket.outcome not in ("failed", "skipped")
+
+    def note_schedule(self, **words: Any) -> None:
+        """`total` or `epochs` as the loop asks for them, into the checkpoints and against the saved ones."""
+        for word, value in words.items():
+            before = ((self.restored or {}).get("fingerprint") or {}).get("schedule", {}).get(word)
+            if word == "total" and value is not None:
+                self.pulse.total = value
+            if value is not None and self.fingerprint["schedule"].get(word) != value:
+                self.fingerprint["schedule"][word] = value
+                if before is not None and before != value:
+                    self._judge_schedule(f"{word}: {before} -> {value}")
+
+    def end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
+        """The block is left, in whatever way."""
+        step = self.stepper.steps_done
+        self.saver.close()
+        self.stepper.close()
+        if text:
+            self.reporter.event("left", text, is_loud=True, step=step)
+        if is_complete:
+            self.reporter.event("complete", f"complete at step {step}", step=step)
+        cause, code = _cause(error)
+        if isinstance(error, Stopped):
+            write_intent(self.home, restart=False, why=text)
+        self.pulse.end(cause)
+        self.reporter.close()
+        write_ending(self.home, exit_code=code, cause=cause, text=text or f"complete at step {step}")
+        self.stop.stop_listening()
+        self.is_over = True
+
+    # -- for the reporting thread ------------------------------------------------------------------------------------
+
+    def read_state(self) -> dict[str, Any]:
+        """session-RANK.json."""
+        saver, me = self.saver, identify(self.pid)
+        last = None
+        if saver.last_step is not None:
+            last = {"step": saver.last_step, "at_s": saver.last_at_s, "path": saver.last_path}
+        return {
+            "at_s": time.time(),
+            "process": me.to_json() if me else None,
+            "attempt": self.home.attempt.number if self.home.attempt else None,
+            **self.pulse.beat(time.monotonic(), self.stepper.steps_done),
+            "step": self.stepper.steps_done,
+            "epoch": self.position.epoch,
+            "batch": self.position.batch,
+            "loss_bounds": saver.bounds(),
+            "last_checkpoint": last,
+            "metrics": dict(self.scalars.latest),
+            "stop_requested_by": self.stop.by or None,
+            "protections_off": [saver.why_off] if saver.why_off else [],
+        }
+
+    def look_around(self) -> None:
+        """Once a second: tells the supervisor how far it is, and the person when an end cannot be had in time."""
+        if self.home.is_supervised and self.pulse.name == "train":
+            self._bar = self._bar or Phase("train", None, total=self.pulse.total, unit="steps")
+            self._bar.update(self.stepper.steps_done)
+        if self.stop.is_made and not self._has_warned:
+            waited_s = time.monotonic() - self.stop.at_s
+            grace_s = read_grace_s(self.home.run, self.settings.grace_s)
+            if waited_s > _PATIENCE * grace_s and not self.is_over:
+                self._has_warned = True
+                stands = self.saver.what_stands(self.stepper.steps_done)
+                text = (
+                    f"{self.stop.by} came {format_duration(waited_s)} ago and this step has not ended; the grace is "
+                    f"over after {format_duration(grace_s)}. If it is killed, {stands}"
+                )
+                self.reporter.event("grace", text, is_loud=True)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.saver.begin(self.stepper.steps_done)
+        if self.restored is not None:
+            return
+        self.saver.state["session"] = self._session_state()
+        self.saver.state["values"] = dict(self.values)
+        if not self.settings.prove or self.saver.why_off:
+            return
+        with phase("prove that saving works"):
+            try:
+                proof.prove(self.saver.engine, self.saver.state, step=self.stepper.steps_done)
+            except JacklineError:
+                raise
+            except Exception as problem:
+                text = f"saving could not be proved ({type(problem).__name__}: {problem}); training goes on"
+                self.reporter.event("unproved", text, is_loud=True)
+        self.saver.poll(time.monotonic(), is_urgent=True)
+        self.saver.begin(self.stepper.steps_done)
+
+    def _session_state(self, *, takes_back: bool = False) -> dict[str, Any]:
+        return {
+            "step": self.stepper.steps_done,
+            "epoch": self.position.epoch,
+            "batch": self.position.batch,
+            "feed": {"kind": self.feed.kind, "state": self.feed.state(takes_back=takes_back)},
+            "fingerprint": self.fingerprint,
+        }
+
+    def _judge_schedule(self, text: str) -> None:
+        verdict = self.settings.verdicts()["schedule"]
+        if verdict == "refuse":
+            raise UsageError(f"the schedule has changed: {text}", hint="on_change={'schedule': 'warn'} goes on")
+        if verdict == "warn":
+            self.reporter.event("changed", f"the schedule has changed since it was saved: {text}", is_loud=True)
+
+
+def _cause(error: BaseException | None) -> tuple[str, int]:
+    if error is None:
+        return "finished", 0
+    if isinstance(error, Stopped):
+        return "stopped", int(error.code or 0)
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", 130
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+        return ("finished" if not code else "exit_code"), code
+    return "own_exception", 1

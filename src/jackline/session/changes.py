@@ -1,0 +1,165 @@
+"""Is this still the program that was saved? Data, code, arguments, schedule and versions, told before training.
+
+Each kind has a verdict: refuse, warn or go on. Owns the fingerprint that goes into every checkpoint and its
+comparison. It reads no data: a dataset is known by its kind, length and attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from jackline.session.settings import Verdict
+from jackline.session.stepping import find_optimizers
+
+_SAMPLED = 1024  # values of a tensor that go into the fingerprint
+_MAX_FILES = 200
+# What is known at `attach` may be less than what was known at the save: modules imported later, `total`.
+_GROWING = ("code", "schedule")
+Fingerprint = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is not as it was. `kind` is a key of settings.DEFAULT_VERDICTS."""
+
+    kind: str
+    text: str
+
+
+def describe_program(
+    state: Mapping[str, Any], loader: Any, argv: list[str], schedule: Mapping[str, Any]
+) -> Fingerprint:
+    """What is compared at resume. Taken at `attach`, before anything was restored."""
+    return {
+        "data": describe_data(loader),
+        "code": describe_code(),
+        "arguments": {"argv": " ".join(argv[1:])},
+        "schedule": {**_describe_optimizers(state), **schedule},
+        "versions": {"python": platform.python_version()},
+    }
+
+
+def compare_programs(saved: Any, now: Fingerprint) -> list[Change]:
+    """What differs, by kind. A checkpoint that does not say is not compared."""
+    found: list[Change] = []
+    if not isinstance(saved, dict):
+        return found
+    for kind, values in now.items():
+        before = saved.get(kind)
+        if not isinstance(before, dict):
+            continue
+        for name in sorted(set(before) | set(values)):
+            if kind in _GROWING and (name not in before or name not in values):
+                continue
+            if before.get(name) != values.get(name):
+                found.append(Change(kind, _word(kind, name, before, values)))
+    return found
+
+
+def judge(changes: list[Change], verdicts: Mapping[str, Verdict]) -> dict[Verdict, list[Change]]:
+    sorted_out: dict[Verdict, list[Change]] = {"refuse": [], "warn": [], "go on": []}
+    for change in changes:
+        sorted_out[verdicts[change.kind]].append(change)
+    return sorted_out
+
+
+def describe_data(loader: Any) -> dict[str, Any]:
+    if loader is None:
+        return {}
+    found: dict[str, Any] = {"loader": type(loader).__name__}
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None:
+        return found
+    found["dataset"] = type(dataset).__name__
+    with contextlib.suppress(TypeError, NotImplementedError):
+        found["length"] = len(dataset)
+    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        found[f"dataset.{name}"] = _describe_value(value)
+    batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return {**found, "batch_size": batch_size if isinstance(batch_size, int) else None}
+
+
+def describe_code() -> dict[str, str]:
+    """A hash of the main script and of every module that lies beside it: the person's own code."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not main:
+        return {}
+    folder = Path(main).resolve().parent
+    installed = Path(sysconfig.get_paths()["purelib"]).resolve()
+    files = [Path(main).resolve()]
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(str(folder)) and not file.startswith(str(installed)):
+            files.append(Path(file))
+    found = {}
+    for path in sorted(set(files))[:_MAX_FILES]:
+        try:
+            found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _describe_optimizers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as the program gives them; the checkpoint's own take their place at resume."""
+    found = {}
+    for number, optimizer in enumerate(find_optimizers(state)):
+        found[f"optimizer {number}"] = type(optimizer).__name__
+        for place, group in enumerate(optimizer.param_groups):
+            for word, value in group.items():
+                if word not in ("params", "fused", "foreach", "capturable"):
+                    found[f"optimizer {number} group {place} {word}"] = _describe_value(value)
+    return found
+
+
+def _describe_value(value: Any) -> Any:
+    """Small values as they are; large ones by size and a sample; anything else by its kind."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, torch.Tensor | numpy.ndarray):
+        return _describe_array(value)
+    if isinstance(value, list | tuple | dict | set):
+        return f"{type(value).__name__} of {len(value)} {_hash_ends(value)}"
+    return type(value).__name__
+
+
+def _describe_array(value: Any) -> str:
+    shape, kind = list(value.shape), str(value.dtype).removeprefix("torch.")
+    flat = value.reshape(-1)
+    sample = flat[:: max(1, len(flat) // _SAMPLED)] if len(flat) else flat
+    if isinstance(sample, torch.Tensor):
+        sample = sample.detach().cpu().contiguous()
+        data = sample.view(torch.uint8).numpy().tobytes() if len(sample) else b""
+    else:
+        data = sample.tobytes()
+    return f"{kind}{shape} {hashlib.sha256(data).hexdigest()[:12]}"
+
+
+def _hash_ends(value: Any) -> str:
+    """Of the first and last few entries, when they are plain."""
+    items = list(value.items()) if isinstance(value, dict) else value
+    ends = [*items[:3], *items[-3:]] if isinstance(items, list | tuple) else []
+    plain = [
+        str(_describe_value(item)) if not isinstance(item, tuple) else str([*map(_describe_value, item)])
+        for item in ends
+    ]
+    return hashlib.sha256("\n".join(plain).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def _word(kind: str, name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if kind == "code":
+        return f"{name} was edited"
+    return f"{name}: {before.get(name, '(not set)')} -> {now.get(name, '(not set)')}"

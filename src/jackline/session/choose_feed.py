@@ -1,0 +1,91 @@
+"""Which feed suits a loader, told from what it is and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from jackline.errors import UsageError
+from jackline.session.batches import ReplayedBatches, SeekableBatches
+from jackline.session.feeds import CountingFeed, Feed, MapFeed, Say, SkippingFeed, StatefulFeed
+from jackline.session.keyed import KeyedDataset
+from jackline.session.settings import Settings
+
+_MASK = (1 << 64) - 1
+
+
+def choose_feed(loader: Any, settings: Settings, say: Say) -> Feed:
+    """The feed for `loader`. Nothing is read from it yet."""
+    if loader is None:
+        return CountingFeed()
+    if isinstance(loader, dict | list | tuple) and any(isinstance(part, DataLoader) for part in _parts(loader)):
+        raise UsageError("loader is a collection of loaders", hint="attach one loader; keep the others outside")
+    seed = choose_seed(loader, settings)
+    make_feed = getattr(loader, "make_feed", None)
+    if callable(make_feed):  # jackline.Loader
+        feed: Feed = make_feed()
+        return feed
+    if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset):
+        return _map_feed(loader, settings, seed)
+    if _is_stateful(loader):
+        return StatefulFeed(loader)
+    if not hasattr(loader, "__iter__"):
+        raise UsageError(f"loader is a {type(loader).__name__}, which cannot be iterated")
+    return SkippingFeed(loader, seed=seed, say=say)
+
+
+def choose_seed(loader: Any, settings: Settings) -> int:
+    """The person's, else that of the loader's or the sampler's generator, else torch's own."""
+    if settings.seed is not None:
+        return settings.seed & _MASK
+    sampler = getattr(loader, "sampler", None)
+    for owner in (sampler, loader):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            return generator.initial_seed()
+    return torch.initial_seed()
+
+
+def is_plain_order(loader: Any) -> bool:
+    """Exactly a RandomSampler without replacement or a SequentialSampler, in the standard batches or none."""
+    batch_sampler, sampler = loader.batch_sampler, loader.sampler
+    num_samples: Any = len(loader.dataset)
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+        return False
+    if batch_sampler is not None and batch_sampler.sampler is not sampler:
+        return False
+    source = getattr(sampler, "data_source", None)
+    if source is not loader.dataset:
+        return False
+    if type(sampler) is SequentialSampler:
+        return True
+    return type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == num_samples
+
+
+def _map_feed(loader: Any, settings: Settings, seed: int) -> MapFeed:
+    is_batched = loader.batch_sampler is not None
+    dataset = KeyedDataset(
+        loader.dataset, loader.collate_fn, seed=seed, is_keyed=settings.keyed_random, is_batched=is_batched
+    )
+    if settings.seekable and is_plain_order(loader):
+        seekable = SeekableBatches(
+            len(loader.dataset),
+            loader.batch_sampler.batch_size if is_batched else None,
+            is_shuffled=type(loader.sampler) is RandomSampler,
+            drop_last=loader.batch_sampler.drop_last if is_batched else False,
+            seed=seed,
+        )
+        return MapFeed(loader, seekable, dataset)
+    sampler = loader.batch_sampler if is_batched else loader.sampler
+    return MapFeed(loader, ReplayedBatches(sampler, seed=seed), dataset)
+
+
+def _is_stateful(loader: Any) -> bool:
+    pairs = (("state_dict", "load_state_dict"), ("state", "seek"))
+    return any(all(callable(getattr(loader, word, None)) for word in pair) for pair in pairs)
+
+
+def _parts(loader: Any) -> list[Any]:
+    return list(loader.values()) if isinstance(loader, dict) else list(loader)

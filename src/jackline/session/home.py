@@ -1,0 +1,204 @@
+"""Which run this process belongs to: the supervisor's, or one of its own.
+
+Under `jackline run` the environment says. Started bare (`python train.py`), the same rules of identity hold and the
+session keeps the attempt's two files itself (start.json, exit.json), so that `status`, `stop` and `why` work; there
+is no supervisor and no lock then, and that is said. Owns these files of a bare attempt and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jackline.errors import UsageError
+from jackline.rundir import atomic
+from jackline.rundir.find import runs_folder
+from jackline.rundir.identity import (
+    AlreadyFinished,
+    Clash,
+    Create,
+    Elsewhere,
+    Existing,
+    Watch,
+    decide_start,
+    default_name,
+    numbered_name,
+)
+from jackline.rundir.layout import FORMAT, AttemptDir, RunDir
+from jackline.rundir.process_id import identify
+from jackline.rundir.registry import register
+from jackline.rundir.run_file import check_name, describe_run, read_run_file, write_run_file
+from jackline.rundir.status import read_status
+from jackline.session.settings import Settings
+
+
+@dataclass(frozen=True)
+class Home:
+    """The run and the attempt. `is_old`: it has been worked on before. `notes` are for people."""
+
+    run: RunDir
+    attempt: AttemptDir | None
+    is_supervised: bool
+    is_old: bool
+    is_finished: bool = False
+    started_at_s: float = field(default_factory=time.time)
+    notes: tuple[str, ...] = ()
+
+
+def find_home(settings: Settings) -> Home:
+    """Where this session's files go; makes the folder when it is new."""
+    supervised = _supervised(os.environ)
+    return supervised if supervised is not None else _bare(settings)
+
+
+def is_notebook() -> bool:
+    return "ipykernel" in sys.modules
+
+
+def command_line() -> list[str]:
+    """What a person would type to get this process. A notebook's kernel has no such thing."""
+    return ["notebook"] if is_notebook() else list(sys.orig_argv)
+
+
+def _supervised(environ: Mapping[str, str]) -> Home | None:
+    folder = environ.get("JACKLINE_RUN_DIR")
+    if not folder or not RunDir(Path(folder)).has_run_file:
+        return None
+    run = RunDir(Path(folder))
+    number = environ.get("JACKLINE_ATTEMPT", "")
+    attempt = run.attempt(int(number)) if number.isdigit() else run.last_attempt()
+    return Home(run, attempt, is_supervised=True, is_old=len(run.list_attempts()) > 1)
+
+
+def _bare(settings: Settings) -> Home:
+    folder = runs_folder(settings.runs_dir)
+    argv = command_line()
+    wanted = {"argv": argv, "cwd": str(Path.cwd())}
+    name = check_name(settings.name) if settings.name is not None else default_name(argv, wanted)
+    existing = _find_existing(RunDir(folder / name))
+    is_new = settings.new or bool(os.environ.get("JACKLINE_NEW"))
+    taken = [path.name for path in folder.iterdir()] if is_new and folder.is_dir() else []
+    accepts = settings.verdicts()["arguments"] != "refuse" and settings.name is not None
+    decision = decide_start(wanted, existing, name=numbered_name(name, taken), is_new=is_new, accepts_changes=accepts)
+    run = RunDir(folder / decision.name)
+    _refuse(decision, run)
+    is_old = not isinstance(decision, Create)
+    if not is_old:
+        _create(run, argv, wanted)
+    attempt = _begin_attempt(run)
+    register(run)
+    note = f"run '{run.name}' in {run.path}, unsupervised (`jackline run -- ...` also watches, explains and restarts)"
+    return Home(
+        run,
+        attempt,
+        is_supervised=False,
+        is_old=is_old,
+        is_finished=isinstance(decision, AlreadyFinished),
+        notes=(note,),
+    )
+
+
+def _refuse(decision: Any, run: RunDir) -> None:
+    if isinstance(decision, Watch) or (isinstance(decision, Clash) and decision.is_alive):
+        child = read_status(run).child
+        who = f" (process {child.pid})" if child else ""
+        raise UsageError(
+            f"run '{run.name}' is alive{who}",
+            hint=f"`jackline stop {run.name}` first, or attach(name=...) for another run",
+        )
+    if isinstance(decision, Clash):
+        raise UsageError(
+            f"run '{run.name}' was started with another command",
+            detail=decision.differences,
+            hint="attach(new=True) starts another run, on_change='warn' goes on with this one",
+        )
+    if isinstance(decision, Elsewhere):
+        raise UsageError(
+            f"run '{run.name}' was last seen on another machine; whether it lives cannot be told from here",
+            hint="attach(new=True), or once it has ended there: jackline resume --here",
+        )
+
+
+def _find_existing(run: RunDir) -> Existing | None:
+    if not run.path.exists():
+        return None
+    return Existing(run.name, read_status(run).state, read_run_file(run).settings)
+
+
+def _create(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> None:
+    """The folder appears with a whole run.json, or not at all."""
+    draft = RunDir(run.path.with_name(f".{run.name}.{os.getpid()}.draft"))
+    try:
+        draft.path.mkdir(parents=True)
+        contents = describe_run(run.name, kind="run", argv=argv, settings=wanted, options={}, cwd=Path.cwd())
+        write_run_file(draft, contents)
+        if run.path.exists() and not run.list_attempts():
+            shutil.rmtree(run.path)  # empty: its creator died before the first attempt
+        draft.path.rename(run.path)
+    except OSError as error:
+        shutil.rmtree(draft.path, ignore_errors=True)
+        raise UsageError(
+            f"cannot make a run in {run.path.parent}: {error.strerror}",
+            hint="choose another place: attach(runs_dir=...) or $JACKLINE_RUNS",
+        ) from None
+
+
+def _begin_attempt(run: RunDir) -> AttemptDir:
+    former = run.last_attempt()
+    attempt = run.attempt(former.number + 1 if former else 1)
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    me = identify(os.getpid())
+    start = {
+        "child": me.to_json() if me else None,
+        "keeper": None,
+        "started_at_s": time.time(),
+        "is_bare": True,
+    }
+    atomic.write_json(attempt.start_file, start)
+    return attempt
+
+
+def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
+    """exit.json of a bare attempt; under a supervisor that is the supervisor's to write."""
+    if home.is_supervised or home.attempt is None:
+        return
+    now_s = time.time()
+    contents: dict[str, Any] = {
+        "format": FORMAT,
+        "attempt": home.attempt.number,
+        "exit_code": exit_code,
+        "child_exit_code": exit_code,
+        "signal": None,
+        "started_at_s": home.started_at_s,
+        "ended_at_s": now_s,
+        "duration_s": now_s - home.started_at_s,
+        "is_stopped": cause == "stopped",
+        "cause": cause,
+        "text": text,
+        "findings": [],
+        "is_bare": True,
+    }
+    atomic.write_json(home.attempt.exit_file, contents, durable=True)
+
+
+def write_intent(home: Home, *, restart: bool, why: str) -> None:
+    """Why this attempt ends, for whoever decides about the next one."""
+    if home.attempt is not None:
+        atomic.write_json(home.attempt.intent_file, {"restart": restart, "why": why, "settings": {}})
+
+
+def read_grace_s(run: RunDir, otherwise_s: float) -> float:
+    """How long a polite end may take: whoever asked says so, else the supervisor, else our own setting."""
+    request = atomic.read_json(run.stop_request)
+    state = atomic.read_json(run.supervisor_file)
+    for found in (request, (state or {}).get("options") if isinstance(state, dict) else None):
+        grace_s = found.get("grace_s") if isinstance(found, dict) else None
+        if isinstance(grace_s, int | float):
+            return float(grace_s)
+    return otherwise_s

@@ -1,0 +1,70 @@
+"""`JACKLINE=off`: the same loop, and nothing else. Nothing is written, nothing restored, no signal caught.
+
+Owns a run without a session: it counts steps as the real one does, because `total` must mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jackline.session.phase import Phase, phase
+from jackline.session.settings import Settings
+from jackline.session.stepping import Stepper
+
+
+class OffRun:
+    """What `attach` returns then: the public names of Run."""
+
+    def __init__(self, settings: Settings, state: Mapping[str, Any], values: dict[str, Any], loader: Any) -> None:
+        self._stepper = Stepper(state, settings.accumulate)
+        self._loader = loader
+        self._total: int | None = None
+        self.values = values
+        self.epoch = 0
+        self.name = settings.name or "off"
+        self.should_stop = False
+
+    @property
+    def step(self) -> int:
+        return self._stepper.steps_done
+
+    def steps(self, total: int | None = None) -> Iterator[Any]:
+        self._total = total if total is not None else self._total
+        while True:
+            batches = iter(self._loader) if self._loader is not None else iter(range(self.step, self._total or 0))
+            num_batches = 0
+            for batch in batches:
+                if self._is_total_reached():
+                    return
+                yield batch
+                num_batches += 1
+                self._stepper.after_batch()
+            if total is None or self._is_total_reached() or not num_batches:
+                return
+            self.epoch += 1
+
+    def epochs(self, count: int) -> Iterator[int]:
+        for epoch in range(count):
+            self.epoch = epoch
+            if self._is_total_reached():
+                return
+            yield epoch
+
+    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        pass
+
+    def save(self) -> None:
+        pass
+
+    def phase(self, name: str, items: Any = None, *, total: float | None = None, unit: str = "") -> Phase:
+        return phase(name, items, total=total, unit=unit)
+
+    def __enter__(self) -> OffRun:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stepper.close()
+
+    def _is_total_reached(self) -> bool:
+        return self._total is not None and self.step >= self._total

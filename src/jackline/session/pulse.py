@@ -1,0 +1,56 @@
+"""The contents of session-RANK.json: how far, how fast, how long still, what is lost if it dies.
+
+Pure but for the clock it is given. Read by `jackline status` and the dashboard, by rank 0's word.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from jackline.session.phase import Phase
+
+WINDOW_S = 60.0
+
+
+@dataclass
+class Pulse:
+    """Remembers the last minute's progress for the rate."""
+
+    name: str = "start"
+    ending: str = ""
+    total: int | None = None
+    _inner: list[Phase] = field(default_factory=list)
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def end(self, cause: str) -> None:
+        self.ending = cause
+
+    def inside(self, phase: Phase) -> Phase:
+        """Until `phase` is over, it is what is going on."""
+        self._inner.append(phase)
+        phase.on_end = lambda: self._inner.remove(phase)
+        return phase
+
+    def beat(self, now_s: float, step: int) -> dict[str, Any]:
+        """`now_s` is of a clock that nobody sets."""
+        total = self.total
+        self._seen.append((now_s, step))
+        while len(self._seen) > 2 and now_s - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+        first_s, first = self._seen[0]
+        rate = (step - first) / (now_s - first_s) if now_s > first_s else 0.0
+        left = None if total is None else max(0, total - step)
+        inner = self._inner[-1] if self._inner else None
+        if inner is not None:
+            return {**inner.progress(), "rate_per_s": None, "eta_s": None, "ending": None}
+        return {
+            "phase": self.name,
+            "done": step,
+            "total": total,
+            "unit": "steps",
+            "rate_per_s": rate or None,
+            "eta_s": left / rate if rate and left is not None else None,
+            "ending": self.ending or None,
+        }

@@ -1,0 +1,215 @@
+"""A training loop's run: what `jackline.attach` returns.
+
+    with jackline.attach(model=model, optimizer=optimizer, loader=loader) as run:
+        for batch in run.steps(total=10_000):
+            ...
+            run.log(loss=loss)
+
+Read `steps` first: take a batch, hand it out, come round. Coming round after a whole step is a boundary, the only
+place where a state is saved, because every part of it has had its turn. Owns what a boundary is and the way out of
+the block. The rest is in the parts it is made of (attachment.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+from jackline.errors import UsageError
+from jackline.session.attachment import Attachment
+from jackline.session.feeds import END
+from jackline.session.phase import Phase, phase
+from jackline.session.stopping import Stopped
+
+Passes = Literal["", "epochs", "total", "single"]
+
+
+class Run:
+    """One attempt's training. `step`: whole steps done. `values`: plain values to be saved, by name."""
+
+    def __init__(self, attached: Attachment) -> None:
+        self._attached = attached
+        self._pid = os.getpid()
+        self._is_entered = False
+        self._passes: Passes = ""
+        self._num_calls = 0  # of `steps`, when the loop counts its epochs itself
+        self._total: int | None = None
+        self._in_body = False
+        self._pending = 0  # batches consumed since the last boundary
+        self._is_save_wanted = False
+        self._has_begun = False
+        self._is_complete = False
+
+    # -- what a loop uses --------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        return self._attached.stepper.steps_done
+
+    @property
+    def epoch(self) -> int:
+        return self._attached.position.epoch
+
+    @property
+    def name(self) -> str:
+        return self._attached.name
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return self._attached.values
+
+    @property
+    def should_stop(self) -> bool:
+        """Somebody asked for the end. `steps` sees to it by itself; long work inside a step may look here."""
+        return self._attached.stop.is_made
+
+    def steps(self, total: int | None = None) -> Iterator[Any]:
+        """Batches, until `total` steps are done. Without `total`: one epoch, or what is left of it."""
+        position = self._attached.position
+        if not self._open(total):
+            return
+        while not self._is_total_reached():
+            batch = self._attached.take()
+            if batch is END:
+                if self._passes != "total":
+                    break
+                self._attached.open_next_epoch()
+                continue
+            self._in_body = True
+            yield batch
+            self._in_body = False
+            position.batch += 1
+            self._pending += 1
+            if self._attached.stepper.after_batch():
+                self._at_boundary()
+        self._end_of_pass()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Epoch numbers, from where the run is. `for epoch in run.epochs(90): for batch in run.steps(): ...`"""
+        self._require_entered()
+        self._passes = "epochs"
+        self._attached.note_schedule(epochs=count)
+        position = self._attached.position
+        while position.epoch < count and not self._is_total_reached():
+            yield position.epoch
+            is_clean = self._pending == 0 and (not self._in_body or self._attached.stepper.after_batch())
+            self._in_body = False
+            self._attached.next_epoch()
+            if is_clean:
+                self._at_boundary()
+        self._complete()
+
+    def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Numbers of this step: floats or one-element tensors. Costs microseconds and never waits for a GPU."""
+        if values:
+            more = {**values, **more}
+        self._attached.scalars.log(self._attached.label, more)
+
+    def save(self) -> None:
+        """A checkpoint at the next boundary: at once between epochs and after the loop, else as this step ends."""
+        self._require_entered()
+        if self._in_body or self._pending:
+            self._is_save_wanted = True
+        else:
+            self._attached.save(is_last=True, is_repeated=True)
+
+    def phase(self, name: str, items: Any = None, *, total: float | None = None, unit: str = "") -> Phase:
+        """`jackline.phase`, under this run: `with run.phase("evaluate", total=len(test)) as progress: ...`"""
+        return self._attached.pulse.inside(phase(name, items, total=total, unit=unit))
+
+    # -- the block ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Run:
+        self._attached.start()
+        self._is_entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child came this way; the run is its parent's
+        self._is_entered = False
+        text = self._leave(error)
+        self._attached.end(error, text, is_complete=self._is_complete)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _open(self, total: int | None) -> bool:
+        """Gets ready for a pass; False when this one was done by an earlier attempt."""
+        self._require_entered()
+        if self._passes != "epochs":
+            self._passes = "total" if total is not None else "single"
+        self._total = total if total is not None else self._total
+        self._attached.note_schedule(total=total)
+        if self._passes == "single":
+            number, self._num_calls = self._num_calls, self._num_calls + 1
+            if number < self._attached.position.epoch:
+                self._attached.pass_over(number)
+                return False
+            while self._attached.position.epoch < number:
+                self._attached.next_epoch()
+        self._attached.open()
+        self._has_begun = True
+        if self.should_stop and not self._pending:
+            self._stop()
+        return True
+
+    def _is_total_reached(self) -> bool:
+        return self._total is not None and self.step >= self._total
+
+    def _at_boundary(self) -> None:
+        attached = self._attached
+        self._pending = 0
+        now_s = attached.come_round()
+        if attached.stop.is_made:
+            self._stop()
+        if self._is_total_reached():
+            return  # the last save follows at once
+        if self._is_save_wanted or attached.saver.why_due(self.step, now_s):
+            self._is_save_wanted = False
+            attached.save()
+
+    def _stop(self) -> None:
+        """At a boundary, and somebody wants the end."""
+        is_saved = self._attached.save(is_last=True, is_waited_for=True)
+        by = self._attached.stop.by
+        text = f"{by}: stopped at step {self.step}"
+        text += ", saved" if is_saved else f", not saved; {self._attached.saver.what_stands(self.step)}"
+        raise Stopped(text)
+
+    def _end_of_pass(self) -> None:
+        if self._passes == "total" or (self._passes == "epochs" and self._is_total_reached()):
+            self._complete()
+
+    def _complete(self) -> None:
+        if self._is_complete:
+            return
+        self._is_complete = True
+        if self._has_begun:
+            # After the last epoch's own end (scheduler, average) the state is another than after its last step.
+            self._attached.save(is_last=True, is_repeated=self._passes == "epochs")
+
+    def _leave(self, error: BaseException | None) -> str:
+        """Saves what may be saved on the way out; the words about it."""
+        if isinstance(error, Stopped):
+            return error.text
+        if self._is_complete or not self._has_begun:
+            return ""
+        if error is None and not self._in_body and not self._pending:
+            self._complete()  # the last of one or several passes
+            return ""
+        attached = self._attached
+        is_at_rest = self._pending == 0 and (not self._in_body or attached.feed.can_take_back)
+        if is_at_rest and not attached.stepper.has_moved():
+            attached.save(is_last=True, takes_back=self._in_body)
+            return f"left between two steps, after step {self.step}: saved"
+        return f"left in the middle of a step: not saved; {attached.saver.what_stands(self.step)}"
+
+    def _require_entered(self) -> None:
+        if not self._is_entered:
+            raise UsageError(
+                "this run is not open", hint="with jackline.attach(...) as run: ... and use `run` inside the block"
+            )

@@ -1,0 +1,152 @@
+"""When a session saves, and what it knows about its checkpoints. A thin layer over the checkpoint engine.
+
+Fail open: whatever goes wrong in here is reported once and saving is off; training goes on. Owns the cadence and the
+words about checkpoints. Does not own what a boundary is (run.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jackline.checkpoint.engine import CheckpointEngine, Mode
+from jackline.checkpoint.schedule import Progress, save_is_due
+from jackline.checkpoint.ticket import Ticket
+from jackline.session.settings import Settings
+from jackline.units import format_duration
+
+_POLL_EVERY_S = 0.2
+Event = Callable[..., None]  # Reporter.event
+
+
+class Saver:
+    """`state` is the dict that is saved: the person's objects, 'session' and 'random'."""
+
+    def __init__(self, engine: CheckpointEngine, state: dict[str, Any], settings: Settings) -> None:
+        self.engine = engine
+        self.state = state
+        self.why_off = ""
+        self.last_step: int | None = None  # of the newest acknowledged checkpoint
+        self.last_at_s: float | None = None
+        self.last_path = ""
+        self._settings = settings
+        self._cadence = settings.cadence()
+        self._event: Event = lambda *_, **__: None
+        self._ticket: Ticket | None = None
+        self._is_first = True
+        self.asked_step = 0  # of the last save, acknowledged or not
+        self._asked_at_s = time.monotonic()
+        self._stall_s = self._write_s = 0.0
+        self._polled_s = 0.0
+
+    def report_to(self, event: Event) -> None:
+        self._event = event
+
+    def begin(self, step: int) -> None:
+        """Training starts or goes on at `step`, which is saved or needs no saving."""
+        self.asked_step, self._asked_at_s = step, time.monotonic()
+
+    def why_due(self, step: int, now_s: float) -> str | None:
+        if self.why_off:
+            return None
+        progress = Progress(
+            now_s, step, self._asked_at_s, self.asked_step, self._stall_s, self._write_s, self._is_first
+        )
+        return save_is_due(progress, self._cadence)
+
+    def save(self, step: int, *, metrics: dict[str, float], is_last: bool = False) -> Ticket | None:
+        """Takes the state now. `is_last`: nothing will change after it, and it may wait for the writer."""
+        if self.why_off:
+            return None
+        try:
+            mode: Mode = "auto" if self._settings.overlap and not is_last else "blocking"
+            ticket = self.engine.save(
+                self.state, step=step, metrics=metrics, mode=mode, if_busy="wait" if is_last else "skip"
+            )
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+            return None
+        self._note(ticket, step)
+        return ticket
+
+    def before_change(self) -> None:
+        """The barrier, in the optimizers' hooks: free unless a copy is under way."""
+        self.engine.before_mutation()
+
+    def poll(self, now_s: float, *, is_urgent: bool = False) -> None:
+        """Takes in what the writer said, a few times a second."""
+        if now_s - self._polled_s < _POLL_EVERY_S and not is_urgent:
+            return
+        self._polled_s = now_s
+        try:
+            for event in self.engine.poll():
+                self._tell(event)
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+
+    def wait(self, timeout_s: float = 3600.0) -> bool:
+        """Until the save under way is acknowledged or lost; whether it was acknowledged."""
+        ticket = self._ticket
+        is_committed = ticket is not None and ticket.wait(timeout_s)
+        self.poll(time.monotonic(), is_urgent=True)
+        return is_committed
+
+    def close(self) -> None:
+        try:
+            for event in self.engine.close():
+                self._tell(event)
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+
+    def turn_off(self, why: str) -> None:
+        if not self.why_off:
+            self.why_off = why
+            self._event("protection_off", f"checkpoints are off: {why}", is_loud=True, protection="checkpoints")
+
+    def bounds(self) -> dict[str, Any]:
+        """What is lost if the process dies now, and if the machine does."""
+        bounds = self.engine.bounds()
+        process_s = bounds.process_s
+        if process_s is None and self.last_at_s is not None:
+            process_s = max(0.0, time.time() - self.last_at_s)  # restored by this attempt, saved by an earlier one
+        note = "last upload, confirmed" if bounds.mirror_state == "confirmed" else "last upload, unconfirmed"
+        found = {"process_s": process_s, "machine_s": bounds.machine_s, "text": bounds.text()}
+        return found if bounds.machine_s is None else {**found, "note": note}
+
+    def what_stands(self, step: int) -> str:
+        """What a run that ended at `step` without a save goes on from."""
+        if self.last_step is None:
+            return "there is no checkpoint: it starts over"
+        if step <= self.last_step:
+            return f"the checkpoint of step {self.last_step} stands"
+        age = "" if self.last_at_s is None else f" of {format_duration(max(0.0, time.time() - self.last_at_s))} ago"
+        count = step - self.last_step
+        return (
+            f"the checkpoint of step {self.last_step}{age} stands; {count} step{'s' * (count > 1)} will be repeated"
+        )
+
+    def _note(self, ticket: Ticket, step: int) -> None:
+        if ticket.outcome == "skipped":
+            # Try again soon, but not at every step.
+            self._asked_at_s = max(self._asked_at_s, time.monotonic() - 1.0)
+            return
+        self._ticket, self.asked_step, self._asked_at_s = ticket, step, time.monotonic()
+        self._is_first = False
+
+    def _tell(self, event: Any) -> None:
+        if event.kind == "committed" and event.step is not None:
+            self.last_step, self.last_at_s = event.step, event.at_s
+            self.last_path = str(self.engine.folder / str(event.fields.get("name", "")))
+            if self._ticket is not None and self._ticket.step == event.step:
+                self._stall_s = max(self._ticket.stall_s, self._stall_s / 2)
+                self._write_s = self._ticket.write_s
+        record = event.to_json()
+        is_loud = event.is_loud and event.kind != "skipped"  # a busy writer is no news: the next save is near
+        self._event(record.pop("kind"), record.pop("text"), is_loud=is_loud, **_without(record, "at_s"))
+        if event.kind == "off":
+            self.turn_off(self.engine.why_off)
+
+
+def _without(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {word: value for word, value in record.items() if word not in (*names, "event")}

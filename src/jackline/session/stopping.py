@@ -1,0 +1,110 @@
+"""A request to end, by signal: noted at once, obeyed at the end of the step.
+
+The first SIGTERM or Ctrl-C is a wish; the loop saves at its next boundary and leaves by `Stopped`. A second one is
+meant: KeyboardInterrupt, or `Stopped` on the spot. Children that were forked from here react as if nobody had been
+here. Owns the handlers and puts the former ones back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jackline.errors import EXIT_STOPPED
+
+_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+
+
+class Stopped(SystemExit):
+    """The run was asked to end, and did; what there was to save is saved. Ends the process with exit code 75.
+
+    Not an Exception: a loop that catches those to skip bad batches must not catch this.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(EXIT_STOPPED)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class StopRequest:
+    """Whether somebody asked for the end, who, and when (monotonic). `ask` does it from inside."""
+
+    def __init__(self) -> None:
+        self.by = ""
+        self.at_s = 0.0
+        self.why_deaf = ""  # why signals are not heard
+        self._pid = os.getpid()
+        self._former: dict[int, Any] = {}
+
+    @property
+    def is_made(self) -> bool:
+        return bool(self.by)
+
+    def ask(self, by: str) -> None:
+        if not self.by:
+            self.by, self.at_s = by, time.monotonic()
+
+    def listen(self) -> None:
+        """From now on signals are wishes. Only the main thread may say so."""
+        for number in _NAMES:
+            former = signal.getsignal(number)
+            if former is signal.SIG_IGN:
+                continue  # nohup, or a parent that wants it so
+            try:
+                signal.signal(number, self._on_signal)
+            except ValueError:
+                self.why_deaf = "this is not the main thread, so SIGTERM and Ctrl-C end it without a save"
+                return
+            self._former[number] = former
+
+    def stop_listening(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        for number, former in self._former.items():
+            with contextlib.suppress(ValueError, TypeError):
+                if signal.getsignal(number) == self._on_signal:
+                    signal.signal(number, former)
+        self._former = {}
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._pid:
+            _react_as_before(number, self._former.get(number), frame)
+            return
+        is_second = self.is_made
+        self.ask(_NAMES[signal.Signals(number)])
+        if not is_second:
+            again = " (again: at once, unsaved)" if number == signal.SIGINT else ""
+            # os.write: the signal may have come in the middle of a print, which must not be entered twice.
+            _tell(f"[jackline] {self.by}: saving at the end of this step, then ending{again}\n")
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise Stopped("asked twice: ended in the middle of a step")
+
+
+def _react_as_before(number: int, former: Callable[..., Any] | int | None, frame: Any) -> None:
+    if number == signal.SIGINT and _is_loader_worker():
+        return  # a terminal sends Ctrl-C to workers too; the step that is to be finished needs them
+    if callable(former):
+        former(number, frame)
+        return
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _is_loader_worker() -> bool:
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
