@@ -6,7 +6,6 @@ Pure wording over `movement.Stand`; decides nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from jackline.diagnosis.doing import describe_wait
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
@@ -72,8 +71,3 @@ def _group_words(words: str, group: Sequence[Stand]) -> str:
     pids = ", ".join(str(stand.reading.pid) for stand in group[:_MOST_PIDS])
     more = ", ..." if len(group) > _MOST_PIDS else ""
     return f"{len(group)} processes ({pids}{more}) are {words.removeprefix('is ')}"
-
-
-def short_place(frame: Frame) -> str:
-    """'train.py:41', for one-line displays."""
-    return f"{PurePath(frame.file).name}:{frame.line}"
