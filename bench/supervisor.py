@@ -145,7 +145,7 @@ def measure_silence(plan: Plan) -> Iterator[Row]:
         yield Row(
             f"longest silence over {len(silences)} zoo programs, {'terminal' if surface == 'pty' else surface}",
             "for ever",
-            f"{silences[worst]:.1f} s",
+            f"{silences[worst]:.2f} s",
             "",
             f"{promise_s:.0f} s",
             silences[worst] <= promise_s,
