@@ -150,3 +150,13 @@ def test_the_word_running_in_a_file_is_not_believed(tmp_path: Path) -> None:
     write_state(run, gone_process(), state="running", is_finished=False)
     write_start(run, ProcessId(2**22 - 7, 5, host_name(), boot_id()))
     assert read_status(run).state == "dead"
+
+
+def test_an_earlier_attempt_is_judged_by_its_own_end(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    for number, code in ((1, 139), (2, 0)):
+        run.attempt(number).path.mkdir(parents=True)
+        atomic.write_json(run.attempt(number).exit_file, {"exit_code": code})
+    assert (read_status(run).attempt, read_status(run).state) == (2, "finished")
+    earlier = read_status(run, attempt=1)
+    assert (earlier.attempt, earlier.state, earlier.exit_code) == (1, "dead", 139)

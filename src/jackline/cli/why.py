@@ -27,17 +27,17 @@ LOOK_S = 7.0
 @click.option(
     "--for", "look", metavar="DURATION", help="How long to look at a process that is not watched; default 7s."
 )
+@click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
 @click.option("--all", "show_all", is_flag=True, help="Every frame of every thread, and every process.")
 @json_option
 @runs_dir_option
-def command(
-    run: str | None, pid: int | None, look: str | None, show_all: bool, as_json: bool, runs_dir: str | None
-) -> None:
+def command(run: str | None, pid: int | None, runs_dir: str | None, **given: Any) -> None:
     """Explain a run: what it is doing now, or why it ended.
 
     Without RUN: the only live run, else the newest. A live run's stacks are taken now, without stopping it. A dead or
     copied run is explained from its files alone.
     """
+    look, show_all, as_json = given["look"], given["show_all"], given["as_json"]
     look_s = parse_duration(look) if look else LOOK_S
     if pid is not None:
         if run is not None:
@@ -45,11 +45,19 @@ def command(
         _show_process(pid, look_s, show_all=show_all, as_json=as_json)
         return
     found = find(run, runs_dir)
-    status = read_status(found)
+    status = read_status(found, attempt=check_attempt(found, given["attempt"]))
     if is_alive(status.child) and status.child is not None:
         _show_live(found, status, status.child, look_s, show_all=show_all, as_json=as_json)
     else:
         _show_ended(found, status, as_json=as_json)
+
+
+def check_attempt(run: RunDir, number: int | None) -> int | None:
+    known = [attempt.number for attempt in run.list_attempts()]
+    if number is None or number in known:
+        return number
+    there = f"it has {known[0]} to {known[-1]}" if len(known) > 1 else f"it has {len(known)}"
+    raise UsageError(f"run '{run.name}' has no attempt {number}: {there}", hint=f"jackline why {run.name}")
 
 
 def _show_process(pid: int, look_s: float, *, show_all: bool, as_json: bool) -> None:

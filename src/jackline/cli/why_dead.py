@@ -38,7 +38,7 @@ class Death:
 
 
 def read_death(run: RunDir, status: RunStatus) -> Death:
-    attempt = run.last_attempt()
+    attempt = run.attempt(status.attempt) if status.attempt else None
     if attempt is None:
         return Death(None, (), "nothing", ("it was never started: there is no attempt",))
     stored = status.exit.get("evidence")
@@ -105,7 +105,7 @@ def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iter
 
 
 def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
-    attempt = run.last_attempt()
+    attempt = run.attempt(status.attempt) if status.attempt else None
     yield title_line(run, status, death)
     yield from death.notes
     if death.evidence is not None and death.findings:
@@ -160,7 +160,7 @@ def _first_words(path: Path) -> str:
 
 
 def death_json(run: RunDir, status: RunStatus, death: Death) -> dict[str, Any]:
-    attempt = run.last_attempt()
+    attempt = run.attempt(status.attempt) if status.attempt else None
     return {
         "run": run.name,
         "path": str(run.path),

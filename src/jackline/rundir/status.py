@@ -35,11 +35,16 @@ class RunStatus:
     exit: dict[str, Any]
 
 
-def read_status(run: RunDir, *, now_s: float | None = None) -> RunStatus:
-    """Never raises for damaged state files: what cannot be read is absent."""
+def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None = None) -> RunStatus:
+    """Never raises for damaged state files: what cannot be read is absent. `attempt` asks for an earlier one."""
     now = time.time() if now_s is None else now_s
-    state_file = _dict(atomic.read_json(run.supervisor_file))
-    attempt = run.last_attempt()
+    last = run.last_attempt()
+    is_earlier = attempt is not None and last is not None and attempt != last.number
+    state_file = {} if is_earlier else _dict(atomic.read_json(run.supervisor_file))
+    return _status(run.attempt(attempt) if is_earlier and attempt else last, state_file, now)
+
+
+def _status(attempt: AttemptDir | None, state_file: dict[str, Any], now: float) -> RunStatus:
     start = _dict(atomic.read_json(attempt.start_file)) if attempt else {}
     exit_file = _dict(atomic.read_json(attempt.exit_file)) if attempt else {}
     child = ProcessId.from_json(start.get("child"))

@@ -27,6 +27,7 @@ from jackline.supervisor.process import Command
 from jackline.supervisor.progress import Progress
 from jackline.supervisor.rates import Rates, rates_between
 from jackline.supervisor.stack_sampler import StackSample, StackSampler
+from jackline.supervisor.stacks import forget_dead
 from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict
 
 SAMPLE_EVERY_S = 1.0
@@ -127,6 +128,8 @@ class AttemptWatch:
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
+        # A run with many short Python children leaves an empty dump file for each.
+        self._guard("stacks", lambda: forget_dead(self.command.attempt.stacks))
 
     def state(self, now_s: float) -> dict[str, Any]:
         """This attempt's part of supervisor.json."""
@@ -362,7 +365,7 @@ class AttemptWatch:
             "seconds_to_limit": self.memory.seconds_left(),
         }
 
-    def _guard(self, name: str, part: Callable[[], None]) -> None:
+    def _guard(self, name: str, part: Callable[[], object]) -> None:
         """Fail open, and try again: a disk that was full may have room by now."""
         try:
             part()
