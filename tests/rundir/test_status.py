@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name, identify, liveness
 from jackline.rundir.status import read_status
 from tests.rundir.made import (
