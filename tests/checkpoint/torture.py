@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import json
 import os
 import random
 import shutil
@@ -24,9 +26,14 @@ from jackline.checkpoint.lock import read_holder
 from jackline.checkpoint.verify import verify_checkpoint
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import is_alive
-from tests.checkpoint.light_trainer import is_right, newest_whole
+from tests.checkpoint.faults import FaultyDisk, fail_after, fail_at, kill_at
+from tests.checkpoint.light_trainer import LightTrainer, is_right, newest_whole
+from tests.checkpoint.states import write_small
+from tests.checkpoint.test_power_loss import judge as judge_power
+from tests.checkpoint.test_power_loss import record
 
 PROGRAM = Path(__file__).with_name("light_trainer.py")
+FAULTY_WRITER = (sys.executable, str(PROGRAM.with_name("faulty_writer.py")))
 VICTIMS = ("trainer", "writer", "both")
 
 
@@ -72,7 +79,7 @@ def _one_life(checkpoints: Path, acks: Path, victim: str, chance: random.Random,
     while process.poll() is None and time.monotonic() < deadline:
         if acks.exists() and acks.stat().st_size > before:
             break
-        if chance.random() < 0.002:
+        if chance.random() < 0.0003:
             break  # now and then while it is still starting
         time.sleep(0.002)
     time.sleep(chance.random() ** 2 * 0.15)
@@ -157,34 +164,151 @@ def _damage(path: Path, other: Path, how: str, chance: random.Random) -> bool:
 
 
 def _same_json(first: bytes, second: bytes) -> bool:
-    import json
-
     try:
         return bool(json.loads(first) == json.loads(second))
     except ValueError:
         return False
 
 
+def kill_around_every_call(place: Path, size: int = 60_000) -> tuple[int, int]:
+    """The writer dies before or after each of its calls, and its trainer with it; returns (kills, losses)."""
+    kills = losses = 0
+    for when in ("before", "after"):
+        for nth in range(1, 1000):
+            folder, fired = place / f"{when}-{nth}", place / f"fired-{when}-{nth}"
+            first = LightTrainer(folder, size)
+            assert (first.save(1) or {})["event"] == "committed"
+            _end(first)
+            os.environ["FAULT"] = kill_at(nth, when, fired=str(fired)).to_json()
+            second = LightTrainer(folder, size, FAULTY_WRITER)
+            report = second.save(2)
+            _end(second)
+            found = newest_whole(folder)
+            is_kept = found is not None and is_right(found[1], found[0], size) and found[0] >= (2 if report else 1)
+            shutil.rmtree(folder, ignore_errors=True)
+            if not fired.exists():
+                break  # a save has no more calls than that
+            kills += 1
+            losses += not is_kept
+    return kills, losses
+
+
+def _end(trainer: LightTrainer) -> None:
+    trainer.writer.send({"op": "close"}, timeout_s=1)
+    trainer.writer.wait_end(30)
+    trainer.writer.let_go()
+
+
+def fail_every_call(place: Path) -> tuple[int, int]:
+    """ENOSPC, EIO and EDQUOT at each call of a commit, before it and after it; returns (faults, losses)."""
+    faults = losses = 0
+    for make in (fail_at, fail_after):
+        for number in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            for nth in range(1, 1000):
+                folder = place / f"{make.__name__}-{number}-{nth}"
+                folder.mkdir()
+                write_small(folder, 1)
+                disk = FaultyDisk(make(None, nth=nth, with_errno=number))
+                acknowledged = True
+                try:
+                    write_small(folder, 2, disk=disk)
+                except OSError:
+                    acknowledged = False
+                names = list_names(folder)
+                wholes = [name for name in names if _is_whole(folder / str(name))]
+                losses += len(wholes) != len(names) or (acknowledged and wholes[0].step != 2) or wholes[-1].step != 1
+                shutil.rmtree(folder)
+                if not disk.num_fired:
+                    break
+                faults += 1
+    return faults, losses
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify_checkpoint(path, is_direct=False, threads=1)
+    except Damage:
+        return False
+    return True
+
+
+def cut_the_power(place: Path, saves: int) -> tuple[int, int]:
+    """Every state after a power cut in the middle of several saves; returns (states, states that loaded)."""
+    disk = record(place / "real", saves=saves, keep=2)
+    states = judge_power(disk, place / "replay")
+    return len(disk.calls), states
+
+
+def kill_real_training(place: Path, chance: random.Random, *, seconds: float) -> tuple[int, int]:
+    """A real torch program, killed until the time is up, then left to end; returns (kills, differences)."""
+    place.mkdir()
+    (place / "calm").mkdir()
+    (place / "run").mkdir()
+    words = [sys.executable, str(PROGRAM.with_name("exact_trainer.py"))]
+    subprocess.run([*words, str(place / "calm"), "300", str(place / "calm.notes"), "overlapped"], check=True)
+    last = (place / "calm.notes").read_text().split("\n")[-2]
+    deadline = time.monotonic() + seconds
+    kills = 0
+    while True:
+        process = subprocess.Popen([*words, str(place / "run"), "300", str(place / "notes"), "overlapped"])
+        if time.monotonic() > deadline:
+            process.wait()
+            break
+        size = (place / "notes").stat().st_size if (place / "notes").exists() else 0
+        while process.poll() is None and (not (place / "notes").exists() or (place / "notes").stat().st_size == size):
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.5)
+        process.kill()
+        kills += process.wait() == -9
+    lines = (place / "notes").read_text().split("\n")[:-1]
+    expected = {
+        w[1]: w[2] for w in map(str.split, (place / "calm.notes").read_text().split("\n")[:-1]) if w[0] == "STEP"
+    }
+    differences = sum(words[2] != expected[words[1]] for words in map(str.split, lines) if words[0] == "STEP")
+    return kills, differences + (lines[-1] != last)
+
+
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=60.0)
-    options.add_argument("--kills", type=int, default=1 << 60)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--minutes", type=float, default=3.0, help="for the kills at chance instants")
+    options.add_argument("--kills", type=int, default=1 << 60, help="end earlier, after so many")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--size", type=int, default=300_000, help="bytes of each of the two tensor files")
     options.add_argument("--folder", type=Path, default=None, help="where to work; default: a temporary folder")
     given = options.parse_args()
     chance = random.Random(given.seed)
     place = Path(tempfile.mkdtemp(prefix="jackline-torture-", dir=given.folder))
+    losses = 0
     try:
-        tally = torture_by_kill(place / "run", chance, seconds=given.seconds, kills=given.kills, size=given.size)
-        print(f"seed {given.seed}: {tally.line()}")
+        seconds = given.minutes * 60
+        tally = torture_by_kill(place / "run", chance, seconds=seconds * 0.75, kills=given.kills, size=given.size)
+        print(f"seed {given.seed}: {tally.line()}", flush=True)
+        losses += len(tally.losses)
         damaged, detected = damage_every_file(place / "run", chance, rounds=20, size=given.size)
-        print(f"{damaged} damaged files of the newest checkpoint: {detected} detected and the one before it used")
+        print(
+            f"{damaged} times a file of the newest checkpoint damaged: {detected} detected and the one before it used"
+        )
+        losses += damaged - detected
+        for name, done in (
+            ("SIGKILL of writer and trainer around every call of a save", kill_around_every_call(place)),
+            ("errors at every call of a save", fail_every_call(place)),
+        ):
+            print(f"{done[0]} times {name}: {done[1]} lost", flush=True)
+            losses += done[1]
+        calls, states = cut_the_power(place, saves=5)
+        print(
+            f"power cut after each of {calls} calls: {states} possible disks, all load what was acknowledged",
+            flush=True,
+        )
+        kills, differences = kill_real_training(place / "real-training", chance, seconds=seconds * 0.25)
+        print(f"{kills} SIGKILLs of a real training: {differences} losses or states differ from the run never killed")
+        losses += differences
+        for loss in tally.losses:
+            print(f"LOST: {loss}")
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    for loss in tally.losses:
-        print(f"LOST: {loss}")
-    sys.exit(1 if tally.losses or damaged != detected else 0)
+    print("nothing was lost" if not losses else f"{losses} LOST")
+    sys.exit(1 if losses else 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,492 @@
+"""What saving and loading cost, beside torch.save, safetensors, dcp and the best one could write by hand.
+
+    python bench/checkpoint.py                 on the CPU, 2.5 GB of state, about 10 minutes
+    python bench/checkpoint.py --gpu           on the GPU, 1.5 GB of state, about 4 minutes; prints its table last
+    python bench/checkpoint.py --gpu --cpu-smoke   the same code with tiny shapes on the CPU, seconds
+    python bench/checkpoint.py --only stall,snapshot,durable,load,memory --gb 0.5 --repeats 3
+
+All rows of a section are measured in one run, interleaved, each at least five times; what is compared is the median,
+and the spread stands beside it. The excess of a save is wall time: a window of steps with a save in it, less the same
+number of steps without one, measured right before and after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from bench import checkpoint_methods as methods  # noqa: E402
+
+CPU_METHODS = (
+    methods.Ours,
+    methods.OursBlocking,
+    methods.HandMade,
+    methods.DcpAsync,
+    methods.Safetensors,
+    methods.TorchSave,
+)
+
+
+@dataclass
+class Row:
+    """One way, measured several times. Seconds unless the name says otherwise."""
+
+    name: str
+    values: list[float] = field(default_factory=list)
+    more: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def spread(self, scale: float = 1.0) -> str:
+        return f"{min(self.values) * scale:.3g}..{max(self.values) * scale:.3g}"
+
+    def add(self, name: str, value: float) -> None:
+        self.more.setdefault(name, []).append(value)
+
+    def of(self, name: str) -> float:
+        return statistics.median(self.more.get(name, [float("nan")]))
+
+
+@dataclass
+class Report:
+    """Lines for the end, and the promises that did not hold."""
+
+    lines: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        print(line, flush=True)
+
+    def promise(self, what: str, value: float, limit: float, *, is_upper: bool = True) -> None:
+        holds = value <= limit if is_upper else value >= limit
+        sign = "<=" if is_upper else ">="
+        self.say(f"  {'held ' if holds else 'SHORT'}  {what}: {value:.3g} (promised {sign} {limit:.3g})")
+        if not holds:
+            self.broken.append(what)
+
+
+# ------------------------------------------------------------------------------------------------ training loops
+
+
+class Loop:
+    """A training loop that is stopped by nothing but the saves. `window` runs steps and returns their wall time."""
+
+    def __init__(self, model: nn.Module, data: Callable[[], tuple[Any, ...]], device: str) -> None:
+        self.model, self.data, self.device = model, data, device
+        is_fused = True
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_fused)
+        self.state = {"model": model, "optim": self.optimizer, "counters": {"step": 0}}
+
+    def step(self, before_mutation: Callable[[], None]) -> None:
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
+            loss = self.model(*self.data())
+        loss.backward()
+        before_mutation()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state["counters"]["step"] += 1
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def window(self, count: int, before_mutation: Callable[[], None] = lambda: None) -> float:
+        self.wait()
+        began_s = time.perf_counter()
+        for _ in range(count):
+            self.step(before_mutation)
+        self.wait()
+        return time.perf_counter() - began_s
+
+
+def cpu_loop(state_gb: float) -> Loop:
+    """Square layers until weights and two moments have the wanted size."""
+    width = 2048 if state_gb >= 0.2 else 256
+    depth = max(1, round(state_gb * 1e9 / 12 / width**2))
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width, bias=False), nn.GELU())]
+
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).square().mean()
+
+    batch = torch.randn(48, width)
+    return Loop(Squares(), lambda: (batch,), "cpu")
+
+
+def gpt_loop(device: str, *, is_tiny: bool) -> Loop:
+    """The GPT-2 shape with 124 M parameters: 1.49 GB with AdamW's moments."""
+    depth, heads, width, vocab, length, batch = (2, 2, 64, 512, 64, 4) if is_tiny else (12, 12, 768, 50304, 1024, 32)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            size, steps, _ = x.shape
+            parts = self.qkv(self.norm1(x)).view(size, steps, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(size, steps, width))
+            return x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    class Gpt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(length, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(depth))
+            self.norm = nn.LayerNorm(width)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            hidden = self.tokens(x) + self.positions(torch.arange(length, device=x.device))
+            for block in self.blocks:
+                hidden = block(hidden)
+            logits = nn.functional.linear(self.norm(hidden), self.tokens.weight)
+            return nn.functional.cross_entropy(logits.view(-1, vocab).float(), y.view(-1))
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Gpt()
+    generator = torch.Generator().manual_seed(1)
+
+    def data() -> tuple[torch.Tensor, torch.Tensor]:
+        batch_of = torch.randint(0, vocab, (batch, length + 1), generator=generator)
+        if device == "cuda":
+            batch_of = batch_of.pin_memory().to(device, non_blocking=True)
+        return batch_of[:, :-1].contiguous(), batch_of[:, 1:].contiguous()
+
+    return Loop(model, data, device)
+
+
+# ------------------------------------------------------------------------------------------------ sections
+
+
+def measure_excess(loop: Loop, method: methods.Method, step_s: float) -> tuple[float, float, float]:
+    """Excess wall time of one save, how long until durable, and the time inside the call itself."""
+    method.end()
+    gc.collect()
+    count = 4
+    before_s = loop.window(count) / count
+    loop.wait()
+    began_s = time.perf_counter()
+    method.begin()
+    called_s = time.perf_counter() - began_s
+    steps = 0
+    durable_s = None
+    while durable_s is None or steps < 2 or not method.is_quiet():
+        loop.step(method.before_mutation)
+        steps += 1
+        if durable_s is None and method.is_durable():
+            durable_s = time.perf_counter() - began_s
+    loop.wait()
+    total_s = time.perf_counter() - began_s
+    method.end()
+    after_s = loop.window(count) / count
+    return total_s - steps * (before_s + after_s) / 2, durable_s, called_s
+
+
+def bench_stall(loop: Loop, work: Path, kinds: tuple[type, ...], repeats: int, report: Report) -> dict[str, Row]:
+    for _ in range(3):
+        loop.step(lambda: None)
+    state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in methods.flat_state(loop.state).values())
+    step_s = loop.window(5) / 5
+    report.say(f"state {state_bytes / 1e9:.2f} GB, step {step_s * 1e3:.1f} ms, {torch.get_num_threads()} threads")
+    rows = {kind.name: Row(kind.name) for kind in kinds}
+    alive: dict[str, methods.Method] = {}
+    for repeat in range(repeats + 1):
+        for kind in kinds:
+            with guard(kind.name, report):
+                if kind.name not in alive:
+                    shared = {"share": alive[methods.Ours.name]} if kind is methods.OursBlocking else {}
+                    alive[kind.name] = kind(work / kind.__name__, loop.state, **shared)
+                excess_s, durable_s, called_s = measure_excess(loop, alive[kind.name], step_s)
+                print(f"    {kind.name:28} excess {excess_s * 1e3:9.1f} ms, durable {durable_s:6.2f} s", flush=True)
+                if repeat:  # the first one warms up
+                    rows[kind.name].values.append(excess_s)
+                    rows[kind.name].add("durable_s", durable_s)
+                    rows[kind.name].add("called_ms", called_s * 1e3)
+    for method in alive.values():
+        method.close()
+    return {name: row for name, row in rows.items() if row.values}
+
+
+def show_stall(rows: dict[str, Row], report: Report) -> None:
+    best = rows[methods.Ours.name].median if methods.Ours.name in rows else float("nan")
+    report.say(
+        f"  {'excess of one save':30}{'ms':>9}{'spread ms':>20}{'in call ms':>12}{'durable s':>11}{'x ours':>8}"
+    )
+    for row in rows.values():
+        ratio = row.median / best if best > 0 else float("inf")
+        report.say(
+            f"  {row.name:30}{row.median * 1e3:9.1f}{row.spread(1e3):>20}{row.of('called_ms'):12.1f}"
+            f"{row.of('durable_s'):11.2f}{ratio:8.1f}"
+        )
+
+
+def bench_snapshot(state: dict[str, Any], work: Path, repeats: int, report: Report) -> None:
+    """The time inside a blocking save, against one memcpy of as many bytes between buffers that exist."""
+    ours = methods.OursBlocking(work / "snapshot", state)
+    assert ours.engine._area.arena is not None
+    size = ours.engine._area.arena.size_bytes
+    source = torch.ones(size, dtype=torch.uint8)
+    target = torch.ones(size, dtype=torch.uint8)
+    rows = Row("memcpy"), Row("jackline, blocking snapshot")
+    for repeat in range(repeats + 1):
+        began_s = time.perf_counter()
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
+        copy_s = time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        ours.begin()
+        save_s = time.perf_counter() - began_s
+        ours.end()
+        if repeat:
+            rows[0].values.append(copy_s)
+            rows[1].values.append(save_s)
+    ours.close()
+    for row in rows:
+        report.say(
+            f"  {row.name:30}{row.median * 1e3:9.1f} ms  {row.spread(1e3)}  {size / row.median / 1e9:.1f} GB/s"
+        )
+    report.promise("blocking snapshot / one memcpy", rows[1].median / rows[0].median, 1.5)
+
+
+def bench_durable(state: dict[str, Any], work: Path, repeats: int, report: Report) -> None:
+    """From the call to the disk, nothing else running."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in methods.flat_state(state).values())
+    raw = torch.ones(size // 4096 * 4096 + 8192, dtype=torch.uint8)
+    start = -raw.data_ptr() % 4096
+    kinds = (methods.OursBlocking, methods.Safetensors, methods.TorchSave)
+    alive = {kind.name: kind(work / f"durable-{kind.__name__}", state) for kind in kinds}
+    rows = {name: Row(name) for name in ("the disk, O_DIRECT", *alive)}
+    for repeat in range(repeats + 1):
+        for name, row in rows.items():
+            began_s = time.perf_counter()
+            if name in alive:
+                alive[name].begin()
+                while not alive[name].is_durable():
+                    time.sleep(0.001)
+            else:
+                methods.write_direct(work / "raw", raw.data_ptr() + start, size // 4096 * 4096)
+            took_s = time.perf_counter() - began_s
+            if name in alive:
+                alive[name].end()
+            (work / "raw").unlink(missing_ok=True)
+            if repeat:
+                row.values.append(took_s)
+    for method in alive.values():
+        method.close()
+    for row in rows.values():
+        report.say(f"  {row.name:30}{row.median:9.2f} s   {row.spread()}  {size / row.median / 1e9:.2f} GB/s")
+    ours, disk = rows[methods.OursBlocking.name].median, rows["the disk, O_DIRECT"].median
+    report.promise("durable: share of the disk's direct-write speed", disk / ours, 0.8, is_upper=False)
+    report.promise("durable: times safetensors", rows[methods.Safetensors.name].median / ours, 2.0, is_upper=False)
+    report.promise("durable: times torch.save", rows[methods.TorchSave.name].median / ours, 4.0, is_upper=False)
+
+
+def bench_load(state: dict[str, Any], work: Path, repeats: int, report: Report) -> None:
+    """Into tensors that exist: ours with every byte proved, safetensors without."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    flat = methods.flat_state(state)
+    path = work / "plain.safetensors"
+    save_file(flat, path)
+    ours = methods.OursBlocking(work / "load", state)
+    ours.begin()
+    ours.end()
+    saved = [*ours.engine.folder.glob("step-*/*.safetensors"), path]
+
+    def by_tensor() -> None:
+        with safe_open(path, "pt") as file, torch.no_grad():
+            for name, tensor in flat.items():
+                tensor.copy_(file.get_tensor(name))
+
+    def by_file() -> None:
+        found = load_file(path)
+        with torch.no_grad():
+            for name, tensor in flat.items():
+                tensor.copy_(found[name])
+
+    ways = {
+        "jackline, proved": lambda: ours.engine.load_newest(state),
+        "safetensors, safe_open": by_tensor,
+        "safetensors, load_file": by_file,
+    }
+    for is_cold in (False, True):
+        rows = {name: Row(name) for name in ways}
+        for repeat in range(repeats + 1):
+            for name, way in ways.items():
+                for file in saved if is_cold else ():
+                    forget(file)
+                began_s = time.perf_counter()
+                way()
+                if repeat:
+                    rows[name].values.append(time.perf_counter() - began_s)
+        size = path.stat().st_size
+        for row in rows.values():
+            how = "cold" if is_cold else "warm"
+            report.say(
+                f"  {how} {row.name:25}{row.median:9.3f} s   {row.spread()}  {size / row.median / 1e9:.2f} GB/s"
+            )
+        best = min(row.median for name, row in rows.items() if name != "jackline, proved")
+        word = "cold" if is_cold else "warm"
+        report.promise(
+            f"load, {word}: share of plain safetensors", best / rows["jackline, proved"].median, 0.9, is_upper=False
+        )
+    ours.close()
+
+
+def forget(path: Path) -> None:
+    """Out of the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def bench_memory(loop: Loop, work: Path, report: Report) -> None:
+    """The most that saving adds to trainer and writer together, sampled while it saves."""
+    method = methods.Ours(work / "memory", loop.state)
+    arena = method.engine._area.arena
+    assert arena is not None
+    size = sum(tensor.numel() * tensor.element_size() for tensor in methods.flat_state(loop.state).values())
+    loop.window(2)
+    own = threading.Event()
+    peak = [0]
+
+    def watch() -> None:
+        while not own.wait(0.005):
+            peak[0] = max(peak[0], private_bytes(os.getpid()) + private_bytes(method.engine._link.writer.pid))
+
+    before = private_bytes(os.getpid()) + private_bytes(method.engine._link.writer.pid)
+    thread = threading.Thread(target=watch)
+    thread.start()
+    for _ in range(3):
+        method.begin()
+        loop.window(2, method.before_mutation)
+        method.end()
+    own.set()
+    thread.join()
+    method.close()
+    grown = max(0, peak[0] - before)
+    report.say(f"  arena {arena.size_bytes / 1e9:.3f} GB, private memory +{grown / 1e6:.0f} MB while saving")
+    report.promise("extra memory / one copy of the state", (grown + arena.size_bytes) / size, 1.1)
+
+
+def private_bytes(pid: int) -> int:
+    """Anonymous memory: the arena is shared and counted by its size."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+@contextlib.contextmanager
+def guard(name: str, report: Report) -> Any:
+    """A peer that fails becomes a line and not the end."""
+    try:
+        yield
+    except Exception as problem:
+        first = str(problem).strip().splitlines()
+        report.say(f"  {name} failed: {type(problem).__name__}: {first[0][:150] if first else ''}")
+
+
+def run_cpu(given: argparse.Namespace, work: Path, report: Report) -> None:
+    sections = given.only.split(",")
+    loop = cpu_loop(given.gb)
+    loop.window(2)
+    if "stall" in sections:
+        for threads in dict.fromkeys((max(1, len(os.sched_getaffinity(0)) - 1), len(os.sched_getaffinity(0)))):
+            torch.set_num_threads(threads)
+            report.say(f"-- excess of one save in a training loop, {threads} of {os.cpu_count()} cores training")
+            rows = bench_stall(loop, work / f"stall-{threads}", CPU_METHODS, given.repeats, report)
+            show_stall(rows, report)
+            if methods.DcpAsync.name in rows and methods.Ours.name in rows:
+                ratio = rows[methods.Ours.name].median / rows[methods.DcpAsync.name].median
+                report.promise("overlapped excess / warm dcp.async_save", ratio, 1 / 20)
+    if "snapshot" in sections:
+        report.say("-- blocking snapshot against one memcpy")
+        bench_snapshot(loop.state, work, given.repeats, report)
+    if "durable" in sections:
+        report.say("-- from the call to the disk")
+        bench_durable(loop.state, work, given.repeats, report)
+    if "load" in sections:
+        report.say("-- loading into existing tensors")
+        bench_load(loop.state, work, given.repeats, report)
+    if "memory" in sections:
+        report.say("-- memory")
+        bench_memory(loop, work, report)
+
+
+def run_gpu(given: argparse.Namespace, work: Path, report: Report) -> None:
+    device = "cpu" if given.cpu_smoke else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        report.say("there is no GPU here")
+        return
+    from jackline.checkpoint.hashing import best_algorithm
+
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU, tiny shapes"
+    report.say(f"-- excess of one save in a training loop: {name}, torch {torch.__version__}, {best_algorithm()}")
+    loop = gpt_loop(device, is_tiny=given.cpu_smoke)
+    rows = bench_stall(loop, work / "gpu", CPU_METHODS, given.repeats, report)
+    report.lines.append("")
+    show_stall(rows, report)
+    if methods.Ours.name in rows:
+        report.promise("excess of an overlapped save, ms", rows[methods.Ours.name].median * 1e3, 10.0)
+    report.say("-- loading into existing tensors")
+    with guard("load", report):
+        bench_load(loop.state, work / "gpu-load", 3, report)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--gpu", action="store_true")
+    options.add_argument("--cpu-smoke", action="store_true")
+    options.add_argument("--gb", type=float, default=2.5)
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--only", default="stall,snapshot,durable,load,memory")
+    options.add_argument("--folder", default=None, help="where to write; default: the temporary folder")
+    given = options.parse_args()
+    report = Report()
+    work = Path(tempfile.mkdtemp(prefix="jackline-bench-", dir=given.folder))
+    (work / "gpu-load").mkdir()
+    began_s = time.monotonic()
+    try:
+        (run_gpu if given.gpu else run_cpu)(given, work, report)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"\n== all of it, {time.monotonic() - began_s:.0f} s")
+    print("\n".join(report.lines))
+    sys.exit(1 if report.broken else 0)
+
+
+if __name__ == "__main__":
+    main()
