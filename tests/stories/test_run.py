@@ -202,14 +202,17 @@ def test_a_supervisor_that_was_paused_raises_no_alarm(shell: Shell) -> None:
     counted(run.log_lines())
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the command's output is a file, and opening /dev/stderr for writing empties it"
-)
 def test_a_shell_script_may_open_its_own_stderr(shell: Shell) -> None:
-    """`> /dev/stderr` opens the file behind the descriptor anew and cuts it; the lines before must not be lost."""
-    text = "echo one; echo two > /dev/stderr; echo three; echo four | tee /dev/stderr; echo five"
-    done = shell.jackline("run", "--name", "cut", "--", "sh", "-c", text)
-    assert done.out.split() == ["one", "two", "three", "four", "four", "five"]
+    """`> /dev/stderr` opens the file behind the descriptor anew and cuts it. What was read before stays, what comes
+    after is read, and the cut is told."""
+    text = "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two > /dev/stderr; echo three; echo four"
+    live = shell.start("run", "--name", "cut", "--", "sh", "-c", text)
+    run = shell.run_dir("cut")
+    wait_for(lambda: any("one" in line for line in run.log_lines()), "the first line to be in the log")
+    (shell.work / "go").touch()
+    assert live.wait() == 0
+    assert run.log_lines() == ["one", "two", "three", "four"]
+    assert "cut its own output file raw.out" in (shell.runs / "cut" / "out.log").read_text()
 
 
 def test_a_viewer_whose_reader_went_away_does_not_harm_the_run(shell: Shell) -> None:

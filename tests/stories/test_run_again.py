@@ -87,9 +87,6 @@ def test_the_name_of_a_live_run_with_another_command_is_refused(shell: Shell) ->
     assert live.wait() == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the starts that lose the race end with an error instead of watching the winner"
-)
 def test_the_same_command_started_six_times_at_once_is_one_run(shell: Shell) -> None:
     """A person's loop, a scheduler's retry: one start wins, the others watch it."""
     command = shell.python("train.py", WAITS_FOR_GO)

@@ -289,9 +289,19 @@ def test_a_raw_file_cut_by_somebody_is_said_and_read_on(attempt: Attempt) -> Non
     assert attempt.texts() == [
         "one",
         "two",
-        "[jackline] raw.out was cut to 0 B by somebody; reading on from there",
+        "[jackline] the command cut its own output file raw.out (as `> /dev/stderr` in a shell script does): "
+        "lines of the last tenth of a second before this may be missing; --tty avoids it",
         "three",
     ]
+
+
+def test_a_raw_file_that_was_cut_and_has_grown_again_is_read_from_its_beginning(attempt: Attempt) -> None:
+    attempt.print(b"one\n")
+    attempt.tail.poll(NOW_S)
+    os.truncate(attempt.raw, 0)
+    attempt.print(b"two\nthree\n")
+    attempt.tail.poll(NOW_S)
+    assert [text for text in attempt.texts() if "[jackline]" not in text] == ["one", "two", "three"]
 
 
 # -- the disk ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Each command lives in its own module as `command`. Nothing is imported for a com
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -72,6 +73,7 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point: errors of ours and of click become text on stderr and an exit code."""
+    _open_closed_streams()
     if not sys.platform.startswith("linux"):
         print(
             "error: Jackline reads /proc and needs Linux; on this system only copied runs can be read",
@@ -94,6 +96,16 @@ def main() -> None:
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Started with 0, 1 or 2 closed, the next file we open would get that number, and our words or the command's
+    output would go into it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from jackline.supervisor.progress import PROTOCOL, parse_protocol
-from jackline.supervisor.room import first_data
+from jackline.supervisor.room import CutWatch, first_data
 
 BLOCK_BYTES = 1 << 20
 TAIL_BYTES = 64 << 10
@@ -30,6 +30,7 @@ class RawStream:
         self._offset = 0
         self._from_start = from_start
         self._filter = ProtocolFilter()
+        self._cut = CutWatch()
         self.skipped_bytes = 0
 
     def read(self) -> bytes:
@@ -38,13 +39,15 @@ class RawStream:
             return b""
         self._pass_over_hole()
         data = os.pread(self._fd, BLOCK_BYTES, self._offset)
+        if self._cut.is_cut(self._fd, self._offset):
+            self._offset, self._cut = 0, CutWatch()
+            return self.read()
         if not data:
-            if os.fstat(self._fd).st_size < self._offset:
-                self._offset = 0  # somebody cut the file
             return b""
         if self._pass_over_hole():
             return self.read()  # given up while we read it: what we got may be zeros
         self._offset += len(data)
+        self._cut.note(data)
         return self._filter.feed(data) or self.read()
 
     def settle(self) -> bytes:

@@ -5,6 +5,7 @@ Owns the options, the run's identity on disk and what the person is told. The su
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -86,7 +87,7 @@ def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any
 
     check_command(argv)
     folder = runs_folder(given["runs_dir"])
-    settings = {"argv": list(argv), "cwd": str(Path.cwd())}
+    settings = {"argv": list(argv), "cwd": str(working_folder())}
     wanted = check_name(given["name"]) if given["name"] is not None else default_name(argv, settings)
     existing = find_existing(RunDir(folder / wanted))
     taken = [path.name for path in folder.iterdir()] if given["is_new"] and folder.is_dir() else []
@@ -100,6 +101,8 @@ def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any
     match decision:
         case Create(name):
             run = create_run(folder, name, argv, settings, options)
+            if run is None:
+                return showing.watch_live(RunDir(folder / name), detach=given["detach"])
             return showing.start_and_show(run, options, is_new=True, detach=given["detach"])
         case Resume(name, differences):
             if differences:
@@ -119,6 +122,13 @@ def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any
                 hint=f"once you know that it ended there: jackline resume {name} --here, or start anew with --new",
             )
     return EXIT_DONE
+
+
+def working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the folder you stand in is gone", hint="cd to one that exists") from None
 
 
 def check_command(argv: list[str]) -> None:
@@ -205,19 +215,21 @@ def find_existing(run: RunDir) -> Existing | None:
 
 def create_run(
     folder: Path, name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions
-) -> RunDir:
-    """Make the run's folder in one step: it appears with a whole run.json, or not at all."""
+) -> RunDir | None:
+    """Make the run's folder in one step: it appears with a whole run.json, or not at all. None when it is there."""
     final = RunDir(folder / name)
     draft = RunDir(folder / f".{name}.{os.getpid()}.draft")
     try:
         draft.path.mkdir(parents=True)
         contents = describe_run(
-            name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path.cwd()
+            name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
         )
         write_run_file(draft, contents)
         draft.path.rename(final.path)
     except OSError as error:
         shutil.rmtree(draft.path, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return None  # another start of the same command was quicker by an instant
         raise UsageError(
             f"cannot make a run in {folder}: {error.strerror}", hint="choose another place with --runs-dir PATH"
         ) from None

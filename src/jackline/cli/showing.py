@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import sys
+import time
 
 from jackline.errors import EXIT_DONE, JacklineError
 from jackline.rundir.layout import RunDir
@@ -18,6 +19,8 @@ from jackline.rundir.status import read_status
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.start import request_stop, start_supervisor, take_over
 
+BEGIN_PATIENCE_S = 30.0
+
 
 def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, detach: bool) -> int:
     """Start a supervisor for the next attempt, then follow it."""
@@ -25,6 +28,8 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, deta
     try:
         start_supervisor(run, options, stdin=0 if passes_stdin() else None)
     except JacklineError:
+        if not is_new and read_status(run).state == "alive":
+            return watch_live(run, detach=detach)  # another start was quicker by an instant
         if is_new and run.last_attempt() is None:
             shutil.rmtree(run.path, ignore_errors=True)
         raise
@@ -39,7 +44,8 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, deta
 
 
 def watch_live(run: RunDir, *, detach: bool) -> int:
-    """The run is alive already: nothing is started."""
+    """The run is alive already, or is being started this very moment: nothing is started here."""
+    wait_until_begun(run)
     if detach:
         say(f"run '{run.name}' is alive already: {run.path}")
         return EXIT_DONE
@@ -49,6 +55,13 @@ def watch_live(run: RunDir, *, detach: bool) -> int:
         take_over(run)
         say("its supervisor was gone: a new one has taken over")
     return follow_run(run, attempt=status.attempt)
+
+
+def wait_until_begun(run: RunDir) -> None:
+    """Whoever made the folder an instant ago has yet to start the command in it."""
+    until_s = time.monotonic() + BEGIN_PATIENCE_S
+    while read_status(run).state == "empty" and run.path.exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
 
 
 def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:

@@ -20,6 +20,7 @@ from jackline.supervisor.progress import PROTOCOL, Pace, Progress, parse_bar, pa
 from jackline.supervisor.room import (
     AHEAD_BYTES,
     MIB,
+    CutWatch,
     Space,
     empty_files,
     first_data,
@@ -79,6 +80,7 @@ class OutputTail:
         self._blocks_until = 0
         self._is_short = False
         self._splitter = LineSplitter()
+        self._cut = CutWatch()
         self._bars = BarFold()
         self._is_after_bar = False  # then the next line may be that bar's last state
         self._pace = Pace()
@@ -157,10 +159,13 @@ class OutputTail:
             return False
         self._make_room(now_s)
         block = os.pread(self._fd, BLOCK_BYTES, self._offset)
+        if self._cut.is_cut(self._fd, self._offset):
+            self._begin_again(now_s)
+            return True
         if not block:
-            self._check_truncation(now_s)
             return False
         self._offset += len(block)
+        self._cut.note(block)
         self._take(self._splitter.feed(block), now_s)
         return True
 
@@ -177,14 +182,15 @@ class OutputTail:
             self._offset = start
         return True
 
-    def _check_truncation(self, now_s: float) -> None:
-        size = os.fstat(self._fd).st_size
-        if size < self._offset:
-            self._log.note(
-                f"{self._raw.name} was cut to {format_bytes(size)} by somebody; reading on from there", now_s
-            )
-            self._offset, self._hole_end, self._blocks_until = size, 0, 0
-            self._splitter = LineSplitter()
+    def _begin_again(self, now_s: float) -> None:
+        self._log.note(
+            f"the command cut its own output file {self._raw.name} (as `> /dev/stderr` in a shell script does): "
+            "lines of the last tenth of a second before this may be missing; --tty avoids it",
+            now_s,
+        )
+        self._offset, self._hole_end, self._blocks_until = 0, 0, 0
+        self._splitter = LineSplitter()
+        self._cut = CutWatch()
 
     # -- room --------------------------------------------------------------------------------------------------------
 

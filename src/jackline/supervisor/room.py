@@ -17,6 +17,7 @@ from typing import Literal
 MIB = 1 << 20
 AHEAD_BYTES = 16 * MIB
 _PAGE = 4096
+_REMEMBERED = 64
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
 
@@ -112,6 +113,26 @@ def first_data(fd: int, offset: int) -> int | None:
     except OSError as error:
         # ENXIO: only hole from here to the end. Anything else: a file system that knows no holes.
         return None if error.errno == errno.ENXIO else offset
+
+
+class CutWatch:
+    """Notices that a file was cut behind its reader's back, even when it has grown again since: `> /dev/stderr` in a
+    shell script opens the file behind that descriptor anew and empties it."""
+
+    def __init__(self) -> None:
+        self._last = b""
+
+    def note(self, data: bytes) -> None:
+        """The bytes that were just read."""
+        self._last = (self._last + data[-_REMEMBERED:])[-_REMEMBERED:]
+
+    def is_cut(self, fd: int, offset: int) -> bool:
+        """Whether what stands before `offset` is no longer what was read there. A hole is our own doing."""
+        if os.fstat(fd).st_size < offset:
+            return True
+        last = self._last[-offset:] if offset else b""
+        now = os.pread(fd, len(last), offset - len(last)) if last else b""
+        return now != last and bool(now.strip(b"\0"))
 
 
 def empty_files(paths: list[Path]) -> None:
