@@ -1,6 +1,7 @@
 """What the supervisor says of programs on a real GPU: an endless kernel, silent work, compiling, out of memory.
 
-    python bench/gpu_supervisor.py          a few minutes; skips with a line where there is no GPU
+    python bench/gpu_supervisor.py                       a few minutes; skips with a line where there is no GPU
+    python bench/gpu_supervisor.py "spinning kernel"     only this one
 
 Each program runs under `jackline run` with short thresholds; the table shows expected and seen. A GPU at 100 % proves
 nothing: a spinning kernel and real work differ only in power and memory traffic, which is what is tested here.
@@ -110,7 +111,8 @@ def main() -> None:
         folder = Path(name)
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
         print("power before any context:", [(card.power_w, card.power_limit_w) for card in read_gpus()])
-        for program in PROGRAMS:
+        wanted = sys.argv[1:]
+        for program in [one for one in PROGRAMS if not wanted or one.name in wanted]:
             seen = run_program(program, folder)
             print(f"\n== {program.name}\nexpected: {program.expected}")
             print(f"alarm:    {seen['alarm'] or 'none'}")
