@@ -476,3 +476,77 @@ def test_what_would_be_lost_is_known(start: Make) -> None:
     assert re.fullmatch(
         r"if the process dies you lose \d+\.\d s; if the machine dies, everything since the start", text
     ), text
+
+
+def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(run: RunDir, start: Make) -> None:
+    from tests.places import Unavailable, small_disk
+
+    run.checkpoints.mkdir()
+    try:
+        with small_disk(run.checkpoints, "110M"):
+            engine = start(keep=Keep(last=2))
+            state = {"model": nn.Linear(1500, 1500)}  # 9 MB; 64 MB are kept free
+            outcomes = []
+            for step in range(1, 9):
+                ticket = engine.save(state, step=step, if_busy="wait")
+                ticket.wait(60)
+                outcomes.append(ticket.outcome)
+            assert outcomes == ["committed"] * 8  # older ones made room
+            (run.checkpoints / "ballast").write_bytes(bytes(30 << 20))
+            ticket = engine.save(state, step=9, if_busy="wait")
+            assert not ticket.wait(60) and ticket.why == "the disk is full"
+            (loud,) = [event.text for event in engine.poll() if event.is_loud]
+            assert re.fullmatch(
+                r"step 9 could not be saved: the disk is full \(\S+ MiB needed, \S+ MiB free\); "
+                r"training goes on without this checkpoint",
+                loud,
+            ), loud
+            assert len(list_names(run.checkpoints)) >= 2
+            (run.checkpoints / "ballast").unlink()
+            assert engine.save(state, step=10, if_busy="wait").wait(60)
+            engine.close(linger_s=30)
+            assert [name.step for name in list_names(run.checkpoints)] == [10, 8]
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_checkpoints_on_another_device_than_the_run_are_as_good(run: RunDir, start: Make) -> None:
+    import shutil
+    import tempfile
+
+    away = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        run.checkpoints.symlink_to(away)
+        assert away.stat().st_dev != run.path.stat().st_dev
+        engine = start()
+        state = make_state()
+        assert engine.save(state, step=1).wait(30)
+        other = make_state(seed=2)
+        assert engine.load_newest(other) is not None and fingerprint(other) == fingerprint(state)
+        engine.close()
+    finally:
+        shutil.rmtree(away)
+
+
+def test_a_run_on_a_network_mount_commits_locally_and_comes_back_from_the_mount_alone(
+    run: RunDir, start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mount is played by a folder; what the engine is told about its file system is not."""
+    import shutil
+
+    from jackline.checkpoint import engine as module
+    from jackline.checkpoint.place import away_from
+
+    monkeypatch.setattr(module, "choose_place", lambda run: away_from(run, "fuse.drive"))
+    engine = start(mirror_every_s=0.1)
+    assert engine.folder != run.checkpoints
+    assert "is on fuse.drive, so checkpoints are committed to" in engine.poll()[0].text
+    state = make_state()
+    assert engine.save(state, step=1).wait(30)
+    wait_until(lambda: "mirrored" in kinds(engine.poll()), "the copy on the mount")
+    assert not list(run.checkpoints.glob(".tmp*")) and len(list(run.checkpoints.glob("step-00000001-*"))) == 1
+    engine.close()
+    shutil.rmtree(engine.folder)  # another machine with the same mount
+    other = make_state(seed=2)
+    receipt = start().load_newest(other)
+    assert receipt is not None and fingerprint(other) == fingerprint(state)

@@ -12,21 +12,20 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from jackline.checkpoint import random_state
-from jackline.checkpoint.dtypes import dtype_name, is_stored_as_itself, require_storable
+from jackline.checkpoint.dtypes import STORED_AS_THEMSELVES, dtype_name, require_storable
 from jackline.checkpoint.tree import KIND, NOT_A_LEAF, CannotSave, encode, encode_bytes
 
 MAX_KEY = 100
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One tensor to be stored: in the file of `key`, under `name`. `is_deferred`: it may be copied later."""
 
     key: str
@@ -75,21 +74,26 @@ class _Collector:
         return NOT_A_LEAF
 
     def tensor(self, tensor: Tensor, where: str, *, is_deferred: bool) -> dict[str, Any]:
-        """A node that says where the values are. The same memory seen the same way is stored once."""
-        tensor = tensor.detach()
+        """A node that says where the values are. The same memory seen the same way is stored once.
+
+        Runs some hundred times in every save, in the loop's own thread, hence no detach() and no small helpers.
+        """
         require_storable(tensor, where)
-        lazy = (tensor.is_conj(), tensor.is_neg())  # the same memory, other values
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, lazy)
+        lazy = tensor.is_conj(), tensor.is_neg()  # the same memory, other values
+        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), lazy)
         known = self.seen.get(identity)
         if known is not None and tensor.numel():
             return known
-        name = self._free_name(where[len(self.key) + 1 :] or "value")
+        name = where[len(self.key) + 1 :] or "value"
+        if (self.key, name) in self.names:
+            name = self._free_name(name)
+        self.names.add((self.key, name))
         node: dict[str, Any] = {KIND: "tensor", "file": self.key, "name": name}
-        if not is_stored_as_itself(tensor.dtype):
+        if tensor.dtype not in STORED_AS_THEMSELVES:
             node["dtype"] = dtype_name(tensor.dtype)
         if not tensor.is_contiguous():
             node["stride"] = list(tensor.stride())
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             node["device"] = tensor.device.type
         self.sources.append(Source(self.key, name, tensor, is_deferred))
         self.seen[identity] = node
@@ -163,12 +167,11 @@ class _Collector:
             for word, value in values.items()
         }
 
-    def _free_name(self, wanted: str) -> str:
-        name, number = wanted, 2
-        while (self.key, name) in self.names:
-            name, number = f"{wanted}~{number}", number + 1
-        self.names.add((self.key, name))
-        return name
+    def _free_name(self, taken: str) -> str:
+        number = 2
+        while (self.key, f"{taken}~{number}") in self.names:
+            number += 1
+        return f"{taken}~{number}"
 
 
 def capture(

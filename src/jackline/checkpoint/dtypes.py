@@ -17,7 +17,9 @@ _STORED = {
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
+STORED_AS_THEMSELVES = frozenset(_STORED)
 _TORCH = {name: dtype for dtype, name in _STORED.items()}
+_USUAL = (Tensor, torch.nn.Parameter)
 _PAIRS = {torch.complex32: "F16", torch.complex64: "F32", torch.complex128: "F64"}
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
@@ -34,10 +36,6 @@ def stored_dtype(dtype: torch.dtype) -> str:
 def stored_shape(tensor: Tensor) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     return (*shape, 2) if tensor.dtype in _PAIRS else shape
-
-
-def is_stored_as_itself(dtype: torch.dtype) -> bool:
-    return dtype in _STORED
 
 
 def as_stored(tensor: Tensor) -> Tensor:
@@ -66,6 +64,8 @@ def parse_dtype(name: str) -> torch.dtype | None:
 
 def require_storable(tensor: Tensor, where: str) -> None:
     """Refuses what has no plain bytes, by name."""
+    if type(tensor) in _USUAL and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
+        return
     what = None
     if tensor.layout is not torch.strided:
         what = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"

@@ -72,6 +72,7 @@ class Stager:
         self._views: dict[int, Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
+    @torch.no_grad()
     def begin(self, layout: Layout, sources: Sequence[Source], *, is_overlapped: bool) -> Staging:
         """Copies what may change at any moment; starts the rest."""
         if layout is not self._layout:
@@ -105,7 +106,8 @@ class Stager:
         side.wait_stream(current)
         with torch.cuda.stream(side):
             self._enqueue(later, layout, sources)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Whoever waits for it sleeps instead of spinning.
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(side)
         return event
 
