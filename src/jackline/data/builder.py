@@ -83,7 +83,8 @@ def run_builder(
     except Interrupted:
         return Enough()
     except JacklineError as error:
-        write_json(folder / "builder.json", {"state": "failed", "error": _error_to_json(error)})
+        with contextlib.suppress(OSError):  # on a full disk the error itself matters more than its copy
+            write_json(folder / "builder.json", {"state": "failed", "error": _error_to_json(error)})
         raise
     finally:
         lock.release()

@@ -77,6 +77,8 @@ def _distances(view: View) -> dict[int, int]:
                     break
                 era %= view.last_era + 1
             wanted[era] = min(step, wanted.get(era, step))
+        if reader.waits_for is not None:
+            wanted[reader.waits_for] = 0
     return wanted
 
 

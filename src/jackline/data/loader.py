@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from jackline.data.jobs import End, Job, LoaderSettings, NotReady, Planner
 from jackline.data.readers import Reading, Registration
-from jackline.data.supply import Data, is_complete, is_era_ready
+from jackline.data.supply import Data, is_era_ready, is_running_low
 from jackline.data.windows import EraFiles, read_windows
 from jackline.errors import CannotResume
 
@@ -60,6 +60,7 @@ class Loader:
         self.settings = settings
         self.waited_s = 0.0  # in all; the share of one step is the difference over it
         self._supply = data.supply
+        self._eras_ahead = data.eras_ahead
         self._ready: set[int] = set()
         self._planner = Planner(data.cache, settings, self._is_ready)
         self._registration = Registration(data.cache.folder)
@@ -71,7 +72,7 @@ class Loader:
         self._epoch = self._position = 0
         self._planned = (0, 0)
         self._num_batches = 1  # of the next job: small at first, so that the first batch comes at once
-        self._era = -1
+        self._reading = Reading(-1, repeats=False)
         if state is None:
             self._enter_era(0)
         else:
@@ -151,6 +152,7 @@ class Loader:
         for files in self._all_files:
             files.close()
         self._registration.remove()
+        self._supply.stop()
 
     def _next_filled(self) -> _Filled:
         if self._pool is None:
@@ -178,7 +180,9 @@ class Loader:
 
     def _wait_for(self, era: int) -> None:
         self._ready.discard(era)
+        self._registration.move_to(replace(self._reading, waits_for=era))
         self._supply.wait_until(lambda: is_era_ready(self.cache, era), f"era {era} of the data")
+        self._registration.move_to(self._reading)
 
     def _is_ready(self, era: int) -> bool:
         """Asked for every job, answered from the disk once: an era recycled later is found out when it is opened."""
@@ -191,13 +195,13 @@ class Loader:
 
     def _enter_era(self, era: int) -> None:
         """Say where this reader is, by what it consumed, and see that somebody builds ahead of it."""
-        if era == self._era:
-            return
-        self._era = era
         repeats = self.settings.epochs is None or self._epoch + 1 < self.settings.epochs
-        self._registration.move_to(Reading(era, repeats))
-        if not is_complete(self.cache):
-            self._supply.start()
+        reading = Reading(era, repeats)
+        if reading != self._reading:
+            self._reading = reading
+            self._registration.move_to(reading)
+            if is_running_low(self.cache, reading, self._eras_ahead):
+                self._supply.start()
 
     def _fill(self, job: Job) -> _Filled:
         num_rows = sum(len(part.starts) for part in job.parts)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from dataclasses import dataclass
+import threading
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jackline.rundir.atomic import read_json, write_json
@@ -24,6 +25,7 @@ class Reading:
 
     era: int
     repeats: bool
+    waits_for: int | None = None  # an era it cannot go on without, beside the one it is in
 
 
 class Registration:
@@ -33,13 +35,18 @@ class Registration:
         self._process = identify(os.getpid())
         self._path = folder / "readers" / f"{os.getpid()}-{next(_NUMBERS)}.json"
         self._path.parent.mkdir(exist_ok=True)
+        self._lock = threading.Lock()
         self._now: Reading | None = None
 
     def move_to(self, reading: Reading) -> None:
-        if reading != self._now and self._process is not None:
-            value = {"process": self._process.to_json(), "era": reading.era, "repeats": reading.repeats}
-            write_json(self._path, value)
+        """Called by the reading thread and by one that waits for an era."""
+        with self._lock:
+            if reading == self._now or self._process is None:
+                return
             self._now = reading
+            # Not written on a full disk, it costs at most an era that is recycled too early and built again.
+            with contextlib.suppress(OSError):
+                write_json(self._path, {"process": self._process.to_json(), **asdict(reading)})
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
@@ -56,5 +63,5 @@ def living_readers(folder: Path) -> list[Reading]:
             with contextlib.suppress(OSError):
                 path.unlink()
             continue
-        found.append(Reading(int(value["era"]), bool(value["repeats"])))
+        found.append(Reading(value["era"], value["repeats"], value["waits_for"]))
     return found

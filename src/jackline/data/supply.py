@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,6 +39,9 @@ class Supply(Protocol):
     def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
         """Return when `is_there`; raise what stopped the builder."""
 
+    def stop(self) -> None:
+        """End what was started here. Another reader of the same cache starts its own builder when it needs one."""
+
 
 class InlineSupply:
     """Builds in this very process when something is missing: for small data and for tests."""
@@ -47,6 +51,9 @@ class InlineSupply:
 
     def start(self) -> None:
         """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
 
     def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
         if is_there():
@@ -61,11 +68,16 @@ class BackgroundSupply:
 
     def __init__(self, folder: Path, settings: CacheSettings, reporter: Reporter = silent) -> None:
         self._folder, self._settings, self._reporter = folder, settings, reporter
+        self._lock = threading.Lock()  # a loading thread may have to wait for an era too
         self._process: subprocess.Popen[bytes] | None = None
         self._num_deaths = 0
         self._num_idle_ends = 0
 
     def start(self) -> None:
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
         lock = RunLock(self._folder / "builder.lock")
@@ -77,7 +89,8 @@ class BackgroundSupply:
     def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
         last_report_s = 0.0
         while not is_there():
-            self.start_again_if_dead()
+            with self._lock:
+                self._start_again_if_dead()
             now_s = time.monotonic()
             if now_s - last_report_s >= TICK_S:
                 last_report_s = now_s
@@ -85,7 +98,14 @@ class BackgroundSupply:
             time.sleep(_POLL_S)
         self._num_deaths = self._num_idle_ends = 0
 
-    def start_again_if_dead(self) -> None:
+    def stop(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.terminate()  # safe at any instant: it goes on from its last commit
+                self._process.wait()
+                self._process = None
+
+    def _start_again_if_dead(self) -> None:
         """A killed builder is started again and goes on from its last commit; one that gave a reason raises it."""
         code = None if self._process is None else self._process.poll()
         if self._process is None or code == 0:
@@ -93,7 +113,7 @@ class BackgroundSupply:
             if self._num_idle_ends > _MAX_IDLE_ENDS:
                 raise JacklineError(f"the tokeniser says there is nothing to do; its cache is {self._folder}")
             self._process = None
-            self.start()
+            self._start()
             return
         if code is None:
             return
@@ -123,6 +143,17 @@ class Data:
     cache: Cache
     supply: Supply
     kept_place: Registration
+    eras_ahead: int
+
+    def __enter__(self) -> Data:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.kept_place.remove()
+        self.supply.stop()
 
 
 def open_data(
@@ -158,18 +189,33 @@ def _open(
     if state is not None:
         adopt_era(folder, state)
     supply: Supply = (InlineSupply if inline else BackgroundSupply)(folder, settings, reporter)
-    supply.wait_until((folder / "meta.json").exists, "the tokenizer")
+    try:
+        supply.wait_until((folder / "meta.json").exists, "the tokenizer")
+    except BaseException:
+        kept_place.remove()
+        supply.stop()
+        raise
     meta = read_meta(folder)
     assert meta is not None
-    return Data(Cache(folder, meta), supply, kept_place)
+    return Data(Cache(folder, meta), supply, kept_place, settings.eras_ahead)
 
 
-def is_complete(cache: Cache) -> bool:
-    """Whether every era of the corpus is there, so that nobody needs to build."""
+def is_running_low(cache: Cache, reading: Reading, eras_ahead: int) -> bool:
+    """Whether building has to begin again: an era of the nearer half of those to come is missing.
+
+    Half, so that a builder is started once for several eras and not for each of them.
+    """
     if not cache.ledger.is_sealed:
         cache.ledger.refresh()
     last = cache.ledger.last_era
-    return last is not None and all(is_era_ready(cache, era) for era in range(last + 1))
+    for era in range(reading.era, reading.era + max(1, eras_ahead // 2) + 1):
+        if last is None or era <= last:
+            is_there = is_era_ready(cache, era)
+        else:
+            is_there = not reading.repeats or is_era_ready(cache, era % (last + 1))
+        if not is_there:
+            return True
+    return False
 
 
 def is_era_ready(cache: Cache, era: int) -> bool:

@@ -76,6 +76,8 @@ class EraWriter:
             try:
                 written = os.pwrite(self._fd, data, offset)
             except OSError as error:
+                # What does not fit whole goes again, so that there is room to say why.
+                os.ftruncate(self._fd, self.num_tokens * self._dtype.itemsize)
                 raise _disk_error(self._folder, error) from error
             offset, data = offset + written, data[written:]
         self.num_tokens += len(tokens)
