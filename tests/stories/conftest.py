@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,11 @@ def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         program = getattr(item, "callspec", None) and item.callspec.params.get("program")
         if isinstance(program, Program):
             wanted[str(program.path)] = program
-    runner = Zoo(list(wanted.values()), tmp_path_factory.mktemp("zoo"))
+    # Shared by all test workers of this session, so that each program runs once and about eight run at a time.
+    base = tmp_path_factory.getbasetemp()
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "zoo"
+    runner = Zoo(list(wanted.values()), folder, at_once=max(1, 8 // workers))
     yield runner
     runner.close()
 

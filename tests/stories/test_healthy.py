@@ -7,7 +7,7 @@ import pytest
 from tests.expectations import alarms_of, problems_of
 from tests.zoo import HEALTHY, Program, Zoo, list_programs
 
-pytestmark = [pytest.mark.zoo, pytest.mark.xdist_group("zoo")]
+pytestmark = pytest.mark.zoo
 ALL = list_programs(HEALTHY)
 
 

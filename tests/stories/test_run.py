@@ -12,7 +12,7 @@ import pytest
 
 from tests.shell import Shell, is_running, wait_for
 
-pytestmark = [pytest.mark.zoo]
+pytestmark = pytest.mark.zoo
 
 # Prints numbered lines until a file named 'go' appears, then says goodbye.
 COUNTS_UNTIL_GO = """
@@ -253,7 +253,7 @@ def test_a_supervisor_killed_hard_loses_and_doubles_nothing(shell: Shell) -> Non
 
     second = shell.start("watch", "bereft")
     wait_for(lambda: run.events("taken_over"), "the run to be taken over")
-    assert run.supervisor_pid() != first
+    wait_for(lambda: run.supervisor_pid() != first, "the new supervisor to write its state")
     assert run.child_pid() == child and is_running(child)
     (shell.work / "go").touch()
     assert second.wait() == 0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.shell import Shell
 
-pytestmark = [pytest.mark.zoo]
+pytestmark = pytest.mark.zoo
 
 WAITS_FOR_GO = """
 import os, sys, time

@@ -12,7 +12,7 @@ import pytest
 
 from tests.shell import Shell, is_running, wait_for
 
-pytestmark = [pytest.mark.zoo]
+pytestmark = pytest.mark.zoo
 
 SAVES_ON_SIGTERM = """
 import signal, sys, time

@@ -11,7 +11,7 @@ import pytest
 from tests.faults import Fault, fail_at, kill_at, stall_at
 from tests.shell import Live, Shell, is_running, wait_for
 
-pytestmark = [pytest.mark.zoo]
+pytestmark = pytest.mark.zoo
 
 COUNTS_UNTIL_GO = """
 import os, time

@@ -13,7 +13,7 @@ import pytest
 from tests.places import Unavailable, small_disk
 from tests.shell import Done, Shell
 
-pytestmark = [pytest.mark.zoo]
+pytestmark = pytest.mark.zoo
 ELSEWHERE = "hint: choose another place with --runs-dir PATH\n"
 
 

@@ -7,8 +7,7 @@ import pytest
 from tests.expectations import problems_of
 from tests.zoo import PROGRAMS, Program, Zoo, list_programs
 
-# One group, so that with several test workers the programs still run once and at most eight at a time.
-pytestmark = [pytest.mark.zoo, pytest.mark.xdist_group("zoo")]
+pytestmark = pytest.mark.zoo
 ALL = list_programs(PROGRAMS)
 
 
