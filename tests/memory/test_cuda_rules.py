@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -131,36 +132,69 @@ def test_torch_is_left_as_it_was() -> None:
     assert F.has_torch_function_unary is before
 
 
-def shortcut_cases() -> list[tuple[object, tuple[object, ...]]]:
-    aten = torch.ops.aten
-    wide, low = torch.empty(4, 6, 8, device="meta"), torch.empty(4, 6, 8, device="meta", dtype=torch.bfloat16)
-    matrix, weight, bias = (torch.empty(size, device="meta") for size in ((24, 8), (8, 16), (16,)))
-    norm = torch.empty(8, device="meta")
-    statistics = torch.empty(4, 6, 1, device="meta")
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+def shortcut_cases() -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    aten, bf16, whole = torch.ops.aten, torch.bfloat16, torch.int64
+    wide, low, norm = meta(4, 6, 8), meta(4, 6, 8, dtype=bf16), meta(8)
+    matrix, weight, statistics = meta(24, 8), meta(8, 16), meta(4, 6, 1)
     backward = (wide, wide, [8], statistics, statistics, norm, norm)
+    logits, targets = meta(24, 50), meta(24, dtype=whole)
     return [
-        (aten.native_layer_norm.default, (wide, [8], norm, norm, 1e-5)),
-        (aten.native_layer_norm_backward.default, (*backward, [True] * 3)),
-        (aten.native_layer_norm_backward.default, (*backward, [True, False, True])),
-        (aten.addmm.default, (bias, matrix, weight)),
-        (aten.addmm.default, (torch.empty(24, 16, device="meta"), matrix, weight)),
-        (aten.mm.default, (matrix, weight)),
-        (aten.gelu.default, (low,)),
-        (aten.gelu.default, (wide.transpose(0, 1),)),
-        (aten.gelu_backward.default, (low, low)),
-        (aten.add.Tensor, (wide, low)),
-        (aten.add.Tensor, (wide, norm)),
-        (aten.add.Tensor, (low, 2)),
-        (aten.native_dropout.default, (low, 0.1, True)),
+        (aten.native_layer_norm.default, (wide, [8], norm, norm, 1e-5), {}),
+        (aten.native_layer_norm_backward.default, (*backward, [True] * 3), {}),
+        (aten.native_layer_norm_backward.default, (*backward, [True, False, True]), {}),
+        (aten.addmm.default, (meta(16), matrix, weight), {}),
+        (aten.addmm.default, (meta(24, 16), matrix, weight), {}),
+        (aten.mm.default, (matrix, weight), {}),
+        (aten.gelu.default, (low,), {}),
+        (aten.gelu.default, (wide.transpose(0, 1),), {}),
+        (aten.gelu_backward.default, (low, low), {}),
+        (aten.add.Tensor, (wide, low), {}),
+        (aten.add.Tensor, (wide, norm), {}),
+        (aten.add.Tensor, (norm, low), {}),
+        (aten.add.Tensor, (low, 2), {}),
+        (aten.add.Tensor, (wide, statistics), {}),
+        (aten.add.Tensor, (meta(4, dtype=whole), 2.5), {}),
+        (aten.mul.Tensor, (low, wide), {}),
+        (aten.div.Tensor, (low, 3.0), {}),
+        (aten.div.Tensor, (meta(3, dtype=whole), 2), {}),
+        (aten.add_.Tensor, (wide, low), {}),
+        (aten.mul_.Tensor, (wide, norm), {}),
+        (aten.embedding.default, (matrix, meta(2, 3, dtype=whole)), {}),
+        (aten._softmax.default, (low, -1, False), {}),
+        (aten._log_softmax.default, (meta(3, 4, dtype=torch.float16), -1, True), {}),
+        (aten._log_softmax_backward_data.default, (logits, logits, 1, torch.float32), {}),
+        (aten._softmax_backward_data.default, (low, low, 1, bf16), {}),
+        (aten.nll_loss_forward.default, (logits, targets, None, 2, -100), {}),
+        (aten.nll_loss_forward.default, (logits, targets, None, 0, -100), {}),
+        (aten.nll_loss_backward.default, (meta(), logits, targets, None, 2, -100, meta()), {}),
+        (aten.arange.default, (7,), {"device": "meta"}),
+        (aten.arange.default, (7.5,), {"device": "meta"}),
+        (aten.sum.dim_IntList, (wide, [0, -1]), {}),
+        (aten.sum.dim_IntList, (low, [1], True), {"dtype": torch.float32}),
+        (aten.sum.dim_IntList, (wide, []), {}),
+        (aten.cat.default, ([low, low, meta(4, 6, 3, dtype=bf16)], 2), {}),
+        (aten.cat.default, ([low, wide],), {}),
+        (aten.empty_like.default, (low,), {"dtype": torch.float32}),
+        (aten.zeros_like.default, (wide.transpose(0, 1),), {}),
+        (aten.ones_like.default, (wide,), {"memory_format": torch.preserve_format}),
+        (aten.native_dropout.default, (low, 0.1, True), {}),
     ]
 
 
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(len(shortcut_cases())))
 def test_a_shortcut_gives_what_pytorch_itself_gives(number: int) -> None:
-    func, args = shortcut_cases()[number]
+    func, args, kwargs = shortcut_cases()[number]
     assert func in SHORTCUTS
-    ours, theirs = run_meta(func, args, {}), func(*args)
+    ours, theirs = run_meta(func, args, kwargs), func(*args, **kwargs)
     for one, other in zip(*(r if isinstance(r, tuple) else (r,) for r in (ours, theirs)), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+
+
+def test_every_shortcut_is_compared_with_pytorch() -> None:
+    assert {func for func, _, _ in shortcut_cases()} == set(SHORTCUTS)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from jackline.memory.cards import Precision
 
-OptimizerKind = Literal["fused", "foreach", "for-loop", "8bit"]
+OptimizerKind = Literal["fused", "foreach", "for-loop"]
 
 
 @dataclass(frozen=True)

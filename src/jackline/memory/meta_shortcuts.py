@@ -12,6 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def _like(value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """empty_like of a contiguous tensor, which on the meta device would be one of the slow ones."""
+    return torch.empty(value.shape, dtype=dtype or value.dtype, device=value.device)
 
 
 def _layer_norm(value: Tensor, shape: list[int], *_: Any) -> Any:
@@ -19,7 +25,7 @@ def _layer_norm(value: Tensor, shape: list[int], *_: Any) -> Any:
         return None
     rows = [*value.shape[: value.dim() - len(shape)], *(1 for _ in shape)]
     statistics = [value.new_empty(rows, dtype=torch.float32) for _ in range(2)]
-    return torch.empty_like(value), *statistics
+    return _like(value), *statistics
 
 
 def _layer_norm_backward(grad: Tensor, value: Tensor, *rest: Any) -> Any:
@@ -27,9 +33,7 @@ def _layer_norm_backward(grad: Tensor, value: Tensor, *rest: Any) -> Any:
     if not value.is_contiguous() or not isinstance(wanted, list | tuple):
         return None
     tensors = (value, weight, bias)
-    return tuple(
-        torch.empty_like(t) if want and t is not None else None for t, want in zip(tensors, wanted, strict=True)
-    )
+    return tuple(_like(t) if want and t is not None else None for t, want in zip(tensors, wanted, strict=True))
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor, **options: Any) -> Any:
@@ -41,23 +45,77 @@ def _mm(left: Tensor, right: Tensor) -> Any:
 
 
 def _like_first(value: Tensor, **_: Any) -> Any:
-    return torch.empty_like(value) if value.is_contiguous() else None
+    return _like(value) if value.is_contiguous() else None
 
 
-def _like_second(_: Tensor, value: Tensor, **__: Any) -> Any:
-    return torch.empty_like(value) if value.is_contiguous() else None
+def _like_second(_: Tensor, value: Tensor, *__: Any, **___: Any) -> Any:
+    return _like(value) if value.is_contiguous() else None
 
 
-def _add(left: Tensor, right: Any, **_: Any) -> Any:
-    if not isinstance(right, Tensor) or left.shape != right.shape or left.dim() == 0:
+def _elementwise(left: Tensor, right: Any, **_: Any) -> Any:
+    if isinstance(right, int | float) and left.is_floating_point() and left.is_contiguous():
+        return _like(left)
+    if not isinstance(right, Tensor) or not (left.is_contiguous() and right.is_contiguous()):
         return None
-    if not (left.is_contiguous() and right.is_contiguous()):
+    # The larger one decides the shape, as when a matrix is added to a batch of them.
+    large, small = (left, right) if left.dim() >= right.dim() else (right, left)
+    if not small.dim() or large.shape[large.dim() - small.dim() :] != small.shape:
         return None
-    return torch.empty_like(left, dtype=torch.result_type(left, right))
+    return _like(large, torch.result_type(left, right))
+
+
+def _in_place(left: Tensor, right: Any, **_: Any) -> Any:
+    return left if not isinstance(right, Tensor) or right.shape == left.shape else None
+
+
+def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Any:
+    return weight.new_empty((*indices.shape, weight.shape[1]))
+
+
+def _sum(value: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    if not dims or not value.is_floating_point():
+        return None
+    gone = {dim % value.dim() for dim in dims}
+    kept = [(1 if dim in gone else size) for dim, size in enumerate(value.shape) if keepdim or dim not in gone]
+    return torch.empty(kept, dtype=dtype or value.dtype, device=value.device)
+
+
+def _cat(tensors: Any, dim: int = 0) -> Any:
+    first = tensors[0]
+    if len({(t.dtype, t.dim()) for t in tensors}) > 1 or not first.is_contiguous():
+        return None
+    shape = list(first.shape)
+    shape[dim] = sum(t.shape[dim] for t in tensors)
+    return torch.empty(shape, dtype=first.dtype, device=first.device)
+
+
+def _filled(value: Tensor, *, dtype: torch.dtype | None = None, memory_format: Any = None, **_: Any) -> Any:
+    is_plain = value.is_contiguous() and memory_format in (None, torch.preserve_format)
+    return _like(value, dtype) if is_plain else None
+
+
+def _softmax(value: Tensor, _: int, is_widening: bool) -> Any:
+    if not value.is_contiguous():
+        return None
+    return _like(value, torch.float32 if is_widening else value.dtype)
+
+
+def _softmax_backward(grad: Tensor, _: Tensor, __: int, dtype: torch.dtype) -> Any:
+    return _like(grad, dtype) if grad.is_contiguous() else None
+
+
+def _nll_loss(value: Tensor, target: Tensor, _: Any, reduction: int, *__: Any) -> Any:
+    return value.new_empty(target.shape if reduction == 0 else ()), value.new_empty(())
+
+
+def _arange(end: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Any:
+    if not isinstance(end, int):
+        return None
+    return torch.empty(max(0, end), dtype=dtype or torch.int64, device=device)
 
 
 def _dropout(value: Tensor, *_: Any) -> Any:
-    return (torch.empty_like(value), torch.empty_like(value, dtype=torch.bool)) if value.is_contiguous() else None
+    return (_like(value), _like(value, torch.bool)) if value.is_contiguous() else None
 
 
 _aten = torch.ops.aten
@@ -68,7 +126,24 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: _mm,
     _aten.gelu.default: _like_first,
     _aten.gelu_backward.default: _like_second,
-    _aten.add.Tensor: _add,
+    _aten.add.Tensor: _elementwise,
+    _aten.mul.Tensor: _elementwise,
+    _aten.div.Tensor: _elementwise,
+    _aten.add_.Tensor: _in_place,
+    _aten.mul_.Tensor: _in_place,
+    _aten.embedding.default: _embedding,
+    _aten._softmax.default: _softmax,
+    _aten._log_softmax.default: _softmax,
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten._log_softmax_backward_data.default: _softmax_backward,
+    _aten.nll_loss_forward.default: _nll_loss,
+    _aten.nll_loss_backward.default: _like_second,
+    _aten.arange.default: _arange,
+    _aten.sum.dim_IntList: _sum,
+    _aten.cat.default: _cat,
+    _aten.empty_like.default: _filled,
+    _aten.zeros_like.default: _filled,
+    _aten.ones_like.default: _filled,
     _aten.native_dropout.default: _dropout,
 }
 
@@ -81,3 +156,21 @@ def run_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if result is not None:
             return result
     return func(*args, **kwargs)
+
+
+class Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While a model is built on the meta device: initial values are not drawn, there is nothing to draw them into.
+    PyTorch would import its compiler for it, a second of CPU."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        is_fill = func.overloadpacket.__name__ in _FILLS
+        return args[0] if is_fill and args[0].is_meta else func(*args, **(kwargs or {}))
+
+
+_FILLS = frozenset({"normal_", "uniform_", "fill_", "zero_", "random_", "bernoulli_", "exponential_", "log_normal_"})

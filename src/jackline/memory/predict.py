@@ -23,7 +23,8 @@ from jackline.memory.arena import Arena
 from jackline.memory.cards import Card
 from jackline.memory.cuda_rules import CudaRules, leaf_functions
 from jackline.memory.job import Job, StepOptions
-from jackline.memory.meta_optimizer import make_optimizer
+from jackline.memory.meta_optimizer import MetaAdamW
+from jackline.memory.meta_shortcuts import Unfilled
 from jackline.memory.trace import Part, Recorder, Trace
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,7 +63,7 @@ def _trace(job: Job, micro_batch: int, card: Card, options: StepOptions, is_accu
         has_flash=card.has_flash_attention,
         on_weight_copy=lambda copy: recorder.add(copy, "weight_copies"),
     )
-    with torch.device("meta"):
+    with torch.device("meta"), Unfilled():  # type: ignore[no-untyped-call]
         model = job.build(options).train()
         if options.precision == "bf16-weights":
             model = model.to(torch.bfloat16)
@@ -72,7 +73,7 @@ def _trace(job: Job, micro_batch: int, card: Card, options: StepOptions, is_accu
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     has_kept = False
     with torch.device("meta"), leaf_functions(), recorder, rules:
-        optimizer = make_optimizer(trained, options)
+        optimizer = MetaAdamW(trained, options)
         for step in range(_NUM_STEPS):
             _slice(recorder, rules, job, model, micro_batch)
             _label_gradients(recorder, trained)

@@ -62,6 +62,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phases: list[str] = []
         self._unknowns: dict[str, None] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch asks this; True would import its compiler at the first operator, a second of CPU for nothing."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

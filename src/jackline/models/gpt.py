@@ -54,6 +54,17 @@ class Block(nn.Module):
         return functional.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
 
+def _make_head(shape: GPTShape, tokens: nn.Embedding) -> nn.Linear:
+    if not shape.is_tied:
+        return nn.Linear(shape.width, shape.vocab_size, bias=shape.has_head_bias)
+    # On the meta device first: a matrix of 150 MB that is thrown away at once leaves a hole in the card's memory.
+    head = nn.Linear(shape.width, shape.vocab_size, bias=False, device="meta")
+    head.weight = tokens.weight
+    if shape.has_head_bias:
+        head.bias = nn.Parameter(torch.zeros(shape.vocab_size))
+    return head
+
+
 class GPT(nn.Module):
     """`model(ids)` gives logits, `model(ids, targets)` the summed loss; divide by your own count."""
 
@@ -66,15 +77,11 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
         self.norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, shape.vocab_size, bias=shape.has_head_bias)
-        if shape.is_tied:
-            self.head.weight = self.tokens.weight
+        self.head = _make_head(shape, self.tokens)
         self._initialise()
 
     def _initialise(self) -> None:
         """GPT-2's: normal(0.02), and less for what is added to the residual stream, the deeper the less."""
-        if self.head.weight.is_meta:
-            return  # there are no values, and filling them takes longer than all the rest
         residual_std = _INIT_STD / math.sqrt(2 * self.shape.num_layers)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
