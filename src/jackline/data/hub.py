@@ -8,14 +8,16 @@ package is not needed.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from jackline.data.bytefile import HttpFile, Patience, SourceUnavailable
+from jackline.data.bytefile import HttpFile, Patience, SourceUnavailable, retry_wait_s
 from jackline.data.formats import layout_of
 from jackline.errors import UsageError
 
 T = TypeVar("T")
+_MAX_TRIES = 6
 
 
 class HubPath(NamedTuple):
@@ -97,15 +99,26 @@ def _api() -> Any:
 
 
 def _ask(url: str, question: Callable[[], T]) -> T:
-    try:
-        return question()
-    except UsageError:
-        raise
-    except Exception as error:  # the hub's client has its own tree of errors, different in every version
-        raise SourceUnavailable(
-            f"cannot list {url}: {_first_line(error)}",
-            hint="a private data set needs `hf auth login` or HF_TOKEN; without network use a local copy",
-        ) from error
+    """Ask, and ask again for about a minute when the trouble may pass."""
+    attempt = 0
+    while True:
+        try:
+            return question()
+        except UsageError:
+            raise
+        except Exception as error:  # the hub's client has its own tree of errors, different in every version
+            attempt += 1
+            if attempt >= _MAX_TRIES or not _may_pass(error):
+                raise SourceUnavailable(
+                    f"cannot list {url}: {_first_line(error)}",
+                    hint="a private data set needs `hf auth login` or HF_TOKEN; without network use a local copy",
+                ) from error
+        time.sleep(retry_wait_s(attempt, None))
+
+
+def _may_pass(error: Exception) -> bool:
+    code = getattr(getattr(error, "response", None), "status_code", None)
+    return code is None or code in (408, 425, 429) or code >= 500
 
 
 def _first_line(error: Exception) -> str:
