@@ -3,6 +3,7 @@
 
 import os
 import signal
+import time
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -13,6 +14,7 @@ class Images(Dataset):
 
     def __getitem__(self, index: int) -> int:
         if index == 20:
+            time.sleep(1)  # until the batches before this one have arrived: their memory is fetched from this process
             os.kill(os.getpid(), signal.SIGKILL)
         return index
 
