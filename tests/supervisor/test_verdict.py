@@ -484,8 +484,8 @@ def test_full_use_without_memory_or_power_is_a_spin() -> None:
 
 
 def test_a_card_that_was_cold_before_its_first_context_is_not_taken_for_one_that_works() -> None:
-    """Measured on an H200: 75 W without a context, 125 W of 700 W with a kernel that spins for ever."""
-    world = World([on_gpu()], gpus=(gpu(power_w=75.0, power_limit_w=700.0),))
+    """Measured on an H200: 80 W without a context, 125 W of 700 W with a kernel that spins for ever."""
+    world = World([on_gpu()], gpus=(gpu(power_w=80.0, power_limit_w=700.0),))
 
     def step(second: int) -> None:
         if second >= 5:

@@ -26,7 +26,7 @@ BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, 1 to
 DUMP_BYTES = 128_000  # stacks that our signal made it write are not its own work
 GPU_MEMORY_PERCENT = 1
 GPU_POWER_FACTOR = 1.2  # over the lowest power seen
-# A card without a context draws less than one that holds an idle one (an H200: 75 and 125 of 700 W), so the lowest
+# A card without a context draws less than one that holds an idle one (an H200: 80 and 125 of 700 W), so the lowest
 # power seen alone would call a spinning kernel work.
 GPU_POWER_SHARE = 0.25
 _MOST_INTERVALS = 256
