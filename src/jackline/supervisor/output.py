@@ -68,7 +68,7 @@ class OutputTail:
         *,
         consumed_bytes: int = 0,
         stream: str = "",
-        read_space_of: Callable[[Path], Space | None] = read_space,
+        read_space_of: Callable[[int], Space | None] = read_space,
     ) -> None:
         self._raw = raw
         self._log = log
@@ -196,7 +196,7 @@ class OutputTail:
 
     def _make_room(self, now_s: float) -> None:
         """Our own bytes give way first. One statvfs a block, about 2 us: a second is too long for a fast printer."""
-        space = self._read_space(self._raw.parent)
+        space = self._read_space(self._fd)
         short = shortage(space)
         if short != "none" and not self._is_short:
             self._is_short = True

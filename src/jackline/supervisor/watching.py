@@ -31,7 +31,7 @@ from jackline.supervisor.stacks import forget_dead
 from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict
 
 SAMPLE_EVERY_S = 1.0
-STACKS_FIRST_AFTER_S = 0.8  # samples come once a second: this means "at the first one in a silence"
+STACKS_FIRST_AFTER_S = 0.8
 STACKS_FIRST_APART_S = 3.0
 STACKS_SILENT_EVERY_S = 5.0
 STACKS_ALWAYS_EVERY_S = 30.0
@@ -92,14 +92,13 @@ class AttemptWatch:
     def tick(self, now_s: float) -> None:
         self._guard("output", lambda: self._read_output(now_s))
         self._guard("memory", lambda: self._watch_memory(now_s))
-        self._guard("stacks", lambda: self._collect_stacks(now_s))
+        self._guard("stacks", lambda: self._look_at_stacks(now_s))
         if now_s - self._last_sample_s >= SAMPLE_EVERY_S:
             late_s = now_s - self._last_sample_s - SAMPLE_EVERY_S
             self._last_sample_s = now_s
             self._guard("processes", self._read_tree)
             self._guard("gpu", self._read_gpus)
             self._guard("verdict", lambda: self._judge(now_s, late_s))
-            self._guard("stacks", lambda: self._request_stacks(now_s))
 
     def is_short_of_space(self) -> bool:
         """The command lives on the blocks ahead of its output: look more often."""
@@ -242,6 +241,10 @@ class AttemptWatch:
             self.events.emit("verdict", f"it moves again: {verdict.text}", verdict=verdict.kind, label=verdict.label)
             self._alarm = ""
 
+    def _look_at_stacks(self, now_s: float) -> None:
+        self._collect_stacks(now_s)
+        self._request_stacks(now_s)
+
     def _request_stacks(self, now_s: float) -> None:
         if self._pending_incident is not None:
             self.sampler.request(self._python_pids(), native=True)
@@ -255,8 +258,11 @@ class AttemptWatch:
         is_first = is_silent and self._last_stacks_s < self.last_output_s and since_stacks_s > STACKS_FIRST_APART_S
         # Half of --stuck-after, so that an alarm over a chatty program always has a line to name.
         always_every_s = min(STACKS_ALWAYS_EVERY_S, self.options.stuck_after_s / 2)
-        every_s = STACKS_SILENT_EVERY_S if is_silent else always_every_s
-        if is_first or since_stacks_s >= every_s:
+        # Counted from the start, not from for ever: a look spent on a program that has just begun to print would be
+        # missing a second later, when it falls silent.
+        is_due = now_s - max(self._last_stacks_s, self._began_s) >= always_every_s
+        is_due = is_due or (is_silent and since_stacks_s >= STACKS_SILENT_EVERY_S)
+        if is_first or is_due:
             self._ask_for_stacks(now_s)
 
     def _ask_for_stacks(self, now_s: float) -> None:
