@@ -13,6 +13,7 @@ import sys
 import click
 
 from jackline.errors import UsageError
+from jackline.memory.cards import CARDS, detect_card, find_card
 from jackline.trainer.recipes import find_recipe
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -40,8 +41,16 @@ def command(
     """
     if is_table and (is_json or is_explaining):
         raise UsageError("--table goes alone: it cannot be joined with --json or --explain")
+    reference = target if ":" in target else find_recipe(target)
+    card = find_card(gpu) if gpu else detect_card()
+    if card is None and not is_table:
+        raise UsageError(
+            "there is no NVIDIA card here, so say which one is meant",
+            detail=("known cards: " + ", ".join(CARDS),),
+            hint="jackline plan ... --gpu T4",
+        )
     request = {
-        "target": target if ":" in target else find_recipe(target),
+        "target": reference,
         "gpu": gpu,
         "words": list(settings),
         "output": "table" if is_table else "json" if is_json else "explain" if is_explaining else "text",

@@ -17,6 +17,8 @@ from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.memory.cards import CARDS, Card, detect_card, find_card
 from jackline.memory.explain import plan_json, plan_text, table_text
 from jackline.memory.plan import Plan, add_savings, plan
+from jackline.memory.predict import CannotTrace
+from jackline.memory.probe import has_card, plan_by_measuring
 from jackline.memory.table import fit_table
 from jackline.memory.target import Candidate, load_candidates
 from jackline.units import format_duration
@@ -61,27 +63,25 @@ def _answer(request: dict[str, Any]) -> int:
     if request["output"] == "table":
         _print_table(request["target"], request["gpu"], words)
         return EXIT_DONE
-    card = _card(request["gpu"])
+    card = find_card(request["gpu"]) if request["gpu"] else detect_card()
+    if card is None:
+        raise UsageError("there is no NVIDIA card here, so say which one is meant")
     found = load_candidates(request["target"], card, words)
-    chosen, made = choose(found, card)
-    if made.fit != "fits" or request["output"] != "text":
-        made = add_savings(chosen.job, made)
+    try:
+        chosen, made = choose(found, card)
+        if made.fit != "fits" or request["output"] != "text":
+            made = add_savings(chosen.job, made)
+    except CannotTrace as error:
+        if request["gpu"] or not has_card():
+            raise
+        _say(f"{error.message}; measuring on the card instead")
+        chosen = found[0]
+        made = plan_by_measuring(chosen.job, card)
     if request["output"] == "json":
         print(json.dumps(plan_json(made, chosen.shown), indent=1))
     else:
         print(plan_text(made, chosen.shown, is_explaining=request["output"] == "explain"))
     return EXIT_DONE if made.fit != "no" else EXIT_FAILED
-
-
-def _card(text: str | None) -> Card:
-    card = find_card(text) if text else detect_card()
-    if card is None:
-        raise UsageError(
-            "there is no NVIDIA card here, so say which one is meant",
-            detail=("known cards: " + ", ".join(CARDS),),
-            hint="jackline plan ... --gpu T4",
-        )
-    return card
 
 
 def choose(found: Sequence[Candidate], card: Card) -> tuple[Candidate, Plan]:

@@ -22,6 +22,7 @@ _PART_WORDS = {
     "logits": "logits and loss",
     "temporaries": "temporaries",
     "workspace": "cuBLAS workspace",
+    "measured": "measured as a whole",
     "fragmentation": "reserved but unused (fragmentation)",
     "context": "CUDA context and driver",
 }

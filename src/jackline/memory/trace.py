@@ -18,8 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jackline.memory.meta_shortcuts import run_meta
 
+# 'measured' stands alone, where a real run was measured as a whole and not traced.
 Part = Literal[
-    "weights", "weight_copies", "gradients", "optimizer", "activations", "logits", "temporaries", "workspace"
+    "weights",
+    "weight_copies",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "temporaries",
+    "workspace",
+    "measured",
 ]
 
 

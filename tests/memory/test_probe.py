@@ -1,0 +1,60 @@
+"""A model that cannot be traced is measured instead; on the CPU here, as on a card elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jackline.memory.cards import Card
+from jackline.memory.job import StepOptions
+from jackline.memory.plan import Room, plan
+from jackline.memory.predict import CannotTrace
+from jackline.memory.probe import plan_by_measuring
+from jackline.memory.target import job_of
+from tests.memory.injected import OutOfMemoryAt
+
+MIB = 2**20
+CARD = Card("test", 64 * MIB, 80, 0)
+
+
+class ReadsItsValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+
+    def forward(self, value: Tensor) -> Tensor:
+        out = self.layers(value)
+        kept = out[out.abs().sum(dim=(1, 2)) >= 0]  # how many rows are kept is known only by computing
+        return kept.pow(2).sum() * float(kept.shape[0] > 0)
+
+
+def job_with(global_batch: int) -> object:
+    return job_of(ReadsItsValues(), torch.randn(2, 16, 256), global_batch=global_batch, options=StepOptions("fp32"))
+
+
+def test_a_model_that_cannot_be_traced_gets_a_measured_plan() -> None:
+    job = job_with(4096)
+    with pytest.raises(CannotTrace):
+        plan(job, CARD)
+    room = Room(40 * MIB, margin=0.0)
+    made = plan_by_measuring(job, CARD, device="cpu", room=room)
+    assert made.fit == "fits"
+    assert 8 < made.micro_batch < 4096
+    assert made.prediction.peak_allocated_bytes <= 40 * MIB
+    # Close to the room: one more eighth would not have fitted.
+    assert made.prediction.peak_allocated_bytes > 35 * MIB
+    assert sum(made.parts().values()) == made.device_bytes
+
+
+def test_a_step_that_fails_in_the_trial_is_tried_smaller() -> None:
+    job = job_with(64)
+    with OutOfMemoryAt(max_rows=20 * 16) as injected:
+        made = plan_by_measuring(job, CARD, device="cpu", room=Room(64 * MIB, margin=0.0))
+    assert injected.num_raised > 0
+    assert (made.fit, made.max_micro_batch <= 20, made.micro_batch > 10) == ("fits", True, True)
+
+
+def test_a_model_that_never_fits_is_a_no() -> None:
+    made = plan_by_measuring(job_with(8), CARD, device="cpu", room=Room(MIB, margin=0.0))
+    assert (made.fit, made.max_micro_batch, made.micro_batch) == ("no", 0, 1)
