@@ -22,6 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=500)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--save-every-steps", type=int)
+parser.add_argument("--name", help="of the run; the other arguments may change then")
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--context", type=int, default=64)
 arguments = parser.parse_args()
@@ -89,6 +90,8 @@ with jackline.attach(
     schedulers=schedulers,
     loader=loader,
     save_every_steps=arguments.save_every_steps,
+    name=arguments.name,
+    on_change={"arguments": "warn"},
 ) as run:
     for tokens in run.steps(total=arguments.steps):
         logits = model(tokens[:, :-1])

@@ -1,5 +1,5 @@
 """An image classifier with everything that makes an exact resume hard: random crops and flips in worker processes,
-batch normalisation, dropout, gradient accumulation, an average of the weights, epochs with an evaluation at their end.
+batch normalisation, dropout, gradient accumulation, an average of the weights, an evaluation at the end of each epoch.
 
     python examples/image_classifier.py --workers 2
 
@@ -22,6 +22,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--images", type=int, default=1200)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--save-every-steps", type=int)
+parser.add_argument("--name", help="of the run; the other arguments may change then")
 arguments = parser.parse_args()
 
 
@@ -76,6 +77,8 @@ with jackline.attach(
     loader=train,
     best=0.0,
     save_every_steps=arguments.save_every_steps,
+    name=arguments.name,
+    on_change={"arguments": "warn"},
 ) as run:
     for epoch in run.epochs(arguments.epochs):
         model.train()

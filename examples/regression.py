@@ -19,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=2000)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--save-every-steps", type=int)
+parser.add_argument("--name", help="of the run; the other arguments may change then")
 arguments = parser.parse_args()
 
 torch.manual_seed(0)
@@ -36,6 +37,8 @@ with jackline.attach(
     scheduler=scheduler,
     loader=loader,
     save_every_steps=arguments.save_every_steps,
+    name=arguments.name,
+    on_change={"arguments": "warn"},
 ) as run:
     for x, y in run.steps(total=arguments.steps):
         loss = nn.functional.mse_loss(model(x), y)

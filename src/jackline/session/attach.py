@@ -133,9 +133,12 @@ def _judge(attached: Attachment, receipt: Receipt, session: dict[str, Any]) -> N
     saved_kind, kind = session["feed"]["kind"], attached.feed.kind
     if saved_kind != kind:
         changes.append(Change("data", f"the loader was {saved_kind} and is {kind}: its position cannot be used"))
+    verdicts = attached.settings.verdicts()
+    if attached.home.is_supervised and verdicts["arguments"] == "refuse":
+        verdicts["arguments"] = "warn"  # whoever started it was asked already
     announce_changes(
         changes,
-        attached.settings.verdicts(),
+        verdicts,
         lambda text: attached.reporter.event("changed", text, is_loud=True),
     )
 

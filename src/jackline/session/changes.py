@@ -96,11 +96,12 @@ def describe_code() -> dict[str, str]:
     if not main:
         return {}
     folder = Path(main).resolve().parent
-    installed = Path(sysconfig.get_paths()["purelib"]).resolve()
+    ours, installed = f"{folder}/", str(Path(sysconfig.get_paths()["purelib"]).resolve())
     files = [Path(main).resolve()]
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.startswith(str(folder)) and not file.startswith(str(installed)):
+        # Not getattr: some modules import half the world when they are asked for anything.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and file.startswith(ours) and not file.startswith(installed):
             files.append(Path(file))
     found = {}
     for path in sorted(set(files))[:_MAX_FILES]:

@@ -12,6 +12,7 @@ from jackline.session.batches import ReplayedBatches, SeekableBatches
 from jackline.session.feeds import CountingFeed, Feed, MapFeed, Say, SkippingFeed, StatefulFeed
 from jackline.session.keyed import KeyedDataset
 from jackline.session.settings import Settings
+from jackline.session.streams import StreamFeed
 
 _MASK = (1 << 64) - 1
 
@@ -31,6 +32,8 @@ def choose_feed(loader: Any, settings: Settings, say: Say) -> Feed:
         return _map_feed(loader, settings, seed)
     if _is_stateful(loader):
         return StatefulFeed(loader)
+    if type(loader) is DataLoader and _is_stateful(loader.dataset):
+        return StreamFeed(loader, seed=seed)
     if not hasattr(loader, "__iter__"):
         raise UsageError(f"loader is a {type(loader).__name__}, which cannot be iterated")
     return SkippingFeed(loader, seed=seed, say=say)

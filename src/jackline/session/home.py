@@ -84,7 +84,7 @@ def _bare(settings: Settings) -> Home:
     existing = _find_existing(RunDir(folder / name))
     is_new = settings.new or bool(os.environ.get("JACKLINE_NEW"))
     taken = [path.name for path in folder.iterdir()] if is_new and folder.is_dir() else []
-    accepts = settings.verdicts()["arguments"] != "refuse" and settings.name is not None
+    accepts = settings.verdicts()["arguments"] != "refuse"
     decision = decide_start(wanted, existing, name=numbered_name(name, taken), is_new=is_new, accepts_changes=accepts)
     run = RunDir(folder / decision.name)
     _refuse(decision, run)
@@ -116,7 +116,7 @@ def _refuse(decision: Any, run: RunDir) -> None:
         raise UsageError(
             f"run '{run.name}' was started with another command",
             detail=decision.differences,
-            hint="attach(new=True) starts another run, on_change='warn' goes on with this one",
+            hint="attach(new=True) starts another run, on_change={'arguments': 'warn'} goes on with this one",
         )
     if isinstance(decision, Elsewhere):
         raise UsageError(

@@ -206,6 +206,7 @@ class Run:
         if is_at_rest and not attached.stepper.has_moved():
             attached.save(is_last=True, takes_back=self._in_body)
             return f"left between two steps, after step {self.step}: saved"
+        attached.saver.wait()  # one may be under way, and that is the one that stands
         return f"left in the middle of a step: not saved; {attached.saver.what_stands(self.step)}"
 
     def _require_entered(self) -> None:

@@ -16,11 +16,12 @@ from jackline.errors import UsageError
 
 Verdict = Literal["refuse", "warn", "go on"]
 VERDICTS: tuple[Verdict, ...] = ("refuse", "warn", "go on")
-# What a change means by default: other data make the position meaningless; the rest may be what the person wants.
+# What a change means by default: other data make the position meaningless, other arguments are another run; the rest
+# may be what the person wants.
 DEFAULT_VERDICTS: dict[str, Verdict] = {
     "data": "refuse",
     "code": "warn",
-    "arguments": "warn",
+    "arguments": "refuse",
     "schedule": "warn",
     "versions": "warn",
 }

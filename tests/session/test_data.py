@@ -1,0 +1,101 @@
+"""Whatever the data come from, a killed run sees the same samples with the same augmentation as one that was not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.session.nursery import Nursery
+
+LOOP = Path(__file__).with_name("data_loop.py")
+STEPS = 25  # nearly three epochs of nine batches
+MAP_STYLE = [
+    "shuffled", "droplast", "sequential", "persistent", "unbatched", "together", "collate", "own",
+    "weighted", "replacement", "subset", "distributed", "buckets", "restless", "batches",
+    "noise-none", "noise-torch", "noise-numpy", "noise-python", "noise-all", "noise-own", "noise-late",
+]  # fmt: skip
+STREAMS = ["stream", "blind", "self", "list"]
+
+
+def read_seen(folder: Path) -> dict[int, tuple[list[float], list[str]]]:
+    """What each step saw; a step that was repeated must have seen the same."""
+    found: dict[int, tuple[list[float], list[str]]] = {}
+    for line in (folder / "seen.txt").read_text().splitlines():
+        record = json.loads(line)
+        saw = (record["ids"], record["noise"])
+        assert found.setdefault(record["step"], saw) == saw, f"step {record['step']} was repeated with other data"
+    return found
+
+
+def last_line(output: str) -> str:
+    line = [line for line in output.splitlines() if line.startswith("weights")][-1]
+    assert "nan" not in line
+    return line
+
+
+def run_whole(nursery: Nursery, mode: str, workers: int, folder: Path) -> tuple[dict, str]:
+    folder.mkdir()
+    ended = nursery.run(LOOP, [mode, str(STEPS), "--workers", str(workers), "--name", "whole"], folder)
+    assert ended.code == 0, ended.output
+    return read_seen(folder), last_line(ended.output)
+
+
+def run_killed(nursery: Nursery, mode: str, workers: list[int], folder: Path) -> tuple[dict, str, str]:
+    """Killed at steps 4 and 17; each attempt with another number of workers."""
+    for count, kill_at in zip(workers, ["4", "17", ""], strict=True):
+        ended = nursery.run(
+            LOOP, [mode, str(STEPS), "--workers", str(count), "--name", "killed"], folder, {"KILL_AT": kill_at}
+        )
+        assert ended.code == (-9 if kill_at else 0), ended.output
+    return read_seen(folder), last_line(ended.output), ended.output
+
+
+@pytest.mark.parametrize("mode", MAP_STYLE)
+def test_map_style_data_go_on_with_any_number_of_workers(mode: str, nursery: Nursery, tmp_path: Path) -> None:
+    wanted, weights = run_whole(nursery, mode, 0, tmp_path / "whole")
+    found, found_weights, output = run_killed(nursery, mode, [2, 0, 1], tmp_path)
+    assert found == wanted
+    assert found_weights == weights
+    assert "is not bit-exact" not in output
+
+
+@pytest.mark.parametrize("mode", STREAMS)
+def test_other_data_go_on_without_workers(mode: str, nursery: Nursery, tmp_path: Path) -> None:
+    wanted, weights = run_whole(nursery, mode, 0, tmp_path / "whole")
+    found, found_weights, output = run_killed(nursery, mode, [0, 0, 0], tmp_path)
+    assert found == wanted
+    assert found_weights == weights
+    is_read_over = re.search(r"the data cannot be positioned: reading over \d batches, about \d\.\d s\n", output)
+    assert bool(is_read_over) == (mode in ("blind", "list"))
+
+
+@pytest.mark.parametrize("mode", ["stream", "blind"])
+def test_iterable_data_go_on_with_the_same_workers(mode: str, nursery: Nursery, tmp_path: Path) -> None:
+    wanted, weights = run_whole(nursery, mode, 2, tmp_path / "whole")
+    found, found_weights, _ = run_killed(nursery, mode, [2, 2, 2], tmp_path)
+    assert found == wanted
+    assert found_weights == weights
+
+
+def test_an_iterable_dataset_refuses_another_number_of_workers(nursery: Nursery, tmp_path: Path) -> None:
+    nursery.run(LOOP, ["stream", "25", "--workers", "2", "--name", "killed"], tmp_path, {"KILL_AT": "4"})
+    ended = nursery.run(LOOP, ["stream", "25", "--workers", "1", "--name", "killed"], tmp_path)
+    assert ended.code == 1
+    assert (
+        "error: the data were read by 2 workers and are read by 1 now\n"
+        "hint: set num_workers=2: an iterable dataset's position belongs to its worker" in ended.output
+    )
+
+
+@pytest.mark.parametrize("mode", ["shuffled", "noise-all", "weighted"])
+def test_every_epoch_has_an_order_and_a_noise_of_its_own(mode: str, nursery: Nursery, tmp_path: Path) -> None:
+    seen, _ = run_whole(nursery, mode, 0, tmp_path / "whole")
+    ids = [[tuple(seen[step][0]) for step in range(first, first + 9)] for first in (1, 10)]
+    assert ids[0] != ids[1]
+    if mode != "weighted":
+        assert sorted(sum(map(list, ids[0]), [])) == list(range(70))
+    noise = {value for _, values in seen.values() for value in values}
+    assert len(noise) == sum(len(values) for _, values in seen.values())
