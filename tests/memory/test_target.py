@@ -12,7 +12,7 @@ from jackline.errors import UsageError
 from jackline.memory.__main__ import choose
 from jackline.memory.cards import CARDS, Card
 from jackline.memory.job import StepOptions
-from jackline.memory.plan import plan
+from jackline.memory.plan import Room, plan
 from jackline.memory.table import fit_table
 from jackline.memory.target import Candidate, job_of, load_candidates
 from jackline.models.shapes import GPTShape
@@ -107,7 +107,8 @@ SIZES = {
 
 def test_auto_takes_the_largest_size_that_is_not_cut_into_many_slices() -> None:
     found = [Candidate(gpt_job(shape, length=64, global_batch=16), {"size": name}) for name, shape in SIZES.items()]
-    sizes = {num_mib: choose(found, Card("test", num_mib * MIB, 80, 0))[0].shown["size"] for num_mib in (30, 45, 400)}
+    card = Card("test", 400 * MIB, 80, 0)
+    sizes = {num_mib: choose(found, card, Room(num_mib * MIB))[0].shown["size"] for num_mib in (30, 45, 400)}
     assert sizes == {30: "little", 45: "little", 400: "large"}
 
 

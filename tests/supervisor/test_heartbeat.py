@@ -54,7 +54,9 @@ def test_an_alarm_and_progress_come_first() -> None:
         "verdict": {"kind": "STUCK", "for_s": 61.0},
         "progress": {"phase": "epoch 1", "done": 45, "total": 100, "eta_s": 70.0},
     }
-    assert heartbeat_line(state).startswith("1 min 12 s  STUCK for 1 min 1 s  epoch 1 45 %, 1 min 10 s left  importing")
+    assert heartbeat_line(state).startswith(
+        "1 min 12 s  STUCK for 1 min 1 s  epoch 1 45 %, 1 min 10 s left  importing"
+    )
 
 
 def test_a_line_is_cut_to_the_screen() -> None:

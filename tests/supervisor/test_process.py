@@ -135,7 +135,9 @@ def test_another_process_can_adopt_the_command_and_learn_its_exit_code(attempt: 
 
 
 def test_a_terminal_is_given_on_request_and_takes_keys_from_a_fifo(attempt: AttemptDir) -> None:
-    code = "import sys, os; print(os.isatty(0), os.isatty(1), os.get_terminal_size()[0]); print('got', input('name? '))"
+    code = (
+        "import sys, os; print(os.isatty(0), os.isatty(1), os.get_terminal_size()[0]); print('got', input('name? '))"
+    )
     command = start(attempt, code, tty=True, columns=100)
     wait_for(lambda: "name? " in attempt.raw_out.read_text())
     with open(attempt.keyboard, "w") as keyboard:
