@@ -14,14 +14,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
-from jackline.memory.cards import CARDS, Card, detect_card, find_card
+from jackline.machine.gpu import read_gpus
+from jackline.memory.cards import CARDS, Card, find_card, match_card
 from jackline.memory.explain import plan_json, plan_text, table_text
-from jackline.memory.plan import Plan, add_savings, plan
+from jackline.memory.oom_report import other_users
+from jackline.memory.plan import Plan, Room, add_savings, plan, room_of
 from jackline.memory.predict import CannotTrace
 from jackline.memory.probe import has_card, plan_by_measuring
 from jackline.memory.table import fit_table
 from jackline.memory.target import Candidate, load_candidates
-from jackline.units import format_duration
+from jackline.units import format_bytes, format_duration
 
 _TABLE_BATCHES = (2, 4, 8, 16, 32, 64)
 # A batch cut into more slices than this trains too slowly to be chosen by itself.
@@ -63,12 +65,10 @@ def _answer(request: dict[str, Any]) -> int:
     if request["output"] == "table":
         _print_table(request["target"], request["gpu"], words)
         return EXIT_DONE
-    card = find_card(request["gpu"]) if request["gpu"] else detect_card()
-    if card is None:
-        raise UsageError("there is no NVIDIA card here, so say which one is meant")
+    card, room = _card_and_room(request["gpu"])
     found = load_candidates(request["target"], card, words)
     try:
-        chosen, made = choose(found, card)
+        chosen, made = choose(found, card, room)
         if made.fit != "fits" or request["output"] != "text":
             made = add_savings(chosen.job, made)
     except CannotTrace as error:
@@ -76,7 +76,7 @@ def _answer(request: dict[str, Any]) -> int:
             raise
         _say(f"{error.message}; measuring on the card instead")
         chosen = found[0]
-        made = plan_by_measuring(chosen.job, card)
+        made = plan_by_measuring(chosen.job, card, room=room)
     if request["output"] == "json":
         print(json.dumps(plan_json(made, chosen.shown), indent=1))
     else:
@@ -84,10 +84,25 @@ def _answer(request: dict[str, Any]) -> int:
     return EXIT_DONE if made.fit != "no" else EXIT_FAILED
 
 
-def choose(found: Sequence[Candidate], card: Card) -> tuple[Candidate, Plan]:
+def _card_and_room(text: str | None) -> tuple[Card, Room]:
+    """A card of the table is empty; of the one that is here only what is free counts, and who holds the rest is told."""
+    if text:
+        card = find_card(text)
+        return card, room_of(card)
+    gpus = read_gpus()
+    if not gpus:
+        raise UsageError("there is no NVIDIA card here, so say which one is meant")
+    card = match_card(gpus[0].name, gpus[0].total_bytes)
+    for user in other_users(gpus[:1], ()):
+        size = format_bytes(user.used_bytes) if user.used_bytes is not None else "some memory"
+        _say(f"on this card already: pid {user.pid} ({user.name or 'not visible from here'}), {size}")
+    return card, room_of(card, free_bytes=gpus[0].total_bytes - gpus[0].used_bytes)
+
+
+def choose(found: Sequence[Candidate], card: Card, room: Room) -> tuple[Candidate, Plan]:
     """The largest candidate that fits without being cut into many slices; the smallest when none does."""
     for candidate in found:
-        made = plan(candidate.job, card)
+        made = plan(candidate.job, card, room=room)
         if candidate is found[-1] or (made.fit == "fits" and made.accumulation <= _MAX_ACCUMULATION):
             return candidate, made
         _say(f"{candidate.job.name}: {made.fit}, accumulated {made.accumulation} times; trying a smaller size")
