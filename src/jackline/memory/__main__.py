@@ -85,7 +85,7 @@ def _answer(request: dict[str, Any]) -> int:
 
 
 def _card_and_room(text: str | None) -> tuple[Card, Room]:
-    """A card of the table is empty; of the one that is here only what is free counts, and who holds the rest is told."""
+    """A card of the table is empty; of the one that is here only what is free counts. Says who holds the rest."""
     if text:
         card = find_card(text)
         return card, room_of(card)
