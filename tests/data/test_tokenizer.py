@@ -202,12 +202,14 @@ def test_a_fast_engine_that_breaks_never_stops_a_run(trained: str, monkeypatch: 
 def test_a_fast_engine_that_grows_is_made_anew(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = fake_gigatoken(monkeypatch, lambda ids: ids)
     made = from_json(trained)
-    monkeypatch.setattr(tokenizer.GigatokenEngine, "AT_LEAST_EVERY_BYTES", 100)
+    monkeypatch.setattr(tokenizer.GigatokenEngine, "WARM_AFTER_BYTES", 100)
     resident = [100 << 20]
     monkeypatch.setattr(tokenizer, "_resident_bytes", lambda: resident[0])
     before = made.engine.encode([b"x" * 200])
+    resident[0] = 150 << 20
+    made.engine.encode([b"x" * 200])
     assert len(seen) == 1
-    resident[0] = (100 << 20) + (2 << 30)
+    resident[0] = 200 << 20
     after = made.engine.encode([b"x" * 200])
     assert len(seen) == 2
     assert np.array_equal(before.ids, after.ids)

@@ -126,7 +126,7 @@ def test_a_death_between_ledger_and_renaming_is_finished_at_the_next_start(tmp_p
 
 
 def test_what_is_left_of_a_rebuild_is_removed(tmp_path: Path) -> None:
-    record = EraRecord(3, 1000, "0" * 32, cursor(0))
+    record = EraRecord(3, 1000, "0" * 32, cursor(0).to_json())
     part_path(tmp_path, 3).write_bytes(b"half")
     finish_interrupted_seals(tmp_path, {3: record})
     assert not list(tmp_path.glob("era-*"))

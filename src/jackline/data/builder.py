@@ -24,7 +24,7 @@ from jackline.data.hub import pin_hub_url
 from jackline.data.identities import FileBook, check_first_files
 from jackline.data.progress import Board, Progress, Reporter, ticking
 from jackline.data.spec import CacheSettings, DataSpec
-from jackline.data.state import Cursor, begin
+from jackline.data.state import begin
 from jackline.data.survey import start_survey
 from jackline.data.tokenizer import Tokenizer, from_json, load_tokenizer, tokenizer_identity, train_bpe
 from jackline.data.writer import record_era
@@ -105,8 +105,7 @@ def adopt_era(folder: Path, state: dict[str, Any]) -> None:
         asked = read_json(folder / "spec.json")
         if era not in ledger.records and asked is not None and asked["fingerprint"] == state["fingerprint"]:
             plan = DataSpec.from_json(asked["spec"]).era_plan()
-            ends_at = Cursor.from_json(cursor)
-            record_era(folder, EraRecord(era, plan.size(era), state["hash_before"], ends_at))
+            record_era(folder, EraRecord(era, plan.size(era), state["hash_before"], cursor))
     finally:
         lock.release()
 

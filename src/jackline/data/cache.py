@@ -34,27 +34,33 @@ from jackline.rundir.jsonl import read_lines
 
 @dataclass(frozen=True)
 class EraRecord:
-    """One finished era. `is_last` closes the corpus; such a record may have no tokens (and then no file)."""
+    """One finished era. `is_last` closes the corpus; such a record may have no tokens (and then no file).
+
+    The cursor stays as it was read: of ten thousand records one reader asks a handful.
+    """
 
     era: int
     tokens: int
     hash: str
-    ends_at: Cursor
+    cursor_json: dict[str, Any]
     is_last: bool = False
+
+    @property
+    def ends_at(self) -> Cursor:
+        return Cursor.from_json(self.cursor_json)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "era": self.era,
             "tokens": self.tokens,
             "hash": self.hash,
-            "ends_at": self.ends_at.to_json(),
+            "ends_at": self.cursor_json,
             "is_last": self.is_last,
         }
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> EraRecord:
-        ends_at = Cursor.from_json(value["ends_at"])
-        return EraRecord(value["era"], value["tokens"], value["hash"], ends_at, value["is_last"])
+        return EraRecord(value["era"], value["tokens"], value["hash"], value["ends_at"], value["is_last"])
 
 
 @dataclass(frozen=True)

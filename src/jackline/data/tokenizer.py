@@ -172,33 +172,47 @@ class GigatokenEngine:
 
     name = "gigatoken"
     ALLOWANCE_BYTES = 64 << 20
-    AT_LEAST_EVERY_BYTES = 8 << 20
+    WARM_AFTER_BYTES = 8 << 20
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self._made = make()
-        self._lock = threading.Lock()
+        self._made: Any = make()
+        self._turn = threading.Condition()
+        self._num_inside = 0
         self._allowance_bytes = self.ALLOWANCE_BYTES
         self._num_bytes = 0
-        self._base_bytes = 0  # set after the first call, which loads what the package loads late
+        self._base_bytes: int | None = None  # resident, once a few MiB are through and all buffers are in use
 
     def encode(self, texts: list[bytes]) -> Encoded:
-        layout = self._made.encode_batch(texts, parallel=True).layout
-        offsets = np.asarray(layout.offsets.data)
-        ids = np.asarray(layout.content.data)
+        with self._turn:
+            self._turn.wait_for(lambda: self._made is not None)
+            self._num_inside += 1
+        try:
+            layout = self._made.encode_batch(texts, parallel=True).layout
+            offsets, ids = np.asarray(layout.offsets.data), np.asarray(layout.content.data)
+        finally:
+            with self._turn:
+                self._num_inside -= 1
+                self._turn.notify_all()
         self._forget_when_grown(sum(map(len, texts)))
         return Encoded(ids[offsets[0] : offsets[-1]], np.diff(offsets))
 
     def _forget_when_grown(self, num_bytes: int) -> None:
-        with self._lock:
+        with self._turn:
             self._num_bytes += num_bytes
-            now = _resident_bytes()
-            if self._base_bytes == 0:
-                self._base_bytes = now
-            if self._num_bytes < self.AT_LEAST_EVERY_BYTES or now - self._base_bytes < self._allowance_bytes:
+            if self._num_bytes < self.WARM_AFTER_BYTES or self._made is None:
                 return
+            now = _resident_bytes()
+            if self._base_bytes is None:
+                self._base_bytes = now
+            if now - self._base_bytes < self._allowance_bytes:
+                return
+            # Dropped before it is made again: both at once would be the very peak this avoids.
+            self._made, self._num_bytes, self._base_bytes = None, 0, None
+            self._turn.wait_for(lambda: self._num_inside == 0)
+            _give_memory_back()
             self._made = self._make()
-            self._num_bytes = 0
+            self._turn.notify_all()
             if now - _resident_bytes() < self._allowance_bytes // 4:
                 self._allowance_bytes *= 2  # the growth is somebody else's; do not pay for it again and again
 
@@ -216,6 +230,15 @@ def _fast_engine(text: str, reference: Engine) -> tuple[Engine | None, str]:
         return None, "gigatoken gave other ids than tokenizers in the self-check, so tokenizers is used"
     except Exception as error:  # a young package that is only an optimisation must never stop a run
         return None, f"gigatoken cannot be used ({type(error).__name__}: {error}), so tokenizers is used"
+
+
+def _give_memory_back() -> None:
+    """What was freed goes back to the system at once; glibc would keep it for later."""
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none, and needs none
+    if trim is not None:
+        trim(0)
 
 
 def _resident_bytes() -> int:

@@ -95,7 +95,7 @@ class EraWriter:
     def seal(self, ends_at: Cursor, *, is_last: bool, expected: EraRecord | None) -> EraRecord:
         """Finish the era. One that was finished before must have come out the same."""
         self._finish_thread()
-        record = EraRecord(self.era, self.num_tokens, self._hash.hexdigest(), ends_at, is_last)
+        record = EraRecord(self.era, self.num_tokens, self._hash.hexdigest(), ends_at.to_json(), is_last)
         if expected is not None and (expected.hash, expected.tokens) != (record.hash, record.tokens):
             self.discard()
             raise SourceChanged(
