@@ -283,7 +283,7 @@ def bench_durable(state: dict[str, Any], work: Path, repeats: int, report: Repor
     size = sum(tensor.numel() * tensor.element_size() for tensor in methods.flat_state(state).values())
     raw = torch.ones(size // 4096 * 4096 + 8192, dtype=torch.uint8)
     start = -raw.data_ptr() % 4096
-    kinds = (methods.OursBlocking, methods.Safetensors, methods.TorchSave)
+    kinds = (methods.Ours, methods.Safetensors, methods.TorchSave)
     alive = {kind.name: kind(work / f"durable-{kind.__name__}", state) for kind in kinds}
     rows = {name: Row(name) for name in ("the disk, O_DIRECT", *alive)}
     for repeat in range(repeats + 1):
@@ -305,7 +305,7 @@ def bench_durable(state: dict[str, Any], work: Path, repeats: int, report: Repor
         method.close()
     for row in rows.values():
         report.say(f"  {row.name:30}{row.median:9.2f} s   {row.spread()}  {size / row.median / 1e9:.2f} GB/s")
-    ours, disk = rows[methods.OursBlocking.name].median, rows["the disk, O_DIRECT"].median
+    ours, disk = rows[methods.Ours.name].median, rows["the disk, O_DIRECT"].median
     report.promise("durable: share of the disk's direct-write speed", disk / ours, 0.8, is_upper=False)
     report.promise("durable: times safetensors", rows[methods.Safetensors.name].median / ours, 2.0, is_upper=False)
     report.promise("durable: times torch.save", rows[methods.TorchSave.name].median / ours, 4.0, is_upper=False)
@@ -409,6 +409,37 @@ def private_bytes(pid: int) -> int:
     return 0
 
 
+class Neighbours:
+    """How much of the machine other programs used meanwhile; a number above a few percent spoils the others."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def line(self) -> str:
+        now = self._read()
+        total, busy, own = (after - before for after, before in zip(now, self._before, strict=True))
+        return f"  other programs used {100 * max(0.0, busy - own) / max(total, 1e-9):.0f} % of the machine meanwhile"
+
+    def _read(self) -> tuple[float, float, float]:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        idle = fields[3] + fields[4]
+        own = 0
+        mine = {os.getpid(), *children_of(os.getpid())}
+        for pid in mine:
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                own += sum(int(word) for word in words[11:15])
+        return float(sum(fields)), float(sum(fields) - idle), float(own)
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in (task / "children").read_text().split()]
+    return found
+
+
 @contextlib.contextmanager
 def guard(name: str, report: Report) -> Any:
     """A peer that fails becomes a line and not the end."""
@@ -420,30 +451,36 @@ def guard(name: str, report: Report) -> Any:
 
 
 def run_cpu(given: argparse.Namespace, work: Path, report: Report) -> None:
-    sections = given.only.split(",")
     loop = cpu_loop(given.gb)
     loop.window(2)
-    if "stall" in sections:
-        for threads in dict.fromkeys((max(1, len(os.sched_getaffinity(0)) - 1), len(os.sched_getaffinity(0)))):
-            torch.set_num_threads(threads)
-            report.say(f"-- excess of one save in a training loop, {threads} of {os.cpu_count()} cores training")
-            rows = bench_stall(loop, work / f"stall-{threads}", CPU_METHODS, given.repeats, report)
-            show_stall(rows, report)
-            if methods.DcpAsync.name in rows and methods.Ours.name in rows:
-                ratio = rows[methods.Ours.name].median / rows[methods.DcpAsync.name].median
-                report.promise("overlapped excess / warm dcp.async_save", ratio, 1 / 20)
-    if "snapshot" in sections:
-        report.say("-- blocking snapshot against one memcpy")
-        bench_snapshot(loop.state, work, given.repeats, report)
-    if "durable" in sections:
-        report.say("-- from the call to the disk")
-        bench_durable(loop.state, work, given.repeats, report)
-    if "load" in sections:
-        report.say("-- loading into existing tensors")
-        bench_load(loop.state, work, given.repeats, report)
-    if "memory" in sections:
-        report.say("-- memory")
-        bench_memory(loop, work, report)
+    sections: dict[str, tuple[str, Callable[[], None]]] = {
+        "stall": ("excess of one save in a training loop", lambda: run_stall(loop, given, work, report)),
+        "snapshot": (
+            "blocking snapshot against one memcpy",
+            lambda: bench_snapshot(loop.state, work, given.repeats, report),
+        ),
+        "durable": ("from the call to the disk", lambda: bench_durable(loop.state, work, given.repeats, report)),
+        "load": ("loading into existing tensors", lambda: bench_load(loop.state, work, given.repeats, report)),
+        "memory": ("memory", lambda: bench_memory(loop, work, report)),
+    }
+    for name in given.only.split(","):
+        title, section = sections[name]
+        report.say(f"-- {title}")
+        neighbours = Neighbours()
+        section()
+        report.say(neighbours.line())
+
+
+def run_stall(loop: Loop, given: argparse.Namespace, work: Path, report: Report) -> None:
+    cores = len(os.sched_getaffinity(0))
+    for threads in dict.fromkeys((max(1, cores - 1), cores)):
+        torch.set_num_threads(threads)
+        report.say(f"  {threads} of {cores} cores training")
+        rows = bench_stall(loop, work / f"stall-{threads}", CPU_METHODS, given.repeats, report)
+        show_stall(rows, report)
+        if methods.DcpAsync.name in rows and methods.Ours.name in rows:
+            ratio = rows[methods.Ours.name].median / rows[methods.DcpAsync.name].median
+            report.promise("overlapped excess / warm dcp.async_save", ratio, 1 / 20)
 
 
 def run_gpu(given: argparse.Namespace, work: Path, report: Report) -> None:

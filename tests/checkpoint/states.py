@@ -92,7 +92,7 @@ def write_small(
     draft = Draft(folder, Name(step), best_algorithm(), disk or Disk())
     try:
         file = draft.open_file("model.safetensors", len(data))
-        draft.write_many([(file, memoryview(data))])
+        draft.write(file, memoryview(data), 0)
         entries = [draft.finish_file(file), draft.add_small(STATE, b'{"step":%d}' % step)]
         manifest = Manifest(step, 1.0, best_algorithm(), tuple(entries), metrics=metrics or {})
         return draft.commit(manifest)

@@ -114,14 +114,13 @@ def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
     from jackline.checkpoint import stage
 
     gate = threading.Event()
-    copy = stage.copy_memory
+    finish = stage.Staging.finish
 
-    def slow(moves: Any, *, num_threads: int | None = None) -> None:
-        if num_threads == 1 and moves:
-            gate.wait(10)
-        copy(moves, num_threads=num_threads)
+    def slow(staging: Any, on_progress: Any) -> bool:
+        gate.wait(10)
+        return finish(staging, on_progress)
 
-    monkeypatch.setattr(stage, "copy_memory", slow)
+    monkeypatch.setattr(stage.Staging, "finish", slow)
     engine = start()
     state = make_state()
     train_step(state)
@@ -550,3 +549,102 @@ def test_a_run_on_a_network_mount_commits_locally_and_comes_back_from_the_mount_
     other = make_state(seed=2)
     receipt = start().load_newest(other)
     assert receipt is not None and fingerprint(other) == fingerprint(state)
+
+
+def large_state() -> dict[str, Any]:
+    """Large enough to be handed over while it is copied."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1500, 1500) for _ in range(6)))
+    return {"model": model, "optim": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "n": 5}
+
+
+def test_a_large_state_is_written_while_it_is_copied_and_is_exact(start: Make) -> None:
+    engine = start()
+    state = large_state()
+    for step in (1, 2):
+        state["model"](torch.randn(2, 1500)).square().sum().backward()
+        engine.before_mutation()
+        state["optim"].step()
+        before = fingerprint(state)
+        ticket = engine.save(state, step=step, mode="overlapped", if_busy="wait")
+    engine.before_mutation()
+    with torch.no_grad():
+        state["model"][0].weight.zero_()
+    assert ticket.wait(60) and ticket.size_bytes > 100 << 20
+    other = large_state()
+    engine.load_newest(other)
+    assert fingerprint(other) == before
+
+
+@pytest.mark.parametrize("nth", [1, 4, 7, 9, 12, 16, 20])
+def test_a_writer_killed_while_it_takes_a_large_state_costs_nothing(
+    start: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    fired = tmp_path / "fired"
+    engine = start(writer_command=with_fault(monkeypatch, kill_at(nth, "before", fired=str(fired))))
+    state = large_state()
+    before = fingerprint(state)
+    ticket = engine.save(state, step=1, mode="overlapped")
+    engine.before_mutation()
+    assert ticket.wait(60) and fired.exists()
+    other = large_state()
+    engine.load_newest(other)
+    assert fingerprint(other) == before
+
+
+def test_an_error_while_a_large_state_comes_in_fails_that_save_only(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(writer_command=with_fault(monkeypatch, fail_at("write", nth=3, with_errno=errno.ENOSPC)))
+    state = large_state()
+    ticket = engine.save(state, step=1, mode="overlapped")
+    engine.before_mutation()
+    assert not ticket.wait(60) and ticket.why == "No space left on device"
+    assert list_names(engine.folder) == []
+    assert engine.save(state, step=2, mode="overlapped").wait(60)
+
+
+def test_a_torn_copy_of_a_large_state_is_cancelled_at_the_writer(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from jackline.checkpoint.handover import HandOver
+
+    gate, begun = threading.Event(), threading.Event()
+    up_to = HandOver.up_to
+
+    def slow(over: HandOver, address: int) -> None:
+        up_to(over, address)
+        begun.set()
+        gate.wait(10)
+
+    engine = start()
+    state = large_state()
+    assert engine.save(state, step=1).wait(60)
+    monkeypatch.setattr(HandOver, "up_to", slow)
+    ticket = engine.save(state, step=2, mode="overlapped")
+    engine._pending = None  # a loop that forgets
+    assert begun.wait(30)
+    with torch.no_grad():
+        for tensor in state["model"].parameters():
+            tensor.add_(1)
+    gate.set()
+    assert not ticket.wait(60)
+    assert list_names(engine.folder) == [Name(1)]
+    assert engine.save(state, step=3, if_busy="wait").wait(60)
+    assert not list(engine.folder.glob(".tmp*"))
+
+
+def test_a_disk_that_refuses_o_direct_after_all_is_written_through_the_cache(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = fail_at("write", nth=2, with_errno=errno.EINVAL)
+    engine = start(is_direct=True, writer_command=with_fault(monkeypatch, fault))
+    state = large_state()
+    ticket = engine.save(state, step=1, mode="overlapped")
+    engine.before_mutation()
+    assert ticket.wait(60)
+    other = large_state()
+    engine.load_newest(other)
+    assert fingerprint(other) == fingerprint(state)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from jackline.checkpoint.disk import Disk
 from jackline.checkpoint.format import DAMAGED, DELETED, MANIFEST, TEMPORARY, FileEntry, Manifest, Name
 from jackline.checkpoint.hashing import CHUNK_BYTES, chunk_offsets, digest
 from jackline.checkpoint.header import ALIGNMENT
-from jackline.checkpoint.parallel import run_in_threads
 
 WRITE_THREADS = 4
 RESERVE_BYTES = 64 << 20
@@ -77,18 +75,12 @@ class Draft:
         return file
 
     def write(self, file: DraftFile, data: memoryview, offset: int) -> None:
-        """Writes and hashes some whole chunks. `data` may go on past the end of the file up to a page boundary."""
+        """Writes and hashes some whole chunks. `data` may go on past the end of the file up to a page boundary.
+
+        Several threads may write different chunks at once: then hashing and the disk work side by side.
+        """
         for start in range(0, max(len(data), 1), CHUNK_BYTES):
             self._write_chunk(file, data[start : start + CHUNK_BYTES], offset + start)
-
-    def write_many(self, pieces: Sequence[tuple[DraftFile, memoryview]], *, threads: int = WRITE_THREADS) -> None:
-        """Whole files at once, by several threads: hashing and the disk work side by side."""
-        tasks = [
-            (file, data[start : start + CHUNK_BYTES], start)
-            for file, data in pieces
-            for start in chunk_offsets(file.size_bytes)
-        ]
-        run_in_threads(lambda task: self._write_chunk(*task), tasks, threads)
 
     def finish_file(self, file: DraftFile) -> FileEntry:
         if not all(file.chunks):

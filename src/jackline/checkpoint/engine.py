@@ -30,8 +30,9 @@ from jackline.checkpoint.capture import Captured, Source, capture
 from jackline.checkpoint.environment import describe_environment
 from jackline.checkpoint.fetch import bring_newer, fetch_newest
 from jackline.checkpoint.frozen import FrozenHashes
+from jackline.checkpoint.handover import Job
 from jackline.checkpoint.layout import Layout
-from jackline.checkpoint.link import Job, WriterLink
+from jackline.checkpoint.link import WriterLink
 from jackline.checkpoint.mirror_watch import LossBounds, MirrorWatch, machine_loss
 from jackline.checkpoint.overlap import Trust, after_tear, after_trial
 from jackline.checkpoint.pieces import save_in_pieces
@@ -127,8 +128,7 @@ class CheckpointEngine:
         if os.getpid() != self._pid or self.why_off:
             return self._refuse(ticket, "failed", self.why_off or "this is a forked child of the training process")
         self.before_mutation()  # of an earlier save, if the loop forgot
-        hash_frozen = self._frozen if self.settings.leave_out_frozen else None
-        captured = capture(state, defer=self.settings.defer, hash_frozen=hash_frozen)
+        captured = self._capture(state)
         self._ticket = ticket
         self._stage(ticket, captured, dict(metrics or {}), mode)
         ticket.stall_s += time.perf_counter() - began_s
@@ -147,7 +147,7 @@ class CheckpointEngine:
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Allocates memory beside the first steps instead of in the first save. Best after the first step."""
         if not self.is_busy and not self.why_off:
-            sources = capture(state, defer=self.settings.defer).sources
+            sources = self._capture(state).sources
             self._area.make_room(self._area.place(sources), sources)
 
     def poll(self) -> list[Event]:
@@ -214,6 +214,10 @@ class CheckpointEngine:
         return Options(
             self.folder, self._pid, wanted.keep, wanted.is_direct, str(run.path), self.mirror, wanted.mirror_every_s
         )
+
+    def _capture(self, state: Mapping[str, Any]) -> Captured:
+        hash_frozen = self._frozen if self.settings.leave_out_frozen else None
+        return capture(state, defer=self.settings.defer, hash_frozen=hash_frozen)
 
     def _stage(self, ticket: Ticket, captured: Captured, metrics: dict[str, float], mode: Mode) -> None:
         sources = captured.sources

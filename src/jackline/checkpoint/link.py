@@ -17,29 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jackline.checkpoint.arena import Arena
-from jackline.checkpoint.stage import Staging
-from jackline.checkpoint.ticket import Event, Ticket, describe_report
+from jackline.checkpoint.handover import HandOver, Job
+from jackline.checkpoint.ticket import Event, describe_report
 from jackline.checkpoint.writer import Options
 from jackline.checkpoint.writer_process import WriterProcess
 from jackline.errors import UsageError
 
 MAX_RESTARTS = 3
 READY_TIMEOUT_S = 900.0
-
-
-@dataclass
-class Job:
-    """One save on its way. `tree` becomes the payload in the thread, because writing JSON takes a while too."""
-
-    number: int
-    ticket: Ticket
-    body: dict[str, Any]
-    tree: dict[str, Any]
-    staging: Staging | None = None
-    payload: bytes = b""
-    is_staged: bool = False
-    sent_to: WriterProcess | None = None
-    num_sent: int = 0
 
 
 @dataclass
@@ -127,11 +112,15 @@ class WriterLink:
                 self.fail(job, f"{type(problem).__name__}: {problem}")
 
     def _finish(self, job: Job) -> None:
+        ahead = None
         if job.staging is not None:
-            is_exact = job.staging.finish()
+            ahead = HandOver(self.writer, job, self._arena.address) if self._arena else None
+            is_exact = job.staging.finish(ahead.up_to if ahead else lambda address: None)
             job.staging = None
             if not is_exact:
                 self.is_torn = True
+                if ahead:
+                    ahead.cancel()
                 self.fail(job, "a tensor changed while it was being copied; from now on saves wait for the copy")
                 return
         if not job.payload:
@@ -139,9 +128,10 @@ class WriterLink:
         if job.ticket.is_over or job.sent_to is self.writer:
             return
         job.ticket.outcome = "writing"
-        job.sent_to, job.num_sent = self.writer, job.num_sent + 1
+        job.sent_to = self.writer
         job.is_staged = True
-        self.writer.send(job.body, job.payload)  # when it is gone, `pump` starts another and sends again
+        if ahead is None or not ahead.finish(self.writer):
+            self.writer.send(job.body, job.payload)  # when it is gone, `pump` starts another and sends again
 
     def _take(self, report: dict[str, Any]) -> None:
         kind = report.get("event")

@@ -78,6 +78,7 @@ def load_newest(
     if step is not None and not names:
         known = ", ".join(str(name.step) for name in list_names(folder)[:5]) or "none"
         raise UsageError(f"there is no checkpoint of step {step} in {folder}", hint=f"there are: {known}")
+    aside = [path.name for path in list_set_aside(folder)]  # before the writer sets aside what is refused now
     refused: list[Refusal] = []
     for name in names:
         began_s = time.monotonic()
@@ -90,7 +91,6 @@ def load_newest(
             continue
         changes = compare_environment(restored.manifest.facts.get("environment"), describe_environment())
         return Receipt(name, path, restored, tuple(refused), changes, time.monotonic() - began_s)
-    aside = [path.name for path in list_set_aside(folder)]
     if refused or aside:
         detail = [f"{refusal.name}: {refusal.why}" for refusal in refused]
         raise CannotResume(

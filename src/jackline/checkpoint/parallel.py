@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -36,3 +37,48 @@ def run_in_threads(work: Callable[[Task], None], tasks: Sequence[Task], num_thre
         thread.join()
     if problems:
         raise problems[0]
+
+
+class WorkPool:
+    """Threads that stay, for work that comes bit by bit. After an error the rest is passed over until `drain`."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None] | None]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._num_open = 0
+        self._problem: BaseException | None = None
+        self._is_started = False
+
+    def submit(self, work: Callable[[], None], afterwards: Callable[[], None] | None = None) -> None:
+        """`afterwards` is called in any case, also when the work failed or was passed over."""
+        if not self._is_started:
+            self._is_started = True
+            for _ in range(self._num_threads):
+                threading.Thread(target=self._work_on, daemon=True).start()
+        with self._changed:
+            self._num_open += 1
+        self._waiting.put((work, afterwards))
+
+    def drain(self) -> None:
+        """Waits for everything; raises the first error."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_open == 0)
+            problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+
+    def _work_on(self) -> None:
+        while True:
+            work, afterwards = self._waiting.get()
+            try:
+                if self._problem is None:
+                    work()
+            except BaseException as problem:
+                self._problem = self._problem or problem
+            finally:
+                if afterwards is not None:
+                    afterwards()
+            with self._changed:
+                self._num_open -= 1
+                self._changed.notify_all()

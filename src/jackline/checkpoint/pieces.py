@@ -15,9 +15,10 @@ from torch import Tensor
 from jackline.checkpoint.arena import Arena
 from jackline.checkpoint.capture import Source
 from jackline.checkpoint.dtypes import as_stored
+from jackline.checkpoint.handover import Job
 from jackline.checkpoint.hashing import CHUNK_BYTES
 from jackline.checkpoint.layout import Image, Layout
-from jackline.checkpoint.link import Job, WriterLink
+from jackline.checkpoint.link import WriterLink
 from jackline.checkpoint.stage import copy_memory, is_plain_memory
 
 NUM_SLOTS = 4
@@ -41,12 +42,12 @@ def save_in_pieces(link: WriterLink, job: Job, layout: Layout, sources: Sequence
                 return
             size = min(CHUNK_BYTES, image.size_bytes - start)
             fill_window(image, layout, sources, (start, size), (arena, slot * CHUNK_BYTES))
-            piece = {"op": "piece", "piece": number, "id": job.number, "step": job.ticket.step, "name": image.name}
+            piece = {"op": "piece", "id": job.number, "piece": number, "wants_report": True, "name": image.name}
             link.send({**piece, "offset": start, "size_bytes": size, "arena_offset": slot * CHUNK_BYTES})
             slots[slot], number = number, number + 1
     if all(_is_free(link, job, waiting) for waiting in slots):
         job.ticket.outcome = "writing"
-        link.send({**job.body, "op": "end"}, payload)
+        link.send({**job.body, "op": "end", "is_in_pieces": True}, payload)
 
 
 def fill_window(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,9 +47,14 @@ class Staging:
             torch.cuda.current_stream(device).wait_event(event)
         self._judge()
 
-    def finish(self) -> bool:
-        """Ends the copy; True when what is in the arena is the state of the instant of `begin`."""
-        copy_memory(self.moves, num_threads=1)
+    def finish(self, on_progress: Callable[[int], None] = lambda address: None) -> bool:
+        """Ends the copy; True when what is in the arena is the state of the instant of `begin`.
+
+        `on_progress` hears up to which address everything is there, so that writing can start before copying ends.
+        """
+        for move in split_moves(sorted(self.moves)):
+            on_progress(move[0])
+            _move(move)
         self._host_copied.set()
         for _, event in self.events:
             event.synchronize()
@@ -167,13 +172,16 @@ def copy_memory(moves: Sequence[Move], *, num_threads: int | None = None) -> Non
 
     Twice as fast as Tensor.copy_ here (12 against 6 GB/s), and the GIL is free meanwhile.
     """
-    threads = copy_threads() if num_threads is None else num_threads
-    parts = [
+    run_in_threads(_move, split_moves(moves), copy_threads() if num_threads is None else num_threads)
+
+
+def split_moves(moves: Sequence[Move]) -> list[Move]:
+    """Parts of at most 64 MB."""
+    return [
         (to + start, source + start, min(_PART_BYTES, size - start))
         for to, source, size in moves
         for start in range(0, size, _PART_BYTES)
     ]
-    run_in_threads(_move, parts, threads)
 
 
 def _move(part: Move) -> None:
@@ -181,5 +189,5 @@ def _move(part: Move) -> None:
 
 
 def copy_threads() -> int:
-    """One thread fills the memory bus of a small machine; large ones need a few."""
-    return max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+    """A few: below about 24 MB the C library copies through the cache, and one thread then gets half the speed."""
+    return min(4, len(os.sched_getaffinity(0)))

@@ -3,22 +3,21 @@
 It has no torch, its own session and the staged state as shared memory, so nothing the trainer does can hurt a save
 that was staged: if the trainer dies, the writer still commits, then ends. It never blocks the trainer: it reads when
 it can, and reports without waiting.
-Owns the loop and the order of work. Does not own the commit (commit.py), the reading back (upkeep.py), the upload
-(mirror.py, a process of its own).
+Owns the loop and the order of work. Does not own the save under way (intake.py), the commit (commit.py), the reading
+back (upkeep.py) or the upload (mirror.py, a process of its own).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import mmap
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -26,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from jackline.checkpoint.catalogue import LOCK
-from jackline.checkpoint.commit import DiskFull, Draft, DraftFile, Unacknowledged, clear_leftovers, require_space
+from jackline.checkpoint.commit import DiskFull, Unacknowledged, clear_leftovers, require_space
 from jackline.checkpoint.disk import Disk, can_write_directly
-from jackline.checkpoint.format import STATE, FileEntry, Manifest, Name
-from jackline.checkpoint.hashing import best_algorithm
+from jackline.checkpoint.intake import Intake
 from jackline.checkpoint.lock import AnotherWriter, Holder, WriterLock
 from jackline.checkpoint.retention import Keep
 from jackline.checkpoint.upkeep import Upkeep
@@ -62,15 +60,6 @@ class Options:
         return Options(**{**body, "folder": Path(body["folder"]), "keep": Keep(**body["keep"])})
 
 
-@dataclass
-class OpenSave:
-    """A save that comes in pieces, because memory could not hold a whole copy."""
-
-    draft: Draft
-    files: dict[str, DraftFile]
-    began_s: float
-
-
 class Writer:
     """The live state of the process."""
 
@@ -83,12 +72,12 @@ class Writer:
         self._trainer_fd = _open_pidfd(options.trainer_pid)
         self._lock = WriterLock(self._folder / LOCK, self._trainer)
         self._upkeep = Upkeep(self._folder, options.keep, disk, self._has_other_work)
-        self._arena: memoryview | None = None
-        self._open: OpenSave | None = None
+        self._intake = Intake(self._folder, disk, self._make_room)
         self._mirror: subprocess.Popen[bytes] | None = None
-        self._is_direct = bool(options.is_direct)
+        self._is_making_room = False
         self._is_asked_to_end = False
         self._is_closing = False
+        self._talking = threading.Lock()  # pieces are reported by the threads that wrote them
 
     def run(self) -> None:
         """Until the trainer closes or is gone, and everything staged is committed."""
@@ -109,12 +98,12 @@ class Writer:
                     self._do_upkeep()
                 else:
                     self._wait(IDLE_POLL_S)
-            self._drop_open_save()
+            self._intake.drop()
             if self._is_closing:
                 self._note("closing")
                 self._do_upkeep()
         except Closed:
-            self._drop_open_save()
+            self._intake.drop()
         finally:
             self._lock.release()
 
@@ -123,8 +112,8 @@ class Writer:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(self._report_waiting())
             clear_leftovers(self._folder, self._disk)
-            if self._options.is_direct is None:
-                self._is_direct = can_write_directly(self._folder)
+            wanted = self._options.is_direct
+            self._intake.is_direct = can_write_directly(self._folder) if wanted is None else wanted
         except AnotherWriter as problem:
             self._report({"event": "refused", "why": str(problem)})
             return False
@@ -132,7 +121,7 @@ class Writer:
             self._report({"event": "refused", "why": f"{self._folder} cannot be used: {problem.strerror}"})
             return False
         self._upkeep.load()
-        self._report({"event": "ready", "is_direct": self._is_direct})
+        self._report({"event": "ready", "is_direct": self._intake.is_direct})
         self._start_mirror()
         return True
 
@@ -175,30 +164,26 @@ class Writer:
         select.select(watched, [], [], timeout_s)
 
     def _has_other_work(self) -> bool:
-        return self._is_asked_to_end or (not self._is_closing and self._channel.wait(0))
+        if self._is_making_room or self._is_closing:
+            return self._is_asked_to_end
+        return self._is_asked_to_end or self._channel.wait(0)
 
     def _handle(self, message: Message) -> None:
         kind = message.body.get("op")
         if kind == "arena":
-            self._take_arena(message)
-        elif kind == "save":
-            self._guarded(message, self._save)
+            self._intake.take_arena(message)
+        elif kind in ("save", "end"):
+            self._guarded(message, self._commit)
         elif kind == "begin":
-            self._guarded(message, self._begin)
+            self._guarded(message, self._intake.begin)
         elif kind == "piece":
-            self._guarded(message, self._piece)
-        elif kind == "end":
-            self._guarded(message, self._end)
+            self._intake.piece(message, self._report)
+        elif kind == "cancel":
+            self._intake.drop()
         elif kind == "damaged":
             self._report_all(self._upkeep.refuse(message.body["name"], message.body["why"]))
         elif kind == "close":
             self._is_closing = True
-
-    def _take_arena(self, message: Message) -> None:
-        assert message.fd is not None
-        self._arena = None
-        self._arena = memoryview(mmap.mmap(message.fd, message.body["size_bytes"], prot=mmap.PROT_READ))
-        os.close(message.fd)
 
     def _guarded(self, message: Message, work: Any) -> None:
         """Does one message's work; whatever goes wrong becomes a report, and the writer lives on."""
@@ -214,78 +199,27 @@ class Writer:
         except (OSError, ValueError, AnotherWriter) as problem:
             why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
             self._fail(message, why, problem=problem)
-        if self._open is None:
+        if not self._intake.is_open:
             self._note("idle")
 
-    def _save(self, message: Message) -> None:
-        """A whole state in the arena: every file's bytes lie there as they will lie on the disk."""
-        began_s = time.monotonic()
-        self._begin(message)
-        assert self._open is not None and self._arena is not None
-        pieces = []
-        for wanted in message.body["files"]:
-            start = wanted["arena_offset"]
-            end = start + -(-wanted["size_bytes"] // mmap.PAGESIZE) * mmap.PAGESIZE
-            pieces.append((self._open.files[wanted["name"]], self._arena[start:end]))
-        try:
-            self._open.draft.write_many(pieces)
-        except OSError as problem:
-            if problem.errno != errno.EINVAL or not self._is_direct:
-                raise
-            self._is_direct = False  # the probe was too kind; from now on through the page cache
-            self._drop_open_save()
-            self._save(message)
+    def _commit(self, message: Message) -> None:
+        done = self._intake.end(message)
+        if done is None:
             return
-        self._open.began_s = began_s
-        self._end(message)
-
-    def _begin(self, message: Message) -> None:
-        self._drop_open_save()
-        files = message.body["files"]
-        payload_bytes = sum(file["size_bytes"] for file in files) + len(message.payload)
-        self._make_room(payload_bytes)
-        draft = Draft(self._folder, Name(message.body["step"]), best_algorithm(), self._disk, self._is_direct)
-        self._open = OpenSave(draft, {}, time.monotonic())
-        for file in files:
-            self._open.files[file["name"]] = draft.open_file(file["name"], file["size_bytes"])
-
-    def _piece(self, message: Message) -> None:
-        if self._open is None or self._arena is None:
-            return  # it failed earlier and was reported
         body = message.body
-        start = body["arena_offset"]
-        data = self._arena[start : start + -(-body["size_bytes"] // mmap.PAGESIZE) * mmap.PAGESIZE]
-        self._open.draft.write(self._open.files[body["name"]], data, body["offset"])
-        self._report({"event": "piece", "piece": body["piece"]})
-
-    def _end(self, message: Message) -> None:
-        if self._open is None:
-            return
-        save, body = self._open, message.body
-        entries: list[FileEntry] = [save.draft.finish_file(file) for file in save.files.values()]
-        entries.append(save.draft.add_small(STATE, message.payload))
-        manifest = Manifest(
-            step=body["step"],
-            created_at_s=body["created_at_s"],
-            algorithm=save.draft.algorithm,
-            files=tuple(entries),
-            parent_step=body.get("parent_step"),
-            metrics=body.get("metrics", {}),
-            facts=body.get("facts", {}),
-        )
-        place = save.draft.commit(manifest)
-        self._open = None
-        write_s = time.monotonic() - save.began_s
-        done = {"event": "committed", "id": body["id"], "step": body["step"], "name": place.name}
-        self._report({**done, "size_bytes": manifest.size_bytes, "write_s": write_s})
-        retry = int(place.name.partition("-r")[2] or 0)
-        self._upkeep.acknowledge(Name(body["step"], retry), manifest.size_bytes, write_s)
+        said = {"event": "committed", "id": body["id"], "step": body["step"], "name": str(done.name)}
+        self._report({**said, "size_bytes": done.size_bytes, "write_s": done.write_s})
+        self._upkeep.acknowledge(done.name, done.size_bytes, done.write_s)
 
     def _make_room(self, payload_bytes: int) -> None:
         try:
             require_space(self._folder, payload_bytes, self._disk)
         except DiskFull:
-            self._do_upkeep()  # reads back what was not read yet, so that older ones may go
+            self._is_making_room = True  # reads back what was not read yet, so that older ones may go
+            try:
+                self._do_upkeep()
+            finally:
+                self._is_making_room = False
             require_space(self._folder, payload_bytes, self._disk)
 
     def _ensure_folder(self) -> None:
@@ -300,16 +234,11 @@ class Writer:
         self._report({"event": "folder_lost", "why": f"{self._folder} was deleted or emptied by somebody"})
 
     def _fail(self, message: Message, why: str, *, problem: BaseException, **more: Any) -> None:
-        self._drop_open_save(has_moved=isinstance(problem, Unacknowledged))
+        self._intake.drop(has_moved=isinstance(problem, Unacknowledged))
         number = problem.errno if isinstance(problem, OSError) else None
         body = message.body
         failed = {"event": "failed", "id": body.get("id"), "step": body.get("step"), "why": why, "errno": number}
         self._report({**failed, **more})
-
-    def _drop_open_save(self, *, has_moved: bool = False) -> None:
-        if self._open is not None and not has_moved:
-            self._open.draft.discard()
-        self._open = None
 
     def _do_upkeep(self) -> None:
         self._report_all(self._upkeep.work())
@@ -333,7 +262,7 @@ class Writer:
         return report
 
     def _report(self, body: dict[str, Any]) -> None:
-        with contextlib.suppress(Closed):  # nobody listens any more; the commit counts all the same
+        with contextlib.suppress(Closed), self._talking:  # nobody listens any more; the commit counts all the same
             self._channel.send({**body, "at_s": time.time()})
 
     def _on_sigterm(self, *_: Any) -> None:
