@@ -166,7 +166,8 @@ def test_two_processes_build_one_cache_together(tmp_path: Path) -> None:
     spec = spec_of(write_jsonl(tmp_path / "a.jsonl", texts), era_tokens=1 << 16)
     settings = CacheSettings(root=tmp_path / "cache")
     children = [start_preparing(spec, settings) for _ in range(3)]
-    assert [child.wait(120) for child in children] == [0, 0, 0]
+    said = [child.communicate(timeout=120)[1].decode() for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], said
     cache = open_cache_folder(cache_folder(spec, settings))
     assert np.array_equal(all_tokens(cache), expected_bytes(texts))
 
@@ -219,19 +220,31 @@ def test_a_source_that_changed_in_between_is_refused_by_name(tmp_path: Path) -> 
     )
 
 
-def test_an_era_that_cannot_be_built_the_same_again_says_what_changed(tmp_path: Path) -> None:
-    for number in range(80):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / f"{number:03d}.txt").write_text(make_texts(80)[number], encoding="utf-8")
-    cache = build_cache(spec_of(tmp_path / "in"), tmp_path / "cache")
-    last = tmp_path / "in" / "079.txt"
-    last.write_text(last.read_text(encoding="utf-8").swapcase(), encoding="utf-8")
-    era_path(cache.folder, max(cache.ledger.records)).unlink()
+def test_an_era_that_comes_out_different_is_refused_with_what_changed(tmp_path: Path) -> None:
+    # In the middle of a file, where neither its length nor its ends betray it: only the era's hash does.
+    texts = make_texts(2000)
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    cache = build_cache(spec_of(path), tmp_path / "cache")
+    data = path.read_bytes()
+    at = data.index(b"Document 900:")
+    path.write_bytes(data[:at] + b"document" + data[at + 8 :])
+    token = int(np.flatnonzero(all_tokens(cache) == 256)[899])
+    era = max(era for era in cache.ledger.records if cache.plan.start(era) <= token)
+    hash_before = cache.ledger.records[era].hash
+    era_path(cache.folder, era).unlink()
     with pytest.raises(SourceChanged) as caught:
         run_builder(cache.folder, CacheSettings(root=tmp_path / "cache"), silent, for_readers=False)
     lines = str(caught.value).splitlines()
-    assert "the source changed while the cache was being built" in lines[0] or "came out different" in lines[0]
-    assert "079.txt has the same length but other content" in str(caught.value)
+    assert lines[0].startswith(f"error: era {era} was built again and came out different: 4,096 tokens with hash ")
+    assert lines[0].endswith(f"the ledger says 4,096 with {hash_before[:12]}")
+    assert lines[1] == "       no source file changed; the tokens were made by bytes, now by bytes"
+    assert lines[2] == (
+        "hint: put the source back as it was, or start a new run on a new cache: `jackline data prepare --rebuild`"
+    )
+    assert not part_path(cache.folder, era).exists()
+    path.write_bytes(data)
+    run_builder(cache.folder, CacheSettings(root=tmp_path / "cache"), silent, for_readers=False)
+    assert np.array_equal(all_tokens(cache), expected_bytes(texts))
 
 
 def test_a_source_that_is_gone_stops_and_goes_on_when_it_is_back(tmp_path: Path) -> None:

@@ -147,6 +147,23 @@ def test_a_file_that_changes_while_it_is_read_is_refused(what: str, far_end: Far
     file.close()
 
 
+def test_a_host_nobody_knows_is_given_up_after_a_minute_not_a_quarter_of_an_hour() -> None:
+    time = FakeTime()
+    with pytest.raises(SourceUnavailable, match=r"no-such-host\.invalid/a\.txt gave no byte for 1 min"):
+        HttpFile("http://no-such-host.invalid/a.txt", time.patience()).size()
+    assert time.now_s < 120
+
+
+def test_a_port_where_nobody_listens_is_waited_for(far_end: FarEnd) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/a.txt"
+        with pytest.raises(SourceUnavailable, match="Connection refused"):
+            HttpFile(url, FakeTime().patience(give_up_after_s=20)).size()
+
+
 def test_waits_grow_and_a_server_may_ask_for_its_own() -> None:
     assert [retry_wait_s(attempt, None) for attempt in (1, 2, 3, 9)] == [1.0, 2.0, 4.0, 30.0]
     assert retry_wait_s(1, "7") == 7.0

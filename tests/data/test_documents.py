@@ -61,6 +61,22 @@ def test_a_folder_of_mixed_formats_is_one_stream(tmp_path: Path) -> None:
     assert read_texts(spec) == texts
 
 
+def test_a_folder_that_begins_with_plain_text_still_finds_the_columns(tmp_path: Path) -> None:
+    texts = make_texts(4)
+    (tmp_path / "a.txt").write_text(texts[0], encoding="utf-8")
+    write_jsonl(tmp_path / "b.jsonl", texts[1:2])
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    (tmp_path / "d.jsonl").write_text(json.dumps({"content": texts[2], "n": 1}) + "\n", encoding="utf-8")
+    write_parquet(tmp_path / "e.parquet", [texts[3]])
+    assert read_texts(find_text_columns(spec_of(tmp_path), Surroundings())) == texts
+
+
+def test_white_space_is_not_taken_off_where_a_long_document_was_cut(tmp_path: Path) -> None:
+    book = " ".join(make_texts(8000, 60))
+    (tmp_path / "a.txt").write_text(book, encoding="utf-8")
+    assert read_texts(spec_of(tmp_path / "a.txt", strip=True)) == [book]
+
+
 def test_reading_goes_on_at_every_state_and_through_json(tmp_path: Path) -> None:
     texts = make_texts(1500, 800)
     for number in range(3):

@@ -210,6 +210,18 @@ def test_too_little_data_for_one_batch_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_data_of_which_nothing_was_kept_says_why(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["", "short", "short too"])
+    spec = spec_of(path, min_chars=50)
+    build_cache(spec, tmp_path / "cache")
+    with Loader(opened(spec, tmp_path / "cache"), SETTINGS) as loader, pytest.raises(JacklineError) as caught:
+        next(loader)
+    assert str(caught.value) == (
+        "error: no document was kept: of 3 records 1 are empty, 2 too short, 0 of the other split, 0 damaged\n"
+        "hint: check the split, min_chars and the source; documents=line or block makes more of a txt file"
+    )
+
+
 def test_the_time_spent_waiting_is_counted(spec: DataSpec, root: Path) -> None:
     with Loader(opened(spec, root), SETTINGS) as loader:
         assert loader.waited_s == 0

@@ -23,6 +23,18 @@ def test_a_rate_and_the_time_to_go_come_of_the_last_seconds() -> None:
     assert found.eta_s == 20
 
 
+def test_standing_still_is_said() -> None:
+    now_s = [0.0]
+    board = Board(clock=lambda: now_s[0])
+    board.set("download", done=5, unit="B", detail="a.zst")
+    now_s[0] = 4
+    assert board.read().detail == "a.zst"
+    now_s[0] = 12
+    assert board.read().detail == "a.zst (no progress for 12 s)"
+    board.set("download", done=6)
+    assert board.read().detail == "a.zst"
+
+
 def test_another_unit_starts_the_rate_anew() -> None:
     now_s = [0.0]
     board = Board(clock=lambda: now_s[0])

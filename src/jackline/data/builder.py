@@ -36,17 +36,28 @@ from jackline.rundir.process_id import identify
 _CHECK_BYTES = 1 << 18
 
 
+def cache_path(spec: DataSpec, settings: CacheSettings) -> Path:
+    """Where the cache of this spec lives, or would."""
+    return _path_of(spec, settings, _fingerprint(spec))
+
+
 def cache_folder(spec: DataSpec, settings: CacheSettings) -> Path:
-    """Where the cache of this spec lives; made, with the spec inside, when it is not there."""
-    fingerprint = spec.fingerprint(tokenizer_identity(spec.tokenizer, spec.vocab_size))
-    first = (
-        re.sub(r"[^A-Za-z0-9]+", "-", spec.sources[0].url.split("://")[-1].rstrip("/*")).strip("-")[-40:].strip("-")
-    )
-    folder = settings.root / f"{first or 'data'}-{spec.split}-{fingerprint[:12]}"
+    """The same; made, with the spec inside, when it is not there."""
+    fingerprint = _fingerprint(spec)
+    folder = _path_of(spec, settings, fingerprint)
     folder.mkdir(parents=True, exist_ok=True)
     if read_json(folder / "spec.json") is None:
         write_json(folder / "spec.json", {"fingerprint": fingerprint, "spec": spec.to_json()})
     return folder
+
+
+def _fingerprint(spec: DataSpec) -> str:
+    return spec.fingerprint(tokenizer_identity(spec.tokenizer, spec.vocab_size))
+
+
+def _path_of(spec: DataSpec, settings: CacheSettings, fingerprint: str) -> Path:
+    words = re.sub(r"[^A-Za-z0-9]+", "-", spec.sources[0].url.split("://")[-1].rstrip("/*")).strip("-")
+    return settings.root / f"{words[-40:].strip('-') or 'data'}-{spec.split}-{fingerprint[:12]}"
 
 
 def remove_cache(folder: Path) -> None:

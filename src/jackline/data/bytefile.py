@@ -8,6 +8,8 @@ whoever reads here gets the file's bytes in order or an exception. Does not own 
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from jackline.units import format_duration
 _EDGE_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
 _SLEEP_SLICE_S = 0.25
+_UNKNOWN_HOST_S = 60.0
 
 
 class SourceUnavailable(JacklineError):
@@ -217,13 +220,19 @@ class HttpFile:
                 if not _is_transient(error):
                     raise SourceUnavailable(f"cannot read {self.name}: {cause}", hint=_hint(error)) from error
                 waited_s = patience.clock() - began
-                if waited_s > patience.give_up_after_s:
+                if waited_s > self._give_up_after_s(error):
                     raise SourceUnavailable(
                         f"{self.name} gave no byte for {format_duration(waited_s)}, at byte {at}: {cause}",
                         hint="nothing was skipped; run the same command again when the network is back",
                     ) from error
                 attempt += 1
                 self._wait(retry_wait_s(attempt, retry_after), cause)
+
+    def _give_up_after_s(self, error: OSError | HTTPException) -> float:
+        """A host whose name is not known from the start is misspelt more often than away."""
+        reason = error.reason if isinstance(error, URLError) else error
+        is_unknown = isinstance(reason, socket.gaierror) and self._size is None
+        return min(_UNKNOWN_HOST_S, self._patience.give_up_after_s) if is_unknown else self._patience.give_up_after_s
 
     def _wait(self, seconds: float, cause: str) -> None:
         host = urlsplit(self.name).netloc
@@ -246,7 +255,8 @@ def _extent(response: HTTPResponse) -> tuple[int, int | None]:
 def _is_transient(error: OSError | HTTPException) -> bool:
     if isinstance(error, HTTPError):
         return error.code in (408, 425, 429) or error.code >= 500
-    return not isinstance(error, URLError) or isinstance(error.reason, OSError)
+    reason = error.reason if isinstance(error, URLError) else error
+    return not isinstance(reason, str | ssl.SSLCertVerificationError)
 
 
 def _cause(error: OSError | HTTPException) -> tuple[str, str | None]:

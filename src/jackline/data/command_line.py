@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jackline.data.builder import cache_folder, remove_cache, run_builder
+from jackline.data.builder import cache_folder, cache_path, remove_cache, run_builder
 from jackline.data.cache import Cache, era_path, read_meta
 from jackline.data.choose import Full
 from jackline.data.loader import Loader, LoaderSettings
@@ -213,7 +213,7 @@ def _measure(loader: Loader, seconds: float, reporter: Reporter) -> dict[str, An
 def _folder(request: dict[str, Any], settings: CacheSettings) -> Path:
     if request.get("folder"):
         return Path(request["folder"])
-    return cache_folder(DataSpec.from_json(request["spec"]), settings)
+    return cache_path(DataSpec.from_json(request["spec"]), settings)
 
 
 def _open(request: dict[str, Any], settings: CacheSettings, reporter: Reporter) -> Data:

@@ -110,8 +110,10 @@ def _take_run(
     is_full = False
     last = len(records.texts) - 1
     for number, raw in enumerate(records.texts):
-        text = raw.strip() if spec.strip and not (number == last and records.ends_inside) else raw
-        if not (number == 0 and records.starts_inside):
+        is_going_on = number == 0 and records.starts_inside
+        is_whole = not is_going_on and not (number == last and records.ends_inside)
+        text = raw.strip() if spec.strip and is_whole else raw
+        if not is_going_on:
             if spec.max_examples is not None and counts.documents + documents >= spec.max_examples:
                 is_full = True
                 break
@@ -177,10 +179,10 @@ def _runs(
             at, start = state.at, None
             if at == FILE_IS_DONE:
                 continue
-        layout = _layout(source, found.name)
         file = open_file(found.name, around.patience)
         try:
             around.on_open(index, found, file)
+            layout = _layout(source, found.name)
             state = replace(state, file=found.name, num_files=state.num_files + (at == START))
             for records in _until_damage(file, layout, at, inside=at != START):
                 state = replace(state, at=records.after)
@@ -196,6 +198,12 @@ def _until_damage(file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside
     """The file's runs; where its bytes end too early, one last run that counts it and closes an open document."""
     records = None
     try:
+        if layout.has_columns and not layout.column:
+            # A folder of several formats: nobody said which column, so each file answers for itself.
+            names = string_columns(file, layout)
+            if not names:
+                return
+            layout = replace(layout, column=choose_text_column(names, None, file.name))
         for records in read_records(file, layout, at):
             yield records
     except DamagedBytes as damage:

@@ -170,10 +170,23 @@ class Planner:
 
     def _too_small(self) -> JacklineError:
         total = self._cache.total_tokens() or 0
+        if total == 0:
+            return JacklineError(
+                f"no document was kept: {self._left_out()}",
+                hint="check the split, min_chars and the source; documents=line or block makes more of a txt file",
+            )
         return JacklineError(
             f"the data has {total:,} tokens: not enough for one batch of {self._settings.batch_size} windows of "
             f"{self.shape.tokens} tokens",
             hint="give more data, a smaller batch or a shorter sequence",
+        )
+
+    def _left_out(self) -> str:
+        last = self._cache.ledger.last_era
+        counts = self._cache.ledger.records[last or 0].ends_at.state.counts
+        return (
+            f"of {counts.records:,} records {counts.empty:,} are empty, {counts.short:,} too short, "
+            f"{counts.other_split:,} of the other split, {counts.num_damaged:,} damaged"
         )
 
 

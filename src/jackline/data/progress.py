@@ -19,6 +19,7 @@ from jackline.units import format_bytes, format_duration
 Phase = Literal["list", "download", "tokenise", "pack", "wait", "done"]
 TICK_S = 1.0
 _RATE_WINDOW_S = 10.0
+_STILL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,15 @@ class Board:
         self._lock = threading.Lock()
         self._now = Progress("list", unit="files")
         self._seen: deque[tuple[float, float]] = deque()
+        self._moved_at = clock()
 
     def set(self, phase: Phase, **fields: Any) -> None:
         """Change the report; another unit starts the rate anew."""
         with self._lock:
             if fields.get("unit", self._now.unit) != self._now.unit:
                 self._seen.clear()
+            if fields.get("done", self._now.done) != self._now.done:
+                self._moved_at = self._clock()
             self._now = replace(self._now, phase=phase, **fields)
 
     def set_total(self, total: float) -> None:
@@ -115,6 +119,9 @@ class Board:
             while len(self._seen) > 2 and at - self._seen[0][0] > _RATE_WINDOW_S:
                 self._seen.popleft()
             first_at, first_done = self._seen[0]
+            still_s = at - self._moved_at
+        if still_s >= _STILL_S and now.phase in ("download", "tokenise", "pack"):
+            now = replace(now, detail=f"{now.detail} (no progress for {format_duration(still_s)})".lstrip())
         rate = (now.done - first_done) / (at - first_at) if now.done > first_done else None
         return replace(now, rate_per_s=rate)
 

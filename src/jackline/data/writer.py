@@ -105,7 +105,7 @@ class EraWriter:
         part, final = part_path(self._folder, self.era), era_path(self._folder, self.era)
         try:
             os.fsync(self._fd)
-            os.close(self._fd)
+            self._close_file()
             if expected is None:
                 record_era(self._folder, record)
             if self.num_tokens:
@@ -120,12 +120,17 @@ class EraWriter:
     def close(self) -> None:
         """Leave the part as it is, for the next builder to recover."""
         self._finish_thread()
-        os.close(self._fd)
+        self._close_file()
 
     def discard(self) -> None:
         self.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part_path(self._folder, self.era))
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _finish_thread(self) -> None:
         if self._running is not None:
