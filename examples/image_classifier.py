@@ -1,5 +1,5 @@
 """An image classifier with everything that makes an exact resume hard: random crops and flips in worker processes,
-batch normalisation, dropout, gradient accumulation, an average of the weights, an evaluation at the end of each epoch.
+batch normalisation, dropout, gradient accumulation, an average of the weights, an evaluation after each epoch.
 
     python examples/image_classifier.py --workers 2
 

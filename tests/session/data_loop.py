@@ -192,7 +192,7 @@ torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 loader = make_loader(arguments.mode, arguments.workers)
-seen = open("seen.txt", "a", buffering=1)
+seen = open("seen.txt", "a", buffering=1)  # noqa: SIM115
 
 with jackline.attach(
     model=model,

@@ -4,7 +4,7 @@
     child = nursery.start(script, ["--steps", "50"], folder)
     child.kill(); child.wait()
 
-What differs from `python script.py` is the import time and nothing else; a few tests start Python itself to hold that.
+What differs from `python script.py` is the import time and nothing else; test_attach.py starts Python itself once.
 The server is this file run as a program: it reads a line of JSON for each start and writes one for each end.
 """
 

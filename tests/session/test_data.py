@@ -96,6 +96,6 @@ def test_every_epoch_has_an_order_and_a_noise_of_its_own(mode: str, nursery: Nur
     ids = [[tuple(seen[step][0]) for step in range(first, first + 9)] for first in (1, 10)]
     assert ids[0] != ids[1]
     if mode != "weighted":
-        assert sorted(sum(map(list, ids[0]), [])) == list(range(70))
+        assert sorted(sample for batch in ids[0] for sample in batch) == list(range(70))
     noise = {value for _, values in seen.values() for value in values}
     assert len(noise) == sum(len(values) for _, values in seen.values())

@@ -1,4 +1,4 @@
-"""Every way out of the loop: what is saved, what is said, which exit code, and that the next start goes on exactly."""
+"""Every way out of the loop: what is saved and said, the exit code, and that the next start goes on exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import jackline
 torch.manual_seed(0)
 how = sys.argv[1] if len(sys.argv) > 1 else ""
 data = torch.randn(200, 4)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+layers = [torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)]
+model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=10, shuffle=True)
@@ -87,10 +88,10 @@ with jackline.attach(
             except Exception:
                 pass
     print("behind the loop", flush=True)
-print("complete", run.step, sum(p.sum().item() for p in model.state_dict().values() if p.dtype.is_floating_point).hex())
+print("complete", run.step, sum(p.double().sum().item() for p in model.state_dict().values()).hex())
 """
 MIDDLE = (
-    r"left in the middle of a step: not saved; the checkpoint of step (\d+) of [\d.]+ s ago stands; \d steps? will be"
+    r"left in the middle of a step: not saved; the checkpoint of step (\d+) of [\d.]+ s ago stands; \d steps? will"
 )
 REST = r"left between two steps, after step (\d+): saved"
 STOPPED = r"{0}: stopped at step (12), saved"

@@ -118,7 +118,6 @@ def _restore(attached: Attachment) -> None:
     attached.stepper.go_on_from(receipt.step)
     attached.saver.last_step = receipt.step
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
-    attached.saver.last_path = str(receipt.path)
     _judge(attached, receipt, session)
     attached.feed.restore(session["feed"]["state"])
     for line in receipt_lines(receipt, attached.feed, session):

@@ -190,10 +190,7 @@ class Attachment:
 
     def read_state(self) -> dict[str, Any]:
         """session-RANK.json."""
-        saver, me = self.saver, identify(self.pid)
-        last = None
-        if saver.last_step is not None:
-            last = {"step": saver.last_step, "at_s": saver.last_at_s, "path": saver.last_path}
+        me, newest = identify(self.pid), self.saver.look_at_disk()
         return {
             "at_s": time.time(),
             "process": me.to_json() if me else None,
@@ -202,11 +199,11 @@ class Attachment:
             "step": self.stepper.steps_done,
             "epoch": self.position.epoch,
             "batch": self.position.batch,
-            "loss_bounds": saver.bounds(),
-            "last_checkpoint": last,
+            "loss_bounds": self.saver.bounds(newest),
+            "last_checkpoint": newest,
             "metrics": dict(self.scalars.latest),
             "stop_requested_by": self.stop.by or None,
-            "protections_off": [saver.why_off] if saver.why_off else [],
+            "protections_off": [self.saver.why_off] if self.saver.why_off else [],
         }
 
     def look_around(self) -> None:

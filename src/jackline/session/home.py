@@ -154,14 +154,13 @@ def _begin_attempt(run: RunDir) -> AttemptDir:
     attempt = run.attempt(former.number + 1 if former else 1)
     attempt.path.mkdir(parents=True, exist_ok=True)
     me = identify(os.getpid())
-    start = {
-        "child": me.to_json() if me else None,
-        "keeper": None,
-        "started_at_s": time.time(),
-        "is_bare": True,
-    }
-    atomic.write_json(attempt.start_file, start)
+    _write_start(attempt, me.to_json() if me else None, time.time())
     return attempt
+
+
+def _write_start(attempt: AttemptDir, child: dict[str, Any] | None, started_at_s: float) -> None:
+    start = {"child": child, "keeper": None, "started_at_s": started_at_s, "is_bare": True}
+    atomic.write_json(attempt.start_file, start)
 
 
 def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
@@ -185,6 +184,8 @@ def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
         "is_bare": True,
     }
     atomic.write_json(home.attempt.exit_file, contents, durable=True)
+    # The process may live on (a notebook's kernel), but it is not this attempt any more.
+    _write_start(home.attempt, None, home.started_at_s)
 
 
 def write_intent(home: Home, *, restart: bool, why: str) -> None:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jackline.checkpoint.catalogue import list_names
 from jackline.checkpoint.engine import CheckpointEngine, Mode
+from jackline.checkpoint.mirror_watch import LossBounds
 from jackline.checkpoint.schedule import Progress, save_is_due
 from jackline.checkpoint.ticket import Ticket
 from jackline.session.settings import Settings
@@ -29,7 +31,6 @@ class Saver:
         self.why_off = ""
         self.last_step: int | None = None  # of the newest acknowledged checkpoint
         self.last_at_s: float | None = None
-        self.last_path = ""
         self._settings = settings
         self._cadence = settings.cadence()
         self._event: Event = lambda *_, **__: None
@@ -37,6 +38,7 @@ class Saver:
         self._is_first = True
         self.asked_step = 0  # of the last save, acknowledged or not
         self._asked_at_s = time.monotonic()
+        self._asked_wall_s = time.time()
         self._stall_s = self._write_s = 0.0
         self._polled_s = 0.0
 
@@ -104,15 +106,24 @@ class Saver:
             self.why_off = why
             self._event("protection_off", f"checkpoints are off: {why}", is_loud=True, protection="checkpoints")
 
-    def bounds(self) -> dict[str, Any]:
+    def look_at_disk(self) -> dict[str, Any] | None:
+        """The newest acknowledged checkpoint, for the reporting thread: a loop in a long step does not poll."""
+        names = list_names(self.engine.folder)
+        if not names:
+            return None
+        step, at_s = names[0].step, self.last_at_s
+        if step == self.asked_step and step != self.last_step:
+            at_s = self._asked_wall_s
+        return {"step": step, "at_s": at_s, "path": str(self.engine.folder / str(names[0]))}
+
+    def bounds(self, newest: dict[str, Any] | None) -> dict[str, Any]:
         """What is lost if the process dies now, and if the machine does."""
-        bounds = self.engine.bounds()
-        process_s = bounds.process_s
-        if process_s is None and self.last_at_s is not None:
-            process_s = max(0.0, time.time() - self.last_at_s)  # restored by this attempt, saved by an earlier one
-        note = "last upload, confirmed" if bounds.mirror_state == "confirmed" else "last upload, unconfirmed"
-        found = {"process_s": process_s, "machine_s": bounds.machine_s, "text": bounds.text()}
-        return found if bounds.machine_s is None else {**found, "note": note}
+        machine_s, sure = self.engine.bounds().machine_s, self.engine.bounds().mirror_state
+        at_s = newest["at_s"] if newest else None
+        bounds = LossBounds(None if at_s is None else max(0.0, time.time() - at_s), machine_s, sure)
+        found = {"process_s": bounds.process_s, "machine_s": machine_s, "text": bounds.text()}
+        note = "last upload, confirmed" if sure == "confirmed" else "last upload, unconfirmed"
+        return found if machine_s is None else {**found, "note": note}
 
     def what_stands(self, step: int) -> str:
         """What a run that ended at `step` without a save goes on from."""
@@ -132,13 +143,14 @@ class Saver:
             self._asked_at_s = max(self._asked_at_s, time.monotonic() - 1.0)
             return
         self._ticket, self.asked_step, self._asked_at_s = ticket, step, time.monotonic()
+        self._asked_wall_s = time.time()
         self._is_first = False
 
     def _tell(self, event: Any) -> None:
         if event.kind == "committed" and event.step is not None:
-            self.last_step, self.last_at_s = event.step, event.at_s
-            self.last_path = str(self.engine.folder / str(event.fields.get("name", "")))
-            if self._ticket is not None and self._ticket.step == event.step:
+            is_ours = self._ticket is not None and self._ticket.step == event.step
+            self.last_step, self.last_at_s = event.step, self._asked_wall_s if is_ours else event.at_s
+            if self._ticket is not None and is_ours:
                 self._stall_s = max(self._ticket.stall_s, self._stall_s / 2)
                 self._write_s = self._ticket.write_s
         record = event.to_json()

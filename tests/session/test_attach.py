@@ -1,0 +1,483 @@
+"""attach: whose run it is, what it restores and says, what it refuses, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.session.nursery import ROOT, Nursery
+
+HEAD = """
+import copy, json, os, random, signal, sys, time
+import numpy as np
+import torch
+import jackline
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(120, 4))
+def make_loader(**more): return torch.utils.data.DataLoader(data, **{"batch_size": 10, "shuffle": True, **more})
+loader = make_loader()
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def train(batch):
+    loss = model(batch[0]).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return loss
+def die_at(step):
+    if run.step == step and os.environ.get("DIE"): os.kill(os.getpid(), signal.SIGKILL)
+def show(): print("final", run.step, [p.sum().item().hex() for p in model.parameters()], flush=True)
+"""
+
+
+def final(output: str) -> str:
+    found = [line for line in output.splitlines() if line.startswith("final")]
+    assert len(found) == 1, output
+    return found[0]
+
+
+def killed_and_whole(nursery: Nursery, script: str, tmp_path: Path, **env: str) -> tuple[str, str, str]:
+    """The last lines of a run that died once (DIE=1) and went on, and of one that did not; and what was said."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    wanted = nursery.run(HEAD + script, [], whole, env)
+    assert wanted.code == 0, wanted.output
+    died = nursery.run(HEAD + script, [], tmp_path, {**env, "DIE": "1"})
+    assert died.code == -9, died.output
+    again = nursery.run(HEAD + script, [], tmp_path, {**env, "DIE": ""})
+    assert again.code == 0, again.output
+    return final(again.output), final(wanted.output), again.output
+
+
+# -- what is restored -----------------------------------------------------------------------------------------------
+
+RICH = """
+ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+generator = torch.Generator().manual_seed(5)
+rng = np.random.default_rng(6)
+class Meter:
+    def __init__(self): self.history = []
+    def state_dict(self): return {"history": list(self.history)}
+    def load_state_dict(self, state): self.history = list(state["history"])
+meter, curriculum = Meter(), {"level": 1}
+with jackline.attach(model=model, optimizer=optimizer, ema=ema, scaler=scaler, plateau=plateau, generator=generator,
+                     rng=rng, meter=meter, curriculum=curriculum, best=1e9, note="fresh", loader=loader,
+                     save_every_steps=1) as run:
+    for (batch,) in run.steps(total=20):
+        noise = torch.rand(batch.shape, generator=generator) + float(rng.random())
+        loss = model(batch + 0.1 * noise).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer); scaler.update()
+        ema.update_parameters(model)
+        plateau.step(loss.item())
+        meter.history.append(loss.item()); curriculum["level"] += 1
+        run.values["best"] = min(run.values["best"], loss.item())
+        run.values["note"] = f"step {run.step}"
+        run.log(loss=loss)
+        die_at(11)
+print("final", run.step, [p.sum().item().hex() for p in [*model.parameters(), *ema.parameters()]], meter.history,
+      curriculum, run.values, scaler.get_scale(), optimizer.param_groups[0]["lr"], plateau.num_bad_epochs,
+      rng.random())
+"""
+
+
+def test_everything_that_makes_up_a_training_comes_back(nursery: Nursery, tmp_path: Path) -> None:
+    found, wanted, output = killed_and_whole(nursery, RICH, tmp_path)
+    assert found == wanted
+    assert re.search(
+        r"going on from step-000000\d\d: model, optimizer, ema, scaler, plateau, generator, rng, meter, "
+        r"curriculum, all random generators; [\d.]+ KiB, every byte proved, in 0.\d s\n",
+        output,
+    ), output
+
+
+LOOPS = {
+    "own range": """
+sched = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+with jackline.attach(model=model, optimizer=optimizer, sched=sched, loader=loader, save_every_steps=5) as run:
+    for epoch in range(3):
+        for batch in run.steps():
+            train(batch); die_at(27)
+        sched.step()
+show(); print(optimizer.param_groups[0]["lr"])
+""",
+    "epochs": """
+sched = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+with jackline.attach(model=model, optimizer=optimizer, sched=sched, loader=loader, save_every_steps=4) as run:
+    for epoch in run.epochs(3):
+        for batch in run.steps():
+            train(batch); die_at(26)
+        if epoch == 1: torch.rand(3)
+        sched.step()
+show()
+""",
+    "epochs cut short": """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for epoch in run.epochs(4):
+        for number, batch in enumerate(run.steps()):
+            train(batch); die_at(17)
+            if number == 6: break
+show()
+""",
+    "epochs and total": """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=2) as run:
+    for epoch in run.epochs(100):
+        for batch in run.steps(total=31):
+            train(batch); die_at(17)
+show()
+""",
+    "one pass": """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=2) as run:
+    for batch in run.steps():
+        train(batch); die_at(7)
+show()
+""",
+    "no loader": """
+with jackline.attach(model=model, optimizer=optimizer, save_every_steps=2) as run:
+    for number in run.steps(total=20):
+        assert number == run.step
+        train([torch.randn(10, 4) * number]); die_at(7)
+show()
+""",
+    "accumulation by hand": """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for number, (batch,) in enumerate(run.steps(total=10), 1):
+        model(batch).square().mean().backward()
+        if number % 3 == 0:
+            optimizer.step(); optimizer.zero_grad(); die_at(6)
+show()
+""",
+    "accumulate": """
+class Plain:  # an optimizer nobody can hook
+    def state_dict(self): return {}
+    def load_state_dict(self, state): pass
+    def step(self):
+        with torch.no_grad():
+            for p in model.parameters(): p -= 0.01 * p.grad; p.grad = None
+plain = Plain()
+with jackline.attach(model=model, plain=plain, loader=loader, save_every_steps=1, accumulate=3) as run:
+    for number, (batch,) in enumerate(run.steps(total=10), 1):
+        model(batch).square().mean().backward()
+        if number % 3 == 0: plain.step()
+        die_at(6)
+show()
+""",
+    "two optimizers in turn": """
+rest = torch.optim.SGD(list(model[0].parameters()), lr=0.01)
+optimizer = torch.optim.Adam(list(model[2].parameters()), lr=0.01)
+with jackline.attach(model=model, both=[optimizer, rest], loader=loader, save_every_steps=1) as run:
+    for number, batch in enumerate(run.steps(total=8)):
+        train(batch)
+        if number % 3 == 2: rest.step(); rest.zero_grad()
+        die_at(5)
+show()
+""",
+    "compiled": """
+compiled = torch.compile(model, backend="aot_eager")
+with jackline.attach(model=compiled, optimizer=optimizer, loader=loader, save_every_steps=2) as run:
+    for (batch,) in run.steps(total=12):
+        loss = compiled(batch).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step(); die_at(7)
+show()
+""",
+    "skipped batches": """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for number, batch in enumerate(run.steps(total=12)):
+        if batch[0].sum() < -2: continue
+        train(batch); die_at(7)
+show()
+""",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_of_every_shape_go_on_exactly(loop: str, nursery: Nursery, tmp_path: Path) -> None:
+    found, wanted, output = killed_and_whole(nursery, LOOPS[loop], tmp_path)
+    assert found == wanted
+    said = "[jackline] epoch 0 was done before; `for epoch in run.epochs(...)` would go on at once" in output
+    assert said == (loop == "own range")
+
+
+# -- the proof ------------------------------------------------------------------------------------------------------
+
+TRACE = """
+random.seed(1); np.random.seed(2)
+out = []
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, prove=PROVE, save_every_steps=SAVE) as run:
+    for batch in run.steps(total=25):
+        out.append(train(batch).item() + random.random() + np.random.randn() + torch.rand(()).item())
+print("final", [value.hex() for value in out])
+"""
+
+
+def test_proof_and_saves_leave_no_trace(nursery: Nursery, tmp_path: Path) -> None:
+    found = set()
+    for number, (prove, save) in enumerate([("True", "3"), ("False", "1000000"), ("False", "3")]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ended = nursery.run(HEAD + TRACE.replace("PROVE", prove).replace("SAVE", save), [], folder)
+        found.add(final(ended.output))
+    assert len(found) == 1
+
+
+BROKEN = {
+    "forgetful": (
+        """
+class Forgetful:
+    decay = 0.9
+    def state_dict(self): return {"decay": self.decay}
+    def load_state_dict(self, state): self.decay = 0.5
+extra = Forgetful()
+""",
+        "error: what was saved does not come back the same\n"
+        "       extra.state.decay: 0.9 -> 0.5\n"
+        "hint: its state_dict() and load_state_dict() do not match; attach(prove=False) goes on regardless\n",
+    ),
+    "unsavable": (
+        """
+class Unsavable:
+    def state_dict(self): return {"lambda": print}
+    def load_state_dict(self, state): pass
+extra = Unsavable()
+""",
+        "error: extra.lambda cannot be saved: a 'builtin_function_or_method' has no state_dict()\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_does_not_come_back_is_found_before_step_1(what: str, nursery: Nursery, tmp_path: Path) -> None:
+    head, words = BROKEN[what]
+    loop = """
+with jackline.attach(model=model, optimizer=optimizer, extra=extra, loader=loader) as run:
+    for batch in run.steps(total=5): print("step"); train(batch)
+"""
+    ended = nursery.run(HEAD + head + loop, [], tmp_path)
+    assert ended.code == 1
+    assert words in ended.output
+    assert "step\n" not in ended.output
+
+
+def test_a_value_that_cannot_be_saved_later_does_not_stop_training(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+bag = {"x": 1}
+with jackline.attach(model=model, optimizer=optimizer, bag=bag, loader=loader, save_every_steps=2) as run:
+    for batch in run.steps(total=9):
+        train(batch)
+        if run.step == 5: bag["x"] = print
+show()
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert ended.code == 0
+    assert "final 9" in ended.output
+    assert ended.output.count("[jackline] checkpoints are off: CannotSave: error: bag.x cannot be saved") == 1
+
+
+# -- what changed ---------------------------------------------------------------------------------------------------
+
+CHANGING = """
+lr = float(os.environ.get("LR", "0.01"))
+size = int(os.environ.get("SIZE", "120"))
+total = int(os.environ.get("TOTAL", "12"))
+numbers = torch.arange(size * 4.0).reshape(size, 4) / 1000 + float(os.environ.get("ADD", 0))
+data = torch.utils.data.TensorDataset(numbers)
+optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+on_change = json.loads(os.environ.get("ON_CHANGE", "{}"))
+with jackline.attach(model=model, optimizer=optimizer, loader=make_loader(), on_change=on_change,
+                     save_every_steps=1, name="x") as run:
+    for batch in run.steps(total=total):
+        train(batch); die_at(6)
+show()
+"""
+CHANGES = {
+    "other length": ({"SIZE": "100"}, 3, "error: data changed since it was saved\n       dataset.tensors: "),
+    "other contents": ({"ADD": "1"}, 3, "error: data changed since it was saved\n       dataset.tensors: "),
+    "data, forced": ({"ADD": "1", "ON_CHANGE": '"go on"'}, 0, ""),
+    "learning rate": (
+        {"LR": "0.02"}, 0,
+        "[jackline] schedule changed since it was saved: optimizer 0 group 0 lr: 0.01 -> 0.02\n",
+    ),
+    "learning rate, refused": (
+        {"LR": "0.02", "ON_CHANGE": '{"schedule": "refuse"}'}, 3,
+        "error: schedule changed since it was saved\n       optimizer 0 group 0 lr: 0.01 -> 0.02\n"
+        "hint: attach(new=True) starts another run, on_change={'schedule': 'warn'} goes on with this one",
+    ),
+    "total": ({"TOTAL": "14"}, 0, "[jackline] the schedule has changed since it was saved: total: 12 -> 14\n"),
+    "threads": ({"OMP": "2"}, 0, "[jackline] versions changed since it was saved: threads: 1 -> 2\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_program_gets_its_verdict_before_training(what: str, nursery: Nursery, tmp_path: Path) -> None:
+    env, code, words = CHANGES[what]
+    script = HEAD + "torch.set_num_threads(int(os.environ.get('OMP', '1')))\n" + CHANGING
+    assert nursery.run(script, [], tmp_path, {"DIE": "1"}).code == -9
+    ended = nursery.run(script, [], tmp_path, env)
+    assert (ended.code == 0) == (code == 0), ended.output
+    assert words in ended.output, ended.output
+    assert ("final" in ended.output) == (code == 0)
+    if code == 0 and not words:
+        assert "changed since" not in ended.output
+
+
+def test_an_edited_script_is_named(nursery: Nursery, tmp_path: Path) -> None:
+    assert nursery.run(HEAD + CHANGING, [], tmp_path, {"DIE": "1"}).code == -9
+    ended = nursery.run(HEAD + CHANGING + "# a word\n", [], tmp_path)
+    assert ended.code == 0
+    assert "[jackline] code changed since it was saved: script.py was edited\n" in ended.output
+
+
+def test_other_arguments_under_the_same_name_are_refused(nursery: Nursery, tmp_path: Path) -> None:
+    assert nursery.run(HEAD + CHANGING, ["--a"], tmp_path, {"DIE": "1"}).code == -9
+    ended = nursery.run(HEAD + CHANGING, ["--b"], tmp_path)
+    assert "error: run 'x' was started with another command\n       argv: " in ended.output
+    assert (
+        "hint: attach(new=True) starts another run, on_change={'arguments': 'warn'} goes on with this one"
+        in ended.output
+    )
+
+
+def test_another_model_is_refused_by_name(nursery: Nursery, tmp_path: Path) -> None:
+    script = HEAD + "if os.environ.get('WIDE'): model[2] = torch.nn.Linear(8, 2)\n" + CHANGING
+    assert nursery.run(script, [], tmp_path, {"DIE": "1"}).code == -9
+    ended = nursery.run(script, [], tmp_path, {"WIDE": "1"})
+    assert "error: model.2.weight does not fit: the checkpoint has float32[1, 8], the program float32[2, 8]" in (
+        ended.output
+    )
+
+
+# -- whose run ------------------------------------------------------------------------------------------------------
+
+
+def test_two_at_a_time_are_refused(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="a") as run:
+    jackline.attach(model=model, name="b")
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert (
+        "error: this process is attached to run 'a' already\n"
+        "hint: one run at a time: put all objects into one attach(), or leave its `with` block first" in ended.output
+    )
+
+
+def test_one_after_the_other_needs_names(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+for name in NAMES:
+    with jackline.attach(model=model, optimizer=optimizer, loader=loader, name=name) as run:
+        for batch in run.steps(total=3): train(batch)
+    print("done", run.name, run.step)
+"""
+    ended = nursery.run(HEAD + script.replace("NAMES", "['a', 'b', 'a']"), [], tmp_path)
+    assert ended.code == 0
+    assert re.findall("done .*", ended.output) == ["done a 3", "done b 3", "done a 3"]
+    ended = nursery.run(HEAD + script.replace("NAMES", "[None, None]"), [], tmp_path)
+    assert "error: attach() a second time in one process needs a name\nhint: attach(name=...); the first was" in (
+        ended.output
+    )
+
+
+def test_a_cell_that_is_run_again_goes_on(nursery: Nursery, tmp_path: Path) -> None:
+    """In a notebook the same code runs again in the same process, after an interruption."""
+    script = """
+import types; sys.modules["ipykernel"] = types.ModuleType("ipykernel")
+cell = '''
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for batch in run.steps(total=9):
+        train(batch)
+        if run.step == STOP: os.kill(os.getpid(), signal.SIGINT)
+'''
+try: exec(cell.replace("STOP", "5"))
+except SystemExit as error: print("stopped", error.code, str(error))
+exec(cell.replace("STOP", "-1"))
+print("final", run.name.rpartition("-")[0], run.step)
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "stopped 75 Ctrl-C: stopped at step 5, saved" in ended.output
+    assert "going on from step-00000005" in ended.output
+    assert final(ended.output) == "final notebook 9"
+
+
+def test_the_same_command_twice_at_a_time_is_refused(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader) as run:
+    for batch in run.steps(total=3):
+        train(batch); print("at step", run.step, flush=True)
+        while run.step == 2 and not run.should_stop: time.sleep(0.01)
+"""
+    child = nursery.start(HEAD + script, [], tmp_path)
+    child.wait_for("at step 2")
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert re.search(rf"error: run 'script-\w+' is alive \(process {child.pid}\)\n", ended.output), ended.output
+    child.kill()
+    child.wait()
+
+
+def test_off_is_the_loop_and_nothing_else(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, best=3) as run:
+    for batch in run.steps(total=30): run.log(loss=train(batch)); run.save()
+    assert run.values == {"best": 3} and not run.should_stop
+    with run.phase("x"): pass
+print("epoch", run.epoch)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader) as run:
+    for epoch in run.epochs(2):
+        for batch in run.steps(): train(batch)
+show()
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path, {"JACKLINE": "off"})
+    assert ended.code == 0, ended.output
+    assert "[jackline]" not in ended.output
+    assert "epoch 2\n" in ended.output
+    assert "final 24 " in ended.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_misspelt_setting_is_no_state(nursery: Nursery, tmp_path: Path) -> None:
+    ended = nursery.run(HEAD + "jackline.attach(model=model, save_every_step=5)", [], tmp_path)
+    assert (
+        "error: unknown setting 'save_every_step'\n"
+        "hint: did you mean 'save_every_steps'? A value to be saved needs a name less like a setting" in ended.output
+    )
+
+
+def test_plain_python_does_what_the_nursery_does(tmp_path: Path) -> None:
+    """The one test that pays for the import: kill -9, rerun, same weights, and exit code 75 for a stop."""
+    script = (
+        HEAD
+        + """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=2) as run:
+    for batch in run.steps(total=15):
+        train(batch); die_at(7)
+        if run.step == 9 and os.environ.get("STOP"): os.kill(os.getpid(), signal.SIGTERM)
+show()
+"""
+    )
+    path = tmp_path / "plain.py"
+    path.write_text(script)
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    outputs = []
+    for runs, extra, code in (("a", {"DIE": "1"}, -9), ("a", {"STOP": "1"}, 75), ("a", {}, 0), ("b", {}, 0)):
+        done = subprocess.run(
+            [sys.executable, str(path)], env={**env, **extra, "JACKLINE_RUNS": str(tmp_path / runs)},
+            capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        outputs.append(done.stdout)
+    assert final(outputs[2]) == final(outputs[3])
+    (run,) = (tmp_path / "a").iterdir()
+    state = json.loads((run / "session-0.json").read_text())
+    assert (state["step"], state["done"], state["total"], state["unit"]) == (15, 15, 15, "steps")
+    assert state["last_checkpoint"]["step"] == 15
+    assert json.loads((run / "attempts" / "002" / "intent.json").read_text()) == {
+        "restart": False, "why": "SIGTERM: stopped at step 9, saved", "settings": {},
+    }  # fmt: skip

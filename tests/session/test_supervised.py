@@ -1,0 +1,123 @@
+"""An attached script under `jackline run`: found by status, stopped by stop, gone on with by the same command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.session.nursery import ROOT
+
+SCRIPT = """
+import os, time, torch, jackline
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.utils.data.TensorDataset(torch.randn(40, 4))
+loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for (batch,) in run.steps(total=30):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        run.log(loss=loss)
+        while run.step == 12 and not run.should_stop and not os.path.exists("go"): time.sleep(0.01)
+print("final", run.step, model.weight.sum().item().hex())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def jackline(folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "jackline", *words], **settings(folder), timeout=120, **more)
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    env = {**os.environ, "JACKLINE_RUNS": str(folder / "runs"), "XDG_STATE_HOME": str(folder / "state")}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    return {"env": env, "cwd": folder, "text": True, "capture_output": True}
+
+
+def run_of(folder: Path) -> Path:
+    (run,) = [path for path in (folder / "runs").iterdir() if not path.name.startswith(".")]
+    return run
+
+
+def wait_until(holds: Callable[[], bool], deadline_s: float = 90.0) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < end_s, "it never became true"
+        time.sleep(0.05)
+
+
+def read_session(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run_of(folder) / "session-0.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def start(folder: Path) -> None:
+    done = jackline(folder, "run", "--detach", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: read_session(folder).get("step") == 12)
+
+
+def test_status_tells_what_the_session_knows_and_stop_saves(folder: Path) -> None:
+    start(folder)
+    wait_until(lambda: (read_session(folder).get("last_checkpoint") or {}).get("step", 0) > 0)
+    status = jackline(folder, "status").stdout
+    assert "train, 12 of 30 steps (40 %)" in status
+    assert "if it dies: you lose " in status
+    stopped = jackline(folder, "stop")
+    assert stopped.returncode == 0, stopped.stderr
+    attempt = run_of(folder) / "attempts" / "001"
+    ending = json.loads((attempt / "exit.json").read_text())
+    assert (ending["exit_code"], ending["cause"], ending["is_stopped"]) == (75, "stopped", True)
+    assert json.loads((attempt / "intent.json").read_text())["why"] == "SIGTERM: stopped at step 12, saved"
+    (folder / "go").touch()
+    again = jackline(folder, "run", "--", sys.executable, "train.py")
+    assert again.returncode == 0, again.stderr
+    assert "going on from step-00000012" in again.stdout
+    assert "final 30 " in again.stdout
+
+
+def test_a_killed_script_goes_on_bit_exactly_under_the_same_command(folder: Path) -> None:
+    start(folder)
+    pid = read_session(folder)["process"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: (run_of(folder) / "attempts" / "001" / "exit.json").exists())
+    (folder / "go").touch()
+    again = jackline(folder, "run", "--", sys.executable, "train.py")
+    assert again.returncode == 0, again.stderr
+    bare = {**settings(folder)["env"], "JACKLINE_RUNS": str(folder / "other")}
+    whole = subprocess.run(
+        [sys.executable, "train.py"], env=bare, cwd=folder, text=True, capture_output=True, timeout=120
+    )
+    final = [line for line in again.stdout.splitlines() if line.startswith("final 30")]
+    assert final and final[0] in whole.stdout
+
+
+def test_a_bare_run_is_seen_by_status_and_stopped_by_stop(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "train.py"], env=settings(folder)["env"], cwd=folder, text=True, stderr=subprocess.PIPE
+    ) as bare:
+        wait_until(lambda: (folder / "runs").exists() and read_session(folder).get("step") == 12)
+        assert "train, 12 of 30 steps (40 %)" in jackline(folder, "status").stdout
+        stopped = jackline(folder, "stop")
+        assert stopped.returncode == 0, stopped.stderr
+        assert bare.wait(30) == 75
+        assert bare.stderr is not None
+        assert "SIGTERM: stopped at step 12, saved" in bare.stderr.read()
+    assert ": stopped " in jackline(folder, "status").stdout
