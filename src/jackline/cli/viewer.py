@@ -24,6 +24,8 @@ from jackline.rundir.status import STALE_AFTER_S
 from jackline.supervisor.heartbeat import FIRST_AFTER_S, heartbeat_is_due, heartbeat_line
 from jackline.units import format_bytes, format_duration
 
+KEYBOARD_WORDS = "waiting for keyboard input"
+
 RAW_EVERY_S = 0.05
 STATE_EVERY_S = 0.5
 READ_BUDGET_S = 0.25
@@ -246,17 +248,25 @@ class Viewer:
     def _give_sign_of_life(self, now_s: float) -> None:
         silent_s = now_s - self._last_bytes_s
         if self.screen.surface == "plain":
-            first_s = float((self._state.get("options") or {}).get("quiet_after_s") or FIRST_AFTER_S)
+            first_s = float(self._state_option("quiet_after_s") or FIRST_AFTER_S)
             if heartbeat_is_due(silent_s, self._spoken_silent_s, first_after_s=first_s):
                 self._spoken_silent_s = silent_s
                 self.screen.say(life_text(self._state, self.run.name, time.time()))
             return
-        if now_s < self._next_status_s:
+        if now_s < self._next_status_s or self._is_prompting():
             return
         is_bar = self.screen.is_row_open or self.screen.surface == "notebook"
         if silent_s >= (STATUS_OVER_A_BAR_AFTER_S if is_bar else 0.0):
             self._next_status_s = now_s + STATUS_EVERY_S[self.screen.surface]
             self.screen.set_status(life_text(self._state, self.run.name, time.time()))
+
+    def _is_prompting(self) -> bool:
+        """It waits for what the person types here: a line of ours would stand in the middle of their own."""
+        doing = (self._state.get("now") or {}).get("what")
+        return self._keyboard is not None and bool(self._state_option("tty")) and doing == KEYBOARD_WORDS
+
+    def _state_option(self, name: str) -> Any:
+        return (self._state.get("options") or {}).get(name)
 
 
 def life_text(state: Mapping[str, Any], name: str, now_s: float) -> str:
