@@ -237,7 +237,7 @@ def test_an_era_that_comes_out_different_is_refused_with_what_changed(tmp_path: 
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"error: era {era} was built again and came out different: 4,096 tokens with hash ")
     assert lines[0].endswith(f"the ledger says 4,096 with {hash_before[:12]}")
-    assert lines[1] == "       no source file changed; the tokens were made by bytes, now by bytes"
+    assert lines[1] == "       the source files look the same; the tokens were made by bytes, now by bytes"
     assert lines[2] == (
         "hint: put the source back as it was, or start a new run on a new cache: `jackline data prepare --rebuild`"
     )

@@ -55,6 +55,14 @@ def test_gpt2_has_the_ids_everybody_knows() -> None:
 
 
 @needs_gpt2
+def test_gpt2_from_a_folder_of_its_two_files(tmp_path: Path) -> None:
+    vocab, merges = gpt2_files.find_gpt2_files()
+    (tmp_path / "vocab.json").write_bytes(vocab.read_bytes())
+    (tmp_path / "merges.txt").write_bytes(merges.read_bytes())
+    assert load_tokenizer(str(tmp_path)).hash == load_tokenizer("gpt2").hash
+
+
+@needs_gpt2
 def test_every_engine_gives_the_ids_of_the_reference_on_unicode_edge_cases() -> None:
     made = load_tokenizer("gpt2")
     vocab, merges = gpt2_files.find_gpt2_files()

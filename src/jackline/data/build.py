@@ -24,7 +24,7 @@ from jackline.data.progress import Board, Phase
 from jackline.data.readers import Reading, living_readers
 from jackline.data.spec import CacheSettings
 from jackline.data.state import Cursor, ReadState
-from jackline.data.tokenizer import Tokenizer
+from jackline.data.tokenizer import Tokenizer, engine_and_version
 from jackline.data.writer import EraWriter, clear_commits, finish_interrupted_seals
 from jackline.errors import JacklineError
 from jackline.units import format_bytes
@@ -219,8 +219,8 @@ def _committing(shop: Workshop, writer: EraWriter, *, is_first_time: bool) -> Ca
 def _explained(shop: Workshop, error: SourceChanged) -> SourceChanged:
     changes = shop.files.changes()
     if not changes:
-        note = f"no source file changed; the tokens were made by {shop.cache.meta.engine}, now by "
-        changes = [note + shop.tokenizer.engine.name]
+        engines = f"{shop.cache.meta.engine}, now by {engine_and_version(shop.tokenizer)}"
+        changes = [f"the source files look the same; the tokens were made by {engines}"]
     return SourceChanged(
         error.message,
         detail=tuple(changes[:5]),

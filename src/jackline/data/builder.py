@@ -26,12 +26,19 @@ from jackline.data.progress import Board, Progress, Reporter, ticking
 from jackline.data.spec import CacheSettings, DataSpec
 from jackline.data.state import begin
 from jackline.data.survey import start_survey
-from jackline.data.tokenizer import Tokenizer, from_json, load_tokenizer, tokenizer_identity, train_bpe
+from jackline.data.tokenizer import (
+    Tokenizer,
+    engine_and_version,
+    from_json,
+    load_tokenizer,
+    tokenizer_identity,
+    train_bpe,
+)
 from jackline.data.writer import record_era
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.atomic import read_json, write_json, write_whole
 from jackline.rundir.lock import RunLock
-from jackline.rundir.process_id import identify
+from jackline.rundir.process_id import ProcessId, identify, is_alive
 
 _CHECK_BYTES = 1 << 18
 
@@ -134,8 +141,9 @@ def read_builder_error(folder: Path) -> JacklineError | None:
 
 
 def read_builder_progress(folder: Path) -> Progress | None:
+    """What the builder does now; None when none is at work."""
     value = read_json(folder / "builder.json")
-    if not isinstance(value, dict) or "progress" not in value:
+    if not isinstance(value, dict) or "progress" not in value or not is_alive(ProcessId.from_json(value["process"])):
         return None
     return Progress.from_json(value["progress"])
 
@@ -147,14 +155,15 @@ def _open_or_create(folder: Path, settings: CacheSettings, board: Board) -> tupl
         meta, tokenizer = _create(folder, around, board, settings.root)
     else:
         check_first_files(folder)
-        tokenizer = _load(folder, meta.spec)
-    if tokenizer.engine is not tokenizer.reference:
-        sample = _first_texts(meta.spec, around, _CHECK_BYTES)
-        tokenizer = tokenizer.checked_on(list(sample))
-    if (meta.engine, meta.note) != (tokenizer.engine.name, tokenizer.note):
-        meta = replace(meta, engine=tokenizer.engine.name, note=tokenizer.note)
-        write_json(folder / "meta.json", meta.to_json())
+        tokenizer = _checked(_load(folder, meta.spec), meta.spec, around)
     return Cache(folder, meta), tokenizer
+
+
+def _checked(tokenizer: Tokenizer, spec: DataSpec, around: Surroundings) -> Tokenizer:
+    """With the plain engine when the fast one disagrees on the head of this corpus."""
+    if tokenizer.engine is tokenizer.reference:
+        return tokenizer
+    return tokenizer.checked_on(list(_first_texts(spec, around, _CHECK_BYTES)))
 
 
 def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tuple[Meta, Tokenizer]:
@@ -171,7 +180,7 @@ def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tup
     if spec.tokenizer == "train":
         board.set("tokenise", detail=f"training a tokenizer of {spec.vocab_size:,} tokens")
         write_whole(folder / "tokenizer.json", _trained(spec, around, root), durable=True)
-    tokenizer = _load(folder, spec)
+    tokenizer = _checked(_load(folder, spec), spec, around)
     if tokenizer.json is not None:
         write_whole(folder / "tokenizer.json", tokenizer.json.encode(), durable=True)
     if spec.rows is not None and spec.rows.short == "pad" and tokenizer.eos_id is None:
@@ -183,7 +192,7 @@ def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tup
         tokenizer.eos_id,
         # A trained one is known by its content; the name of the others stands for theirs.
         tokenizer.hash if spec.tokenizer == "train" else tokenizer_identity(spec.tokenizer, spec.vocab_size),
-        tokenizer.engine.name,
+        engine_and_version(tokenizer),
         tokenizer.note,
     )
     write_json(folder / "meta.json", meta.to_json(), durable=True)

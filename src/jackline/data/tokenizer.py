@@ -7,6 +7,7 @@ vocabulary. Text never becomes a special token, whatever it contains. Does not o
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -79,6 +80,15 @@ class Tokenizer:
             return self
         note = f"{self.engine.name} gave other ids than tokenizers on this corpus, so tokenizers is used"
         return replace(self, engine=self.reference, note=note)
+
+
+def engine_and_version(tokenizer: Tokenizer) -> str:
+    """'tokenizers 0.23.3': another version may give other ids, so it is written down."""
+    name = tokenizer.engine.name
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return name
 
 
 def tokenizer_identity(name: str, vocab_size: int) -> str:
@@ -278,9 +288,9 @@ def _sample(texts: Iterable[bytes]) -> Iterable[str]:
         left -= len(text)
 
 
-def _gpt2_json() -> str:
+def _gpt2_json(pair: tuple[Path, Path] | None = None) -> str:
     library = _tokenizers()
-    vocab, merges = gpt2_files.find_gpt2_files()
+    vocab, merges = pair or gpt2_files.find_gpt2_files()
     made = library.Tokenizer(library.models.BPE.from_file(str(vocab), str(merges)))
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()
@@ -290,6 +300,9 @@ def _gpt2_json() -> str:
 def _read_json(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
+        pair = gpt2_files.files_in(path)
+        if pair is not None and not (path / "tokenizer.json").is_file():
+            return _gpt2_json(gpt2_files.checked(pair))
         path = path / "tokenizer.json"
     if path.is_file():
         return path.read_text(encoding="utf-8")
