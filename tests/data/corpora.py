@@ -85,10 +85,10 @@ def spec_of(*urls: str | Path, **settings: Any) -> DataSpec:
     return DataSpec(sources=sources, **{**small, **settings})
 
 
-def read_texts(spec: DataSpec, state: ReadState | None = None) -> list[str]:
+def read_texts(spec: DataSpec, state: ReadState | None = None, around: Surroundings | None = None) -> list[str]:
     """Every document of a spec, whole."""
     texts, is_open = [], False
-    for block in read_blocks(spec, state or begin(len(spec.sources)), Surroundings()):
+    for block in read_blocks(spec, state or begin(len(spec.sources)), around or Surroundings()):
         for number, text in enumerate(block.texts):
             if is_open:
                 texts[-1] += text.decode()

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from jackline.data.bytefile import Patience
+
 
 @dataclass
 class FarEnd:
@@ -106,3 +108,17 @@ def _send(handler: BaseHTTPRequestHandler, far_end: FarEnd, name: str, wanted: s
         handler.wfile.flush()
     if kind == "stall":
         far_end.released.wait(30)
+
+
+class FakeTime:
+    """Time that passes only in sleeps, so that patience is tested without having it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.said: list[str] = []
+
+    def patience(self, **settings: float) -> Patience:
+        return Patience(on_wait=self.said.append, clock=lambda: self.now_s, sleep=self.sleep, **settings)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds

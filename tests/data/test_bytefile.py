@@ -9,23 +9,9 @@ from pathlib import Path
 import pytest
 
 from jackline.data.bytefile import HttpFile, LocalFile, Patience, SourceChanged, SourceUnavailable, retry_wait_s
-from tests.data.far_end import FarEnd, serving
+from tests.data.far_end import FakeTime, FarEnd, serving
 
 DATA = os.urandom(700_000)
-
-
-class FakeTime:
-    """Time that passes only in sleeps, so that patience is tested without having it."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.said: list[str] = []
-
-    def patience(self, **settings: float) -> Patience:
-        return Patience(on_wait=self.said.append, clock=lambda: self.now_s, sleep=self.sleep, **settings)
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 @pytest.fixture

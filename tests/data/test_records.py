@@ -115,12 +115,12 @@ def test_broken_json_lines_are_counted_by_their_cause(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(
         b'{"text": "good"}\n{"text": "cut\n\n{"other": 1}\n{"text": 5}\n{"text": null}\n'
-        b'{"text": "\xff\xfe"}\n[1, 2]\n{"text": "\\ud800"}\n{"text": "also good"}'
+        b'{"text": "\xff\xfe"}\n[1, 2]\n{"text": "\\ud800"}\n {"text": "also good"} \r\n{"text": "x"} {"text": "y"}\n'
     )
     texts, damaged, _ = read(path, Layout("jsonl", column="text"))
     assert texts == ["good", "", "also good"]
     assert damaged == {
-        "bad JSON line": 1,
+        "bad JSON line": 2,
         "no text column": 2,
         "text column is not text": 1,
         "text is not valid Unicode": 2,

@@ -217,7 +217,7 @@ def test_a_fast_engine_that_grows_is_made_anew(trained: str, monkeypatch: pytest
     resident[0] = 150 << 20
     made.engine.encode([b"x" * 200])
     assert len(seen) == 1
-    resident[0] = 200 << 20
+    resident[0] = 210 << 20
     after = made.engine.encode([b"x" * 200])
     assert len(seen) == 2
     assert np.array_equal(before.ids, after.ids)

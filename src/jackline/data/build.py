@@ -61,7 +61,7 @@ class Pass:
         around = Surroundings(Patience(shop.settings.give_up_after_s, on_wait=self._on_wait), self._on_open)
         blocks = read_blocks(meta.spec, cursor.state, around)
         packing = Packing(shop.tokenizer, meta.spec.rows)
-        self._blocks = packed_blocks(blocks, packing, _num_threads(shop.settings))
+        self._blocks = packed_blocks(blocks, packing, _num_threads(shop.settings, shop.tokenizer.engine.name))
 
     def fill(self, writer: EraWriter, on_progress: Callable[[Cursor], None]) -> tuple[Cursor, bool]:
         """Fill the era; returns where the source stands after it, and whether the source is at its end."""
@@ -237,5 +237,8 @@ def _check_full(action: Enough | Full, cache: Cache, budget_bytes: int) -> None:
         )
 
 
-def _num_threads(settings: CacheSettings) -> int:
-    return settings.num_threads or max(1, min(4, len(os.sched_getaffinity(0))))
+def _num_threads(settings: CacheSettings, engine: str) -> int:
+    """gigatoken works in the thread that calls it, and the reader needs a core too; `tokenizers` has its own threads,
+    and a second call fills the gap while the ids of the first are copied out."""
+    num_cores = len(os.sched_getaffinity(0))
+    return settings.num_threads or max(1, min(4, num_cores - 1 if engine == "gigatoken" else num_cores))

@@ -181,7 +181,7 @@ class GigatokenEngine:
     """
 
     name = "gigatoken"
-    ALLOWANCE_BYTES = 64 << 20
+    ALLOWANCE_BYTES = 80 << 20
     WARM_AFTER_BYTES = 8 << 20
 
     def __init__(self, make: Callable[[], Any]) -> None:
