@@ -250,16 +250,39 @@ def test_settings_that_cannot_be_meant(text: str) -> None:
         replace(SETTINGS, **changes[text])
 
 
-def test_tokens_become_torch_tensors(spec: DataSpec, root: Path) -> None:
+def test_tokens_become_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
-    from jackline.data.batches import inputs_and_targets, to_torch
+    from jackline.data.batches import ToDevice, inputs_and_targets
 
-    wide = np.array([[0, 1, 65535, 40000]], np.uint16)
-    assert to_torch(wide).tolist() == [[0, 1, 65535, 40000]]
-    assert to_torch(np.array([[70000, 5]], np.uint32)).dtype == torch.int64
+    to_device = ToDevice("cpu")
+    assert to_device(np.array([[0, 1, 65535, 40000]], np.uint16)).tolist() == [[0, 1, 65535, 40000]]
+    wide = to_device(np.array([[70000, 4_000_000_000]], np.uint32))
+    assert wide.dtype == torch.int64
+    assert wide.tolist() == [[70000, 4_000_000_000]]
     inputs, targets = inputs_and_targets(torch.tensor([[5, 6, 256, 256, 256]]), pad_id=256)
     assert inputs.tolist() == [[5, 6, 256, 256]]
     assert targets.tolist() == [[6, 256, -100, -100]]
+
+
+def test_without_a_gpu_pinning_is_left_out(spec: DataSpec, root: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert np.array_equal(batches_of(spec, root, pin_memory=True)[0].tokens, batches_of(spec, root)[0].tokens)
+
+
+def test_pinned_batches_arrive_on_the_gpu_unharmed(spec: DataSpec, root: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    from jackline.data.batches import ToDevice
+
+    to_device = ToDevice("cuda")
+    plain = batches_of(spec, root)
+    with Loader(opened(spec, root), replace(SETTINGS, pin_memory=True)) as loader:
+        moved = [to_device(batch.tokens) for batch in loader]
+    for tensor, batch in zip(moved, plain, strict=True):
+        assert tensor.cpu().tolist() == batch.tokens.tolist()
 
 
 def test_a_short_read_is_read_on(spec: DataSpec, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

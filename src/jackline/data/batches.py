@@ -1,10 +1,12 @@
-"""Batches as torch tensors: the only module here that knows torch, and only when it is called.
+"""Batches as torch tensors: the only module here that knows torch, and only when it is used.
 
-Owns the way of a batch to its device: the narrow integers travel (2 bytes a token), and become int64 there.
+Owns the way of a batch to its device: the narrow integers travel (2 bytes a token) and become int64 there, and a
+pinned buffer is kept until its copy is over.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +16,35 @@ if TYPE_CHECKING:
     import torch
 
 
-def to_torch(tokens: NDArray[Any], device: str | torch.device = "cpu") -> torch.Tensor:
-    """int64 tokens on `device`. From pinned memory (LoaderSettings.pin_memory) the copy does not wait."""
-    import torch
+class ToDevice:
+    """Copies batches to one device, one after the other, without waiting for the GPU.
 
-    # Signed views, because torch has no arithmetic on unsigned 16 and 32 bit integers; the sign is masked off there.
-    signed, mask = (np.int16, 0xFFFF) if tokens.itemsize == 2 else (np.int32, 0xFFFFFFFF)
-    narrow = torch.from_numpy(tokens.view(signed)).to(device, non_blocking=True)
-    return narrow.long().bitwise_and_(mask)
+    torch's pool of pinned memory learns of a copy only through tensors of its own. These are views of a buffer that
+    was filled through numpy, so the buffer is held here until an event behind the copy has passed.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device)
+        self._in_flight: deque[tuple[Any, NDArray[Any]]] = deque()
+
+    def __call__(self, tokens: NDArray[Any]) -> torch.Tensor:
+        """int64 tokens on the device."""
+        # Signed views, because torch has no arithmetic on unsigned 16 and 32 bit integers; the sign is masked off.
+        signed, mask = (np.int16, 0xFFFF) if tokens.itemsize == 2 else (np.int32, 0xFFFFFFFF)
+        narrow = self._torch.from_numpy(tokens.view(signed)).to(self._device, non_blocking=True)
+        if self._device.type == "cuda":
+            self._hold(tokens)
+        return narrow.long().bitwise_and_(mask)
+
+    def _hold(self, tokens: NDArray[Any]) -> None:
+        event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._in_flight.append((event, tokens))
+        while self._in_flight and self._in_flight[0][0].query():
+            self._in_flight.popleft()
 
 
 def inputs_and_targets(
@@ -33,3 +56,16 @@ def inputs_and_targets(
     if pad_id is not None:
         targets = targets.masked_fill(inputs == pad_id, ignore_index)
     return inputs, targets
+
+
+def empty_buffer(shape: tuple[int, int], dtype: np.dtype[Any], *, pin_memory: bool) -> NDArray[Any]:
+    """Room for tokens; pinned when asked for and there is a GPU to pin it for."""
+    if not pin_memory:
+        return np.empty(shape, dtype)
+    import torch
+
+    if not torch.cuda.is_available():
+        return np.empty(shape, dtype)
+    raw = torch.empty(shape[0] * shape[1] * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
+    pinned: NDArray[Any] = raw.numpy().view(dtype).reshape(shape)
+    return pinned

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jackline.data.batches import empty_buffer
 from jackline.data.jobs import End, Job, LoaderSettings, NotReady, Planner
 from jackline.data.readers import Reading, Registration
 from jackline.data.supply import Data, is_era_ready, is_running_low
@@ -205,7 +206,8 @@ class Loader:
 
     def _fill(self, job: Job) -> _Filled:
         num_rows = sum(len(part.starts) for part in job.parts)
-        out = _buffer((num_rows, self._planner.shape.tokens), self.cache.meta.dtype, self.settings.pin_memory)
+        shape = (num_rows, self._planner.shape.tokens)
+        out = empty_buffer(shape, self.cache.meta.dtype, pin_memory=self.settings.pin_memory)
         windows = np.empty(num_rows, np.int64)
         files = self._my_files()
         at = 0
@@ -229,17 +231,6 @@ class Loader:
             files = self._mine.files = EraFiles(self.cache)
             self._all_files.append(files)
         return files
-
-
-def _buffer(shape: tuple[int, int], dtype: np.dtype[Any], pin_memory: bool) -> NDArray[Any]:
-    if not pin_memory:
-        return np.empty(shape, dtype)
-    import torch
-
-    # From torch's own pool of pinned memory: it knows when a copy to the GPU has finished with a buffer.
-    raw = torch.empty(shape[0] * shape[1] * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
-    pinned: NDArray[Any] = raw.numpy().view(dtype).reshape(shape)
-    return pinned
 
 
 def _check_state(state: dict[str, Any], loader: Loader) -> None:
