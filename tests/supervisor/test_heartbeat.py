@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_the_first_line_comes_after_two_seconds_then_less_than_ten_apart() -> No
 
 def test_after_ten_minutes_a_line_a_minute_is_enough() -> None:
     times = spoken_at(900.0)
-    gaps = {round(after - before, 1) for before, after in zip(times, times[1:], strict=False)}
+    gaps = {round(after - before, 1) for before, after in pairwise(times)}
     assert gaps == {9.0, 58.0}
     assert max(times) > 840.0
 

@@ -35,8 +35,8 @@ def test_with_nothing_better_the_line_seen_most_often_is_named() -> None:
 def test_the_warning_names_limit_pace_time_and_line() -> None:
     reading = MemoryReading(0.0, 3 << 30, MemoryLimit(4 << 30, "cgroup /pod"), 3 << 30)
     assert warning_text(reading, 200 << 20, 5.1, GROWS) == (
-        "host RAM: 3.0 GiB of 4.0 GiB (cgroup /pod), growing 200 MiB/s: the kernel will kill this run in about 5.1 s; "
-        "it grows at data.py:10 `rows.append(row)`"
+        "host RAM: 3.0 GiB of 4.0 GiB (cgroup /pod), growing 200 MiB/s: the kernel will kill this run in about 5.1 s"
+        "; it grows at data.py:10 `rows.append(row)`"
     )
 
 

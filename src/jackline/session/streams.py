@@ -2,7 +2,8 @@
 
 Each worker has a copy of the dataset, so each sends its state along with every batch; what counts is the state that
 came with the last batch consumed, not how far a worker has read ahead. Random draws are keyed by (seed, epoch,
-worker, how many before it) and so alike at resume. The number of workers must stay: their positions cannot be shared out.
+worker, how many before it) and so alike at resume. The number of workers must stay: their positions cannot be
+shared out.
 """
 
 from __future__ import annotations
