@@ -167,7 +167,7 @@ def _refuse_second(settings: Settings) -> None:
                 f"this process is attached to run '{one.name}' already",
                 hint="one run at a time: put all objects into one attach(), or leave its `with` block first",
             )
-    if ours and settings.name is None and not is_notebook():
+    if ours and settings.name is None and not settings.new and not is_notebook():
         raise UsageError(
             "attach() a second time in one process needs a name",
             hint=f"attach(name=...); the first was run '{ours[0].name}'",

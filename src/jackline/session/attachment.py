@@ -63,6 +63,7 @@ class Attachment:
     _is_opened: bool = False
     _bar: Phase | None = None
     _has_warned: bool = False
+    _is_prepared: bool = False
     _is_behind: bool = False  # passes of earlier attempts were gone through without training
 
     @property
@@ -128,6 +129,9 @@ class Attachment:
             self.scalars.send(now_s)
         self.stepper.mark()
         self.label = self.stepper.steps_done + 1
+        if not self._is_prepared and self.stepper.steps_done > self.saver.asked_step:
+            self._is_prepared = True
+            self.saver.prepare()
         return now_s
 
     def save(

@@ -31,6 +31,7 @@ class Chance:
         self._python_address = _find_python_state(self._python)
         self._numpy_generator: Any = None
         self._numpy_address = 0
+        self._find_numpy_generator = numpy.random.mtrand.get_bit_generator
 
     def mark(self) -> dict[str, Any]:
         """What `changed` compares with. Also enough to go back to, but for half of a pair of numpy's normals."""
@@ -103,7 +104,7 @@ class Chance:
         return words, gauss
 
     def _mark_numpy(self) -> Any:
-        generator = numpy.random.mtrand.get_bit_generator()
+        generator = self._find_numpy_generator()
         if generator is not self._numpy_generator:
             self._numpy_generator, self._numpy_address = generator, _find_numpy_state(generator)
         if self._numpy_address:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import Subset, TensorDataset, default_collate, default_convert, get_worker_info
 
 from jackline.data.order import mix
 from jackline.session.chance import SOURCES, Chance
@@ -36,6 +36,7 @@ class KeyedDataset:
         "_seed",
         "_is_keyed",
         "_is_batched",
+        "_is_still",
         "_drawn",
         "_own",
         "_chance",
@@ -50,7 +51,8 @@ class KeyedDataset:
         self._is_keyed = is_keyed
         self._is_batched = is_batched
         self._drawn: set[str] = set()
-        self._own = OwnGenerators(dataset, collate) if is_keyed else OwnGenerators()
+        self._is_still = is_still(dataset, collate)
+        self._own = OwnGenerators(dataset, collate) if is_keyed and not self._is_still else OwnGenerators()
         self._chance: Chance | None = None
         self._pid = 0
         self._count = 0
@@ -94,7 +96,7 @@ class KeyedDataset:
         return sorted(self._drawn) + self._own.names
 
     def collate(self, place: tuple[int, Any]) -> Any:
-        if not self._is_keyed:
+        if self._is_still or not self._is_keyed:
             return self._read(place, 0)
         if self._pid != os.getpid():
             self._chance, self._pid = Chance(), os.getpid()
@@ -158,6 +160,15 @@ class KeyedDataset:
             assert self._chance is not None
             self._chance.seed(key, self._drawn)
         self._own.seed(key)
+
+
+def is_still(dataset: Any, collate: Any) -> bool:
+    """Certain to draw nothing: tensors in memory, put together in torch's own way. They need no watching."""
+    if collate not in (default_collate, default_convert):
+        return False
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset
 
 
 def _number(index: Any) -> int:

@@ -19,6 +19,7 @@ from jackline.session.settings import Settings
 from jackline.units import format_duration
 
 _POLL_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.05
 Event = Callable[..., None]  # Reporter.event
 
 
@@ -40,7 +41,7 @@ class Saver:
         self._asked_at_s = time.monotonic()
         self._asked_wall_s = time.time()
         self._stall_s = self._write_s = 0.0
-        self._polled_s = 0.0
+        self._polled_s = self._looked_s = 0.0
 
     def report_to(self, event: Event) -> None:
         self._event = event
@@ -50,8 +51,9 @@ class Saver:
         self.asked_step, self._asked_at_s = step, time.monotonic()
 
     def why_due(self, step: int, now_s: float) -> str | None:
-        if self.why_off:
+        if self.why_off or (self._cadence.every_steps is None and now_s - self._looked_s < _LOOK_EVERY_S):
             return None
+        self._looked_s = now_s
         progress = Progress(
             now_s, step, self._asked_at_s, self.asked_step, self._stall_s, self._write_s, self._is_first
         )
@@ -71,6 +73,13 @@ class Saver:
             return None
         self._note(ticket, step)
         return ticket
+
+    def prepare(self) -> None:
+        """After the first step, when the optimizers have made their state: room for it, beside the next steps."""
+        try:
+            self.engine.prepare(self.state)
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
 
     def before_change(self) -> None:
         """The barrier, in the optimizers' hooks: free unless a copy is under way."""
