@@ -143,7 +143,7 @@ def cache_root(plan: Plan) -> Iterator[Path]:
     try:
         yield root
     finally:
-        shutil.rmtree(root)
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def built(plan: Plan, python: str, corpus: Path, engine: str, tokenizer: str = "gpt2") -> dict[str, Any]:
@@ -359,7 +359,7 @@ def main() -> int:
     parser.add_argument("--datasets-python")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="jackline-bench-data-"))
+    folder = Path(tempfile.mkdtemp(prefix="data-bench-"))
     rows: list[Row] = []
     try:
         plan = Plan(
