@@ -36,7 +36,7 @@ from torch import nn  # noqa: E402
 
 from bench import checkpoint_methods as methods  # noqa: E402
 
-CPU_METHODS = (
+METHODS = (
     methods.Ours,
     methods.OursBlocking,
     methods.HandMade,
@@ -136,7 +136,7 @@ def cpu_loop(state_gb: float) -> Loop:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layers(x).square().mean()
 
-    batch = torch.randn(48, width)
+    batch = torch.randn(16, width)
     return Loop(Squares(), lambda: (batch,), "cpu")
 
 
@@ -473,14 +473,19 @@ def run_cpu(given: argparse.Namespace, work: Path, report: Report) -> None:
 
 def run_stall(loop: Loop, given: argparse.Namespace, work: Path, report: Report) -> None:
     cores = len(os.sched_getaffinity(0))
-    for threads in dict.fromkeys((max(1, cores - 1), cores)):
+    for threads in given.threads or dict.fromkeys((max(1, cores - 1), cores)):
         torch.set_num_threads(threads)
         report.say(f"  {threads} of {cores} cores training")
-        rows = bench_stall(loop, work / f"stall-{threads}", CPU_METHODS, given.repeats, report)
+        rows = bench_stall(loop, work / f"stall-{threads}", chosen_methods(given), given.repeats, report)
         show_stall(rows, report)
         if methods.DcpAsync.name in rows and methods.Ours.name in rows:
             ratio = rows[methods.Ours.name].median / rows[methods.DcpAsync.name].median
             report.promise("overlapped excess / warm dcp.async_save", ratio, 1 / 20)
+
+
+def chosen_methods(given: argparse.Namespace) -> tuple[type, ...]:
+    words = given.ways.split(",")
+    return tuple(kind for kind in METHODS if any(word in kind.name for word in words))
 
 
 def run_gpu(given: argparse.Namespace, work: Path, report: Report) -> None:
@@ -493,7 +498,7 @@ def run_gpu(given: argparse.Namespace, work: Path, report: Report) -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU, tiny shapes"
     report.say(f"-- excess of one save in a training loop: {name}, torch {torch.__version__}, {best_algorithm()}")
     loop = gpt_loop(device, is_tiny=given.cpu_smoke)
-    rows = bench_stall(loop, work / "gpu", CPU_METHODS, given.repeats, report)
+    rows = bench_stall(loop, work / "gpu", chosen_methods(given), given.repeats, report)
     report.lines.append("")
     show_stall(rows, report)
     if methods.Ours.name in rows:
@@ -509,11 +514,15 @@ def main() -> None:
     options.add_argument("--cpu-smoke", action="store_true")
     options.add_argument("--gb", type=float, default=2.5)
     options.add_argument("--repeats", type=int, default=5)
+    options.add_argument(
+        "--threads", type=int, action="append", help="of training; default: one core left free, then none"
+    )
+    options.add_argument("--ways", default="", help="parts of the names of those to measure, e.g. overlapped,dcp")
     options.add_argument("--only", default="stall,snapshot,durable,load,memory")
     options.add_argument("--folder", default=None, help="where to write; default: the temporary folder")
     given = options.parse_args()
     report = Report()
-    work = Path(tempfile.mkdtemp(prefix="jackline-bench-", dir=given.folder))
+    work = Path(tempfile.mkdtemp(prefix="jackline-bench-checkpoint-", dir=given.folder))
     (work / "gpu-load").mkdir()
     began_s = time.monotonic()
     try:

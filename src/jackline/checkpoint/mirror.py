@@ -144,7 +144,9 @@ class Mirror:
 def keep_mirrored(mirror: Mirror, owner: ProcessId | None) -> None:
     """Uploads until the owner is gone, then once more."""
     retry_s, not_before_s = FIRST_RETRY_S, 0.0
-    while is_alive(owner):
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # ends after one last upload
+    while is_alive(owner) and not asked:
         now_s = time.monotonic()
         if now_s >= not_before_s:
             if try_upload(mirror, now_s):
