@@ -46,12 +46,7 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
     if os.environ.get("JACKLINE", "").lower() == "off":
         return OffRun(settings, state, values, loader)
-    _refuse_many_ranks()
-    _refuse_second(settings)
-    if settings.exact:
-        make_exact()
-    attached = _join(settings, state, values, loader)
-    _attachments.append(attached)
+    attached = join(settings, state, values, loader)
     try:
         _restore(attached)
     except BaseException as error:
@@ -64,8 +59,12 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     return Run(attached)
 
 
-def _join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loader: Any) -> Attachment:
+def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loader: Any) -> Attachment:
     """Makes the parts. The writer process starts here, early: it is small as long as nothing large exists."""
+    _refuse_many_ranks()
+    _refuse_second(settings)
+    if settings.exact:
+        make_exact()
     home = find_home(settings)
     for note in home.notes:
         say(note)
@@ -95,6 +94,7 @@ def _join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loa
     saver.report_to(attached.reporter.event)
     attached.reporter.read_state = attached.read_state
     attached.reporter.on_tick.append(attached.look_around)
+    _attachments.append(attached)
     return attached
 
 

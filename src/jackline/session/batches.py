@@ -60,6 +60,10 @@ class SeekableBatches:
         """The next pass is that of `epoch`, from batch `start` on."""
         self._epoch, self._start = epoch, start
 
+    def set_epoch(self, epoch: int) -> None:
+        """For frameworks that count epochs themselves."""
+        self._epoch = epoch
+
     def __iter__(self) -> Iterator[Place]:
         epoch, size = self._epoch, self.batch_size or 1
         blocks = None

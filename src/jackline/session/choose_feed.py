@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,22 +68,50 @@ def is_plain_order(loader: Any) -> bool:
     return type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == num_samples
 
 
+def seekable_feed(loader: Any, settings: Settings) -> MapFeed | None:
+    """For a loader that a framework has wrapped (accelerate's are no plain DataLoaders): its data in our order.
+
+    None for iterable data and for samplers of an unknown kind: those stay as they are.
+    """
+    batch_sampler, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
+    for name in ("batch_sampler", "sampler"):  # out of the wrappers of a sampler, down to what draws
+        batch_sampler = (
+            getattr(batch_sampler, name, None) if not hasattr(batch_sampler, "drop_last") else batch_sampler
+        )
+    sampler = getattr(batch_sampler, "sampler", sampler)
+    is_map = hasattr(loader.dataset, "__len__") and not isinstance(loader.dataset, IterableDataset)
+    is_known = isinstance(sampler, SequentialSampler | RandomSampler) and not getattr(sampler, "replacement", False)
+    if not is_map or not is_known or not isinstance(getattr(batch_sampler, "batch_size", None), int):
+        return None
+    return _seekable_feed(loader, batch_sampler, isinstance(sampler, RandomSampler), settings)
+
+
 def _map_feed(loader: Any, settings: Settings, seed: int) -> MapFeed:
+    if settings.seekable and is_plain_order(loader):
+        is_shuffled = type(loader.sampler) is RandomSampler
+        return _seekable_feed(loader, loader.batch_sampler, is_shuffled, replace(settings, seed=seed))
     is_batched = loader.batch_sampler is not None
     dataset = KeyedDataset(
         loader.dataset, loader.collate_fn, seed=seed, is_keyed=settings.keyed_random, is_batched=is_batched
     )
-    if settings.seekable and is_plain_order(loader):
-        seekable = SeekableBatches(
-            len(loader.dataset),
-            loader.batch_sampler.batch_size if is_batched else None,
-            is_shuffled=type(loader.sampler) is RandomSampler,
-            drop_last=loader.batch_sampler.drop_last if is_batched else False,
-            seed=seed,
-        )
-        return MapFeed(loader, seekable, dataset)
     sampler = loader.batch_sampler if is_batched else loader.sampler
     return MapFeed(loader, ReplayedBatches(sampler, seed=seed), dataset)
+
+
+def _seekable_feed(loader: Any, batch_sampler: Any, is_shuffled: bool, settings: Settings) -> MapFeed:
+    seed = choose_seed(loader, settings)
+    is_batched = batch_sampler is not None
+    dataset = KeyedDataset(
+        loader.dataset, loader.collate_fn, seed=seed, is_keyed=settings.keyed_random, is_batched=is_batched
+    )
+    batches = SeekableBatches(
+        len(loader.dataset),
+        batch_sampler.batch_size if is_batched else None,
+        is_shuffled=is_shuffled,
+        drop_last=batch_sampler.drop_last if is_batched else False,
+        seed=seed,
+    )
+    return MapFeed(loader, batches, dataset)
 
 
 def _is_stateful(loader: Any) -> bool:

@@ -62,7 +62,7 @@ class MapFeed:
         self.batches = batches
         self.dataset = dataset
         self._generator = torch.Generator()
-        self._loader = rebuild(loader, batches, dataset, self._generator)
+        self.loader: Any = rebuild(loader, batches, dataset, self._generator)
         self._batches_taken: Iterator[Any] | None = None
         self._expected: int | None = None
 
@@ -75,9 +75,15 @@ class MapFeed:
         else:
             self.batches.seek(epoch, start, self._expected)
             self._expected = None
+        if hasattr(self.loader, "set_epoch"):
+            self.loader.set_epoch(epoch)  # accelerate's wrapping counts epochs itself
         # Workers are seeded from this, so that the global generator is not asked and they are alike at resume.
         self._generator.manual_seed(mix(self.batches.seed, epoch, 1) >> 1)
-        self._batches_taken = iter(self._loader)
+        self._batches_taken = iter(self.loader)
+
+    def use(self, loader: Any) -> None:
+        """The same loader in somebody's wrapping (a device, a bar)."""
+        self.loader = loader
 
     def take(self) -> Any:
         assert self._batches_taken is not None

@@ -50,21 +50,24 @@ class Loader:
         )
         self._feed = MapFeed(plain, self.batch_sampler, keyed)
         self._epoch = self._batch = 0
+        self._is_positioned = True  # the next iteration begins where these two say
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of this epoch; the next iteration is the next epoch."""
+        """An epoch, or after `load_state_dict` what is left of it; a second iteration is the next epoch."""
+        if not self._is_positioned or self._batch >= len(self):
+            self._epoch, self._batch = self._epoch + 1, 0
+        self._is_positioned = False
         self._feed.open(self._epoch, self._batch)
         while (batch := self._feed.take()) is not END:
             self._batch += 1
             yield batch
-        self._epoch, self._batch = self._epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is that of `epoch`, from its beginning."""
-        self._epoch, self._batch = epoch, 0
+        self._epoch, self._batch, self._is_positioned = epoch, 0, True
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: the batch it holds counts as consumed."""
@@ -72,7 +75,7 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._feed.restore(state)
-        self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+        self._epoch, self._batch, self._is_positioned = int(state["epoch"]), int(state["batch"]), True
 
     def make_feed(self) -> MapFeed:
         """For `attach`, which keeps the position itself."""

@@ -1,0 +1,163 @@
+"""A session for a framework that owns its loop: transformers, Lightning. It says where its boundaries are.
+
+    driver = Driver(name="x")                   # finds the run, starts the writer
+    notes = driver.peek()                       # the framework's own notes in the newest checkpoint, or None
+    driver.load({"model": model, ...})          # everything back
+    with driver:
+        ...
+        if driver.at_boundary(step, total=1000): driver.save(notes)
+        if driver.should_stop: leave the loop     # the block ends with Stopped then
+
+The same files, signals, cadence and receipts as `attach`; only the position in the data is the framework's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from jackline.checkpoint.load import Receipt
+from jackline.session.attach import join
+from jackline.session.receipt import FirstLoss, receipt_lines
+from jackline.session.settings import split
+from jackline.session.stopping import Stopped
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+class Driver:
+    """One attempt. `state` is what `load` and `save` deal with, by name; plain notes go with each save."""
+
+    def __init__(self, **given: Any) -> None:
+        settings, rest = split(given)
+        if rest:
+            raise TypeError(f"unknown settings: {', '.join(rest)}")
+        self._attached = join(settings, {}, {}, None)
+        self._attached.fingerprint = {"schedule": {}}
+        self._receipt: Receipt | None = None
+        self._notes: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return self._attached.name
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self._attached.home.run.path
+
+    def newest_step(self) -> int | None:
+        """Of the newest whole checkpoint."""
+        receipt = self._attached.saver.engine.load_newest({})
+        return None if receipt is None else receipt.step
+
+    @property
+    def should_stop(self) -> bool:
+        return self._attached.stop.is_made
+
+    def peek(self) -> dict[str, Any] | None:
+        """The notes saved last, without touching anything else."""
+        into: dict[str, Any] = {"session": None}
+        self._receipt = self._attached.saver.engine.load_newest(into)
+        session = into["session"]
+        return session.get("notes") if self._receipt is not None and isinstance(session, dict) else None
+
+    def load(self, state: Mapping[str, Any]) -> bool:
+        """Fills the objects in `state` from the newest checkpoint; False when there is none. Chance comes back with
+        `reapply_chance`, once the framework has made its iterators."""
+        attached = self._attached
+        whole = {**state, "random": attached.chance, "session": None, "values": {}}
+        attached.saver.state = whole
+        receipt = attached.saver.engine.load_newest(whole)
+        if receipt is None:
+            return False
+        attached.restored = whole["session"]
+        self._tell(receipt)
+        return True
+
+    def load_whole(self, step: int | None = None) -> dict[str, Any] | None:
+        """The newest checkpoint (or that of `step`) as new values, for a framework that spreads them itself."""
+        into: dict[str, Any] = {"checkpoint": None}
+        receipt = self._attached.saver.engine.load_newest(into, step=step)
+        if receipt is None:
+            return None
+        self._tell(receipt)
+        found: dict[str, Any] = into["checkpoint"]
+        return found
+
+    def reapply_chance(self) -> None:
+        self._attached.chance.reapply()
+
+    def before_change(self) -> None:
+        """Before an optimizer steps, when copies may overlap."""
+        self._attached.saver.before_change()
+
+    def at_boundary(self, step: int, *, total: int | None = None) -> bool:
+        """The state is that after `step`: whether it should be saved now."""
+        attached = self._attached
+        attached.stepper.go_on_from(step)
+        attached.pulse.name, attached.pulse.total = "train", total
+        now_s = attached.come_round()
+        return bool(attached.saver.why_due(step, now_s)) or self.should_stop
+
+    def save(self, state: Mapping[str, Any], notes: Mapping[str, Any], *, is_waited_for: bool = False) -> bool:
+        """Takes the state of now, blocking only for the copy."""
+        attached = self._attached
+        step = attached.stepper.steps_done
+        session = {"step": step, "epoch": 0, "batch": 0, "feed": {"kind": "none", "state": {}}, "notes": dict(notes)}
+        attached.saver.state = {**state, "random": attached.chance, "session": session, "values": {}}
+        is_last = is_waited_for or self.should_stop
+        ticket = attached.saver.save(step, metrics=dict(attached.scalars.latest), is_last=is_last)
+        if ticket is None:
+            return False
+        return attached.saver.wait() if is_last else ticket.outcome not in ("failed", "skipped")
+
+    def at_step(self, step: int) -> None:
+        """The step a save belongs to."""
+        self._attached.stepper.go_on_from(step)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """What is a number; a device is not waited for."""
+        numbers = {name: value for name, value in values.items() if _is_number(value)}
+        self._attached.scalars.log(step, numbers)
+        self._attached.scalars.send(time.monotonic())
+
+    def _tell(self, receipt: Receipt) -> None:
+        attached = self._attached
+        attached.stepper.go_on_from(receipt.step)
+        attached.saver.last_step = receipt.step
+        attached.saver.last_at_s = receipt.restored.manifest.created_at_s
+        for line in receipt_lines(receipt, attached.feed, {}):
+            attached.reporter.event("resumed", line, is_loud=True, step=receipt.step)
+        first = FirstLoss(attached.home.run, 0, receipt.step, attached.reporter.event)
+        attached.reporter.on_lines.append(first.look)
+
+    def __enter__(self) -> Driver:
+        self._attached.start()
+        self._attached.saver.begin(self._attached.stepper.steps_done)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises Stopped when somebody asked for the end: the code behind the block is for complete trainings."""
+        attached = self._attached
+        if attached.is_over:
+            return
+        step = attached.stepper.steps_done
+        if error is None and self.should_stop:
+            error = Stopped(f"{attached.stop.by}: stopped at step {step}, saved")
+        text = error.text if isinstance(error, Stopped) else ""
+        if error is not None and not text:
+            attached.saver.wait()
+            text = f"left after step {step}; {attached.saver.what_stands(step)}"
+        attached.end(error, text, is_complete=error is None)
+        if isinstance(error, Stopped) and kind is None:
+            raise error

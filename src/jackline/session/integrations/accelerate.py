@@ -1,0 +1,71 @@
+"""A loop of one's own over objects that Accelerate has prepared.
+
+    from jackline.session.integrations import accelerate as jackline_accelerate
+
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    with jackline_accelerate.attach(accelerator, model=model, optimizer=optimizer, scheduler=scheduler,
+                                    loader=loader) as run:
+        for batch in run.steps(total=1000):
+            with accelerator.accumulate(model): ...
+
+Owns the unwrapping. What is attached are the objects inside; the loop goes on using the prepared ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jackline.session.attach as plain
+from jackline.errors import UsageError
+from jackline.session.choose_feed import seekable_feed
+from jackline.session.feeds import MapFeed
+from jackline.session.off import OffRun
+from jackline.session.run import Run
+from jackline.session.settings import Settings
+
+
+def attach(accelerator: Any, *, loader: Any = None, **given: Any) -> Run | OffRun:
+    """Like `jackline.attach`. The loader keeps accelerate's ways (device, gradient state), in a seekable order."""
+    if accelerator.num_processes > 1:
+        raise UsageError(
+            f"attach() does not know how to save {accelerator.num_processes} ranks yet", hint="run it in one process"
+        )
+    state = {word: unwrap(accelerator, value) for word, value in given.items()}
+    if getattr(accelerator, "scaler", None) is not None:
+        state.setdefault("scaler", accelerator.scaler)
+    wrapped = None if loader is None else PreparedLoader(accelerator, loader, Settings(seed=given.get("seed")))
+    return plain.attach(loader=wrapped, **state)
+
+
+def unwrap(accelerator: Any, value: Any) -> Any:
+    """The object inside a prepared one."""
+    kind = type(value).__name__
+    if kind == "AcceleratedOptimizer":
+        return value.optimizer
+    if kind == "AcceleratedScheduler":
+        return value.scheduler
+    if isinstance(value, list | tuple):
+        return type(value)(unwrap(accelerator, one) for one in value)
+    return accelerator.unwrap_model(value) if hasattr(value, "state_dict") and hasattr(value, "forward") else value
+
+
+class PreparedLoader:
+    """A prepared loader whose order can be seeked; `attach` asks it for its feed."""
+
+    def __init__(self, accelerator: Any, loader: Any, settings: Settings) -> None:
+        feed = seekable_feed(loader, settings)
+        if feed is None:
+            raise UsageError(
+                f"the loader of {type(loader.dataset).__name__} cannot be positioned once Accelerate has prepared it",
+                hint="give the unprepared loader to jackline.attach, and move its batches to accelerator.device",
+            )
+        self.dataset = loader.dataset
+        self.batch_sampler = feed.batches
+        self._feed = feed
+        feed.use(accelerator.prepare_data_loader(feed.loader))
+
+    def __iter__(self) -> Any:
+        return iter(self._feed.loader)
+
+    def make_feed(self) -> MapFeed:
+        return self._feed

@@ -1,0 +1,128 @@
+"""Lightning's Trainer, killed at any instant and gone on with bit-exactly.
+
+    from jackline.session.integrations.lightning import JacklineCallback, JacklineIO
+
+    io = JacklineIO(name="x")
+    trainer = Trainer(plugins=[io], callbacks=[JacklineCallback(io)], max_steps=1000)
+    trainer.fit(module, jackline.Loader(data, 32, shuffle=True), ckpt_path=io.resume_path())
+
+Lightning restores its loops and asks the loader where it was, so the loader must be able to say: `jackline.Loader`,
+or any other with state_dict. The plugin stores what Lightning hands it; the callback saves at Jackline's cadence,
+keeps chance, and turns a request to end into a save. Owns the seam between the two.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from jackline.checkpoint.random_state import ProcessRandom
+from jackline.rundir import atomic
+from jackline.session.driver import Driver
+
+_CHANCE = "jackline_random"
+_MARK = "jackline_step"
+
+
+class JacklineIO(CheckpointIO):
+    """Checkpoints of Lightning in the run's own folder. At the path Lightning names stands a small file that says
+    which."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.driver = Driver(**settings)
+        self._here = Path(self.driver.folder)
+
+    def resume_path(self) -> str | None:
+        """What to give to `fit(ckpt_path=...)`: the newest checkpoint, None when there is none."""
+        whole = self.driver.newest_step()
+        if whole is None:
+            return None
+        path = self._here / "lightning-resume.json"
+        atomic.write_json(path, {_MARK: whole})
+        return str(path)
+
+    @property
+    def scratch_path(self) -> str:
+        """Where the callback tells Lightning to save: the name does not matter."""
+        return str(self._here / "lightning-latest.json")
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        step = int(checkpoint["global_step"])
+        is_ours = str(path) == self.scratch_path
+        self.driver.at_step(step)
+        is_saved = self.driver.save({"checkpoint": checkpoint}, {}, is_waited_for=not is_ours)
+        if is_saved and not is_ours:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(Path(path), {_MARK: step})
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        mark = atomic.read_json(Path(path))
+        if not isinstance(mark, dict) or _MARK not in mark:
+            raise ValueError(f"{path} was not written by JacklineIO")
+        found = self.driver.load_whole(int(mark[_MARK]))
+        assert found is not None
+        return found
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """The file goes; which checkpoints stay is decided by the run's own rules."""
+        Path(path).unlink(missing_ok=True)
+
+    def teardown(self) -> None:
+        pass
+
+
+class JacklineCallback(Callback):
+    """Saves at Jackline's cadence, keeps chance, and obeys a request to end."""
+
+    def __init__(self, io: JacklineIO) -> None:
+        self._driver, self._io = io.driver, io
+        self._last_step = -1
+        self._chance: ProcessRandom | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # Not earlier: Lightning's own handler of SIGTERM is in place by now, and would leave in mid-accumulation.
+        self._driver.__enter__()
+        self._last_step = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._chance is not None:  # iterators exist by now
+            self._chance.reapply()
+            self._chance = None
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self._driver.before_change()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self._last_step:
+            return  # in the middle of an accumulation
+        self._last_step = trainer.global_step
+        total = trainer.max_steps if trainer.max_steps > 0 else None
+        self._driver.log(
+            trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()}
+        )
+        is_due = self._driver.at_boundary(trainer.global_step, total=total)
+        if trainer.is_last_batch:
+            return  # from a save at an epoch's very end Lightning would begin that epoch anew; the next step is near
+        if is_due:
+            trainer.save_checkpoint(self._io.scratch_path)
+        if self._driver.should_stop:
+            trainer.should_stop = True
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint[_CHANCE] = ProcessRandom().state_dict()
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._chance = ProcessRandom()
+        self._chance.restored = checkpoint[_CHANCE]
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._driver.__exit__(type(exception), exception, exception.__traceback__)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Raises Stopped when somebody asked for the end."""
+        self._driver.__exit__(None, None, None)

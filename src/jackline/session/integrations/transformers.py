@@ -1,0 +1,140 @@
+"""transformers' Trainer, killed at any instant and gone on with bit-exactly.
+
+    from jackline.session.integrations.transformers import ExactResume
+
+    class MyTrainer(ExactResume, Trainer): ...      # or: MyTrainer = exact(Trainer)
+    MyTrainer(model=model, args=args, train_dataset=data).train()
+
+A mixin and not a callback, because a callback can neither position the data nor put back what Trainer loads. Saves go
+to the run's checkpoints at Jackline's own cadence, besides whatever `save_strategy` writes to `output_dir`. The order
+is Jackline's keyed shuffle; going on skips indices, not data. Owns the seam; Trainer's own loop is untouched.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from jackline.rundir import atomic
+from jackline.session.choose_feed import seekable_feed
+from jackline.session.driver import Driver
+from jackline.session.settings import Settings
+
+_STATE = "trainer_state.json"
+
+
+class ExactResume:
+    """Put it before Trainer in the list of bases. `jackline` holds the settings of `attach`: name, mirror ..."""
+
+    jackline: dict[str, Any] = {}  # noqa: RUF012 - meant to be overridden in a class body
+    _driver: Driver | None = None
+    _is_ours: bool = False  # the save that is due was asked for by Jackline
+    _resumed_from: str = ""
+
+    def train(self, resume_from_checkpoint: Any = None, *more: Any, **options: Any) -> Any:
+        if os.environ.get("JACKLINE", "").lower() == "off" or resume_from_checkpoint:
+            return super().train(resume_from_checkpoint, *more, **options)  # type: ignore[misc]
+        self._driver = Driver(**self.jackline)
+        notes = self._driver.peek()
+        with tempfile.TemporaryDirectory(prefix="jackline-resume-") as folder, self._driver:
+            seam = _Seam(self)
+            self.add_callback(seam)  # type: ignore[attr-defined]
+            try:
+                if notes is not None:
+                    # Trainer learns its step and epoch from a file, before model and optimizer exist.
+                    atomic.write_json(Path(folder) / _STATE, notes["trainer"])
+                    self._resumed_from = folder
+                return super().train(self._resumed_from or None, *more, **options)  # type: ignore[misc]
+            finally:
+                self.remove_callback(seam)  # type: ignore[attr-defined]
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()  # type: ignore[misc]
+        if self._driver is None:
+            return loader
+        trainer: Any = self
+        feed = seekable_feed(loader, Settings(seed=trainer.args.data_seed or trainer.args.seed))
+        return loader if feed is None else trainer.accelerator.prepare_data_loader(feed.loader)
+
+    def _save_checkpoint(self, model: Any, trial: Any, *more: Any, **options: Any) -> Any:
+        is_ours, self._is_ours = self._is_ours, False
+        if self._driver is not None and is_ours:
+            self._driver.save(self._parts(), {"trainer": self._read_state()})
+            return None
+        return super()._save_checkpoint(model, trial, *more, **options)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, folder: str, model: Any = None) -> Any:
+        if folder == self._resumed_from and folder:
+            return None  # with all the rest, once the optimizer exists
+        return super()._load_from_checkpoint(folder, model)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, folder: Any) -> Any:
+        if folder == self._resumed_from and folder and self._driver is not None:
+            return self._driver.load(self._parts())
+        return super()._load_optimizer_and_scheduler(folder)  # type: ignore[misc]
+
+    def _load_scaler(self, folder: Any) -> Any:
+        if folder == self._resumed_from and folder:
+            return None
+        return super()._load_scaler(folder)  # type: ignore[misc]
+
+    def _load_rng_state(self, folder: Any) -> Any:
+        if folder == self._resumed_from and folder and self._driver is not None:
+            return self._driver.reapply_chance()
+        return super()._load_rng_state(folder)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *more: Any, **options: Any) -> Any:
+        if self._driver is not None:
+            trainer: Any = self
+            self._driver.log(trainer.state.global_step, logs)
+        return super().log(logs, *more, **options)  # type: ignore[misc]
+
+    def _parts(self) -> dict[str, Any]:
+        """What a checkpoint consists of, out of accelerate's wrappers."""
+        trainer: Any = self
+        found = {
+            "model": trainer.model,
+            "optimizer": getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+            "scheduler": getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler),
+        }
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        return found if scaler is None else {**found, "scaler": scaler}
+
+    def _read_state(self) -> Any:
+        """TrainerState as Trainer itself would write it, callbacks included."""
+        trainer: Any = self
+        for callback in [*trainer.callback_handler.callbacks, trainer.control]:
+            if isinstance(callback, ExportableState):
+                trainer.state.stateful_callbacks[type(callback).__name__] = callback.state()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / _STATE
+            trainer.state.save_to_json(str(path))
+            return atomic.read_json(path)
+
+
+class _Seam(TrainerCallback):
+    """Says at each step's end whether Jackline wants a save or an end."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._trainer._driver.before_change()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        driver = self._trainer._driver
+        is_due = driver.at_boundary(state.global_step, total=state.max_steps)
+        if driver.should_stop:
+            control.should_training_stop = True
+        if is_due and not control.should_save:
+            self._trainer._is_ours = control.should_save = True
+
+
+def exact(trainer: type) -> Any:
+    """`exact(Trainer)`: the class with the mixin, for those who have no class of their own."""
+    return type(f"Exact{trainer.__name__}", (ExactResume, trainer), {})
