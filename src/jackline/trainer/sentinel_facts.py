@@ -1,0 +1,89 @@
+"""What the sentinels are told, and what they answer. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jackline.trainer.schedule import Schedule
+from jackline.trainer.sentinel_floor import Floor
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What holds for the whole run. Without a floor only a loss below 0 is impossible."""
+
+    vocab_size: int
+    schedule: Schedule | None = None
+    tokens_per_step: int = 1
+    floor: Floor | None = None
+    full_validation_parts: int | None = None  # as many as a full validation has, where the quick one has fewer
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """One optimizer step. `step` counts from 1: it is the number of steps done with this one. None: not known.
+
+    `seconds` and `tokens_per_s` are of this step (or the mean since the last one that is looked at); `saved_s` and
+    `waited_s` are parts of `seconds`. `windows` are the ids of the global batch's windows (data.Batch.windows).
+    """
+
+    step: int
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    data_wait_share: float | None = None
+    seconds: float | None = None
+    saved_s: float = 0.0
+    memory_bytes: int | None = None
+    micro_batch: int | None = None
+    epoch: int = 0
+    windows: Sequence[int] = ()
+    is_skipped: bool = False  # the fp16 scaler found infinite gradients and did not step, which is its way
+
+
+@dataclass(frozen=True)
+class EvalFacts:
+    """One validation: the mean loss of each part (an evaluation batch, all of the same size), in a fixed order."""
+
+    step: int
+    losses: Sequence[float]
+    tokens_per_part: int = 1
+    is_subset: bool = True
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """`is_fatal`: going on makes it worse. With sentinels=warn nothing is stopped even so."""
+
+    kind: str
+    text: str
+    hint: str
+    is_fatal: bool = False
+
+
+Found = Alarm  # before it is known at which step it is said
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What else happens on the machine. Counters grow; two readings are compared. None: cannot be read here."""
+
+    at_s: float
+    others_cpu_s: float | None = None  # CPU time of all other processes of the machine
+    queued_s: float | None = None  # time in which threads of this process wanted a CPU and did not get one
+    gpu_clock_share: float | None = None  # of its highest
+    gpu_slowdown: str = ""  # 'too hot', 'power cap' ... as the driver says
+    gpu_others: tuple[str, ...] = ()  # other processes on the card
+    allocator_retries: int | None = None  # of the caching allocator: cudaMalloc failed, caches were flushed
+    swapped_bytes: int | None = None  # of this process
+
+
+class Rule(Protocol):
+    """One sentinel."""
+
+    def look(self, step: StepFacts) -> Iterator[Found]: ...
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any]) -> None: ...
