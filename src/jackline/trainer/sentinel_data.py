@@ -42,7 +42,7 @@ class RepeatedData:
             self._begin(step.epoch)
         ids = np.asarray(step.windows, dtype=np.int64)
         listed = ids.tolist()
-        # Whole sets against whole sets: 40 us for 512 windows, where a loop over them took 290.
+        # Whole sets against whole sets, not a loop: 15 us for 8 windows, 200 for 512 (a step of half a million tokens).
         now, sampled = set(listed), set(ids[_hashes(ids) <= self._limit].tolist())
         again = (now & self._recent_set) | (sampled & self._sample)
         if len(now) < len(listed):
