@@ -21,6 +21,7 @@ from torch import Tensor
 
 from jackline.checkpoint.catalogue import list_names
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
+from jackline.checkpoint.gather import GpuCopies
 from jackline.checkpoint.retention import Keep
 from jackline.rundir.layout import RunDir
 
@@ -70,6 +71,19 @@ class Method:
 
     def begin(self) -> None:
         raise NotImplementedError
+
+
+class Nothing(Method):
+    """No save at all, for about as long as one takes: how far two windows of steps differ by themselves."""
+
+    name = "no save (noise)"
+    began_s = 0.0
+
+    def begin(self) -> None:
+        self.began_s = time.perf_counter()
+
+    def is_durable(self) -> bool:
+        return time.perf_counter() - self.began_s > 1.0
 
 
 class TorchSave(Method):
@@ -198,12 +212,14 @@ class Ours(Method):
 
     name = "jackline, overlapped"
     mode: Any = "overlapped"
+    gpu = GpuCopies()
 
     def __init__(self, folder: Path, state: dict[str, Any], share: Ours | None = None) -> None:
         super().__init__(folder, state)
         run = RunDir(folder / "run")
         run.path.mkdir()
-        self.engine = share.engine if share else CheckpointEngine(run, EngineSettings(keep=Keep(last=1)))
+        settings = EngineSettings(keep=Keep(last=1), gpu=self.gpu)
+        self.engine = share.engine if share else CheckpointEngine(run, settings)
         self.engine.prepare(state)
         assert self.engine._area.arena is not None
         self.engine._area.arena.ready.wait()
@@ -244,6 +260,20 @@ class Ours(Method):
         if self.engine.why_off != "the engine is closed":
             self.engine.close(linger_s=60)
         super().close()
+
+
+class OursBounce(Ours):
+    """On a GPU: batches of small tensors through a buffer there."""
+
+    name = "jackline, through a buffer"
+    gpu = GpuCopies("bounce")
+
+
+class OursEach(Ours):
+    """On a GPU: every tensor by itself."""
+
+    name = "jackline, each tensor"
+    gpu = GpuCopies("none")
 
 
 class OursBlocking(Ours):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from jackline.checkpoint.arena import Arena
 from jackline.checkpoint.capture import Source
+from jackline.checkpoint.gather import GpuCopies
 from jackline.checkpoint.layout import Layout, lay_out_state, signature
 from jackline.checkpoint.pieces import ARENA_BYTES
 from jackline.checkpoint.stage import Stager, Staging
@@ -25,11 +26,19 @@ def available_bytes() -> int:
 
 
 class StagingArea:
-    """Layout and arena of the present state. `share` tells the writer of new memory."""
+    """Layout and arena of the present state. `share` tells the writer of new memory, `tell` people of the GPU's."""
 
-    def __init__(self, share: Callable[[Arena], None], available: Callable[[], int] = available_bytes) -> None:
+    def __init__(
+        self,
+        share: Callable[[Arena], None],
+        available: Callable[[], int] = available_bytes,
+        copies: GpuCopies | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._share = share
         self._available = available
+        self._copies = copies
+        self._tell = tell
         self._signature: tuple[object, ...] = ()
         self._layout: Layout | None = None
         self._written: Layout | None = None
@@ -51,10 +60,17 @@ class StagingArea:
         is_whole = layout.size_bytes <= max(self._available(), ARENA_BYTES)
         size = layout.size_bytes if is_whole else ARENA_BYTES
         self.arena = Arena(size, is_pinned=any(source.tensor.is_cuda for source in sources))
-        self._stager = Stager(self.arena)
+        self._stager = Stager(self.arena, self._copies, self._tell)
         self._written = None
         self._share(self.arena)
         return is_whole
+
+    def prepare(self, sources: Sequence[Source]) -> None:
+        """All memory that a save of this state will need."""
+        layout = self.place(sources)
+        if self.make_room(layout, sources):
+            assert self._stager is not None
+            self._stager.prepare(layout, sources)
 
     def begin(self, layout: Layout, sources: Sequence[Source], *, is_overlapped: bool) -> Staging:
         """Starts the copy of a state that has room."""
@@ -69,6 +85,8 @@ class StagingArea:
 
     def close(self) -> None:
         if self.arena is not None:
+            if self._stager is not None:
+                self._stager.close()
             self._stager = None
             self.arena.close()
             self.arena = None

@@ -30,6 +30,7 @@ from jackline.checkpoint.capture import Captured, Source, capture
 from jackline.checkpoint.environment import describe_environment
 from jackline.checkpoint.fetch import bring_newer, fetch_newest
 from jackline.checkpoint.frozen import FrozenHashes
+from jackline.checkpoint.gather import GpuCopies
 from jackline.checkpoint.handover import Job
 from jackline.checkpoint.layout import Layout
 from jackline.checkpoint.link import WriterLink
@@ -38,6 +39,7 @@ from jackline.checkpoint.overlap import Trust, after_tear, after_trial
 from jackline.checkpoint.pieces import save_in_pieces
 from jackline.checkpoint.place import choose_place
 from jackline.checkpoint.retention import Keep
+from jackline.checkpoint.stage import Staging
 from jackline.checkpoint.store import open_store
 from jackline.checkpoint.ticket import Event, Ticket
 from jackline.checkpoint.trial import first_difference
@@ -66,6 +68,7 @@ class EngineSettings:
     is_direct: bool | None = None
     writer_command: tuple[str, ...] = ()  # tests put a writer with faults here
     available_memory: Callable[[], int] = available_bytes
+    gpu: GpuCopies = field(default_factory=GpuCopies)
 
 
 class CheckpointEngine:
@@ -83,7 +86,9 @@ class CheckpointEngine:
         if place.why:
             self._link.events.append(Event("place", place.why, None, True))
         self._watch = MirrorWatch(self.folder)
-        self._area = StagingArea(self._link.share, self.settings.available_memory)
+        self._area = StagingArea(
+            self._link.share, self.settings.available_memory, self.settings.gpu, self._tell_of_gpu
+        )
         self._frozen = FrozenHashes()
         self._trust = Trust()
         self._pending: Callable[[], None] | None = None
@@ -147,8 +152,7 @@ class CheckpointEngine:
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Allocates memory beside the first steps instead of in the first save. Best after the first step."""
         if not self.is_busy and not self.why_off:
-            sources = self._capture(state).sources
-            self._area.make_room(self._area.place(sources), sources)
+            self._area.prepare(self._capture(state).sources)
 
     def poll(self) -> list[Event]:
         """What has happened since. Call it every step; it costs microseconds."""
@@ -231,11 +235,11 @@ class CheckpointEngine:
             return
         may_overlap = mode == "overlapped" or (mode == "auto" and self._trust.is_earned)
         is_overlapped = may_overlap and not self._trust.has_torn
-        job.staging = self._area.begin(layout, sources, is_overlapped=is_overlapped)
+        job.staging = staging = self._area.begin(layout, sources, is_overlapped=is_overlapped)
         if is_overlapped:
-            self._pending = job.staging.barrier
-        elif mode == "auto" and self._trust.is_open:
-            self._pending = lambda: self._judge(layout, sources)
+            self._pending = staging.barrier
+        elif mode == "auto" and self._trust.is_open and not staging.is_at_once:
+            self._pending = lambda: self._judge(staging, layout, sources)
         self._link.submit(job)
 
     def _new_job(self, ticket: Ticket, captured: Captured, layout: Layout, metrics: dict[str, float]) -> Job:
@@ -260,14 +264,18 @@ class CheckpointEngine:
         }
         return Job(self._number, ticket, body, captured.tree)
 
-    def _judge(self, layout: Layout, sources: Sequence[Source]) -> None:
+    def _judge(self, staging: Staging, layout: Layout, sources: Sequence[Source]) -> None:
         """A loop on trial is about to change its state: was it untouched since the copy?"""
         assert self._area.arena is not None
+        staging.wait_for_gpu()
         changed = first_difference(layout, sources, self._area.arena)
         self._trust = after_trial(self._trust, changed)
         if changed:
             text = f"{changed} changes outside the optimizer's step, so saves wait for their copy"
             self._link.events.append(Event("overlap_off", text))
+
+    def _tell_of_gpu(self, text: str) -> None:
+        self._link.events.append(Event("gpu_memory", text))
 
     def _refuse(self, ticket: Ticket, outcome: Literal["skipped", "failed"], why: str) -> Ticket:
         ticket.outcome, ticket.why = outcome, why

@@ -17,6 +17,7 @@ from typing import Any
 from jackline.checkpoint.format import Damage, parse_json
 
 ALIGNMENT = 4096
+LINE_BYTES = 64
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 
@@ -54,13 +55,14 @@ class Header:
 def lay_out(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[StoredTensor, ...]:
     """Places tensors given as (name, dtype, shape) without holes.
 
-    Wide elements come first: then every tensor begins at a multiple of its own element without padding, which the
-    format does not allow.
+    Those of whole cache lines come first, so that each begins at one and can be copied 16 bytes at a time; of the
+    rest, wide elements come first: then every tensor begins at a multiple of its own element. Padding is not allowed
+    by the format.
     """
-    wanted = sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor[1]])
+    sized = [(name, dtype, shape, ITEM_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in tensors]
     placed, position = [], 0
-    for name, dtype, shape in wanted:
-        end = position + ITEM_BYTES[dtype] * math.prod(shape)
+    for name, dtype, shape, size in sorted(sized, key=lambda one: (one[3] % LINE_BYTES != 0, -ITEM_BYTES[one[1]])):
+        end = position + size
         placed.append(StoredTensor(name, dtype, tuple(shape), position, end))
         position = end
     return tuple(placed)

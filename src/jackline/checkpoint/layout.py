@@ -41,8 +41,12 @@ class Layout:
 
 
 def signature(sources: Sequence[Source]) -> tuple[object, ...]:
-    """Equal for two states that are laid out alike, so that a layout is made once and not at every save."""
-    return tuple((source.key, source.name, source.tensor.dtype, source.tensor.shape) for source in sources)
+    """Equal for two states that are laid out and copied alike, so that this is worked out once and not every save."""
+    return tuple(
+        (source.key, source.name, tensor.dtype, tensor.shape, tensor.device, source.is_deferred)
+        for source in sources
+        for tensor in (source.tensor,)
+    )
 
 
 def lay_out_state(sources: Sequence[Source]) -> Layout:

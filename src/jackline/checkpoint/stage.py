@@ -2,8 +2,8 @@
 
 Weights, optimizer state and averages change only where the loop declares it, so their copy may run while the next
 gradients are computed; one barrier before the change makes it exact. Everything else is copied before `begin`
-returns. On a GPU the copies run on a stream of their own and the barrier is a wait between streams: the host does not
-stop. Owns the copies, the barrier and the proof that nothing changed meanwhile (tensor versions).
+returns. What lies on a GPU goes its own way (lane.py) and the barrier is a wait between streams: the host does not
+stop. Owns the host's copies, the barrier and the proof that nothing changed meanwhile (tensor versions).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,13 @@ from torch import Tensor
 from jackline.checkpoint.arena import Arena
 from jackline.checkpoint.capture import Source
 from jackline.checkpoint.dtypes import as_stored
+from jackline.checkpoint.gather import GpuCopies, Span
+from jackline.checkpoint.lane import Lane, let_wait
 from jackline.checkpoint.layout import Layout
 from jackline.checkpoint.parallel import run_in_threads
 
 _PART_BYTES = 64 << 20
+_LITTLE_BYTES = 1 << 20
 Move = tuple[int, int, int]  # to address, from address, bytes
 
 
@@ -33,18 +36,20 @@ class Staging:
     """One state on its way. `barrier` is for the loop, `finish` for whoever waits for the copy, in any order."""
 
     tensors: list[Tensor]  # deferred ones; kept alive until they are copied
-    moves: list[Move]
-    events: list[tuple[torch.device, Any]]
     versions: list[int]
+    moves: list[Move] = field(default_factory=list)
+    gathered: list[tuple[torch.device, Any]] = field(default_factory=list)  # events: a GPU has read its tensors
+    copied: list[Any] = field(default_factory=list)  # events: they are in the arena
+    is_at_once: bool = False  # nothing would be deferred, so a loop has nothing to prove
     is_torn: bool | None = None  # None: not judged yet
-    _host_copied: threading.Event = field(default_factory=threading.Event)
+    host_copied: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def barrier(self) -> None:
         """Before anything that was deferred changes. Waits for host copies, lets the GPU wait for its own."""
-        self._host_copied.wait()
-        for device, event in self.events:
-            torch.cuda.current_stream(device).wait_event(event)
+        self.host_copied.wait()
+        for device, event in self.gathered:
+            let_wait(device, event)
         self._judge()
 
     def finish(self, on_progress: Callable[[int], None] = lambda address: None) -> bool:
@@ -55,11 +60,14 @@ class Staging:
         for move in split_moves(sorted(self.moves)):
             on_progress(move[0])
             _move(move)
-        self._host_copied.set()
-        for _, event in self.events:
-            event.synchronize()
+        self.host_copied.set()
+        self.wait_for_gpu()
         self._judge()
         return not self.is_torn
+
+    def wait_for_gpu(self) -> None:
+        for event in self.copied:
+            event.synchronize()
 
     def _judge(self) -> None:
         """The first caller's verdict holds: the barrier comes before a rightful change, `finish` maybe after it."""
@@ -69,91 +77,89 @@ class Staging:
 
 
 class Stager:
-    """Copies into one arena. Keeps its CUDA streams."""
+    """Copies into one arena. Keeps a lane for every GPU. `tell` hears what that takes of the GPU's memory."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(
+        self, arena: Arena, copies: GpuCopies | None = None, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
         self._arena = arena
+        self._copies = copies or GpuCopies()
+        self._tell = tell
         self._layout: Layout | None = None
-        self._views: dict[int, Tensor] = {}
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._lanes: dict[torch.device, Lane] = {}
+        self._host: list[int] = []
+
+    @torch.no_grad()
+    def prepare(self, layout: Layout, sources: Sequence[Source]) -> None:
+        """What the first save would else have to make: memory on the GPU, and a view for every tensor there."""
+        if any(lane.is_short for lane in self._lanes.values()):
+            self._tell("GPU memory is short: gave back what saves had taken of it")
+            self._copies, self._layout = replace(self._copies, way="bounce"), None
+        if layout is self._layout:
+            return
+        self.close()
+        self._layout, self._host = layout, []
+        spans: dict[torch.device, list[Span]] = {}
+        for n, (_, _, tensor, _) in enumerate(sources):
+            if tensor.device.type in self._copies.kinds:
+                size = tensor.numel() * tensor.element_size()
+                spans.setdefault(tensor.device, []).append(Span(n, layout.arena[n], size))
+            else:
+                self._host.append(n)
+        for device, of_device in spans.items():
+            lane = Lane(device, of_device, sources, self._arena.tensor, self._copies)
+            self._lanes[device] = lane
+            if lane.describe():
+                self._tell(lane.describe())
 
     @torch.no_grad()
     def begin(self, layout: Layout, sources: Sequence[Source], *, is_overlapped: bool) -> Staging:
         """Copies what may change at any moment; starts the rest."""
-        if layout is not self._layout:
-            self._layout, self._views = layout, {}
-        now = [n for n, source in enumerate(sources) if not (is_overlapped and source.is_deferred)]
-        later = [n for n, source in enumerate(sources) if is_overlapped and source.is_deferred]
+        self.prepare(layout, sources)
+        later = [n for n in self._host if sources[n].is_deferred]
+        is_at_once = self._is_at_once([sources[n].tensor for n in later])
+        if is_at_once or not is_overlapped:
+            later = []
         tensors = [sources[n].tensor for n in later]
-        staging = Staging(tensors, [], [], read_versions(tensors))
-        here = _sort_by_device(now, sources)
-        there = _sort_by_device(later, sources)
-        for device in {**here.devices, **there.devices}:
-            event = self._copy_from(
-                device, here.devices.get(device, []), there.devices.get(device, []), layout, sources
-            )
-            staging.events.append((device, event))
-        for n in here.odd + there.odd:
-            self._view(layout, sources, n).copy_(as_stored(sources[n].tensor))
-        copy_memory([self._move(layout, sources, n) for n in here.plain])
-        staging.moves = [self._move(layout, sources, n) for n in there.plain]
+        if is_overlapped:
+            tensors += [tensor for lane in self._lanes.values() for tensor in lane.deferred(sources)]
+        staging = Staging(tensors, read_versions(tensors), is_at_once=is_at_once)
+        for device, lane in self._lanes.items():
+            gathered, copied = lane.begin(sources, is_overlapped=is_overlapped)
+            staging.gathered.append((device, gathered))
+            staging.copied.append(copied)
+        waiting = set(later)
+        now: list[Move] = []
+        for n in self._host:
+            tensor = sources[n].tensor
+            if not is_plain_memory(tensor):
+                self._view(layout, n, tensor).copy_(as_stored(tensor))
+            else:
+                size = tensor.numel() * tensor.element_size()
+                moves = staging.moves if n in waiting else now
+                moves.append((self._arena.address + layout.arena[n], tensor.data_ptr(), size))
+        copy_memory(now)
+        if not staging.moves:
+            staging.host_copied.set()  # else the barrier would wait until a thread got its turn to say so
         return staging
 
-    def _copy_from(
-        self, device: torch.device, now: list[int], later: list[int], layout: Layout, sources: Sequence[Source]
-    ) -> Any:
-        """What must be exact now goes in line with the computation, the rest on its own stream behind it."""
-        current = torch.cuda.current_stream(device)
-        self._enqueue(now, layout, sources)
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side = self._streams[device]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            self._enqueue(later, layout, sources)
-            # Whoever waits for it sleeps instead of spinning.
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            event.record(side)
-        return event
+    def close(self) -> None:
+        """Gives the GPU's memory back."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes = {}
 
-    def _enqueue(self, numbers: list[int], layout: Layout, sources: Sequence[Source]) -> None:
-        if numbers:
-            views = [self._view(layout, sources, n) for n in numbers]
-            # One call for all: a Python loop over 600 copies costs milliseconds of the loop's own thread.
-            torch._foreach_copy_(views, [as_stored(sources[n].tensor) for n in numbers], non_blocking=True)
+    def _is_at_once(self, deferred: Sequence[Tensor]) -> bool:
+        """Whether GPUs need no patience and what the host would defer is not worth it (counters of an optimizer)."""
+        is_whole = bool(self._lanes) and all(lane.way == "whole" for lane in self._lanes.values())
+        return is_whole and sum(tensor.numel() * tensor.element_size() for tensor in deferred) <= _LITTLE_BYTES
 
-    def _view(self, layout: Layout, sources: Sequence[Source], n: int) -> Tensor:
-        """The arena as a tensor of that kind and shape. Kept, because making 600 of them costs milliseconds."""
-        if n not in self._views:
-            tensor = as_stored(sources[n].tensor)
-            start = layout.arena[n]
-            flat = self._arena.tensor[start : start + tensor.numel() * tensor.element_size()]
-            self._views[n] = flat.view(tensor.dtype).view(tensor.shape)
-        return self._views[n]
-
-    def _move(self, layout: Layout, sources: Sequence[Source], n: int) -> Move:
-        tensor = sources[n].tensor
-        return self._arena.address + layout.arena[n], tensor.data_ptr(), tensor.numel() * tensor.element_size()
-
-
-@dataclass
-class _Sorted:
-    plain: list[int] = field(default_factory=list)  # one block of host memory
-    odd: list[int] = field(default_factory=list)  # strided, conjugated, other devices
-    devices: dict[torch.device, list[int]] = field(default_factory=dict)
-
-
-def _sort_by_device(numbers: list[int], sources: Sequence[Source]) -> _Sorted:
-    found = _Sorted()
-    for n in numbers:
-        tensor = sources[n].tensor
-        if tensor.is_cuda:
-            found.devices.setdefault(tensor.device, []).append(n)
-        elif is_plain_memory(tensor):
-            found.plain.append(n)
-        else:
-            found.odd.append(n)
-    return found
+    def _view(self, layout: Layout, n: int, tensor: Tensor) -> Tensor:
+        """The arena as a tensor of that kind and shape."""
+        stored = as_stored(tensor)
+        start = layout.arena[n]
+        flat = self._arena.tensor[start : start + stored.numel() * stored.element_size()]
+        return flat.view(stored.dtype).view(stored.shape)
 
 
 def is_plain_memory(tensor: Tensor) -> bool:
