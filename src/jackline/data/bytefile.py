@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,9 @@ class ByteFile(Protocol):
     def identity(self) -> dict[str, Any]:
         """What must be the same when it is opened again."""
 
+    def check_same(self) -> None:
+        """Raise SourceChanged when somebody wrote to it since it was opened."""
+
     def close(self) -> None: ...
 
 
@@ -63,9 +67,18 @@ class LocalFile:
     def __init__(self, path: str) -> None:
         self.name = path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever.
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise SourceUnavailable(f"cannot open {path}: {error.strerror}") from error
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(self._fd)
+            raise SourceUnavailable(
+                f"{path} is not a file with bytes to go back to",
+                hint="pipes, sockets and devices cannot be read again after a death; write the data to a file first",
+            )
+        self._size, self._written_at_ns = found.st_size, found.st_mtime_ns
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def size(self) -> int:
@@ -89,6 +102,13 @@ class LocalFile:
         size = self.size()
         edges = self.read_at(0, _EDGE_BYTES) + self.read_at(max(0, size - _EDGE_BYTES), _EDGE_BYTES)
         return {"size": size, "edges": xxhash.xxh3_64_hexdigest(edges)}
+
+    def check_same(self) -> None:
+        now = os.fstat(self._fd)
+        if now.st_size != self._size:
+            raise _changed(self.name, f"it was {self._size} bytes long and is {now.st_size} bytes now")
+        if now.st_mtime_ns != self._written_at_ns:
+            raise _changed(self.name, "it was written to")
 
     def close(self) -> None:
         os.close(self._fd)
@@ -146,6 +166,9 @@ class HttpFile:
     def identity(self) -> dict[str, Any]:
         return {"size": self.size(), "etag": self._etag}
 
+    def check_same(self) -> None:
+        """Every answer was compared when it came."""
+
     def read_at(self, offset: int, count: int) -> bytes:
         if self._size is not None:
             count = min(count, self._size - offset)
@@ -188,6 +211,9 @@ class HttpFile:
         except HTTPError as error:
             with error:
                 if error.code == 416 and at:
+                    if self._size is not None and at < self._size:
+                        what = f"it was {self._size} bytes long and ends before byte {at} now"
+                        raise _changed(self.name, what) from error
                     self._is_ended = True
                     return
                 raise

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from jackline.data.bytefile import ByteFile, Patience
+from jackline.data.bytefile import ByteFile, Patience, SourceUnavailable
 from jackline.data.decompress import START
 from jackline.data.formats import Layout, choose_text_column, layout_of, read_records, string_columns
 from jackline.data.frames import DamagedBytes
 from jackline.data.listing import Found, list_files, open_file
-from jackline.data.records import RUN_BYTES, Records
+from jackline.data.records import EMPTY_FILE, RUN_BYTES, Records
 from jackline.data.spec import DataSpec, Source
 from jackline.data.state import FILE_IS_DONE, Counts, Inside, ReadState, SourceState
 from jackline.errors import JacklineError, UsageError
@@ -163,9 +163,10 @@ def is_in_validation(text: bytes, fraction: float) -> bool:
 
 
 def _is_shorter(text: bytes, min_chars: int) -> bool:
+    text = text.strip()
     if len(text) < min_chars:
         return True
-    return len(text) < 4 * min_chars and len(text.strip().decode("utf-8")) < min_chars
+    return len(text) < 4 * min_chars and len(text.decode("utf-8")) < min_chars
 
 
 def _runs(
@@ -175,9 +176,14 @@ def _runs(
     start = state.file
     for found in list_files(source.url, start_at=start, needs_known_ending=source.format == "auto"):
         at = START
-        if found.name == start:
-            at, start = state.at, None
-            if at == FILE_IS_DONE:
+        if start is not None:
+            is_done = state.at == FILE_IS_DONE
+            if found.name == start:
+                at = state.at
+            elif not is_done:
+                break
+            start = None
+            if is_done and at == FILE_IS_DONE:
                 continue
         file = open_file(found.name, around.patience)
         try:
@@ -187,16 +193,26 @@ def _runs(
             for records in _until_damage(file, layout, at, inside=at != START):
                 state = replace(state, at=records.after)
                 yield records, state
+            file.check_same()
             size = file.size() or 0
         finally:
             file.close()
         state = replace(state, at=FILE_IS_DONE, file_bytes=state.file_bytes + size)
         yield Records([], FILE_IS_DONE), state
+    if start is not None and state.at != FILE_IS_DONE:
+        raise SourceUnavailable(
+            f"{start} is gone, and reading has to go on in it",
+            hint="put it back; nothing was skipped, and the same command goes on from there",
+        )
 
 
 def _until_damage(file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside: bool) -> Iterator[Records]:
     """The file's runs; where its bytes end too early, one last run that counts it and closes an open document."""
     records = None
+    if at == START and file.size() == 0:
+        is_document = layout == Layout("txt", documents=layout.documents)
+        yield Records([b""], FILE_IS_DONE) if is_document else Records([], FILE_IS_DONE, {EMPTY_FILE: 1})
+        return
     try:
         if layout.has_columns and not layout.column:
             # A folder of several formats: nobody said which column, so each file answers for itself.
@@ -207,6 +223,7 @@ def _until_damage(file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside
         for records in read_records(file, layout, at):
             yield records
     except DamagedBytes as damage:
+        file.check_same()  # cut while it was read: that is no damage
         is_open = records.ends_inside if records is not None else inside and layout.container == "txt"
         closing = Records([b""] if is_open else [], FILE_IS_DONE, {str(damage): 1}, starts_inside=is_open)
         yield closing

@@ -150,12 +150,18 @@ def _list_local(folder: str) -> list[Entry]:
 
 
 def _is_left_out(folder: str, entry: os.DirEntry[str]) -> bool:
-    """Hidden ones, and a link to a folder above itself, which would never end."""
+    """Hidden ones, and a link to a folder on the way to itself, which would never end."""
     if entry.name.startswith("."):
         return True
-    if not entry.is_symlink() or not entry.is_dir():
-        return False
-    return f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(entry.path)}/")
+    try:
+        if not entry.is_symlink() or not entry.is_dir():
+            return False
+    except OSError:
+        return False  # a link to itself: opening it will say so by name
+    target = f"{os.path.realpath(entry.path).rstrip('/')}/"
+    # Each folder on the way is asked where it really is: two links may lead to each other.
+    way = [folder, *map(str, Path(folder).parents)]
+    return any(f"{os.path.realpath(above)}/".startswith(target) for above in way)
 
 
 def _entry(entry: os.DirEntry[str]) -> Entry:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jackline.data.decompress import START, At, Stream
+from jackline.data.frames import DamagedBytes
 from jackline.units import format_bytes
 
 RUN_BYTES = 1 << 20
@@ -23,10 +24,13 @@ BAD_JSON = "bad JSON line"
 NOT_UNICODE = "text is not valid Unicode"
 NO_COLUMN = "no text column"
 NOT_TEXT = "text column is not text"
+EMPTY_FILE = "empty file"
 
 _DECODER = json.JSONDecoder()
 _BOM = b"\xef\xbb\xbf"
-_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
+_BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)+")
+_LEADING_BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
+_OVERLAP_BYTES = 1 << 16
 _BETWEEN_WORDS = re.compile(rb"[A-Za-z0-9](?= [A-Za-z])")
 
 
@@ -68,36 +72,56 @@ def line_records(stream: Stream) -> Iterator[Records]:
 
 def block_records(stream: Stream) -> Iterator[Records]:
     """Documents with blank lines between them."""
-    for run in _whole_runs(stream, _last_blank_line):
+    for run in _whole_runs(stream, _BLOCKS):
         records = Records([], run.after, file_offset=stream.file_offset)
         if run.damage:
             records.add_damage(run.damage)
-        _add_valid([block for block in _BLANK_LINES.split(run.data.strip(b"\r\n")) if block.strip()], records)
+        begin = _LEADING_BLANK_LINES.match(run.data)
+        data = run.data[begin.end() :] if begin else run.data
+        blocks = _BLANK_LINES.split(data)
+        _add_valid([block.strip(b"\r\n") for block in blocks if block.strip()], records)
         yield records
 
 
 def whole_file_records(stream: Stream) -> Iterator[Records]:
     """The file is one document, given out in pieces of at most a run; an empty file gives one empty text."""
     rest, is_first = b"", stream.place(0) == START
-    starts_inside = not is_first
-    while True:
+    starts_inside, is_last = not is_first, False
+    while not is_last:
         data = rest + stream.read(RUN_BYTES - len(rest))
         is_last = len(data) < RUN_BYTES
-        cut = len(data) if is_last else safe_cut(data, RUN_BYTES)
-        text, rest = data[:cut], data[cut:]
+        damage = _damage_after(stream) if is_last else None
+        cut = _whole_characters(data, damage is not None) if is_last else safe_cut(data, RUN_BYTES)
+        text, rest = data[:cut], b"" if is_last else data[cut:]
         if is_first:
             text, is_first = text.removeprefix(_BOM), False
         records = Records([text], stream.place(len(rest)), file_offset=stream.file_offset)
-        records.starts_inside, records.ends_inside = starts_inside, not is_last
+        records.starts_inside, records.ends_inside = starts_inside, damage is not None or not is_last
         if not is_valid(text):
             # What came before is already out; the rest of this file is dropped, and counted.
             records.texts, records.ends_inside = ([b""] if starts_inside else []), False
             records.add_damage(NOT_UNICODE)
-            is_last = True
+            is_last, damage = True, None
         yield records
         starts_inside = True
-        if is_last:
-            return
+        if damage is not None:
+            raise damage
+
+
+def _damage_after(stream: Stream) -> DamagedBytes | None:
+    """Why the bytes ended, when that was too early."""
+    try:
+        stream.read(1)
+    except DamagedBytes as damage:
+        return damage
+    return None
+
+
+def _whole_characters(data: bytes, is_cut_off: bool) -> int:
+    end = len(data)
+    while is_cut_off and end and _cuts_character(data, end):
+        end -= 1
+    return end
 
 
 def safe_cut(data: bytes, limit: int) -> int:
@@ -142,8 +166,11 @@ class _Run(NamedTuple):
     damage: str | None
 
 
-def whole_lines(stream: Stream) -> Iterator[_Run]:
-    return _whole_runs(stream, _last_line_end)
+class _Border(NamedTuple):
+    """How records end: the pattern of one end, and where the last one in some bytes is (0: nowhere)."""
+
+    pattern: re.Pattern[bytes]
+    last: Callable[[bytes], int]
 
 
 def _last_line_end(data: bytes) -> int:
@@ -151,33 +178,41 @@ def _last_line_end(data: bytes) -> int:
 
 
 def _last_blank_line(data: bytes) -> int:
-    end = data.rfind(b"\n")
-    while end > 0:
-        before = data.rfind(b"\n", 0, end)
-        if before >= 0 and not data[before + 1 : end].strip():
-            return end + 1
-        end = before
+    for window in (1 << 12, 1 << 16, len(data)):
+        ends = [found.end() for found in _BLANK_LINES.finditer(data, max(0, len(data) - window))]
+        if ends:
+            return ends[-1]
     return 0
 
 
-def _whole_runs(stream: Stream, last_end: Callable[[bytes], int]) -> Iterator[_Run]:
-    """Runs that end where `last_end` says. Each looks at exactly RUN_BYTES from its own start, so the borders are
-    the same whether reading went on or began again there."""
+_LINES = _Border(re.compile(rb"\n"), _last_line_end)
+_BLOCKS = _Border(_BLANK_LINES, _last_blank_line)
+
+
+def whole_lines(stream: Stream) -> Iterator[_Run]:
+    return _whole_runs(stream, _LINES)
+
+
+def _whole_runs(stream: Stream, border: _Border) -> Iterator[_Run]:
+    """Runs of whole records. Each looks at exactly RUN_BYTES from its own start, so the borders are the same
+    whether reading went on or began again there."""
     rest = b""
     is_first = stream.place(0) == START
     while True:
         data = rest + stream.read(max(0, RUN_BYTES - len(rest)))
         data = data.removeprefix(_BOM) if is_first else data
         is_first = False
-        cut = last_end(data)
+        cut = border.last(data)
         while not cut and len(data) <= MAX_RECORD_BYTES and (more := stream.read(RUN_BYTES)):
+            seen = max(0, len(data) - _OVERLAP_BYTES)  # what lies before it has no end in it
             data += more
-            cut = last_end(data)
+            found = border.last(data[seen:])
+            cut = seen + found if found else 0
         if cut:
             rest = data[cut:]
             yield _Run(data[:cut], stream.place(len(rest)), None)
         elif len(data) > MAX_RECORD_BYTES:
-            rest = _pass_over_record(stream)
+            rest = _pass_over_record(stream, data[-_OVERLAP_BYTES:], border)
             yield _Run(b"", stream.place(len(rest)), TOO_LONG)
         else:
             if data:
@@ -185,12 +220,14 @@ def _whole_runs(stream: Stream, last_end: Callable[[bytes], int]) -> Iterator[_R
             return
 
 
-def _pass_over_record(stream: Stream) -> bytes:
-    """Read to the end of a record that is too long; what was read beyond it is returned."""
-    while data := stream.read(RUN_BYTES):
-        newline = data.find(b"\n")
-        if newline >= 0:
-            return data[newline + 1 :]
+def _pass_over_record(stream: Stream, tail: bytes, border: _Border) -> bytes:
+    """Read to the end of a record that is too long and ends so far in `tail`; what was read beyond it is returned."""
+    while more := stream.read(RUN_BYTES):
+        data = tail + more
+        end = border.pattern.search(data)
+        if end is not None:
+            return data[end.end() :]
+        tail = data[-_OVERLAP_BYTES:]
     return b""
 
 

@@ -74,8 +74,11 @@ def csv_records(stream: Stream, header: list[str], column: str, delimiter: str) 
         next(rows, None)
     index = header.index(column)
     records, num_bytes = Records([], START), 0
+    damage: DamagedBytes | None = None
     for row in _rows_or_damage(rows):
-        if isinstance(row, str):
+        if isinstance(row, DamagedBytes):
+            damage = row
+        elif isinstance(row, str):
             records.add_damage(row)
         elif row:
             num_bytes += _take_cell(row, index, records)
@@ -85,14 +88,19 @@ def csv_records(stream: Stream, header: list[str], column: str, delimiter: str) 
             records, num_bytes = Records([], START), 0
     records.after, records.file_offset = stream.place(feed.num_unused), stream.file_offset
     yield records
+    if damage is not None:
+        raise damage
 
 
-def _rows_or_damage(rows: Any) -> Iterator[list[str] | str]:
-    """Rows, and the reason in place of one that cannot be read."""
+def _rows_or_damage(rows: Any) -> Iterator[list[str] | str | DamagedBytes]:
+    """Rows, the reason in place of one that cannot be read, and last the damage of the file that ends them."""
     while True:
         try:
             yield next(rows)
         except StopIteration:
+            return
+        except DamagedBytes as damage:
+            yield damage
             return
         except csv.Error as error:
             if "unexpected end of data" in str(error) or "field larger" in str(error):
