@@ -6,6 +6,7 @@ Owns the module and its initialisation. Sizes by name are `shapes`, the loss ove
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,29 @@ from jackline.models.shapes import GPTShape
 _INIT_STD = 0.02
 
 
+def _gelu(hidden: Tensor) -> Tensor:
+    return functional.gelu(hidden, approximate="tanh")  # GPT-2's own
+
+
+class WideEmbedding(torch.autograd.Function):
+    """An embedding whose gradient is summed in float32. For bf16 weights torch sorts the ids instead of adding
+    atomically, 1.5 ms of a step of GPT-2 on an H200, and rounds after each addition."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.num_rows = weight.shape[0]
+        return functional.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (ids,), slope = ctx.saved_tensors, slopes[0]
+        width = slope.shape[-1]
+        total = torch.zeros(ctx.num_rows, width, dtype=torch.float32, device=slope.device)
+        total.index_add_(0, ids.flatten(), slope.reshape(-1, width).float())
+        return total.to(slope.dtype), None
+
+
 class Block(nn.Module):
     """Attention and feed-forward, each on a normalised copy of the residual stream."""
 
@@ -26,7 +50,7 @@ class Block(nn.Module):
         width = shape.width
         self.num_heads = shape.num_heads
         self.dropout = shape.dropout
-        self.activation = functional.relu if shape.activation == "relu" else functional.gelu
+        self.activation = functional.relu if shape.activation == "relu" else _gelu
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
@@ -90,8 +114,16 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
+    def _embed(self, ids: Tensor) -> Tensor:
+        weight = self.tokens.weight
+        if weight.is_cuda and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
+            wide: Tensor = WideEmbedding.apply(weight, ids)  # type: ignore[no-untyped-call]
+            return wide
+        plain: Tensor = self.tokens(ids)
+        return plain
+
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        stream = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        stream = self._embed(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         if self.shape.dropout:
             stream = functional.dropout(stream, self.shape.dropout, self.training)
         for block in self.blocks:

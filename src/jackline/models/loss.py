@@ -30,4 +30,8 @@ def summed_cross_entropy(head: nn.Module, hidden: Tensor, targets: Tensor, *, ch
 
 
 def _sum_of(head: nn.Module, rows: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(head(rows), labels, ignore_index=IGNORED, reduction="sum")
+    logits = head(rows)
+    if logits.dtype != torch.float32 and not torch.is_autocast_enabled(logits.device.type):
+        # Autocast does this by itself. A compiler fuses the cast away; without one it costs 4 bytes a logit.
+        logits = logits.float()
+    return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")

@@ -1,0 +1,96 @@
+"""To compile or not: the decision, its reason in words, and where the compiled code is kept between attempts.
+
+Owns the choice and the in-place compilation of a model. The cache folder lies in the run, so that an attempt after a
+kill starts with what the first one compiled; attention kernels are part of its name, because torch's own key does
+not hold them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+Mode = Literal["auto", "on", "off"]
+# Measured on an H200 with a GPT-2 of 124M (bench/throughput.py); smaller models compile as slowly.
+COLD_S = 40.0
+WARM_S = 8.0
+GAIN = 0.35  # share of an eager step that compiling saves
+_FIRST_CARD = 7  # Triton needs sm_70
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether, and the sentence a person reads."""
+
+    is_compiled: bool
+    reason: str
+
+
+def decide(
+    mode: Mode, *, has_card: bool, can_compile: str, steps_left: int, eager_step_s: float, is_warm: bool
+) -> Decision:
+    """`can_compile` is empty, or why not. Pure."""
+    if mode == "off":
+        return Decision(False, "not compiled: compile=off")
+    if can_compile:
+        return Decision(False, f"not compiled: {can_compile}")
+    if mode == "on":
+        return Decision(True, "compiled: compile=on")
+    if not has_card:
+        return Decision(False, "not compiled: on a CPU it saves little; compile=on does it all the same")
+    cost_s = WARM_S if is_warm else COLD_S
+    saved_s = steps_left * eager_step_s * GAIN
+    cache = "with the cache of an earlier attempt" if is_warm else "for the first time"
+    if saved_s > cost_s:
+        return Decision(True, f"compiled: about {cost_s:.0f} s {cache}, saves about {_span(saved_s)} in all")
+    return Decision(
+        False, f"not compiled: about {cost_s:.0f} s {cache} would save only {_span(saved_s)} of what is left"
+    )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else "hours"
+
+
+def why_not(device: torch.device) -> str:
+    """Empty when this machine can compile."""
+    if device.type == "cuda":
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return "Triton is not installed"
+        if torch.cuda.get_device_capability(device)[0] < _FIRST_CARD:
+            return f"Triton does not know {torch.cuda.get_device_name(device)}"
+    if not any(shutil.which(name) for name in ("cc", "gcc", "g++", "clang")):
+        return "there is no C compiler on this machine"
+    return ""
+
+
+def cache_folder(run_folder: Path, attention: str) -> Path:
+    return run_folder / "compiled" / attention
+
+
+def is_warm(folder: Path) -> bool:
+    return any(folder.glob("*/*")) if folder.is_dir() else False
+
+
+def use_cache(folder: Path) -> None:
+    """Before the first compilation. What a person has set is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def compile_in_place(model: nn.Module) -> None:
+    """`model(...)` is compiled from now on; `model.forward(...)`, names and state_dict stay as they are.
+
+    The shape is fixed: a second one (the ragged last slice, a shrunk micro-batch) compiles anew, which is announced
+    by whoever causes it.
+    """
+    model.compile(dynamic=False)
