@@ -54,6 +54,9 @@ class Way:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def warm(self) -> None:
+        """In the parent, once: what takes long to import."""
+
     def open(self) -> None:
         """In the child, before the first save."""
 
@@ -164,10 +167,13 @@ def load_dcp(folder: Path) -> dict[str, torch.Tensor]:
 
 
 class Lightning(Way):
-    """Fabric's save, which Trainer uses: its `_atomic_save` goes through fsspec. Two files, the newest is resumed."""
+    """Fabric's save, which Trainer uses too: its `_atomic_save` goes through a temporary file of fsspec."""
 
     name = "Lightning, last.ckpt"
     package = "lightning"
+
+    def warm(self) -> None:
+        import lightning.fabric  # noqa: F401
 
     def open(self) -> None:
         from lightning.fabric import Fabric
@@ -185,11 +191,31 @@ class Lightning(Way):
         return self.folder / "last.ckpt"
 
 
+class LightningElsewhere(Lightning):
+    """The same where checkpoints and $TMPDIR are on two file systems, as with a mounted volume: its rename becomes a
+    copy over the file that is there."""
+
+    name = "Lightning, last.ckpt on another file system than $TMPDIR"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        if folder.parent.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
+            self.folder = Path("/dev/shm") / f"jackline-reliability-{os.getpid()}"
+
+    def warm(self) -> None:
+        super().warm()
+        if self.folder.parent.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
+            raise OSError("there is no second file system here")
+
+
 class Transformers(Way):
     """Trainer's own saving of a checkpoint folder, and its own choice of the last one."""
 
     name = "transformers Trainer"
     package = "transformers"
+
+    def warm(self) -> None:
+        from transformers import Trainer, TrainingArguments  # noqa: F401
 
     def open(self) -> None:
         from transformers import Trainer, TrainingArguments
@@ -281,6 +307,7 @@ WAYS = (
     DcpNewFolder,
     Transformers,
     Lightning,
+    LightningElsewhere,
 )
 
 
@@ -333,7 +360,8 @@ def silence() -> None:
 def kill_again_and_again(kind: type[Way], work: Path, kills: int, chance: random.Random) -> Result:
     result = Result()
     way = kind(work)
-    work.mkdir()
+    way.warm()
+    way.folder.mkdir()
     step = 1
     for _ in range(kills):
         reported = live_and_die(way, step, chance)
@@ -353,9 +381,10 @@ def kill_again_and_again(kind: type[Way], work: Path, kills: int, chance: random
             result.broken += 1
             first_line = (str(problem).strip().splitlines() or [""])[0]
             result.texts.add(f"{type(problem).__name__}: {first_line[:90]}")
-            shutil.rmtree(work)
-            work.mkdir()  # as a person would: away with it, start again
+            shutil.rmtree(way.folder)
+            way.folder.mkdir()  # as a person would: away with it, start again
         step = max(reported, found or 0) + 1
+    shutil.rmtree(way.folder)
     return result
 
 
@@ -363,9 +392,9 @@ def damage_newest(kind: type[Way], work: Path, chance: random.Random) -> dict[st
     """Two good saves, then damage to the newest: what does the user get?"""
     outcomes = {}
     for how, spoil in DAMAGES.items():
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
         way = kind(work)
+        shutil.rmtree(way.folder, ignore_errors=True)
+        way.folder.mkdir()
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
@@ -388,6 +417,7 @@ def damage_newest(kind: type[Way], work: Path, chance: random.Random) -> dict[st
             outcomes[how] = "refused, no fall-back"
         else:
             outcomes[how] = {1: "detected, step before used", 2: "harmless"}.get(found or 0, "LOADED WRONG")
+        shutil.rmtree(way.folder)
     return outcomes
 
 
@@ -430,7 +460,11 @@ def main() -> None:
                 continue
             chance = random.Random(given.seed)
             began_s = time.monotonic()
-            results[kind.name] = kill_again_and_again(kind, work / kind.__name__, given.kills, chance)
+            try:
+                results[kind.name] = kill_again_and_again(kind, work / kind.__name__, given.kills, chance)
+            except OSError as problem:
+                print(f"{kind.name}: left out: {problem}", flush=True)
+                continue
             results[kind.name].damage = damage_newest(kind, work / f"{kind.__name__}-damage", chance)
             print(f"{kind.name}: {time.monotonic() - began_s:.0f} s", flush=True)
     finally:

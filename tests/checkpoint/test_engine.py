@@ -202,6 +202,23 @@ def test_a_busy_writer_means_a_skipped_save_that_is_said(start: Make, tmp_path: 
     assert list_names(engine.folder) == [Name(3), Name(1)]
 
 
+def test_a_writer_stopped_by_a_signal_is_woken_when_it_holds_up_a_save(
+    start: Make, tmp_path: Path, monkeypatch: Any
+) -> None:
+    fired = str(tmp_path / "fired")
+    engine = start(writer_command=with_fault(monkeypatch, stop_at(3, call="write", fired=fired)))
+    state = make_state()
+    train_step(state)
+    first = engine.save(state, step=1)
+    pid = engine._link.writer.pid
+    assert engine.save(state, step=2, if_busy="wait").wait(60)  # nobody sends SIGCONT
+    assert first.outcome == "committed" and os.path.exists(fired)
+    assert [event.text for event in engine.poll() if event.is_loud] == [
+        f"the checkpoint writer (process {pid}) was stopped by a signal; waking it"
+    ]
+    assert list_names(engine.folder) == [Name(2), Name(1)]
+
+
 @pytest.mark.parametrize("nth", range(1, 25))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_writer_killed_around_any_call_costs_nothing(

@@ -190,3 +190,34 @@ def test_the_memory_taken_on_the_gpu_is_said_and_given_back_when_it_runs_short(s
     other = make_state(seed=3)
     engine.load_newest(other)
     assert fingerprint(other) == before
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no GPU here; the same code runs on host tensors above"
+)
+@pytest.mark.parametrize("mode", ["overlapped", "auto", "blocking"])
+@pytest.mark.parametrize("way", WAYS)
+def test_on_a_real_gpu_every_way_saves_the_state_of_the_call_while_training_goes_on(
+    start: Any, way: Any, mode: Any
+) -> None:
+    engine = start(gpu=GpuCopies(way, batch_bytes=1 << 20))
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(700, 700) for _ in range(6)), nn.BatchNorm1d(700)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    state = {"model": model, "optim": optimizer}
+
+    def train() -> None:
+        model(torch.randn(64, 700, device="cuda")).square().mean().backward()
+        engine.before_mutation()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for step in range(1, 6):
+        train()
+        before = fingerprint(state)
+        ticket = engine.save(state, step=step, mode=mode, if_busy="wait")
+        for _ in range(3):
+            train()
+        assert ticket.wait(30)
+        engine.load_newest(state)
+        assert fingerprint(state) == before

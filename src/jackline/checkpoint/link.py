@@ -18,6 +18,7 @@ from typing import Any
 
 from jackline.checkpoint.arena import Arena
 from jackline.checkpoint.handover import HandOver, Job
+from jackline.checkpoint.lock import read_work
 from jackline.checkpoint.ticket import Event, describe_report
 from jackline.checkpoint.writer import Options
 from jackline.checkpoint.writer_process import WriterProcess
@@ -25,6 +26,7 @@ from jackline.errors import UsageError
 
 MAX_RESTARTS = 3
 READY_TIMEOUT_S = 900.0
+LOOK_EVERY_S = 2.0
 
 
 @dataclass
@@ -43,6 +45,8 @@ class WriterLink:
     def __post_init__(self) -> None:
         self._arena: Arena | None = None
         self._num_restarts = 0
+        self._looked_at_s = time.monotonic()
+        self._was_stopped = False
         self._pump_lock = threading.RLock()
         self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.writer = WriterProcess(self.options, self.command)
@@ -80,6 +84,8 @@ class WriterLink:
             job = self.job
             if job is not None and job.is_staged and job.sent_to is not self.writer:
                 self._staged.put(job)
+            if job is not None and time.monotonic() - self._looked_at_s > LOOK_EVERY_S:
+                self._wake()
 
     def take_events(self) -> list[Event]:
         events: list[Event] = []
@@ -103,6 +109,15 @@ class WriterLink:
         self.why_off = self.why_off or "the engine is closed"
         self.writer.let_go()
         return is_over
+
+    def _wake(self) -> None:
+        """A stopped writer would leave the loop without checkpoints, or waiting, for ever. Seen twice: woken."""
+        self._looked_at_s = time.monotonic()
+        was_stopped, (_, self._was_stopped) = self._was_stopped, read_work(self.writer.pid)
+        if was_stopped and self._was_stopped:
+            text = f"the checkpoint writer (process {self.writer.pid}) was stopped by a signal; waking it"
+            self.events.append(Event("writer_woken", text, None, True))
+            self.writer.wake()
 
     def _work(self) -> None:
         while (job := self._staged.get()) is not None:

@@ -138,7 +138,7 @@ class _Watch:
 
     def look(self, holder: Holder) -> Orphan:
         pid = holder.writer.pid if holder.writer else 0
-        counters, is_stopped = _read_work(pid)
+        counters, is_stopped = read_work(pid)
         now_s = time.monotonic()
         if counters != self._seen:
             self._seen, self._at_s = counters, now_s
@@ -155,7 +155,8 @@ def _act_on(holder: Holder, watch: _Watch) -> None:
             os.kill(holder.writer.pid, number)
 
 
-def _read_work(pid: int) -> tuple[tuple[bytes, ...], bool]:
+def read_work(pid: int) -> tuple[tuple[bytes, ...], bool]:
+    """Numbers that change whenever the process does anything, and whether it is stopped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         io = Path(f"/proc/{pid}/io").read_bytes()

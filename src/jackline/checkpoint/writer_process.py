@@ -6,7 +6,9 @@ socket. Does not know what a save is (engine.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -78,6 +80,10 @@ class WriterProcess:
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         return self._process.poll() is not None
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGCONT)
 
     def let_go(self) -> None:
         """Stops listening; the writer ends by itself when its work is done."""
