@@ -17,7 +17,7 @@ from typing import Any
 
 from jackline.data.build import Interrupted, Workshop, build
 from jackline.data.bytefile import Patience
-from jackline.data.cache import Cache, EraRecord, Ledger, Meta, read_meta
+from jackline.data.cache import Cache, EraRecord, Ledger, Meta, folder_trouble, read_meta
 from jackline.data.choose import Enough, Full
 from jackline.data.documents import Surroundings, find_text_columns, read_blocks
 from jackline.data.hub import pin_hub_url
@@ -38,23 +38,31 @@ from jackline.data.writer import record_era
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.atomic import read_json, write_json, write_whole
 from jackline.rundir.lock import RunLock
-from jackline.rundir.process_id import ProcessId, identify, is_alive
+from jackline.rundir.process_id import identify
 
 _CHECK_BYTES = 1 << 18
 
 
 def cache_path(spec: DataSpec, settings: CacheSettings) -> Path:
     """Where the cache of this spec lives, or would."""
+    spec = spec.located()
     return _path_of(spec, settings, _fingerprint(spec))
 
 
 def cache_folder(spec: DataSpec, settings: CacheSettings) -> Path:
     """The same; made, with the spec inside, when it is not there."""
+    spec = spec.located()
     fingerprint = _fingerprint(spec)
     folder = _path_of(spec, settings, fingerprint)
-    folder.mkdir(parents=True, exist_ok=True)
-    if read_json(folder / "spec.json") is None:
-        write_json(folder / "spec.json", {"fingerprint": fingerprint, "spec": spec.to_json()})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if read_json(folder / "spec.json") is None:
+            write_json(folder / "spec.json", {"fingerprint": fingerprint, "spec": spec.to_json()})
+    except OSError as error:
+        raise JacklineError(
+            f"cannot make the token cache {folder}: {error.strerror}",
+            hint="--cache-dir or JACKLINE_DATA names another place for it",
+        ) from error
     return folder
 
 
@@ -87,8 +95,11 @@ def run_builder(
 ) -> Enough | Full | None:
     """Build in this process. None when another process holds the lock and builds already."""
     lock = RunLock(folder / "builder.lock")
-    if not lock.try_acquire():
-        return None
+    try:
+        if not lock.try_acquire():
+            return None
+    except OSError as error:
+        raise folder_trouble(folder, error) from error
     board = Board(_both(reporter, folder))
     try:
         with ticking(board):
@@ -101,9 +112,12 @@ def run_builder(
     except Interrupted:
         return Enough()
     except JacklineError as error:
-        with contextlib.suppress(OSError):  # on a full disk the error itself matters more than its copy
-            write_json(folder / "builder.json", {"state": "failed", "error": _error_to_json(error)})
+        _write_error(folder, error)
         raise
+    except OSError as error:
+        trouble = folder_trouble(folder, error)
+        _write_error(folder, trouble)
+        raise trouble from error
     finally:
         lock.release()
 
@@ -115,10 +129,11 @@ def adopt_era(folder: Path, state: dict[str, Any]) -> None:
     """
     era, cursor = int(state["era"]) - 1, state.get("era_cursor")
     lock = RunLock(folder / "builder.lock")
-    if era < 0 or cursor is None or not lock.try_acquire():
+    ledger = Ledger(folder)
+    ledger.refresh()
+    if era < 0 or cursor is None or era in ledger.records or not lock.try_acquire():
         return
     try:
-        ledger = Ledger(folder)
         ledger.refresh()
         asked = read_json(folder / "spec.json")
         if era not in ledger.records and asked is not None and asked["fingerprint"] == state["fingerprint"]:
@@ -138,14 +153,6 @@ def read_builder_error(folder: Path) -> JacklineError | None:
     )
     error.exit_code = value["error"]["exit_code"]
     return error
-
-
-def read_builder_progress(folder: Path) -> Progress | None:
-    """What the builder does now; None when none is at work."""
-    value = read_json(folder / "builder.json")
-    if not isinstance(value, dict) or "progress" not in value or not is_alive(ProcessId.from_json(value["process"])):
-        return None
-    return Progress.from_json(value["progress"])
 
 
 def _open_or_create(folder: Path, settings: CacheSettings, board: Board) -> tuple[Cache, Tokenizer]:
@@ -242,10 +249,12 @@ def _both(reporter: Reporter, folder: Path) -> Reporter:
     return report
 
 
-def _error_to_json(error: JacklineError) -> dict[str, Any]:
-    return {
+def _write_error(folder: Path, error: JacklineError) -> None:
+    told = {
         "message": error.message,
         "detail": list(error.detail),
         "hint": error.hint,
         "exit_code": error.exit_code,
     }
+    with contextlib.suppress(OSError):  # on a full disk the error itself matters more than its copy
+        write_json(folder / "builder.json", {"state": "failed", "error": told})

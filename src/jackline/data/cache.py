@@ -27,9 +27,10 @@ import numpy as np
 from jackline.data.eras import EraPlan
 from jackline.data.spec import FORMAT, DataSpec
 from jackline.data.state import Cursor, begin
-from jackline.errors import CannotResume
+from jackline.errors import CannotResume, JacklineError
 from jackline.rundir.atomic import read_json
 from jackline.rundir.jsonl import read_lines
+from jackline.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,21 @@ def read_meta(folder: Path) -> Meta | None:
         value["tokenizer_hash"],
         value["engine"],
         value["note"],
+    )
+
+
+def folder_trouble(folder: Path, error: OSError) -> JacklineError:
+    """What an operating system's error about the cache folder means to a person."""
+    if not folder.is_dir():
+        return JacklineError(
+            f"the token cache {folder} is gone",
+            hint="somebody deleted it or its disk is away; run the same command again and it is built anew",
+        )
+    stat = os.statvfs(folder)
+    free = format_bytes(stat.f_bavail * stat.f_frsize)
+    return JacklineError(
+        f"cannot write the token cache: {error.strerror} ({free} free in {folder})",
+        hint="free some space or lower max_cache_bytes, then run the same command again: nothing is lost",
     )
 
 

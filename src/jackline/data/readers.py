@@ -34,7 +34,9 @@ class Registration:
     def __init__(self, folder: Path) -> None:
         self._process = identify(os.getpid())
         self._path = folder / "readers" / f"{os.getpid()}-{next(_NUMBERS)}.json"
-        self._path.parent.mkdir(exist_ok=True)
+        # A finished cache may lie where nothing can be written; then nothing is recycled either.
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(exist_ok=True)
         self._lock = threading.Lock()
         self._now: Reading | None = None
 

@@ -121,6 +121,11 @@ class DataSpec:
         text = json.dumps({"format": FORMAT, "tokenizer_hash": tokenizer_hash, **identity}, sort_keys=True)
         return str(xxhash.xxh3_128_hexdigest(text.encode()))
 
+    def located(self) -> DataSpec:
+        """The same with absolute paths, so that it means the same from every folder."""
+        sources = (replace(item, url=local_path(item.url)) if item.is_local else item for item in self.sources)
+        return replace(self, sources=tuple(sources))
+
     def with_columns(self, columns: list[str | None]) -> DataSpec:
         pairs = zip(self.sources, columns, strict=True)
         return replace(self, sources=tuple(replace(source, text_column=name) for source, name in pairs))

@@ -13,21 +13,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from jackline.data.builder import adopt_era, cache_folder, read_builder_error, read_builder_progress, run_builder
-from jackline.data.cache import Cache, era_path, read_meta
-from jackline.data.progress import TICK_S, Progress, Reporter, silent
+from jackline.data.builder import adopt_era, cache_folder, read_builder_error, run_builder
+from jackline.data.cache import Cache, era_path, folder_trouble, read_meta
+from jackline.data.progress import TICK_S, Reporter, silent
 from jackline.data.readers import Reading, Registration
 from jackline.data.spec import CacheSettings, DataSpec
+from jackline.data.waiting import BuilderWatch
 from jackline.errors import JacklineError
 from jackline.rundir.lock import RunLock
 
 _POLL_S = 0.02
 _MAX_DEATHS = 5
 _MAX_IDLE_ENDS = 50
+_TERM_GRACE_S = 2.0
 
 
 class Supply(Protocol):
@@ -72,6 +74,7 @@ class BackgroundSupply:
         self._process: subprocess.Popen[bytes] | None = None
         self._num_deaths = 0
         self._num_idle_ends = 0
+        self._num_stops = 0
 
     def start(self) -> None:
         with self._lock:
@@ -81,29 +84,41 @@ class BackgroundSupply:
         if self._process is not None and self._process.poll() is None:
             return
         lock = RunLock(self._folder / "builder.lock")
-        if not lock.try_acquire():
-            return  # another reader's builder is at work
-        lock.release()
-        self._process = start_builder(self._folder, self._settings)
+        try:
+            if not lock.try_acquire():
+                return  # another reader's builder is at work
+            lock.release()
+            self._process = start_builder(self._folder, self._settings)
+        except OSError as error:
+            raise folder_trouble(self._folder, error) from error
 
     def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
-        last_report_s = 0.0
+        last_report_s, num_stops = float("-inf"), self._num_stops
+        watch = BuilderWatch(self._folder)
         while not is_there():
             with self._lock:
+                if self._num_stops != num_stops:
+                    raise JacklineError(f"{what} is not waited for any more: the data was closed")
                 self._start_again_if_dead()
             now_s = time.monotonic()
             if now_s - last_report_s >= TICK_S:
                 last_report_s = now_s
-                self._report(what)
+                self._reporter(watch.describe(what))
             time.sleep(_POLL_S)
         self._num_deaths = self._num_idle_ends = 0
 
     def stop(self) -> None:
         with self._lock:
-            if self._process is not None:
-                self._process.terminate()  # safe at any instant: it goes on from its last commit
-                self._process.wait()
-                self._process = None
+            self._num_stops += 1
+            process, self._process = self._process, None
+            if process is None:
+                return
+            process.terminate()  # safe at any instant: it goes on from its last commit
+            try:
+                process.wait(_TERM_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # one that is stopped by a signal does not hear the polite one
+                process.wait()
 
     def _start_again_if_dead(self) -> None:
         """A killed builder is started again and goes on from its last commit; one that gave a reason raises it."""
@@ -127,13 +142,6 @@ class BackgroundSupply:
                 f"the tokeniser process died {self._num_deaths} times in a row, the last time with code {code}",
                 hint=f"its last words are in {self._folder / 'builder.log'}",
             )
-
-    def _report(self, what: str) -> None:
-        found = read_builder_progress(self._folder)
-        if found is None:
-            self._reporter(Progress("wait", unit="B", detail=f"{what}: the tokeniser is starting"))
-        else:
-            self._reporter(replace(found, phase="wait", detail=f"{what}: {found.phase} {found.detail}"))
 
 
 @dataclass(frozen=True)

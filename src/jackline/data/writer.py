@@ -18,13 +18,11 @@ import numpy as np
 import xxhash
 
 from jackline.data.bytefile import SourceChanged
-from jackline.data.cache import EraRecord, era_path, part_path
+from jackline.data.cache import EraRecord, era_path, folder_trouble, part_path
 from jackline.data.encode import Tokens
 from jackline.data.state import Cursor
-from jackline.errors import JacklineError
 from jackline.rundir.atomic import sync_directory
 from jackline.rundir.jsonl import JsonlWriter, read_lines
-from jackline.units import format_bytes
 
 _READ_BYTES = 4 << 20
 
@@ -78,7 +76,7 @@ class EraWriter:
             except OSError as error:
                 # What does not fit whole goes again, so that there is room to say why.
                 os.ftruncate(self._fd, self.num_tokens * self._dtype.itemsize)
-                raise _disk_error(self._folder, error) from error
+                raise folder_trouble(self._folder, error) from error
             offset, data = offset + written, data[written:]
         self.num_tokens += len(tokens)
 
@@ -114,7 +112,7 @@ class EraWriter:
                 os.unlink(part)
             sync_directory(self._folder)
         except OSError as error:
-            raise _disk_error(self._folder, error) from error
+            raise folder_trouble(self._folder, error) from error
         return record
 
     def close(self) -> None:
@@ -143,7 +141,7 @@ class EraWriter:
             os.fsync(self._fd)
             _append_line(self._folder / "open.jsonl", commit.to_json())
         except OSError as error:
-            raise _disk_error(self._folder, error) from error
+            raise folder_trouble(self._folder, error) from error
 
     def _last_good_commit(self) -> Commit | None:
         """The newest commit whose hash fits the bytes; reads the part once."""
@@ -224,12 +222,3 @@ def _append_line(path: Path, record: dict[str, Any]) -> None:
         writer.sync()
     finally:
         writer.close()
-
-
-def _disk_error(folder: Path, error: OSError) -> JacklineError:
-    stat = os.statvfs(folder)
-    free = format_bytes(stat.f_bavail * stat.f_frsize)
-    return JacklineError(
-        f"cannot write the token cache: {error.strerror} ({free} free in {folder})",
-        hint="free some space or lower max_cache_bytes, then run the same command again: nothing is lost",
-    )
