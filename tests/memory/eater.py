@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 from jackline.errors import EXIT_STOPPED
-from jackline.memory.host_guard import HostGuard, SaveAndExit, smaller_settings, write_intent
+from jackline.memory.host_guard import HostGuard, SaveAndExit, smaller_settings
+from jackline.rundir.intent import write_intent
+from jackline.rundir.layout import RunDir
 
 STEP_S = 0.1
 BYTES_A_STEP = int(200e6 * STEP_S)
@@ -47,7 +49,8 @@ def main() -> int:
         if isinstance(action, SaveAndExit):
             save(checkpoint, save_bytes)
             why = guard.describe(action.left_s)
-            write_intent(why, smaller_settings(num_workers=4, prefetch=4))
+            attempt = RunDir(Path(os.environ["JACKLINE_RUN_DIR"])).attempt(1)
+            write_intent(attempt, restart=True, why=why, settings=smaller_settings(num_workers=4, prefetch=4))
             print(why, flush=True)
             return EXIT_STOPPED
 

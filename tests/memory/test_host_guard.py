@@ -19,7 +19,6 @@ from jackline.memory.host_guard import (
     guard_action,
     smaller_settings,
     trim_host_memory,
-    write_intent,
 )
 from tests.places import Unavailable, memory_cgroup
 
@@ -98,20 +97,6 @@ def test_the_thread_samples_by_itself_and_stops_when_told() -> None:
 def test_the_next_attempt_is_asked_for_less() -> None:
     assert smaller_settings(num_workers=8, prefetch=4) == {"num_workers": 4, "prefetch": 2}
     assert smaller_settings(num_workers=1, prefetch=1) == {"num_workers": 0, "prefetch": 1}
-
-
-def test_the_intent_is_written_where_the_supervisor_looks(tmp_path: Path) -> None:
-    (tmp_path / "attempts" / "003").mkdir(parents=True)
-    environ = {"JACKLINE_RUN_DIR": str(tmp_path), "JACKLINE_ATTEMPT": "3"}
-    assert write_intent("memory", {"num_workers": 0}, environ=environ)
-    told = json.loads((tmp_path / "attempts" / "003" / "intent.json").read_text())
-    assert told == {"restart": True, "why": "memory", "settings": {"num_workers": 0}}
-
-
-def test_without_a_supervisor_or_a_disk_the_intent_is_not_written_and_nothing_breaks(tmp_path: Path) -> None:
-    assert not write_intent("memory", {}, environ={})
-    gone = {"JACKLINE_RUN_DIR": str(tmp_path / "gone"), "JACKLINE_ATTEMPT": "1"}
-    assert not write_intent("memory", {}, environ=gone)
 
 
 def test_free_heap_goes_back_to_the_system() -> None:

@@ -10,7 +10,7 @@ import pytest
 from jackline.machine.readings import GpuProcess, GpuReading
 from jackline.memory.allocator import allocator_environment, allocator_fraction, cap_allocator
 from jackline.memory.oom import OomNumbers, is_out_of_memory, read_numbers
-from jackline.memory.oom_report import CleanUp, GpuUser, OomFacts, clean_up, oom_text, other_users
+from jackline.memory.oom_report import CleanUp, GpuUser, OomFacts, about_fitting, clean_up, oom_text, other_users
 
 GIB, MIB = 2**30, 2**20
 
@@ -55,7 +55,7 @@ def test_the_largest_part_and_what_would_have_fitted_are_named() -> None:
     assert oom_text(facts) == (
         "error: out of GPU memory at step 41: needed 2.0 GiB, 614 MiB free of 23.6 GiB\n"
         "       largest part: activations, 14.2 GiB at micro-batch 16 (16 x 1024)\n"
-        "hint: micro-batch 13 would have fitted; the batch stays the same by accumulation"
+        "hint: micro-batch 13 would have fitted; run.safe_step keeps the batch the same"
     )
 
 
@@ -141,3 +141,19 @@ def test_the_cap_leaves_what_others_hold_and_a_little_more() -> None:
     assert allocator_fraction(40 * GIB, 80 * GIB) == pytest.approx(0.49)
     assert allocator_fraction(0, 80 * GIB) == 0.0
     assert allocator_fraction(1, 0) == 1.0
+
+
+def test_what_would_have_fitted_is_told_from_the_error_and_what_does_not_depend_on_the_batch() -> None:
+    numbers = OomNumbers(2 * GIB, GIB, 24 * GIB, allocated_bytes=20 * GIB, unused_bytes=GIB)
+    # 4 GiB stay, 18 GiB are 16 samples; of the 22 GiB that could be had 18 are left for samples.
+    assert about_fitting(16, numbers, 4 * GIB) == 14
+    assert about_fitting(16, numbers, 22 * GIB) == 0
+    assert about_fitting(1, numbers, 4 * GIB) == 0
+    assert about_fitting(16, OomNumbers(), 4 * GIB) == 0
+
+
+def test_in_a_container_our_own_process_is_not_taken_for_a_stranger() -> None:
+    users = (GpuProcess(901, 3 * GIB), GpuProcess(902, 9 * GIB))
+    gpu = GpuReading(0, "T4", 15 * GIB, 12 * GIB, None, None, None, users)
+    assert [user.pid for user in other_users([gpu], (), own_bytes=int(8.6 * GIB))] == [901]
+    assert [user.pid for user in other_users([gpu], ())] == [902, 901]

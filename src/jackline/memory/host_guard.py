@@ -1,9 +1,9 @@
 """Host memory, watched from inside the training process: save and leave before the kernel kills. No torch.
 
-Owns the sampling inside the process, the decision at a step boundary, and the intent that tells the supervisor to
-start again with less. Readings and the forecast are `machine`'s; saving is whoever asks. "Never killed" cannot be
-promised: another process may take the memory within one step, and a loop that never reaches a boundary is ended by
-the supervisor.
+Owns the sampling inside the process, the decision at a step boundary, and what "less" is for the next attempt.
+Readings and the forecast are `machine`'s; saving and the intent are whoever asks. "Never killed" cannot be promised:
+another process may take the memory within one step, and a loop that never reaches a boundary is ended by the
+supervisor.
 """
 
 from __future__ import annotations
@@ -15,16 +15,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from jackline.machine.forecast import Point, growth_bytes_per_s, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
 from jackline.machine.readings import MemoryReading
-from jackline.rundir import atomic
-from jackline.rundir.layout import RunDir
 from jackline.units import format_bytes, format_duration
 
 ARMED_SHARE = 0.5
@@ -67,9 +63,15 @@ def guard_action(left_s: float | None, step_s: float, save_s: float) -> Go | Tri
 class HostGuard:
     """Samples in a thread of its own: once a second, ten times a second above half of the limit; 0.3 ms each."""
 
-    def __init__(self, *, read: Callable[[], MemoryReading] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        read: Callable[[], MemoryReading] | None = None,
+        on_growth: Callable[[], None] | None = None,
+    ) -> None:
         limit = effective_limit()
         self._read = read or (lambda: read_memory([os.getpid()], limit=limit))
+        self._on_growth = on_growth  # called by the thread whenever it sees more than before, above half of the limit
         self._points: deque[Point] = deque()
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -94,7 +96,10 @@ class HostGuard:
                 self._sample()
 
     def _sample(self) -> None:
-        reading = self._read()
+        reading, before = self._read(), self.reading
+        has_grown = before is not None and reading.used_bytes > before.used_bytes
+        if has_grown and self._on_growth is not None and self.share() >= ARMED_SHARE:
+            self._on_growth()
         with self._lock:
             self.reading = reading
             self._points.append((reading.at_s, reading.used_bytes))
@@ -105,15 +110,22 @@ class HostGuard:
         reading = self.reading
         return reading.used_bytes / reading.limit.limit_bytes if reading and reading.limit.limit_bytes else 0.0
 
-    def left_s(self) -> float | None:
+    def is_calm(self) -> bool:
+        """Nothing to decide: far from the limit, as of a moment ago."""
+        reading = self.reading
+        is_fresh = reading is not None and time.monotonic() - reading.at_s <= 2 * SLOW_EVERY_S
+        return is_fresh and self.share() < ARMED_SHARE
+
+    def left_s(self, kept_bytes: int = 0) -> float | None:
         with self._lock:
             points = tuple(self._points)
         if self.reading is None or self.share() < ARMED_SHARE:
             return None
-        return seconds_to_limit(points, self.reading.limit.limit_bytes)
+        return seconds_to_limit(points, self.reading.limit.limit_bytes - kept_bytes)
 
-    def action(self, step_s: float, save_s: float) -> Go | Trim | SaveAndExit:
-        """To be asked at every step boundary; costs microseconds while memory is calm.
+    def action(self, step_s: float, save_s: float, kept_bytes: int = 0) -> Go | Trim | SaveAndExit:
+        """To be asked at every step boundary; costs microseconds while memory is calm. `kept_bytes` is what a save
+        will take of the same memory before it is written.
 
         Takes a reading of its own when the thread is late, because code that keeps the interpreter to itself keeps
         it from the thread too.
@@ -122,7 +134,7 @@ class HostGuard:
         if reading is None or time.monotonic() - reading.at_s > 2 * SLOW_EVERY_S:
             with contextlib.suppress(Exception):
                 self._sample()
-        return guard_action(self.left_s(), step_s, save_s)
+        return guard_action(self.left_s(kept_bytes), step_s, save_s)
 
     def describe(self, left_s: float) -> str:
         """'host RAM: 3.1 GiB of 4.0 GiB (cgroup ...), growing 200 MiB/s: the limit is 4.6 s away'."""
@@ -148,17 +160,3 @@ def trim_host_memory() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def write_intent(why: str, settings: Mapping[str, Any], *, environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell the supervisor why this attempt ends and with which settings the next should start. Synced, because the
-    next thing that happens may be a kill. False when no supervisor started this process or the disk would not."""
-    path, number = environ.get("JACKLINE_RUN_DIR"), environ.get("JACKLINE_ATTEMPT", "")
-    if not path or not number.isdigit():
-        return False
-    intent = {"restart": True, "why": why, "settings": dict(settings)}
-    try:
-        atomic.write_json(RunDir(Path(path)).attempt(int(number)).intent_file, intent, durable=True)
-    except OSError:
-        return False
-    return True

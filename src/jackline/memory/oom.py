@@ -35,6 +35,9 @@ class OomNumbers:
     wanted_bytes: int | None = None
     free_bytes: int | None = None
     total_bytes: int | None = None
+    allocated_bytes: int | None = None  # by PyTorch's tensors in this process
+    unused_bytes: int | None = None  # reserved by PyTorch and not in use
+    neighbours: tuple[tuple[int, int], ...] = ()  # pid and bytes of other processes on the card
 
 
 def read_numbers(text: str) -> OomNumbers:
@@ -44,15 +47,24 @@ def read_numbers(text: str) -> OomNumbers:
         wanted_bytes=_size(rf"Tried to allocate {_SIZE}", text) or _size(r"tried to allocate (\d+ bytes)", text),
         free_bytes=_size(rf"of which {_SIZE} is free", text) or _size(rf"{_SIZE} free", text),
         total_bytes=_size(rf"total capacity of {_SIZE}", text) or _size(rf"{_SIZE} total capacity", text),
+        allocated_bytes=_size(rf"{_SIZE} is allocated by PyTorch", text),
+        unused_bytes=_size(rf"{_SIZE} is reserved by PyTorch but unallocated", text),
+        neighbours=tuple(
+            (int(pid), size)
+            for pid, words in re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+            if (size := _bytes(words)) is not None
+        ),
     )
 
 
 def _size(pattern: str, text: str) -> int | None:
     found = re.search(pattern, text)
-    if found is None:
-        return None
+    return _bytes(found[1]) if found is not None else None
+
+
+def _bytes(words: str) -> int | None:
     try:
-        return parse_bytes(found[1].replace("bytes", "B"))
+        return parse_bytes(words.replace("bytes", "B"))
     except UsageError:
         return None
 

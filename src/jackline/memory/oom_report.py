@@ -70,16 +70,35 @@ def _hint(facts: OomFacts) -> str:
     if facts.numbers.wanted_bytes and held > facts.numbers.wanted_bytes:
         return f"ending the other processes frees {format_bytes(held)}"
     if facts.fitting_micro_batch:
-        return f"micro-batch {facts.fitting_micro_batch} would have fitted; the batch stays the same by accumulation"
+        return f"micro-batch {facts.fitting_micro_batch} would have fitted; run.safe_step keeps the batch the same"
     return "`jackline plan ... --explain` shows what would save memory"
 
 
+def about_fitting(num_samples: int, numbers: OomNumbers, fixed_bytes: int) -> int:
+    """The micro-batch that would have fitted, by a straight line through what does not depend on the batch and what
+    was there when it failed; 0 when the error does not tell. A tenth is kept back: the peak was still to come."""
+    if num_samples < 2 or numbers.allocated_bytes is None or numbers.wanted_bytes is None:
+        return 0
+    room = numbers.allocated_bytes + (numbers.unused_bytes or 0) + (numbers.free_bytes or 0)
+    a_sample = (numbers.allocated_bytes + numbers.wanted_bytes - fixed_bytes) / num_samples
+    if a_sample <= 0:
+        return 0
+    return max(0, min(num_samples - 1, int(0.9 * (room - fixed_bytes) / a_sample)))
+
+
 def other_users(
-    gpus: Sequence[GpuReading], own_pids: Sequence[int], *, root: Path = Path("/")
+    gpus: Sequence[GpuReading], own_pids: Sequence[int], *, own_bytes: int | None = None, root: Path = Path("/")
 ) -> tuple[GpuUser, ...]:
     """Processes on the cards that are not ours, the largest first. A pid that cannot be seen is a ghost: it lives in
-    another container, or the driver has not noticed its death."""
+    another container, or the driver has not noticed its death.
+
+    In a container the driver tells pids of the host, so our own is not among them; with `own_bytes` (what we hold)
+    the process that is nearest to it is taken as us.
+    """
     own = {*own_pids, os.getpid()}
+    seen = [process for gpu in gpus for process in gpu.processes]
+    if own_bytes and seen and not any(process.pid in own for process in seen):
+        own.add(min(seen, key=lambda process: abs((process.used_bytes or 0) - own_bytes)).pid)
     found = {
         process.pid: GpuUser(process.pid, _name(process.pid, root), process.used_bytes)
         for gpu in gpus

@@ -29,6 +29,8 @@ from jackline.memory.slices import count_samples, take_slice
 from jackline.memory.step_state import Buffers, Generators, Scaler
 
 _CONTRASTIVE = ("contrastive", "infonce", "ntxent", "cliploss", "tripletmargin")
+_MAX_TEXT = 1500
+_CHANGES_KEPT = 20  # in the checkpoint; all of them are in the run's events
 
 
 class BatchDependent(UserWarning):
@@ -53,6 +55,17 @@ class Shrunk:
     free_bytes: int | None
     recovery_s: float
     is_recompiling: bool = False
+    text: str = ""  # the error's own, whole
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """What a caller may say about one step: the micro-batch to begin with, what a slice's mean counts for, and the
+    count of the whole step where it is known beforehand."""
+
+    micro_batch: int | None = None
+    weight: Callable[[Any], float] | None = None
+    count: float | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +180,7 @@ class SafeStep:
             free_bytes=numbers.free_bytes,
             recovery_s=time.monotonic() - started_s,
             is_recompiling=any(is_compiled_static(module) for module in self._modules),
+            text=failure.text[:_MAX_TEXT],
         )
         self.changes.append(change)
         return change
@@ -189,7 +203,8 @@ class SafeStep:
         self.micro_batch = micro_batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"micro_batch": self.micro_batch, "step": self.step, "changes": [asdict(one) for one in self.changes]}
+        changes = [asdict(one) for one in self.changes[-_CHANGES_KEPT:]]
+        return {"micro_batch": self.micro_batch, "step": self.step, "changes": changes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.micro_batch, self.step = state["micro_batch"], state["step"]
@@ -221,32 +236,35 @@ class _Attempt:
         self._known_count = count
         self._divisor = count
         self._sum: Tensor | None = None
+        self._phase = "forward"
         self.total = 0.0
         self.num_slices = 0
 
     def run(self, batch: Any, num_samples: int, micro_batch: int) -> _Failure | None:
-        phase = "forward"
         try:
-            for begin in range(0, num_samples, micro_batch):
-                part = take_slice(batch, begin, begin + micro_batch)
-                phase = "forward"
-                loss_sum, count = self._evaluate(part)
-                if self._divisor is None:
-                    # Of the first slice on the whole: exact when all samples count alike, and put right at the end
-                    # otherwise. Without a divisor fp16 gradients of a sum would overflow.
-                    self._divisor = max(1.0, count * num_samples / min(micro_batch, num_samples))
-                loss = loss_sum / self._divisor
-                phase = "backward"
-                (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-                self._sum = loss_sum.detach() if self._sum is None else self._sum + loss_sum.detach()
-                self.total += count
-                self.num_slices += 1
-            self._put_right()
+            self.go(batch, num_samples, micro_batch)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return _Failure(phase, self.num_slices, first_line(error), str(error))
+            return _Failure(self._phase, self.num_slices, first_line(error), str(error))
         return None
+
+    def go(self, batch: Any, num_samples: int, micro_batch: int) -> None:
+        for begin in range(0, num_samples, micro_batch):
+            part = take_slice(batch, begin, begin + micro_batch)
+            self._phase = "forward"
+            loss_sum, count = self._evaluate(part)
+            if self._divisor is None:
+                # Of the first slice on the whole: exact when all samples count alike, and put right at the end
+                # otherwise. Without a divisor fp16 gradients of a sum would overflow.
+                self._divisor = max(1.0, count * num_samples / min(micro_batch, num_samples))
+            loss = loss_sum / self._divisor
+            self._phase = "backward"
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            self._sum = loss_sum.detach() if self._sum is None else self._sum + loss_sum.detach()
+            self.total += count
+            self.num_slices += 1
+        self._put_right()
 
     def _evaluate(self, part: Any) -> tuple[Tensor, float]:
         made = self._fn(part)
@@ -276,6 +294,17 @@ class _Attempt:
     def loss(self) -> Tensor:
         assert self._sum is not None
         return self._sum / (self._known_count or max(1.0, self.total))
+
+
+def plain_step(
+    fn: Callable[[Any], Any], batch: Any, how: Slicing, *, modules: Sequence[nn.Module], scaler: Any = None
+) -> StepResult:
+    """The same gradients without any protection: errors pass, nothing is taken or put back."""
+    num_samples = count_samples(batch)
+    attempt = _Attempt(fn, how.weight, how.count, scaler, modules)
+    size = min(how.micro_batch or num_samples, num_samples)
+    attempt.go(batch, num_samples, size)
+    return StepResult(attempt.loss(), attempt.total, size, attempt.num_slices)
 
 
 def free_caches() -> None:

@@ -13,14 +13,18 @@ from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.load import Receipt
 from jackline.checkpoint.random_state import ProcessRandom
 from jackline.errors import CannotResume, JacklineError, UsageError
+from jackline.machine.memory import effective_limit
 from jackline.session.attachment import Attachment
 from jackline.session.changes import Change, compare_programs, describe_program
 from jackline.session.choose_feed import choose_feed
 from jackline.session.exactness import make_exact
-from jackline.session.home import command_line, find_home, is_notebook, write_ending
+from jackline.session.feeds import Feed
+from jackline.session.home import Home, command_line, find_home, is_notebook, write_ending
+from jackline.session.host_memory import loading_of, settings_to_start_with, use_less
+from jackline.session.memory import CardMemory
 from jackline.session.off import OffRun
 from jackline.session.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
-from jackline.session.reporting import Reporter, say
+from jackline.session.reporting import Reporter, keep_standard_descriptors, say
 from jackline.session.run import Run
 from jackline.session.saving import Saver
 from jackline.session.scalars import Scalars
@@ -63,6 +67,8 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     """Makes the parts. The writer process starts here, early: it is small as long as nothing large exists."""
     _refuse_many_ranks()
     _refuse_second(settings)
+    keep_standard_descriptors()
+    feed = choose_feed(loader, settings, say)  # first, because it may refuse: no run is made then
     if settings.exact:
         make_exact()
     home = find_home(settings)
@@ -78,24 +84,36 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     scalars = Scalars()
     fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
     stop = StopRequest()
+    stepper = Stepper(state, settings.accumulate, saver.before_change)
+    reporter = Reporter(home.run, 0, scalars)
     attached = Attachment(
         home=home,
         settings=settings,
-        stepper=Stepper(state, settings.accumulate, saver.before_change),
-        feed=choose_feed(loader, settings, say),
+        stepper=stepper,
+        feed=_smaller_feed(feed, home, reporter),
         saver=saver,
         scalars=scalars,
-        reporter=Reporter(home.run, 0, scalars),
+        reporter=reporter,
         stop=stop,
         chance=chance,
         fingerprint=fingerprint,
         values=values,
+        card=CardMemory(state, stepper.optimizers, reporter.event),
     )
     saver.report_to(attached.reporter.event)
     attached.reporter.read_state = attached.read_state
     attached.reporter.on_tick.append(attached.look_around)
     _attachments.append(attached)
     return attached
+
+
+def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:
+    """After an attempt that ended for host memory: fewer workers, less prefetch, and a word about it."""
+    wanted = settings_to_start_with(home.run, home.attempt, loading_of(feed)[0], effective_limit().limit_bytes)
+    words = use_less(feed, wanted, can_change_workers=True)
+    if words:
+        reporter.event("smaller", f"{words}: the attempt before ran out of host memory", is_loud=True, **wanted)
+    return feed
 
 
 def _restore(attached: Attachment) -> None:
@@ -120,6 +138,7 @@ def _restore(attached: Attachment) -> None:
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
     _judge(attached, receipt, session)
     attached.feed.restore(session["feed"]["state"])
+    attached.card.restore(session.get("safe_step"))
     for line in receipt_lines(receipt, attached.feed, session):
         event("resumed", line, is_loud=True, step=receipt.step)
     first = FirstLoss(attached.home.run, 0, receipt.step, event)

@@ -13,11 +13,15 @@ from typing import Any
 
 from jackline.checkpoint.random_state import ProcessRandom
 from jackline.errors import JacklineError, UsageError
+from jackline.memory.safe_step import OutOfMemory
+from jackline.rundir.intent import write_intent
 from jackline.rundir.process_id import identify
 from jackline.session import proof
 from jackline.session.changes import Fingerprint
 from jackline.session.feeds import Feed
-from jackline.session.home import Home, read_grace_s, write_ending, write_intent
+from jackline.session.home import Home, read_grace_s, write_ending
+from jackline.session.host_memory import HostMemory, SaveCost
+from jackline.session.memory import CardMemory
 from jackline.session.phase import Phase, phase
 from jackline.session.pulse import Pulse
 from jackline.session.reporting import Reporter
@@ -54,10 +58,12 @@ class Attachment:
     chance: ProcessRandom
     fingerprint: Fingerprint
     values: dict[str, Any]
+    card: CardMemory
     position: Position = field(default_factory=Position)
     restored: dict[str, Any] | None = None
     label: int = 1  # of what is logged now: the step that is under way
     pulse: Pulse = field(default_factory=Pulse)
+    host: HostMemory | None = None  # None: not guarded
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
@@ -77,11 +83,15 @@ class Attachment:
         if self.stop.why_deaf:
             self.reporter.event("protection_off", self.stop.why_deaf, is_loud=True, protection="signals")
         self.reporter.start()
+        if self.settings.memory_guard:
+            self.host = HostMemory(self.feed, self.reporter.event, self.reopen)
+            self.host.start()
 
     def open(self) -> None:
         """Before a pass: prove saving once, go to the position, and only then put chance back."""
         is_first, self._is_opened = not self._is_opened, True
         if is_first:
+            self.stepper.refuse_moved()
             self._begin()
             self.pulse.name = "train"
         if self._is_behind:
@@ -92,6 +102,11 @@ class Attachment:
         if is_first:
             self.chance.reapply()  # making an iterator may have drawn
         self.come_round()
+
+    def reopen(self) -> None:
+        """The same position, with what the feed is set to now."""
+        if self._is_opened:
+            self.feed.open(self.position.epoch, self.position.batch)
 
     def take(self) -> Any:
         return self.feed.take()
@@ -132,6 +147,7 @@ class Attachment:
         if not self._is_prepared and self.stepper.steps_done > self.saver.asked_step:
             self._is_prepared = True
             self.saver.prepare()
+        self._mind_memory(now_s)
         return now_s
 
     def save(
@@ -182,8 +198,15 @@ class Attachment:
         if is_complete:
             self.reporter.event("complete", f"complete at step {step}", step=step)
         cause, code = _cause(error)
+        needs_new_process = self.card.note_error(error, self.label)
+        if self.host is not None:
+            self.host.stop()
         if isinstance(error, Stopped):
-            write_intent(self.home, restart=False, why=text)
+            leaving = self.host.leaving if self.host is not None else None
+            settings = leaving.settings if leaving else {}
+            write_intent(self.home.attempt, restart=leaving is not None, why=text, settings=settings)
+        elif needs_new_process and isinstance(error, OutOfMemory):
+            write_intent(self.home.attempt, restart=True, why=f"{error.message}; a new process has it all back")
         self.pulse.end(cause)
         self.reporter.close()
         write_ending(self.home, exit_code=code, cause=cause, text=text or f"complete at step {step}")
@@ -206,6 +229,7 @@ class Attachment:
             "loss_bounds": self.saver.bounds(newest),
             "last_checkpoint": newest,
             "metrics": dict(self.scalars.latest),
+            "memory": {**self.card.read(), "host": self.host.read() if self.host is not None else None},
             "stop_requested_by": self.stop.by or None,
             "protections_off": [self.saver.why_off] if self.saver.why_off else [],
         }
@@ -255,7 +279,30 @@ class Attachment:
             "batch": self.position.batch,
             "feed": {"kind": self.feed.kind, "state": self.feed.state(takes_back=takes_back)},
             "fingerprint": self.fingerprint,
+            "safe_step": self.card.state(),
         }
+
+    def _mind_memory(self, now_s: float) -> None:
+        """At a boundary: when the host's memory will not do for another step, this is where it ends."""
+        if self.host is None or self.stop.is_made:
+            return
+        try:
+            leave = self.host.mind(now_s, self._save_cost)
+        except Exception as problem:
+            self.host.stop()
+            self.host = None
+            text = f"host memory is not guarded: {type(problem).__name__}: {problem}"
+            self.reporter.event("protection_off", text, is_loud=True, protection="host memory")
+            return
+        if leave is None or self.saver.why_off:
+            return  # without a checkpoint, leaving would only lose it sooner
+        write_intent(self.home.attempt, restart=True, why=leave.why, settings=leave.settings)
+        self.stop.ask(leave.why)
+
+    def _save_cost(self) -> SaveCost:
+        state_bytes = self.card.state_bytes()
+        # The first save takes its room in host memory; later ones have it.
+        return SaveCost(self.saver.expected_s(state_bytes), state_bytes if self.saver.last_step is None else 0)
 
     def _judge_schedule(self, text: str) -> None:
         verdict = self.settings.verdicts()["schedule"]

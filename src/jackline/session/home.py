@@ -152,9 +152,15 @@ def _create(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> None:
 def _begin_attempt(run: RunDir) -> AttemptDir:
     former = run.last_attempt()
     attempt = run.attempt(former.number + 1 if former else 1)
-    attempt.path.mkdir(parents=True, exist_ok=True)
     me = identify(os.getpid())
-    _write_start(attempt, me.to_json() if me else None, time.time())
+    try:
+        attempt.path.mkdir(parents=True, exist_ok=True)
+        _write_start(attempt, me.to_json() if me else None, time.time())
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {run.path}: {error.strerror}",
+            hint="choose another place: attach(runs_dir=...) or $JACKLINE_RUNS",
+        ) from None
     return attempt
 
 
@@ -186,12 +192,6 @@ def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
     atomic.write_json(home.attempt.exit_file, contents, durable=True)
     # The process may live on (a notebook's kernel), but it is not this attempt any more.
     _write_start(home.attempt, None, home.started_at_s)
-
-
-def write_intent(home: Home, *, restart: bool, why: str) -> None:
-    """Why this attempt ends, for whoever decides about the next one."""
-    if home.attempt is not None:
-        atomic.write_json(home.attempt.intent_file, {"restart": restart, "why": why, "settings": {}})
 
 
 def read_grace_s(run: RunDir, otherwise_s: float) -> float:

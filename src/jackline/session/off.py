@@ -5,9 +5,11 @@ Owns a run without a session: it counts steps as the real one does, because `tot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from jackline.memory.safe_step import Slicing, StepResult
+from jackline.session.memory import off_step
 from jackline.session.phase import Phase, phase
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper
@@ -18,6 +20,7 @@ class OffRun:
 
     def __init__(self, settings: Settings, state: Mapping[str, Any], values: dict[str, Any], loader: Any) -> None:
         self._stepper = Stepper(state, settings.accumulate)
+        self._state = state
         self._loader = loader
         self._total: int | None = None
         self.values = values
@@ -56,6 +59,17 @@ class OffRun:
 
     def save(self) -> None:
         pass
+
+    def safe_step(
+        self,
+        fn: Callable[[Any], Any],
+        batch: Any,
+        *,
+        micro_batch: int | None = None,
+        weight: Callable[[Any], float] | None = None,
+        count: float | None = None,
+    ) -> StepResult:
+        return off_step(self._state, fn, batch, Slicing(micro_batch, weight, count))
 
     def phase(self, name: str, items: Any = None, *, total: float | None = None, unit: str = "") -> Phase:
         return phase(name, items, total=total, unit=unit)

@@ -13,11 +13,12 @@ the block. The rest is in the parts it is made of (attachment.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
 from jackline.errors import UsageError
+from jackline.memory.safe_step import Slicing, StepResult
 from jackline.session.attachment import Attachment
 from jackline.session.feeds import END
 from jackline.session.phase import Phase, phase
@@ -107,6 +108,23 @@ class Run:
             more = {**values, **more}
         self._attached.scalars.log(self._attached.label, more)
 
+    def safe_step(
+        self,
+        fn: Callable[[Any], Any],
+        batch: Any,
+        *,
+        micro_batch: int | None = None,
+        weight: Callable[[Any], float] | None = None,
+        count: float | None = None,
+    ) -> StepResult:
+        """This batch's gradients, in smaller slices when the card's memory runs out; `optimizer.step()` stays yours.
+
+        `fn(slice)` returns (loss_sum, count), or a mean with `weight=`; it may run twice for the same samples. The
+        slices' size is `micro_batch` at first, the whole batch by default; what it shrank to is kept in checkpoints.
+        """
+        self._require_entered()
+        return self._attached.card.step(fn, batch, Slicing(micro_batch, weight, count), step=self._attached.label)
+
     def save(self) -> None:
         """A checkpoint at the next boundary: at once between epochs and after the loop, else as this step ends."""
         self._require_entered()
@@ -169,8 +187,8 @@ class Run:
         if self._is_total_reached():
             return  # the last save follows at once
         if self._is_save_wanted or attached.saver.why_due(self.step, now_s):
+            attached.save(is_last=self._is_save_wanted)  # one that a person asked for is not skipped
             self._is_save_wanted = False
-            attached.save()
 
     def _stop(self) -> None:
         """At a boundary, and somebody wants the end."""

@@ -59,6 +59,10 @@ class Saver:
         )
         return save_is_due(progress, self._cadence)
 
+    def expected_s(self, state_bytes: int) -> float:
+        """How long a save will take until it is acknowledged: as the last one, or by a slow disk's pace."""
+        return (self._stall_s + self._write_s) or 0.5 + state_bytes / 100e6
+
     def save(self, step: int, *, metrics: dict[str, float], is_last: bool = False) -> Ticket | None:
         """Takes the state now. `is_last`: nothing will change after it, and it may wait for the writer."""
         if self.why_off:

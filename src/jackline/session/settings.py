@@ -45,6 +45,7 @@ class Settings:
     prove                   save, load and compare once before step 1
     overlap                 copy beside the next step, once that has proved to be equal
     grace_s                 how long a polite end may take, when nobody else says
+    memory_guard            save and leave before the host's memory is full, to go on with less
     """
 
     name: str | None = None
@@ -65,6 +66,7 @@ class Settings:
     prove: bool = True
     overlap: bool = True
     grace_s: float = 30.0
+    memory_guard: bool = True
 
     def __post_init__(self) -> None:
         self.cadence()

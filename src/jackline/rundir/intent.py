@@ -1,0 +1,51 @@
+"""intent.json: why an attempt ends of its own will, whether it wants to be started again, and with which settings.
+
+Owns the file's form. Written by the session (or trainer) inside the attempt, read by the supervisor's policy and by
+the next attempt's session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jackline.rundir import atomic
+from jackline.rundir.layout import AttemptDir
+
+
+@dataclass(frozen=True)
+class Intent:
+    """`settings` are for the next attempt: {'num_workers': 2, 'prefetch': 1}."""
+
+    restart: bool
+    why: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def write_intent(
+    attempt: AttemptDir | None, *, restart: bool, why: str, settings: Mapping[str, Any] | None = None
+) -> bool:
+    """Synced, because the next thing that happens may be a kill. False without an attempt, or when the disk would
+    not: the end goes on without it."""
+    if attempt is None:
+        return False
+    try:
+        contents = {"restart": restart, "why": why, "settings": dict(settings or {})}
+        atomic.write_json(attempt.intent_file, contents, durable=True)
+    except OSError:
+        return False
+    return True
+
+
+def read_intent(attempt: AttemptDir) -> Intent | None:
+    """A damaged intent is no intent: the session may have died while it wrote."""
+    found = atomic.read_json(attempt.intent_file)
+    if not isinstance(found, dict) or not isinstance(found.get("restart"), bool):
+        return None
+    why, settings = found.get("why"), found.get("settings")
+    return Intent(
+        found["restart"],
+        why if isinstance(why, str) else "",
+        settings if isinstance(settings, dict) else {},
+    )
