@@ -115,9 +115,14 @@ def read_meta(folder: Path) -> Meta | None:
     )
 
 
+def is_gone(folder: Path) -> bool:
+    """Whether the folder or what it was made for is away; a builder may leave a file behind while it is deleted."""
+    return not (folder / "meta.json").exists() and not (folder / "spec.json").exists()
+
+
 def folder_trouble(folder: Path, error: OSError) -> JacklineError:
     """What an operating system's error about the cache folder means to a person."""
-    if not folder.is_dir():
+    if is_gone(folder):
         return JacklineError(
             f"the token cache {folder} is gone",
             hint="somebody deleted it or its disk is away; run the same command again and it is built anew",

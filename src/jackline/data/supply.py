@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jackline.data.builder import adopt_era, cache_folder, read_builder_error, run_builder
-from jackline.data.cache import Cache, era_path, folder_trouble, read_meta
+from jackline.data.cache import Cache, era_path, folder_trouble, is_gone, read_meta
 from jackline.data.progress import TICK_S, Reporter, silent
 from jackline.data.readers import Reading, Registration
 from jackline.data.spec import CacheSettings, DataSpec
@@ -84,6 +84,8 @@ class BackgroundSupply:
         if self._process is not None and self._process.poll() is None:
             return
         lock = RunLock(self._folder / "builder.lock")
+        if is_gone(self._folder):
+            raise folder_trouble(self._folder, FileNotFoundError())
         try:
             if not lock.try_acquire():
                 return  # another reader's builder is at work
