@@ -54,7 +54,7 @@ def test_a_recipe_nobody_knows_is_an_error_with_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         find_recipe("sparse")
     assert str(caught.value) == (
-        "error: there is no recipe 'sparse'\n       known recipes: sparsae\nhint: did you mean 'sparsae'?"
+        "error: there is no recipe 'sparse'\n       known recipes: demo, sparsae\nhint: did you mean 'sparsae'?"
     )
 
 

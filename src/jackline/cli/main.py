@@ -17,6 +17,7 @@ from jackline.errors import JacklineError
 # name -> (module, one line of help). The order is that of a run's life.
 COMMANDS = {
     "run": ("jackline.cli.run", "Supervise any command: jackline run -- python train.py"),
+    "train": ("jackline.cli.train", "Train a recipe, supervised and resumable: jackline train demo --quick"),
     "status": ("jackline.cli.status", "Is it alive, how far, when done, what is lost if it dies."),
     "watch": ("jackline.cli.watch", "The live view; takes over a run whose supervisor is gone."),
     "why": ("jackline.cli.why", "What it is doing, by file and line; why it died, from evidence."),

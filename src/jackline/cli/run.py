@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,12 +84,24 @@ def command(argv: tuple[str, ...], **given: Any) -> None:
 
 
 def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any]) -> int:
+    check_command(argv)
+    settings = {"argv": list(argv), "cwd": str(working_folder())}
+    return start_run(default_name(argv, settings), settings, lambda run: argv, options, given)
+
+
+def start_run(
+    name: str,
+    settings: dict[str, Any],
+    argv_of: Callable[[Path], list[str]],
+    options: SuperviseOptions,
+    given: dict[str, Any],
+) -> int:
+    """The rules of identity, for whatever is started: `settings` decide what is the same run, `argv_of(folder)` is
+    the command for the run's folder, `name` its name unless one was given."""
     from jackline.cli import showing
 
-    check_command(argv)
     folder = runs_folder(given["runs_dir"])
-    settings = {"argv": list(argv), "cwd": str(working_folder())}
-    wanted = check_name(given["name"]) if given["name"] is not None else default_name(argv, settings)
+    wanted = check_name(given["name"]) if given["name"] is not None else name
     existing = find_existing(RunDir(folder / wanted))
     taken = [path.name for path in folder.iterdir()] if given["is_new"] and folder.is_dir() else []
     decision = decide_start(
@@ -100,13 +113,12 @@ def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any
     )
     match decision:
         case Create(name):
-            run = create_run(folder, name, argv, settings, options)
+            run = create_run(folder, name, argv_of(folder / name), settings, options)
             if run is None:
                 return showing.watch_live(RunDir(folder / name), detach=given["detach"])
             return showing.start_and_show(run, options, is_new=True, detach=given["detach"])
         case Resume(name, differences):
-            if differences:
-                change_run(RunDir(folder / name), argv, settings, differences)
+            change_run(RunDir(folder / name), argv_of(folder / name), settings, differences)
             return showing.start_and_show(RunDir(folder / name), options, is_new=False, detach=given["detach"])
         case Watch(name):
             return showing.watch_live(RunDir(folder / name), detach=given["detach"])
@@ -237,8 +249,13 @@ def create_run(
 
 
 def change_run(run: RunDir, argv: list[str], settings: dict[str, Any], differences: tuple[str, ...]) -> None:
-    """--continue-with-changes: the run goes on as another command, and keeps what it was."""
+    """--continue-with-changes: the run goes on as another command, and keeps what it was. What is no difference (how
+    it is watched) may change without a word."""
     contents = read_run_file(run)
+    if not differences:
+        if list(contents.argv) != argv:
+            write_run_file(run, replace(contents, argv=tuple(argv)))
+        return
     former = [*contents.former, {"argv": list(contents.argv), "settings": contents.settings}]
     write_run_file(run, replace(contents, argv=tuple(argv), settings=settings, cwd=settings["cwd"], former=former))
     for line in differences:

@@ -1,13 +1,24 @@
-"""Which recipes there are and where each lives. No torch here: a wrong name costs a millisecond."""
+"""Which recipes there are, where each lives, and a person's own. No torch here: a wrong name costs a millisecond."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from jackline.errors import UsageError
 
-# name -> (module, one line of help). The module has `candidates(card, words)` for the memory plan.
+if TYPE_CHECKING:
+    from jackline.trainer.config import TrainConfig
+
+# name -> (module, one line of help). The module has `candidates(card, words)` for the memory plan and, when it can
+# be trained, `recipe()`.
 RECIPES = {
+    "demo": ("jackline.trainer.recipes.demo", "A small GPT on the Python standard library's own sources."),
     "sparsae": ("jackline.trainer.recipes.sparsae", "A sparse language model whose mask is found by evolution."),
 }
 
@@ -20,5 +31,49 @@ def find_recipe(name: str) -> str:
     raise UsageError(
         f"there is no recipe '{name}'",
         detail=("known recipes: " + ", ".join(RECIPES),),
-        hint=f"did you mean '{near[0]}'?" if near else "a model of your own: jackline plan file.py:function",
+        hint=f"did you mean '{near[0]}'?" if near else "a recipe of your own: path/to/file.py:function",
     )
+
+
+def is_own_file(target: str) -> bool:
+    """'path/to/file.py:function' and not the name of a recipe."""
+    return ":" in target or target.endswith(".py")
+
+
+def load_recipe(target: str) -> TrainConfig:
+    """The config a recipe's function returns."""
+    from jackline.trainer.config import TrainConfig
+
+    if is_own_file(target):
+        path, _, name = target.rpartition(":")
+        if not path:
+            raise UsageError(f"which function of {target} is meant?", hint=f"jackline train {target}:recipe")
+        module, origin = _load_file(Path(path)), path
+    else:
+        module, name, origin = importlib.import_module(find_recipe(target)), "recipe", f"recipe '{target}'"
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(
+            f"{origin} has no function '{name}' that could be trained",
+            hint="it takes nothing and returns a jackline.trainer.config.TrainConfig",
+        )
+    made = function()
+    if not isinstance(made, TrainConfig):
+        raise UsageError(
+            f"{target} returned {type(made).__name__}, not a TrainConfig",
+            hint="from jackline.trainer.config import TrainConfig; return TrainConfig(data=..., lr=3e-4)",
+        )
+    return made
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file '{path}'", hint="jackline train path/to/file.py:function")
+    # Its own folder comes first, as when it is run.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,14 +1,17 @@
-"""Settings of a recipe from the words of a command line: key=value, --key value, --key=value, --flag.
+"""Settings of a recipe from words (key=value, --key value, --key=value, --flag) and from YAML files.
 
-Owns the reading; which settings exist stands in each recipe's own dataclass. Unknown ones and wrong values are
-errors: a setting that is accepted and ignored has cost people days.
+Owns the reading; which settings exist stands in each recipe's own dataclass, and so do other names for them
+(`ALIASES`) and values with units (`UNITS`). Unknown ones and wrong values are errors: a setting that is accepted and
+ignored has cost people days.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import Field, fields
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from jackline.errors import UsageError
@@ -19,14 +22,48 @@ _YES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": 
 
 def parse_settings(kind: type[Settings], words: Sequence[str], recipe: str) -> Settings:
     """An instance of the dataclass `kind`, its defaults changed by `words`."""
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    types = get_type_hints(kind)
+    return kind(**read_words(kind, words, recipe))
+
+
+def read_words(kind: type, words: Sequence[str], recipe: str) -> dict[str, Any]:
+    """What the words set, by field. The last one wins."""
+    types = _types(kind)
+    flags = {name for name, kind_of in types.items() if kind_of is bool}
     values: dict[str, Any] = {}
-    for name, text in _pairs(words, {key for key, kind_of in types.items() if kind_of is bool}, recipe):
-        if name not in known:
-            raise _unknown(name, known, recipe)
-        values[name] = _value(name, text, types[name])
-    return kind(**values)
+    for given, text in _pairs(words, flags, recipe):
+        name = _field(kind, given, types, f"recipe '{recipe}'")
+        values[name] = _value(kind, name, text, types[name])
+    return values
+
+
+def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
+    """What a file sets, by field. Read as text and then as each field's kind, so that 3e-4 is a number (YAML 1.1
+    has it as a word) and `compile: off` is no boolean."""
+    import yaml
+
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # text only: no objects
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {_first_line(error)}", hint="write one `key: value` a line") from None
+    if found in (None, ""):
+        return {}
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is not a list of settings", hint="write one `key: value` a line")
+    types = _types(kind)
+    values: dict[str, Any] = {}
+    for given, text in found.items():
+        name = _field(kind, str(given).replace("-", "_"), types, f"recipe '{recipe}', in {path}")
+        if not isinstance(text, str):
+            raise UsageError(f"{name} in {path} is a {type(text).__name__}", hint=f"write `{name}: value`")
+        values[name] = _value(kind, name, text, types[name])
+    return values
+
+
+def _types(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _pairs(words: Sequence[str], flags: set[str], recipe: str) -> Iterator[tuple[str, str]]:
@@ -47,24 +84,57 @@ def _pairs(words: Sequence[str], flags: set[str], recipe: str) -> Iterator[tuple
             raise UsageError(f"{word} needs a value")
 
 
-def _unknown(name: str, known: dict[str, Field[Any]], recipe: str) -> UsageError:
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "known settings: " + ", ".join(known)
-    return UsageError(f"unknown setting '{name}' for recipe '{recipe}'", hint=hint)
+def _field(kind: type, given: str, types: Mapping[str, Any], where: str) -> str:
+    aliases: Mapping[str, str] = getattr(kind, "ALIASES", {})
+    name = aliases.get(given, given)
+    if name in types:
+        return name
+    near = get_close_matches(given, [*types, *aliases], n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "known settings: " + ", ".join(types)
+    raise UsageError(f"unknown setting '{given}' for {where}", hint=hint)
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
-    choices = get_args(kind)
+def _value(kind: type, name: str, text: str, kind_of: Any) -> Any:
+    unit = getattr(kind, "UNITS", {}).get(name)
+    if unit is not None:
+        return unit(text)
+    choices = get_args(kind_of)
     if choices:
-        if text in choices:
-            return text
-        near = get_close_matches(text, choices, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else None
-        raise UsageError(f"{name} is one of {', '.join(choices)}, not '{text}'", hint=hint)
+        return _choice(name, text, choices)
     try:
-        return _YES[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise UsageError(f"{name}={text} is not {_WORDS[kind]}") from None
+        return _READ[kind_of](text)
+    except (ValueError, KeyError, OverflowError):
+        raise UsageError(f"{name}={text} is not {_WORDS[kind_of]}") from None
 
 
+def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
+    if text in choices:
+        return text
+    near = get_close_matches(text, choices, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else None
+    raise UsageError(f"{name} is one of {', '.join(choices)}, not '{text}'", hint=hint)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)  # 1e6 is a whole number
+        if not number.is_integer():
+            raise ValueError(text) from None
+        return int(number)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+_READ: dict[Any, Any] = {int: _whole, float: _finite, bool: lambda text: _YES[text.lower()], str: str}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -1,0 +1,102 @@
+"""`python -m jackline.trainer RUN_DIR RECIPE [settings]`: what `jackline train` supervises.
+
+Owns the first words, before anything heavy is imported, and the exit codes. Two more forms, for the command line,
+which may import neither torch nor a person's file: `--resolve RECIPE [settings]` and `--show RECIPE [settings]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from jackline.errors import EXIT_DONE, CannotResume, JacklineError
+from jackline.machine.host import find_notebook
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import read_run_file
+from jackline.trainer.config import TrainConfig, identity, resolve_words
+from jackline.trainer.voice import Voice
+
+_SHORT_LIVED = ("colab", "kaggle")
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        if argv[0] == "--resolve":
+            return _resolve(argv[1], argv[2:])
+        if argv[0] == "--show":
+            return _show(argv[1], argv[2:])
+        return _train(RunDir(Path(argv[0])), argv[1], argv[2:])
+    except JacklineError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
+    with Voice() as voice:
+        voice.say(f"$ jackline train {shlex.join([target, *words])}")
+        voice.say(f"process {os.getpid()}, Python {platform.python_version()}, run {run.path}")
+        resolved = resolve_words(target, words)
+        _check_unchanged(run, resolved.config)
+        for line in first_screen(resolved.config, os.environ):
+            voice.say(line)
+        with voice.phase("start", "importing torch, usually 2 to 20 s"):
+            from jackline.trainer.loop import train
+        train(resolved, run, voice)
+    return EXIT_DONE
+
+
+def _check_unchanged(run: RunDir, config: TrainConfig) -> None:
+    """A restart must not go on with other settings because a file was edited meanwhile."""
+    if not run.has_run_file:
+        return
+    before = read_run_file(run).settings
+    now = json.loads(json.dumps(identity(config)))
+    if before.get("recipe") != now["recipe"] or "seq_len" not in before:
+        return  # started by hand, not by `jackline train`
+    changed = [
+        f"{name}: {before[name]} -> {now[name]}" for name in now if name in before and before[name] != now[name]
+    ]
+    if changed:
+        raise CannotResume(
+            f"the settings of run '{run.name}' have changed since it was started",
+            detail=tuple(changed),
+            hint="`jackline train` with --continue-with-changes goes on with them, with --new starts another run",
+        )
+
+
+def first_screen(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
+    """What a person must know before it starts."""
+    lines = []
+    if config.quick:
+        lines.append(f"quick: tiny settings, to see that everything works; data: {config.data}")
+    place = find_notebook(environ)
+    if place in _SHORT_LIVED and not config.mirror:
+        lines.append(
+            f"this is {place.capitalize()}: without --mirror everything here is lost when the machine is taken away; "
+            "--mirror PATH|URL keeps checkpoints elsewhere (a mounted Drive, say)"
+        )
+    return lines
+
+
+def _resolve(target: str, words: Sequence[str]) -> int:
+    resolved = resolve_words(target, words)
+    print(json.dumps({"config": asdict(resolved.config), "identity": identity(resolved.config)}))
+    return EXIT_DONE
+
+
+def _show(target: str, words: Sequence[str]) -> int:
+    resolved = resolve_words(target, words)
+    from jackline.trainer.settings_text import settings_text
+
+    print(settings_text(resolved))
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,189 @@
+"""From a config to everything a loop needs: device, data, model, optimizer, micro-batch, compiled or not.
+
+Owns the order of these and what a person is told about each. Which precision, optimizer or micro-batch is right is
+decided in modules of their own; training is loop.py.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jackline.data.loader import Loader
+from jackline.memory.cards import Precision
+from jackline.models.gpt import GPT
+from jackline.models.shapes import GPTShape, describe_shape
+from jackline.session.exactness import make_exact
+from jackline.trainer import compiling
+from jackline.trainer.config import TrainConfig
+from jackline.trainer.corpus import Corpus, count_steps, make_loader, open_corpus
+from jackline.trainer.flops import flops_per_token, peak_flops
+from jackline.trainer.optimizer import clip_gradients, make_optimizer
+from jackline.trainer.planning import Chosen, choose_micro_batch, shape_of
+from jackline.trainer.precision import (
+    Attention,
+    attention_kernels,
+    autocast,
+    choose_attention,
+    choose_precision,
+    make_scaler,
+)
+from jackline.trainer.schedule import Schedule, describe_schedule, schedule_of
+from jackline.trainer.voice import Voice
+
+_EAGER_MFU = 0.3  # of the peak, to guess a step's time before there was one
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything of one training. `loss_sum` and `update` are the two halves of a step."""
+
+    config: TrainConfig
+    device: torch.device
+    device_name: str
+    corpus: Corpus
+    loader: Loader
+    shape: GPTShape
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    attention: Attention
+    scaler: Any
+    chosen: Chosen
+    schedule: Schedule
+    total_steps: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.batch_size * self.config.seq_len
+
+    def loss_sum(self, tokens: Tensor) -> tuple[Tensor, int]:
+        """Of a slice of windows of seq_len + 1 tokens: the summed loss, and over how many targets."""
+        targets = tokens[:, 1:]
+        with autocast(self.precision, self.device):
+            return self.model(tokens[:, :-1], targets), targets.numel()
+
+    def eval_sum(self, tokens: Tensor) -> tuple[Tensor, int]:
+        """The same, never compiled: another shape and another mode would be compiled anew, for half a minute."""
+        targets = tokens[:, 1:]
+        with autocast(self.precision, self.device):
+            return self.model.forward(tokens[:, :-1], targets), targets.numel()
+
+    def update(self) -> Tensor:
+        """The optimizer's step from the gradients there are; returns their norm before it was cut."""
+        if self.scaler is None:
+            norm = clip_gradients(self.optimizer, self.config.clip)
+            self.optimizer.step()
+        else:
+            self.scaler.unscale_(self.optimizer)
+            norm = clip_gradients(self.optimizer, self.config.clip)
+            self.scaler.step(self.optimizer)  # not at all when a gradient is infinite
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def kernels(self) -> Any:
+        """The attention kernels, for as long as the block runs."""
+        return attention_kernels(self.attention)
+
+
+def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
+    """`folder` is the run's: compiled code is kept there."""
+    device = choose_device(config)
+    if config.exact:
+        make_exact()
+    name = device_name(device)
+    voice.say(f"device {name}, torch {torch.__version__}", "start")
+    precision = choose_precision(config.precision, device)
+    corpus = open_corpus(config, voice)
+    loader = make_loader(config, corpus.train, device=device)
+    shape = shape_of(config, corpus.vocab_size)
+    with voice.phase("model", describe_shape(config.model, shape)):
+        torch.manual_seed(config.seed)
+        # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
+        model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows).to(device)
+        optimizer = make_optimizer(
+            model,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            precision=precision,
+        )
+    total_steps = count_steps(config, loader, voice)
+    schedule = schedule_of(config, total_steps)
+    with voice.phase("plan", "which micro-batch fits"):
+        chosen = choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda")
+        voice.say(plan_text(config, chosen, precision, total_steps))
+        voice.say(describe_schedule(schedule))
+    parts = Parts(
+        config=config,
+        device=device,
+        device_name=name,
+        corpus=corpus,
+        loader=loader,
+        shape=shape,
+        model=model,
+        optimizer=optimizer,
+        precision=precision,
+        attention=choose_attention(config.attention, device),
+        scaler=make_scaler(precision, device),
+        chosen=chosen,
+        schedule=schedule,
+        total_steps=total_steps,
+    )
+    compile_if_it_pays(parts, voice, folder)
+    return parts
+
+
+def choose_device(config: TrainConfig) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+
+
+def plan_text(config: TrainConfig, chosen: Chosen, precision: str, total_steps: int) -> str:
+    tokens = config.batch_size * config.seq_len
+    return (
+        f"batch {config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch} ({chosen.text}), "
+        f"{config.num_threads} loader threads, {precision}; "
+        f"{total_steps:,} steps of {tokens:,} tokens, {total_steps * tokens:,} in all"
+    )
+
+
+def compile_if_it_pays(parts: Parts, voice: Voice, folder: Path) -> None:
+    config, device = parts.config, parts.device
+    cache = compiling.cache_folder(folder, parts.attention)
+    decision = compiling.decide(
+        config.compile,
+        has_card=device.type == "cuda",
+        can_compile=compiling.why_not(device) if config.compile != "off" else "",
+        steps_left=parts.total_steps,
+        eager_step_s=guess_step_s(parts),
+        is_warm=compiling.is_warm(cache),
+    )
+    voice.say(decision.reason, "plan")
+    if decision.is_compiled:
+        compiling.use_cache(cache)
+        compiling.compile_in_place(parts.model)
+
+
+def guess_step_s(parts: Parts) -> float:
+    """By arithmetic alone; 0 where the device's peak is not known."""
+    peak = peak_flops(parts.device_name, parts.precision)
+    flops = flops_per_token(parts.shape, parts.config.seq_len) * parts.tokens_per_step
+    return flops / (peak * _EAGER_MFU) if peak else 0.0

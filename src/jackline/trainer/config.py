@@ -1,0 +1,302 @@
+"""What a training is: one flat, typed, resolved config, and where each of its values came from.
+
+Owns the fields, their checks, the order in which recipe, --quick, file and command line have their say, and
+config.yaml of a run. No torch here: the command line resolves configs too. What a plan chooses is not written here;
+`0` and `auto` mean that it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from jackline.errors import UsageError
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.trainer.recipes import load_recipe
+from jackline.trainer.recipes.settings import read_words, read_yaml
+from jackline.units import parse_bytes, parse_duration
+
+QUIET_FIELDS = (
+    "verbose",
+    "time_limit_s",
+    "mirror",
+    "num_threads",
+    "log_every",
+    "keep_last",
+    "keep_every",
+    "data_dir",
+)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything a training depends on, and how it is watched. 0 and "" mean: not set, or chosen for you."""
+
+    recipe: str = ""
+    model: Literal["nano", "tiny", "small", "medium"] = "small"
+    seq_len: int = 1024
+    vocab_size: int = 0  # 0: the tokenizer's, rounded up to a multiple of 64
+    dropout: float = 0.0
+
+    data: str = ""
+    text_column: str = ""
+    tokenizer: str = "gpt2"
+    val_fraction: float = 0.01
+    val_tokens: int = 10_000_000  # at most; the validation set of a huge corpus has no natural end
+    max_cache_bytes: int = 0
+    data_dir: str = ""
+
+    batch_size: int = 32  # sequences to an update, whatever the memory
+    micro_batch: int = 0
+    max_steps: int = 1000
+    epochs: int = 0  # 0: by max_steps
+    time_limit_s: float = 0.0
+
+    lr: float = 6e-4
+    min_lr: float = 6e-5
+    warmup_steps: int = 100
+    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
+    decay_steps: int = 0
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 1.0
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    attention: Literal["auto", "cudnn", "flash", "plain"] = "auto"
+    loss_chunk_rows: int = 0
+    recompute: bool = False
+    exact: bool = False
+    rehearse: bool = True
+
+    seed: int = 0
+    eval_every: int = 200
+    eval_share: float = 0.1
+    full_eval: bool = True  # at the end
+    metric: Literal["val_loss"] = "val_loss"
+    log_every: int = 0  # steps; a line comes every 1.5 s in any case
+    save_every_steps: int = 0
+    save_every_s: float = 0.0
+    keep_last: int = 3
+    keep_every: int = 0
+    mirror: str = ""
+    num_threads: int = 1
+    quick: bool = False
+    verbose: bool = False
+    sentinels: Literal["warn", "stop", "off"] = "warn"
+
+    # The names people know from other trainers.
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "lr",
+        "min_learning_rate": "min_lr",
+        "model_size": "model",
+        "max_seq_length": "seq_len",
+        "sequence_length": "seq_len",
+        "num_workers": "num_threads",
+        "checkpoint_interval": "save_every_steps",
+        "save_every_n_batches": "save_every_steps",
+        "eval_interval": "eval_every",
+        "grad_clip": "clip",
+        "max_grad_norm": "clip",
+        "time_limit": "time_limit_s",
+        "save_every": "save_every_s",
+        "warmup": "warmup_steps",
+    }
+    UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+        "time_limit_s": parse_duration,
+        "save_every_s": parse_duration,
+        "max_cache_bytes": parse_bytes,
+    }
+
+    def __post_init__(self) -> None:
+        for rule in _RULES:
+            rule(self)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config and, for every field, who set it: recipe, quick, a file's name, or command line."""
+
+    config: TrainConfig
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) -> Resolved:
+    """A recipe's own config, changed by --quick, then by files in their order, then by the words."""
+    recipe = replace(load_recipe(target), recipe=target)
+    kind = type(recipe)
+    origins = {entry.name: "recipe" for entry in fields(kind)}
+    values: dict[str, Any] = {}
+    for path in files:
+        found = read_yaml(kind, path, target)
+        origins.update(dict.fromkeys(found, str(path)))
+        values.update(found)
+    typed = read_words(kind, words, target)
+    origins.update(dict.fromkeys(typed, "command line"))
+    values.update(typed)
+    if values.get("quick", recipe.quick):
+        chosen = {name: value for name, value in quick_values(recipe).items() if name not in values}
+        origins.update(dict.fromkeys(chosen, "quick"))
+        values = {**chosen, **values}
+    if values.pop("recipe", target) != target:
+        raise UsageError("'recipe' cannot be set", hint=f"the recipe is the word behind train: {target}")
+    return Resolved(replace(recipe, **values), {**origins, "recipe": "command line"})
+
+
+def resolve_words(target: str, words: Sequence[str]) -> Resolved:
+    """As typed: `--config FILE` may stand anywhere among the settings, more than once."""
+    files: list[Path] = []
+    rest: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--config":
+            if not waiting:
+                raise UsageError("--config needs a file", hint="--config settings.yaml")
+            files.append(Path(waiting.pop(0)))
+        elif word.startswith("--config="):
+            files.append(Path(word.removeprefix("--config=")))
+        else:
+            rest.append(word)
+    return resolve(target, rest, files)
+
+
+def quick_values(config: TrainConfig) -> dict[str, Any]:
+    """The same code path in under a minute on two cores. Data that every machine has, and it says so."""
+    return {
+        "model": "nano",
+        "seq_len": min(64, config.seq_len),
+        "vocab_size": 0,
+        "data": "python-stdlib",
+        "text_column": "",
+        "tokenizer": "bytes",
+        "val_fraction": 0.02,
+        "val_tokens": 20_000,
+        "batch_size": min(8, config.batch_size),
+        "micro_batch": 0,
+        "max_steps": min(100, config.max_steps),
+        "epochs": 0,
+        "lr": 1e-3,
+        "min_lr": 1e-4,
+        "warmup_steps": 10,
+        "decay_steps": 0,
+        "eval_every": 50,
+        "save_every_steps": 20,
+        "compile": "off",
+    }
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """What makes two trainings the same run, as plain values; how it is watched and kept is not part of it."""
+    return {name: value for name, value in asdict(config).items() if name not in QUIET_FIELDS}
+
+
+def save_config(run: RunDir, resolved: Resolved) -> None:
+    """config.yaml: `jackline train RECIPE --config runs/NAME/config.yaml` starts the same again."""
+    atomic.write_whole(run.config_file, config_text(resolved).encode())
+
+
+def config_text(resolved: Resolved) -> str:
+    import yaml
+
+    lines = [f"# {resolved.config.recipe}: resolved settings, each with its origin"]
+    for name, value in asdict(resolved.config).items():
+        text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+        lines.append(f"{name}: {text}".ljust(44) + f"# {resolved.origins.get(name, 'recipe')}")
+    return "\n".join(lines) + "\n"
+
+
+# Checks, each of one thing a person may get wrong.
+
+
+def _at_least(low: float, *names: str) -> Callable[[TrainConfig], None]:
+    def check(config: TrainConfig) -> None:
+        for name in names:
+            value = getattr(config, name)
+            if value < low:
+                raise UsageError(f"{name}={value} is too small", hint=f"it must be {low} or more")
+
+    return check
+
+
+def _share(*names: str, includes_one: bool = False) -> Callable[[TrainConfig], None]:
+    def check(config: TrainConfig) -> None:
+        for name in names:
+            value = getattr(config, name)
+            if not (0 <= value < 1 or (includes_one and value == 1)):
+                raise UsageError(f"{name}={value} is not a share", hint=f"it must be from 0 to {_END[includes_one]}")
+
+    return check
+
+
+_END = {True: "1", False: "below 1"}
+
+
+def _check_rates(config: TrainConfig) -> None:
+    if config.lr <= 0:
+        raise UsageError(f"lr={config.lr} teaches nothing", hint="it must be above 0, e.g. lr=3e-4")
+    if config.min_lr > config.lr:
+        raise UsageError(
+            f"min_lr={config.min_lr} is above lr={config.lr}", hint="min_lr is the floor the schedule ends at"
+        )
+    if config.epochs == 0 and config.schedule != "constant" and config.warmup_steps >= config.max_steps:
+        raise UsageError(
+            f"warmup_steps={config.warmup_steps} takes all of max_steps={config.max_steps}",
+            hint="the learning rate would never come down; a tenth is usual",
+        )
+
+
+def _check_batch(config: TrainConfig) -> None:
+    if config.micro_batch > config.batch_size:
+        raise UsageError(
+            f"micro_batch={config.micro_batch} is above batch_size={config.batch_size}",
+            hint="batch_size is what one update sees; micro_batch is how much of it is in memory at a time",
+        )
+
+
+def _check_data(config: TrainConfig) -> None:
+    if config.recipe and not config.data:
+        raise UsageError(
+            f"recipe '{config.recipe}' names no data", hint="--data SOURCE: a path, glob, http(s)://, hf://..."
+        )
+
+
+def _check_vocab(config: TrainConfig) -> None:
+    if config.vocab_size < 0 or config.vocab_size % 8:
+        raise UsageError(
+            f"vocab_size={config.vocab_size} is not a multiple of 8", hint="0 takes the tokenizer's, rounded up"
+        )
+
+
+_RULES: tuple[Callable[[TrainConfig], None], ...] = (
+    _at_least(1, "seq_len", "batch_size", "max_steps", "keep_last"),
+    _at_least(
+        0,
+        "micro_batch",
+        "epochs",
+        "warmup_steps",
+        "decay_steps",
+        "min_lr",
+        "weight_decay",
+        "clip",
+        "eval_every",
+        "log_every",
+        "save_every_steps",
+        "keep_every",
+        "num_threads",
+        "loss_chunk_rows",
+        "val_tokens",
+        "seed",
+    ),
+    _share("dropout", "val_fraction", "beta1", "beta2"),
+    _share("eval_share", includes_one=True),
+    _check_rates,
+    _check_batch,
+    _check_data,
+    _check_vocab,
+)

@@ -1,0 +1,137 @@
+"""The data of a config: training and validation split, opened with signs of life, and the words when it fails.
+
+Owns the way from config to data engine. Nothing is substituted: a source that cannot be reached is an error that
+says how to give another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from jackline.data.builder import cache_folder, run_builder
+from jackline.data.choose import Full
+from jackline.data.loader import Loader, LoaderSettings
+from jackline.data.progress import Progress, Reporter, describe
+from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
+from jackline.data.supply import Data, open_data
+from jackline.errors import JacklineError, UsageError
+from jackline.session.phase import phase
+from jackline.trainer.config import TrainConfig
+from jackline.trainer.voice import Voice
+
+_LOOK_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`validation` is None with val_fraction=0."""
+
+    train: Data
+    validation: Data | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.train.cache.meta.vocab_size
+
+    def close(self) -> None:
+        self.train.close()
+        if self.validation is not None:
+            self.validation.close()
+
+
+def spec_of(config: TrainConfig, split: Split) -> DataSpec:
+    if config.val_fraction == 0:
+        split = "all"
+    spec = DataSpec(
+        sources=(Source(config.data, text_column=config.text_column or None),),
+        tokenizer=config.tokenizer,
+        split=split,
+        validation_fraction=config.val_fraction,
+    )
+    if split == "validation" and config.val_tokens:
+        return replace(spec, max_tokens=config.val_tokens)
+    return spec
+
+
+def cache_settings(config: TrainConfig) -> CacheSettings:
+    return CacheSettings(
+        root=Path(config.data_dir).expanduser() if config.data_dir else default_cache_root(),
+        max_cache_bytes=config.max_cache_bytes or None,
+    )
+
+
+def open_corpus(config: TrainConfig, voice: Voice) -> Corpus:
+    """Returns once the vocabulary is known; training may begin while the rest is being tokenised."""
+    settings = cache_settings(config)
+    with _explained(config):
+        with _told(voice, "training data") as report:
+            train = open_data(spec_of(config, "train"), settings, report)
+        if config.val_fraction == 0:
+            return Corpus(train, None)
+        with _told(voice, "validation data") as report:
+            folder = cache_folder(spec_of(config, "validation"), settings)
+            # The whole of it, here and now: a validation on what happens to be ready would be another each time.
+            while run_builder(folder, settings, report, for_readers=False) is None:
+                time.sleep(_LOOK_AGAIN_S)  # another process builds the same
+            validation = open_data(spec_of(config, "validation"), settings, report)
+    return Corpus(train, validation)
+
+
+def make_loader(config: TrainConfig, data: Data, *, device: torch.device) -> Loader:
+    settings = LoaderSettings(
+        seq_len=config.seq_len,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        num_threads=config.num_threads,
+        pin_memory=device.type == "cuda",
+    )
+    return Loader(data, settings)
+
+
+def count_steps(config: TrainConfig, loader: Loader, voice: Voice) -> int:
+    """All steps of the run. In epochs they are known only when the whole corpus is."""
+    if not config.epochs:
+        return config.max_steps
+    settings = cache_settings(config)
+    with _told(voice, "the whole corpus, because epochs are counted") as report:
+        outcome = run_builder(cache_folder(spec_of(config, "train"), settings), settings, report, for_readers=False)
+    windows = loader.num_windows()
+    if isinstance(outcome, Full) or windows is None:
+        raise UsageError(
+            f"epochs={config.epochs} needs the whole corpus on disk, and it does not fit",
+            hint="give max_steps instead, or a larger max_cache_bytes",
+        )
+    return max(1, config.epochs * (windows // config.batch_size))
+
+
+@contextlib.contextmanager
+def _told(voice: Voice, what: str) -> Iterator[Reporter]:
+    with voice.phase("data", what), phase(f"data: {what}") as bar:
+
+        def report(progress: Progress) -> None:
+            text = describe(progress)
+            voice.now(f"{what}: {text}")
+            bar.update(progress.done)
+
+        yield report
+
+
+@contextlib.contextmanager
+def _explained(config: TrainConfig) -> Iterator[None]:
+    try:
+        yield
+    except JacklineError as error:
+        advice = (f"there: {error.hint}",) if error.hint else ()
+        made = JacklineError(
+            f"the data of recipe '{config.recipe}' cannot be had: {config.data}",
+            detail=(error.message, *error.detail, *advice),
+            hint="--data SOURCE trains on other data: a path, glob, http(s)://, hf://, or python-stdlib",
+        )
+        made.exit_code = error.exit_code
+        raise made from error

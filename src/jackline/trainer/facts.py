@@ -1,0 +1,114 @@
+"""What a loop tells others about itself: the session its settings, the sentinels their facts, people the next step.
+
+Owns the translation from config and parts into their words. Pure but for the lines it says.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jackline.memory.safe_step import Shrunk
+from jackline.rundir.layout import RunDir
+from jackline.session.off import OffRun
+from jackline.session.run import Run
+from jackline.trainer.build import Parts
+from jackline.trainer.config import TrainConfig
+from jackline.trainer.evaluate import read_windows
+from jackline.trainer.sentinel_floor import Floor, entropy_floor
+from jackline.trainer.sentinels import Facts
+from jackline.trainer.step_line import curves_lines
+from jackline.trainer.validation import Validation
+from jackline.trainer.voice import Voice
+from jackline.units import format_duration
+
+_FLOOR_TOKENS = 1 << 16
+
+
+def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
+    """For `jackline.attach`. Who started it has compared the settings already, so changed arguments only warn."""
+    return {
+        "name": run_dir.name,
+        "runs_dir": str(run_dir.path.parent),
+        "save_every_steps": config.save_every_steps or None,
+        "save_every_s": config.save_every_s or None,
+        "keep_last": config.keep_last,
+        "keep_every": config.keep_every or None,
+        "keep_best": config.metric,
+        "mirror": config.mirror or None,
+        "seed": config.seed,
+        "exact": config.exact,
+        "on_change": {"arguments": "warn"},
+    }
+
+
+def sentinel_facts(parts: Parts, validation: Validation) -> Facts:
+    return Facts(
+        vocab_size=parts.shape.vocab_size,
+        schedule=parts.schedule,
+        tokens_per_step=parts.tokens_per_step,
+        floor=floor_of(parts, validation),
+        full_validation_parts=validation.num_parts if validation.num_quick < validation.num_windows else None,
+    )
+
+
+def floor_of(parts: Parts, validation: Validation) -> Floor | None:
+    """From validation windows: reading training windows here would move the loader."""
+    data, seq_len = parts.corpus.validation, parts.config.seq_len
+    if data is None or not validation.num_windows or parts.config.sentinels == "off":
+        return None
+    wanted = min(validation.num_windows, max(1, _FLOOR_TOKENS // seq_len))
+    sample = [windows[:, :-1].reshape(-1) for windows in read_windows(data, seq_len, min(64, wanted), wanted)]
+    return entropy_floor(np.concatenate(sample), parts.corpus.vocab_size)
+
+
+def event_of(run: Run | OffRun) -> Callable[[str, str], None]:
+    """Writes an alarm into the run's events; nothing with JACKLINE=off."""
+    if isinstance(run, OffRun):
+        return lambda kind, text: None
+    reporter = run._attached.reporter
+    return lambda kind, text: reporter.event("alarm", text, alarm=kind, step=run.step)
+
+
+def find_deadline_s(config: TrainConfig) -> float:
+    """Under a supervisor the limit is the supervisor's: two requests to end would mean "at once, unsaved"."""
+    if not config.time_limit_s or os.environ.get("JACKLINE_RUN_DIR"):
+        return float("inf")
+    return time.monotonic() + config.time_limit_s
+
+
+def ask_for_the_end(voice: Voice, limit_s: float) -> None:
+    """As anybody would: the session saves at the end of this step and leaves."""
+    voice.say(f"the time limit of {format_duration(limit_s)} is reached")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def say_shrunk(voice: Voice, changes: Sequence[Shrunk]) -> None:
+    for change in changes:
+        voice.say(
+            f"out of memory in the {change.phase} pass: micro-batch {change.old_micro_batch} -> "
+            f"{change.new_micro_batch}; batch, learning rate, data order and step count stay"
+        )
+
+
+def say_curves(run_dir: RunDir, voice: Voice) -> None:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "you"
+    for line in curves_lines(run_dir.tensorboard, os.environ, user=user, host=socket.gethostname()):
+        voice.say(line)
+
+
+def next_commands(run_dir: RunDir, outcome: str) -> list[str]:
+    name = run_dir.name
+    if outcome == "finished":
+        return [f"jackline checkpoints {name}", f"jackline report {name}"][:1]
+    return [f"jackline resume {name}", f"jackline why {name}"]

@@ -1,0 +1,127 @@
+"""The training loop, read top to bottom: build, rehearse, attach, and then steps.
+
+    train(resolve("demo", ["--quick"]), RunDir(Path("runs/demo")))
+
+It uses the same session as a stranger's loop (`jackline.attach`), so resume, saving, signals and status are that
+code and not this. Owns the order of a step and when a validation is due. What a step's numbers are made into is
+watch.py; how the parts are chosen is build.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from jackline.data.batches import ToDevice
+from jackline.memory.safe_step import SafeStep
+from jackline.rundir.layout import RunDir
+from jackline.session.attach import attach
+from jackline.session.stopping import Stopped
+from jackline.trainer.build import build
+from jackline.trainer.config import Resolved, TrainConfig, save_config
+from jackline.trainer.facts import (
+    ask_for_the_end,
+    event_of,
+    find_deadline_s,
+    next_commands,
+    say_curves,
+    say_shrunk,
+    sentinel_facts,
+    session_settings,
+)
+from jackline.trainer.rehearsal import Rehearsed, rehearse_step, with_micro_batch
+from jackline.trainer.schedule import lr_at
+from jackline.trainer.sentinels import Sentinels
+from jackline.trainer.sentinels_machine import read_surroundings
+from jackline.trainer.validation import Validation, best_of, is_due
+from jackline.trainer.voice import Voice
+from jackline.trainer.watch import Step, Watch
+
+_FLOOR_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended that was not stopped. `val_loss` is the full validation's."""
+
+    steps: int
+    last_loss: float | None
+    val_loss: float | None
+    best: tuple[str, float, int] | None
+
+
+def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None = None) -> Outcome:
+    """Train to the end, from wherever this run stands. Raises Stopped when somebody asked for an earlier end."""
+    resolved = resolved if isinstance(resolved, Resolved) else Resolved(resolved)
+    config = resolved.config
+    with contextlib.ExitStack() as stack:
+        voice = voice or stack.enter_context(Voice())
+        parts = build(config, voice, run_dir.path)
+        stack.callback(parts.corpus.close)
+        stack.callback(parts.loader.close)
+        stack.enter_context(parts.kernels())
+        if config.rehearse:
+            rehearsed: Rehearsed = rehearse_step(parts, voice)
+            parts = with_micro_batch(parts, rehearsed.micro_batch)
+        safe_step = SafeStep(parts.model, micro_batch=parts.chosen.micro_batch, scaler=parts.scaler)
+        validation = Validation(parts, voice)
+        sentinels = Sentinels(sentinel_facts(parts, validation), read_surroundings)
+        watch = Watch(parts, run_dir, voice, sentinels)
+        to_device = ToDevice(parts.device)
+        deadline_s = find_deadline_s(config)
+        run, outcome = None, "failed"
+        try:
+            with attach(
+                model=parts.model,
+                optimizer=parts.optimizer,
+                safe_step=safe_step,
+                sentinels=sentinels,
+                loader=parts.loader,
+                best_loss=None,
+                best_step=None,
+                **({"scaler": parts.scaler} if parts.scaler is not None else {}),
+                **session_settings(config, run_dir),
+            ) as run:
+                save_config(run_dir, resolved)
+                stack.enter_context(voice.phase("train", f"{parts.total_steps - run.step:,} steps to go"))
+                say_curves(run_dir, voice)
+                watch.begin(run.step, event_of(run))
+                for batch in run.steps(total=parts.total_steps):
+                    voice.now(f"step {run.step + 1:,}/{parts.total_steps:,} under way")
+                    rate, before = lr_at(run.step, parts.schedule), run.step
+                    parts.set_rate(rate)
+                    tokens = to_device(batch.tokens)
+                    # Gradients of the whole batch, in slices that fit; the sum is divided by the count of all of it.
+                    result = safe_step(parts.loss_sum, tokens, count=float(parts.tokens_per_step))
+                    norm = parts.update()
+                    run.log(loss=result.loss, lr=rate, grad_norm=norm)
+                    seconds, waited_s = watch.clock()
+                    step = Step(
+                        step=run.step,
+                        lr=rate,
+                        seconds=seconds,
+                        waited_s=waited_s,
+                        epoch=batch.epoch,
+                        windows=batch.windows,
+                        micro_batch=result.micro_batch,
+                        is_skipped=run.step == before,
+                    )
+                    watch.after_step(step, result.loss, norm)
+                    if result.shrunk:
+                        say_shrunk(voice, result.shrunk)
+                    if is_due(run.step, before, config, parts.total_steps):
+                        validation.quick(run, watch)
+                    if time.monotonic() > deadline_s:
+                        deadline_s = float("inf")
+                        ask_for_the_end(voice, config.time_limit_s)
+                outcome = "finished"
+                full = validation.full(run, watch) if config.full_eval else None
+        except Stopped as stopped:
+            outcome = str(stopped) or "stopped"
+            raise
+        finally:
+            steps = run.step if run is not None else 0
+            best = best_of(run, config)
+            watch.end(outcome, steps, best, next_commands(run_dir, outcome))
+        return Outcome(steps, watch.last_loss, full.loss if full else None, best)

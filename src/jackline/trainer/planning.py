@@ -1,0 +1,100 @@
+"""From a config to a memory plan: which micro-batch fits on this card.
+
+Owns the Job that stands for a config (the same model, batch and loss as the loop's). The search is memory/plan's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from jackline.machine.gpu import read_gpus
+from jackline.memory.cards import Card, Precision, match_card
+from jackline.memory.job import Job, StepOptions
+from jackline.memory.plan import Plan, plan, room_of
+from jackline.memory.predict import CannotTrace
+from jackline.memory.target import Candidate
+from jackline.models.gpt import GPT
+from jackline.models.shapes import GPTShape, count_parameters, describe_shape, find_shape
+from jackline.trainer.config import TrainConfig
+from jackline.units import format_bytes
+
+TOKENIZER_SIZES = {"gpt2": 50_257, "bytes": 257}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the plan made of `micro_batch`, `precision`: for people and for the loop."""
+
+    micro_batch: int
+    accumulation: int
+    text: str
+
+
+def shape_of(config: TrainConfig, vocab_size: int) -> GPTShape:
+    """`vocab_size` is the tokenizer's own; a multiple of 64 makes the head's products fast."""
+    wanted = config.vocab_size or -(-vocab_size // 64) * 64
+    return replace(find_shape(config.model), context=config.seq_len, vocab_size=wanted, dropout=config.dropout)
+
+
+def job_of(config: TrainConfig, shape: GPTShape, precision: Precision) -> Job:
+    def build(options: StepOptions) -> nn.Module:
+        return GPT(shape, is_recomputing=options.is_recomputing, loss_chunk_rows=options.loss_chunk_rows)
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        summed: Tensor = model(ids, ids) / float(ids.numel())
+        return summed
+
+    return Job(
+        name=f"{config.recipe} {config.model}",
+        build=build,
+        batch=lambda count: torch.zeros((count, config.seq_len), dtype=torch.long),
+        loss=loss,
+        global_batch=config.batch_size,
+        options=StepOptions(
+            precision=precision, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows
+        ),
+        can_recompute=True,
+        can_chunk_loss=True,
+        note=describe_shape(config.model, shape),
+    )
+
+
+def candidate_of(config: TrainConfig, card: Card) -> Candidate:
+    """For `jackline plan RECIPE`: no data is opened, so the vocabulary is that of the named tokenizer."""
+    shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
+    wanted = ("bf16-weights" if card.has_bf16 else "fp16") if config.precision == "auto" else config.precision
+    job = job_of(config, shape, wanted)
+    shown: dict[str, object] = {
+        "model": config.model,
+        "parameters": count_parameters(shape),
+        "batch_size": config.batch_size,
+        "seq_len": config.seq_len,
+        "precision": wanted,
+    }
+    return Candidate(job, shown)
+
+
+def choose_micro_batch(config: TrainConfig, shape: GPTShape, precision: Precision, *, is_on_card: bool) -> Chosen:
+    """An asked one is kept. On a CPU the whole batch; on a card what the traced step says fits."""
+    if config.micro_batch:
+        return _chosen(config, config.micro_batch, "as asked")
+    if not is_on_card:
+        return _chosen(config, config.batch_size, "the whole batch: on a CPU nothing is gained by slices")
+    gpus = read_gpus()
+    properties = torch.cuda.get_device_properties(0)
+    card = match_card(properties.name, properties.total_memory)
+    free = gpus[0].total_bytes - gpus[0].used_bytes if gpus else torch.cuda.mem_get_info()[0]
+    try:
+        made: Plan = plan(job_of(config, shape, precision), card, room=room_of(card, free_bytes=free))
+    except CannotTrace as error:
+        return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
+    needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(card.usable_bytes)} on {card.name}"
+    return _chosen(config, made.micro_batch, f"{made.fit}, {needs}")
+
+
+def _chosen(config: TrainConfig, micro_batch: int, why: str) -> Chosen:
+    accumulation = -(-config.batch_size // micro_batch)
+    return Chosen(micro_batch, accumulation, why)

@@ -1,0 +1,53 @@
+"""`--show`: every setting with its value and origin, and what follows from them on this machine.
+
+Owns the words. Needs torch only where there is a card to plan for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from jackline.machine.gpu import read_gpus
+from jackline.trainer.config import Resolved, TrainConfig
+
+
+def settings_text(resolved: Resolved) -> str:
+    config = resolved.config
+    rows = [(name, _shown(value), resolved.origins.get(name, "recipe")) for name, value in asdict(config).items()]
+    rows += [(name, value, "chosen by plan") for name, value in chosen_values(config).items()]
+    left, middle = (max(len(row[place]) for row in rows) for place in (0, 1))
+    return "\n".join(f"{name:<{left}}  {value:<{middle}}  {origin}" for name, value, origin in rows)
+
+
+def chosen_values(config: TrainConfig) -> Mapping[str, str]:
+    """What a run would use here: batch, micro-batch, accumulation, loader threads, precision."""
+    has_card = config.device != "cpu" and bool(read_gpus())
+    if has_card:
+        micro_batch, precision, why = _planned(config)
+    else:
+        micro_batch, why = config.micro_batch or config.batch_size, "the whole batch: no GPU here"
+        precision = "fp32" if config.precision == "auto" else config.precision
+    return {
+        "-> batch": f"{config.batch_size} x {config.seq_len} tokens",
+        "-> micro-batch": f"{micro_batch} ({why if not config.micro_batch else 'as asked'})",
+        "-> accumulation": str(-(-config.batch_size // micro_batch)),
+        "-> loader threads": str(config.num_threads),
+        "-> precision": precision,
+    }
+
+
+def _planned(config: TrainConfig) -> tuple[int, str, str]:
+    from jackline.trainer.build import choose_device
+    from jackline.trainer.planning import TOKENIZER_SIZES, choose_micro_batch, shape_of
+    from jackline.trainer.precision import choose_precision
+
+    device = choose_device(config)
+    precision = choose_precision(config.precision, device)
+    shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
+    chosen = choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda")
+    return chosen.micro_batch, precision, chosen.text
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value) or "-"

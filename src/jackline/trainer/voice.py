@@ -1,0 +1,75 @@
+"""What the trainer says, and that it is never silent: a line, and a thread that speaks up when no line has come.
+
+Owns stdout of the trainer process: tags, flushing, and the sign of life inside every phase (an import, a compile, a
+long step). Does not own what a step line says (step_line.py). Standard library only: it is imported before torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from jackline.units import format_duration
+
+SILENT_AT_MOST_S = 1.7  # under the promised 2 s, with room for a busy machine
+
+
+class Voice:
+    """Lines by tag. `what` says what is going on, for the sign of life."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._said_s = self._began_s = clock()
+        self._tag, self._detail = "start", ""
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Voice:
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="jackline-voice")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    @property
+    def silent_s(self) -> float:
+        return self._clock() - self._said_s
+
+    def say(self, text: str, tag: str | None = None) -> None:
+        """Now, whole, and never an error: a closed pipe must not end a training."""
+        with self._lock:
+            self._said_s = self._clock()
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.write(f"[{tag or self._tag}] {text}\n")
+                sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def phase(self, tag: str, text: str) -> Iterator[None]:
+        """Says `text`, and while the block runs that it still does. Phases may lie in one another."""
+        before = self._tag, self._detail, self._began_s
+        self._tag, self._detail, self._began_s = tag, text, self._clock()
+        self.say(text)
+        try:
+            yield
+        finally:
+            self._tag, self._detail, self._began_s = before
+
+    def now(self, detail: str) -> None:
+        """What the sign of life tells from here on: how far the phase is."""
+        self._detail = detail
+
+    def begin(self) -> None:
+        """The seconds of the sign of life count from here: a step, say, and not all of the training."""
+        self._began_s = self._clock()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(max(0.05, SILENT_AT_MOST_S - self.silent_s)):
+            if self.silent_s >= SILENT_AT_MOST_S:
+                self.say(f"... {self._detail}, {format_duration(self._clock() - self._began_s)} so far")

@@ -1,0 +1,265 @@
+"""What is made of a step's numbers: step lines, curves, alarms, and the statistics at the end.
+
+Owns the commentary of one attempt. It is told about every step and reads the numbers when they have arrived; it
+decides nothing about the training but that a fatal alarm ends it with sentinels=stop. Lines are at most 1.5 s apart
+as long as steps end; inside a longer step the voice speaks by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jackline.errors import JacklineError
+from jackline.machine.memory import effective_limit
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.trainer.build import Parts
+from jackline.trainer.evaluate import Evaluation
+from jackline.trainer.flops import flops_per_token, mfu, peak_flops
+from jackline.trainer.late import Arrived, LateNumbers
+from jackline.trainer.sentinels import Alarm, EvalFacts, Sentinels, StepFacts
+from jackline.trainer.step_line import FinalFacts, LossBounds, StepLine, final_lines, step_line
+from jackline.trainer.tensorboard import Board
+from jackline.trainer.voice import Voice
+
+LINE_EVERY_S = 1.5
+Event = Callable[[str, str], None]
+
+
+class AlarmRaised(JacklineError):
+    """A sentinel found something that going on would make worse, and sentinels=stop."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of a step at once. `seconds` since the step before it, `waited_s` of them for data."""
+
+    step: int
+    lr: float
+    seconds: float
+    waited_s: float
+    epoch: int
+    windows: Sequence[int]
+    micro_batch: int
+    is_skipped: bool = False
+
+
+@dataclass
+class _Spent:
+    """Where the time of this attempt went."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, seconds: float) -> None:
+        self.parts[name] = self.parts.get(name, 0.0) + seconds
+
+
+class Watch:
+    """`begin` at the first step of the attempt, `after_step` for each, `end` in any case."""
+
+    def __init__(self, parts: Parts, run: RunDir, voice: Voice, sentinels: Sentinels) -> None:
+        self.parts, self.run, self.voice, self.sentinels = parts, run, voice, sentinels
+        self._event: Event = lambda kind, text: None
+        self._late: LateNumbers[Step] = LateNumbers(parts.device)
+        self._board = Board(run.tensorboard, voice.say)
+        self._flops = flops_per_token(parts.shape, parts.config.seq_len)
+        self._peak = peak_flops(parts.device_name, parts.precision)
+        self._limit_bytes = _limit_bytes(parts.device)
+        self._began_s = self._line_s = self._step_s = time.monotonic()
+        self._line_step = self._first_step = 0
+        self._wait_s = self._line_wait_s = 0.0
+        self._aside_s = self._line_aside_s = 0.0
+        self._spent = _Spent()
+        self._newest: Arrived[Step] | None = None
+        self.first_loss: float | None = None
+        self.last_loss: float | None = None
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, event: Event) -> None:
+        """`event(kind, text)` writes an alarm down."""
+        self._event = event
+        self._began_s = self._line_s = self._step_s = time.monotonic()
+        self._line_step = self._first_step = step
+        self._wait_s = self._line_wait_s = self.parts.loader.waited_s
+        self._board.rewind(step)
+
+    def clock(self) -> tuple[float, float]:
+        """(seconds, of them waiting for data) since the last step ended."""
+        now_s, waited_s = time.monotonic(), self.parts.loader.waited_s
+        seconds, waited = now_s - self._step_s, waited_s - self._wait_s
+        self._step_s, self._wait_s = now_s, waited_s
+        return seconds, waited
+
+    def after_step(self, step: Step, loss: Tensor, grad_norm: Tensor) -> None:
+        self._late.put(step, loss, grad_norm)
+        self.voice.begin()
+        self.take_in()
+        is_asked = bool(self.parts.config.log_every) and step.step % self.parts.config.log_every == 0
+        is_edge = step.step == self._first_step + 1 or step.step == self.parts.total_steps
+        if is_asked or is_edge or self._step_s - self._line_s >= LINE_EVERY_S:
+            self._say_line(step.step)
+
+    def take_in(self, *, wait: bool = False) -> None:
+        """What has arrived: curves and alarms, in order of steps."""
+        for arrived in self._late.take(wait=wait):
+            self._newest = arrived
+            self.first_loss = arrived.loss if self.first_loss is None else self.first_loss
+            self.last_loss = arrived.loss
+            facts = arrived.facts
+            rate = self.parts.tokens_per_step / facts.seconds if facts.seconds > 0 else None
+            share = facts.waited_s / facts.seconds if facts.seconds > 0 else None
+            values = {"loss": arrived.loss, "lr": facts.lr, "grad_norm": arrived.grad_norm}
+            self._board.add(facts.step, {**values, **({"tokens_per_s": rate} if rate else {})})
+            if self.parts.config.sentinels != "off":
+                known = StepFacts(
+                    step=facts.step,
+                    loss=arrived.loss,
+                    lr=facts.lr,
+                    grad_norm=arrived.grad_norm,
+                    tokens_per_s=rate,
+                    data_wait_share=share,
+                    seconds=facts.seconds,
+                    micro_batch=facts.micro_batch,
+                    epoch=facts.epoch,
+                    windows=facts.windows,
+                    is_skipped=facts.is_skipped,
+                )
+                self._raise_alarms(self.sentinels.look(known))
+
+    def _raise_alarms(self, alarms: list[Alarm]) -> None:
+        for alarm in alarms:
+            self.voice.say(f"WARNING {alarm.text}", "sentinel")
+            self.voice.say(f"        {alarm.hint}", "sentinel")
+            self._event(alarm.kind, alarm.text)
+            if alarm.is_fatal and self.parts.config.sentinels == "stop":
+                raise AlarmRaised(alarm.text, hint=alarm.hint)
+
+    def _say_line(self, step: int) -> None:
+        if self._newest is None:
+            self.take_in(wait=True)  # the very first line: there is nothing to overlap with yet
+        now_s = time.monotonic()
+        seconds = max(1e-9, now_s - self._line_s - (self._aside_s - self._line_aside_s))
+        done = step - self._line_step
+        newest = self._newest
+        rate = done * self.parts.tokens_per_step / seconds if done else None
+        # The first step of an attempt carries compilation and caches: no forecast from it.
+        pace_s = seconds / done if done and step > self._first_step + 1 else None
+        text = step_line(
+            StepLine(
+                step=step,
+                total_steps=self.parts.total_steps,
+                loss=newest.loss if newest else None,
+                lr=newest.facts.lr if newest else None,
+                grad_norm=newest.grad_norm if newest else None,
+                tokens_per_s=rate,
+                mfu=mfu(rate, self._flops, self._peak) if rate else None,
+                data_wait_share=(self._wait_s - self._line_wait_s) / seconds,
+                memory_bytes=memory_bytes(self.parts.device),
+                memory_limit_bytes=self._limit_bytes,
+                eta_s=pace_s * (self.parts.total_steps - step) if pace_s else None,
+                bounds=read_bounds(self.run),
+                notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
+            )
+        )
+        self.voice.say(text)
+        self._line_s, self._line_step, self._line_wait_s = now_s, step, self._wait_s
+        self._line_aside_s = self._aside_s
+
+    # -- beside the steps --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def aside(self, name: str) -> Iterator[None]:
+        """Time that is no training: not in tokens/s, and named at the end."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            taken_s = time.monotonic() - began_s
+            self._spent.add(name, taken_s)
+            self._aside_s += taken_s
+            self._step_s = time.monotonic()
+
+    def after_eval(self, step: int, name: str, found: Evaluation, *, is_subset: bool) -> None:
+        self._board.add(step, {name: found.loss})
+        if self.parts.config.sentinels != "off":
+            self._raise_alarms(
+                self.sentinels.look_eval(EvalFacts(step, found.losses, found.tokens_per_part, is_subset))
+            )
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self, outcome: str, step: int, best: tuple[str, float, int] | None, commands: Sequence[str]) -> None:
+        """Final statistics, whatever the end was. Never an error: they are the last thing said."""
+        with contextlib.suppress(Exception):
+            self.take_in(wait=True)
+        seconds = time.monotonic() - self._began_s
+        training_s = max(1e-9, seconds - self._aside_s)
+        steps = max(0, step - self._first_step)
+        tokens = steps * self.parts.tokens_per_step
+        waited_s = min(self.parts.loader.waited_s, training_s)
+        rate = tokens / training_s if steps else None
+        facts = FinalFacts(
+            outcome=outcome,
+            step=step,
+            total_steps=self.parts.total_steps,
+            tokens=tokens,
+            seconds=seconds,
+            first_loss=self.first_loss,
+            last_loss=self.last_loss,
+            best=best,
+            tokens_per_s=rate,
+            mfu=mfu(rate, self._flops, self._peak) if rate else None,
+            spent_s={"training": training_s - waited_s, "data wait": waited_s, **self._spent.parts},
+            peak_memory_bytes=peak_bytes(self.parts.device),
+            checkpoint=newest_checkpoint(self.run),
+            num_alarms=self.sentinels.num_alarms,
+            commands=tuple(commands),
+        )
+        for line in final_lines(facts):
+            self.voice.say(line, "end")
+        self._board.close()
+
+
+def memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _limit_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return effective_limit().limit_bytes
+
+
+def _session(run: RunDir) -> dict[str, Any]:
+    """What the session last wrote: a read of a kilobyte, for every line and not for every step."""
+    found = atomic.read_json(run.session_file(0))
+    return found if isinstance(found, dict) else {}
+
+
+def read_bounds(run: RunDir) -> LossBounds | None:
+    found = _session(run).get("loss_bounds")
+    return LossBounds(found.get("process_s"), found.get("machine_s")) if isinstance(found, dict) else None
+
+
+def newest_checkpoint(run: RunDir) -> str | None:
+    found = _session(run).get("last_checkpoint")
+    return str(found.get("path")) if isinstance(found, dict) else None
