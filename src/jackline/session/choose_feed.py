@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from jackline.errors import UsageError
 from jackline.session.batches import ReplayedBatches, SeekableBatches
-from jackline.session.feeds import CountingFeed, Feed, MapFeed, Say, SkippingFeed, StatefulFeed
+from jackline.session.feeds import CountingFeed, Feed, MapFeed, Say, SkippingFeed, StatefulFeed, length_of
 from jackline.session.keyed import KeyedDataset
 from jackline.session.settings import Settings
 from jackline.session.streams import StreamFeed
@@ -55,7 +55,9 @@ def choose_seed(loader: Any, settings: Settings) -> int:
 def is_plain_order(loader: Any) -> bool:
     """Exactly a RandomSampler without replacement or a SequentialSampler, in the standard batches or none."""
     batch_sampler, sampler = loader.batch_sampler, loader.sampler
-    num_samples: Any = len(loader.dataset)
+    num_samples = length_of(loader.dataset)
+    if num_samples is None:
+        return False  # only its sampler knows what there is
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return False
     if batch_sampler is not None and batch_sampler.sampler is not sampler:

@@ -58,7 +58,7 @@ class MapFeed:
 
     def __init__(self, loader: Any, batches: SeekableBatches | ReplayedBatches, dataset: KeyedDataset) -> None:
         self.kind = "seekable" if isinstance(batches, SeekableBatches) else "replayed"
-        self.num_batches = _length(batches)
+        self.num_batches = length_of(batches)
         self.batches = batches
         self.dataset = dataset
         self._generator = torch.Generator()
@@ -132,7 +132,7 @@ class StatefulFeed:
     can_take_back = False
 
     def __init__(self, loader: Any) -> None:
-        self.num_batches = _length(loader)
+        self.num_batches = length_of(loader)
         self._loader = loader
         self._is_over = False
         self._batches: Iterator[Any] | None = None
@@ -180,7 +180,7 @@ class SkippingFeed:
     can_take_back = True
 
     def __init__(self, loader: Any, *, seed: int, say: Say) -> None:
-        self.num_batches = _length(loader)
+        self.num_batches = length_of(loader)
         self._loader = loader
         self._seed = seed
         self._say = say
@@ -301,7 +301,8 @@ def rebuild(
     return DataLoader(wrapped, **ours, **options)
 
 
-def _length(sized: Any) -> int | None:
+def length_of(sized: Any) -> int | None:
+    """None for what does not know its length."""
     try:
         return len(sized)
     except (TypeError, NotImplementedError):

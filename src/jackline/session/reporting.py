@@ -30,6 +30,17 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+def keep_standard_descriptors() -> None:
+    """A script started with `2>&-` has no descriptor 2. The next file it opens would get that number, and words for
+    people would be written into it: the writer's socket once was that file."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is what open() gives.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 class Reporter:
     """One session's voice. `read_state` gives the contents of session-RANK.json."""
 

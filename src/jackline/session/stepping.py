@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from jackline.errors import UsageError
 from jackline.session.chance import Chance
 
 _version = operator.attrgetter("_version")
@@ -37,7 +38,9 @@ class Stepper:
             self._handles.append(optimizer.register_step_pre_hook(self._on_begin))
             self._handles.append(optimizer.register_step_post_hook(self._on_end(number)))
         self._chance = Chance()
+        self._state = state
         self._tensors = find_tensors(state)
+        self._places = find_places(state)
         self._mark: tuple[Any, ...] = ()
 
     def after_batch(self) -> bool:
@@ -56,6 +59,16 @@ class Stepper:
 
     def go_on_from(self, steps_done: int) -> None:
         self.steps_done = self._steps_before = steps_done
+
+    def refuse_moved(self) -> None:
+        """What was restored went to where the tensors were at `attach`. Moved later, it would work until a resume."""
+        now = find_places(self._state)
+        for name, place in self._places.items():
+            if now.get(name) != place:
+                raise UsageError(
+                    f"{name} has changed since attach(): {place} -> {now.get(name, 'gone')}",
+                    hint="build, convert and move the model first, and attach it as it will train",
+                )
 
     def mark(self) -> None:
         """From here on `has_moved` tells whether the state is still that of the boundary."""
@@ -118,6 +131,18 @@ def find_tensors(state: Mapping[str, Any]) -> list[torch.Tensor]:
     for value in state.values():
         if isinstance(value, nn.Module):
             found += [tensor for tensor in (*value.parameters(), *value.buffers()) if not tensor.is_inference()]
+    return found
+
+
+def find_places(state: Mapping[str, Any]) -> dict[str, str]:
+    """Shape, type and device of each parameter, by name. Lazy ones have none before the first batch."""
+    found: dict[str, str] = {}
+    for word, value in state.items():
+        if isinstance(value, nn.Module):
+            for name, tensor in value.named_parameters():
+                if not nn.parameter.is_lazy(tensor):
+                    kind = str(tensor.dtype).removeprefix("torch.")
+                    found[f"{word}.{name}"] = f"{kind}{list(tensor.shape)} on {tensor.device}"
     return found
 
 
