@@ -143,3 +143,96 @@ def test_the_standard_library_needs_no_download(tmp_path: Path) -> None:
     facts = json.loads(run("prepare", "python-stdlib", *words).stdout)
     assert facts["documents"] == 5
     assert facts["tokens"] > 1000
+
+
+def errors_of(*words: str | Path, code: int = 2) -> list[str]:
+    lines = run(*words, code=code).stderr.splitlines()
+    return [line for line in lines if not line.startswith("list ")]
+
+
+def test_garbage_is_answered_with_a_sentence(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in" / "a.jsonl", make_texts(5))
+    words = (path, "--tokenizer", "bytes", "--cache-dir", tmp_path / "cache")
+    assert errors_of("bench", *words, "--threads", "-1") == ["error: num_threads must be from 0 to 64, not -1"]
+    for seconds in ("nan", "-1", "0", "inf"):
+        found = errors_of("bench", *words, "--seconds", seconds)
+        assert found == [f"error: --seconds must be above 0 and finite, not {float(seconds)}"]
+    assert errors_of("prepare", *words, "--max-damaged", "7") == [
+        "error: max_damaged_fraction must be from 0 to 1, not 7.0"
+    ]
+    assert errors_of("prepare", *words, "--eos", "nope") == [
+        "error: the tokenizer has no token 'nope'",
+        "hint: the bytes tokenizer knows eos=auto and eos=none",
+    ]
+    assert errors_of("prepare", "", "--tokenizer", "bytes") == ["error: an empty data source was given"]
+    assert errors_of("prepare", "ftp://host/a.txt", "--tokenizer", "bytes") == [
+        "error: 'ftp://host/a.txt' cannot be read: nobody here knows ftp://",
+        "hint: a source is a path, http(s)://, hf://datasets/... or python-stdlib",
+    ]
+
+
+def test_a_cache_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", make_texts(5))
+    found = errors_of("prepare", path, "--tokenizer", "bytes", "--cache-dir", path, code=1)
+    assert found[0].startswith(f"error: cannot make the token cache {path}/")
+    assert found[0].endswith(": Not a directory")
+    assert found[1:] == ["hint: --cache-dir or JACKLINE_DATA names another place for it"]
+
+
+def test_a_pattern_the_shell_unfolded_is_asked_to_be_quoted(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"a-file-with-quite-a-long-name-{number:04d}.txt") for number in range(3000)]
+    assert errors_of("prepare", *names, "--tokenizer", "bytes") == [
+        "error: 3,000 sources are too many for a mixture: at most 128",
+        "hint: quote a pattern ('data/*.txt') or give the folder; its files are then one source",
+    ]
+    for name in names[:128]:
+        Path(name).write_text("text")
+    words = ("--tokenizer", "bytes", "--cache-dir", tmp_path / "cache", "--json")
+    assert json.loads(run("prepare", *names[:128], *words).stdout)["documents"] == 128
+
+
+def test_preparing_a_cache_folder_goes_on_with_it(tmp_path: Path) -> None:
+    texts = make_texts(4000, 120)
+    path = write_jsonl(tmp_path / "in" / "a.jsonl", texts)
+    words = ("--tokenizer", "bytes", "--cache-dir", tmp_path / "cache", "--json")
+    part = json.loads(run("prepare", path, *words, "--max-cache-bytes", "3M").stdout)
+    assert not part["is_finished"]
+    whole = json.loads(run("prepare", part["folder"], "--json").stdout)
+    assert (whole["is_finished"], whole["documents"]) == (True, 4000)
+    assert json.loads(run("prepare", part["folder"], "--rebuild", "--json").stdout) == whole
+
+
+def test_whoever_stops_listening_is_no_error(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", make_texts(5))
+    folder = prepared(tmp_path)["folder"]
+    child = subprocess.Popen([*JACKLINE, "show", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.close()
+    _, said = child.communicate(timeout=60)
+    assert said == b""
+
+
+def test_on_a_terminal_one_line_is_rewritten(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in" / "a.jsonl", make_texts(2000))
+    import os
+    import pty
+
+    ours, theirs = pty.openpty()
+    words = ["prepare", str(tmp_path / "in"), "--tokenizer", "bytes", "--cache-dir", str(tmp_path / "cache")]
+    child = subprocess.Popen([*JACKLINE, *words], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # the far end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert child.wait(60) == 0
+    first, *rest = seen.decode().split("\r\n")
+    assert first.startswith("\rlist 0 files")
+    assert rest[0].startswith("cache     ")
+    assert rest[-2].startswith("ready in ")

@@ -6,7 +6,9 @@ numpy and friends.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -84,6 +86,8 @@ def show(verify: bool, as_json: bool, **options: Any) -> None:
 @json_option
 def bench(seq_len: int, batch_size: int, threads: int, seconds: float, as_json: bool, **options: Any) -> None:
     """The loader alone: how long the first batch takes and how fast they come, without a model in the way."""
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--seconds must be above 0 and finite, not {seconds}")
     loader = {"seq_len": seq_len, "batch_size": batch_size, "num_threads": threads}
     _run("bench", {**_request(options), "loader": loader, "seconds": seconds, "as_json": as_json})
 
@@ -129,9 +133,13 @@ def _default_root() -> str:
 
 
 def _run(name: str, request: dict[str, Any]) -> None:
-    argv = [sys.executable, "-m", "jackline.data", name, json.dumps(request)]
+    argv = [sys.executable, "-m", "jackline.data", name, "-"]
     # Ctrl-C reaches the child too; it has the last word, so this process only waits.
-    with subprocess.Popen(argv) as child:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        # Through a pipe: one argument may be 128 KiB at most, and a mixture of long paths is longer.
+        with contextlib.suppress(BrokenPipeError, KeyboardInterrupt), child.stdin:
+            child.stdin.write(json.dumps(request).encode())
         while True:
             try:
                 code = child.wait()

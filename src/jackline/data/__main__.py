@@ -19,10 +19,15 @@ def main() -> int:
         else:
             from jackline.data.command_line import run_request
 
-            run_request(name, json.loads(rest[0]))
+            run_request(name, json.loads(sys.stdin.read() if rest == ["-"] else rest[0]))
+            sys.stdout.flush()
     except JacklineError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # Whoever read has seen enough (`| head`); the interpreter must not find the closed pipe again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("stopped; what was tokenised is kept, the same command goes on from there", file=sys.stderr)
         return 130

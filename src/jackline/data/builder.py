@@ -85,6 +85,16 @@ def remove_cache(folder: Path) -> None:
     lock.release()
 
 
+def empty_cache(folder: Path) -> None:
+    """Take everything away but what the cache is for."""
+    asked = read_json(folder / "spec.json")
+    if asked is None:
+        raise UsageError(f"{folder} is not a cache", hint="`jackline data prepare SOURCE` makes one")
+    remove_cache(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "spec.json", asked)
+
+
 def run_builder(
     folder: Path,
     settings: CacheSettings,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jackline.data.builder import cache_folder, cache_path, remove_cache, run_builder
+from jackline.data.builder import cache_folder, cache_path, empty_cache, run_builder
 from jackline.data.cache import Cache, era_path, read_meta
 from jackline.data.choose import Full
 from jackline.data.loader import Loader, LoaderSettings
@@ -40,10 +40,10 @@ def run_request(name: str, request: dict[str, Any]) -> None:
 
 def prepare(request: dict[str, Any], settings: CacheSettings) -> None:
     """Build the whole cache, or as much as fits."""
-    folder = cache_folder(DataSpec.from_json(request["spec"]), settings)
+    named = request.get("folder")
+    folder = Path(named) if named else cache_folder(DataSpec.from_json(request["spec"]), settings)
     if request["rebuild"]:
-        remove_cache(folder)
-        folder = cache_folder(DataSpec.from_json(request["spec"]), settings)
+        empty_cache(folder)
     began_s = time.monotonic()
     reporter = terminal_reporter()
     outcome = None
@@ -85,8 +85,8 @@ def bench(request: dict[str, Any], settings: CacheSettings) -> None:
     """The loader alone, without a model: how fast batches come and how long the first one takes."""
     began_s = time.monotonic()
     reporter = terminal_reporter()
-    data = _open(request, settings, reporter)
     loader_settings = LoaderSettings(**request["loader"])
+    data = _open(request, settings, reporter)
     with Loader(data, loader_settings) as loader:
         next(loader)
         first_s = time.monotonic() - began_s
@@ -181,7 +181,8 @@ def terminal_reporter() -> Reporter:
         last_s = now_s
         text = describe(progress)
         if is_terminal:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+            # A terminal nobody measured says 0 columns.
+            width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
             print("\r" + text[:width].ljust(width), end="", file=sys.stderr, flush=True)
         else:
             print(text, file=sys.stderr, flush=True)

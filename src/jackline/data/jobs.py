@@ -47,6 +47,9 @@ class LoaderSettings:
             raise UsageError(f"a batch of {self.batch_size} cannot be shared by {self.world_size} ranks")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank {self.rank} of {self.world_size} does not exist")
+        for name, most in (("num_threads", 64), ("num_prefetched", 1024)):
+            if not 0 <= getattr(self, name) <= most:
+                raise UsageError(f"{name} must be from 0 to {most}, not {getattr(self, name)}")
         if self.shuffle not in ("era", "none"):
             raise UsageError(f"shuffle is '{self.shuffle}'", hint="it must be one of: era, none")
 

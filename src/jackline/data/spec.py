@@ -22,6 +22,8 @@ from jackline.errors import UsageError
 
 FORMAT = 1
 Split = Literal["all", "train", "validation"]
+_SCHEMES = ("http", "https", "hf")
+_MAX_SOURCES = 128  # a mixture keeps a file of each open, and its cursor names them all
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,14 @@ class Source:
     text_column: str | None = None
 
     def __post_init__(self) -> None:
+        if not self.url:
+            raise UsageError("an empty data source was given")
+        scheme, colon, _ = self.url.partition("://")
+        if colon and scheme not in _SCHEMES:
+            raise UsageError(
+                f"'{self.url}' cannot be read: nobody here knows {scheme}://",
+                hint="a source is a path, http(s)://, hf://datasets/... or python-stdlib",
+            )
         if not self.weight > 0:
             raise UsageError(f"the weight of {self.url} must be above 0, not {self.weight}")
         check_choice("format", self.format, ("auto", *CONTAINERS))
@@ -81,6 +91,11 @@ class DataSpec:
     def __post_init__(self) -> None:
         if not self.sources:
             raise UsageError("no data source given", hint="for example: jackline data prepare 'data/*.txt'")
+        if len(self.sources) > _MAX_SOURCES:
+            raise UsageError(
+                f"{len(self.sources):,} sources are too many for a mixture: at most {_MAX_SOURCES}",
+                hint="quote a pattern ('data/*.txt') or give the folder; its files are then one source",
+            )
         check_choice("split", self.split, get_args(Split))
         if not 0 <= self.validation_fraction < 1:
             raise UsageError(f"validation_fraction must be from 0 to below 1, not {self.validation_fraction}")
@@ -88,6 +103,8 @@ class DataSpec:
             raise UsageError("split=validation needs validation_fraction above 0", hint="validation_fraction=0.01")
         if not 0 <= self.min_chars <= 65536:
             raise UsageError(f"min_chars must be from 0 to 65536, not {self.min_chars}")
+        if not 0 <= self.max_damaged_fraction <= 1:
+            raise UsageError(f"max_damaged_fraction must be from 0 to 1, not {self.max_damaged_fraction}")
         for name in ("max_examples", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -105,6 +105,10 @@ def tokenizer_identity(name: str, vocab_size: int) -> str:
 def load_tokenizer(name: str, *, eos: str = "auto", use_fast: bool = True) -> Tokenizer:
     """`gpt2`, `bytes`, or the place of a tokenizer.json. A trained one is loaded from the file it was saved to."""
     if name == "bytes":
+        if eos not in ("auto", "none"):
+            raise UsageError(
+                f"the tokenizer has no token '{eos}'", hint="the bytes tokenizer knows eos=auto and eos=none"
+            )
         engine = ByteEngine()
         return Tokenizer(engine, engine, "bytes:257", 257, None if eos == "none" else BYTES_EOS, None)
     text = _gpt2_json() if name == "gpt2" else _read_json(name)
