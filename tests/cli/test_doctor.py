@@ -187,3 +187,69 @@ def test_as_a_real_process(words: list[str], code: int, tmp_path: Path) -> None:
         assert done.stdout == ""
         assert done.stderr.startswith("error: there is no command 'no-such-command-here'\n")
     assert not any(tmp_path.glob("runs")), "a look at the machine leaves nothing behind"
+
+
+# -- a recipe
+
+
+def examine(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "JACKLINE_DATA": str(folder / "data"), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "jackline", "doctor", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=folder, env=env)
+
+
+def test_a_recipe_is_examined_on_stdout_with_talk_on_stderr_and_ends_with_the_command(tmp_path: Path) -> None:
+    done = examine(tmp_path, "demo", "--quick", "--runs-dir", "my runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("machine       ")
+    assert any(line.startswith("ok      step          loss ") for line in lines)
+    assert any(line.startswith("ok      saving        ") for line in lines)
+    assert lines[-2].startswith("verdict: recipe 'demo' is ready")
+    assert lines[-1] == "start it with: jackline train demo --quick --runs-dir 'my runs'"
+    assert "[doctor] importing torch" in done.stderr and "[doctor]" not in done.stdout
+    assert not (tmp_path / "my runs").exists(), "nothing stays but the data cache"
+
+
+def test_a_recipes_problem_is_exit_code_1_and_the_same_as_json(tmp_path: Path) -> None:
+    done = examine(tmp_path, "demo", "--quick", "data=nowhere.txt", "--json")
+    assert done.returncode == 1, done.stderr
+    value = json.loads(done.stdout)
+    assert [check["name"] for check in value["checks"] if check["state"] == "problem"] == ["data"]
+    assert value["verdict"] == "recipe 'demo' is not ready: 1 problem (data)"
+    assert value["start"] == "start it with: jackline train demo --quick data=nowhere.txt"
+    assert value["is_ready"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["dmo"], "error: there is no recipe and no command 'dmo'\n       known recipes: "),
+        (["demo", "lr=fast"], "error: lr=fast is not a number\n"),
+        (["demo", "lerning_rate=1"], "error: unknown setting 'lerning_rate' for recipe 'demo'\nhint: did you mean "),
+        (["nowhere.py:recipe"], "error: there is no file 'nowhere.py'\n"),
+        (["demo", "--runs-dir"], "error: --runs-dir needs a path\n"),
+    ],
+)
+def test_what_cannot_be_meant_is_exit_code_2_and_nothing_else_is_said(
+    words: list[str], text: str, tmp_path: Path
+) -> None:
+    done = examine(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith(text)
+
+
+def test_behind_dashes_a_recipes_name_is_a_command(tmp_path: Path) -> None:
+    done = examine(tmp_path, "--", "demo")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no command 'demo'\n")
+
+
+def test_a_check_that_dies_is_a_problem_and_not_a_verdict_of_ready(tmp_path: Path) -> None:
+    own = "import os, signal\ndef recipe():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "own.py").write_text(own)
+    done = examine(tmp_path, "own.py:recipe")
+    assert done.returncode == 1, done.stderr
+    line = "problem check         the check itself ended with signal 9 (SIGKILL)\n"
+    assert line in done.stdout
+    assert "verdict: recipe 'own.py:recipe' is not ready: 1 problem (check)" in done.stdout

@@ -1,7 +1,8 @@
-"""`jackline doctor`: what this machine can do, and whether a command would start on it.
+"""`jackline doctor`: what this machine can do, and whether a recipe or a command would start on it.
 
 Owns the report and its words, as text and as JSON. The readings are `machine`'s, the checks of a command
-`preflight`'s. Changes nothing on the machine.
+`preflight`'s, those of a recipe `doctor_recipe`'s. Changes nothing on the machine; a recipe's data is cached, as its
+training would do it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import shlex
 import shutil
 import sys
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from jackline.cli.doctor_recipe import RecipeRequest, check_recipe, read_recipe, start_recipe_line
 from jackline.cli.preflight import Check, State, check_command
 from jackline.cli.target import read_command_line
 from jackline.errors import EXIT_DONE, EXIT_FAILED
@@ -56,24 +58,42 @@ class Machine:
     port_holder: int | None
 
 
+class _SeesDashes(click.Command):
+    """Remembers whether there was a `--`: click takes it away, and behind it everything is a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = "--" in args
+        return super().parse_args(ctx, args)
+
+
 @click.command(
+    cls=_SeesDashes,
     context_settings={"allow_interspersed_args": False},
-    short_help="Check this machine, or a command, before it starts.",
+    short_help="Check this machine, a recipe or a command, before it starts.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 @click.option("--no-help-run", is_flag=True, help="Do not start the script with --help.")
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND [ARGS]...]")
-def command(argv: tuple[str, ...], as_json: bool, runs_dir: str | None, no_help_run: bool) -> None:
-    """Check this machine, or a command on it, before hours are spent.
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[RECIPE [SETTINGS]... | -- COMMAND]")
+@click.pass_obj
+def command(has_dashes: bool, argv: tuple[str, ...], as_json: bool, runs_dir: str | None, no_help_run: bool) -> None:
+    """Check this machine, or a recipe or command on it, before hours are spent.
 
     \b
     jackline doctor
+    jackline doctor demo --lr 3e-4
     jackline doctor -- python train.py --lr 3e-4
 
-    Nothing of your code is run, except that a script which parses its arguments is started with --help.
+    A recipe's data is opened, its model built, one real step taken, saved and loaded; nothing of it stays but the
+    data cache. Of a command's code nothing is run, except that a script which parses its arguments is started with
+    --help. Exit code 0: ready; 1: a problem; 2: wrong settings.
     """
     argv = argv[1:] if argv[:1] == ("--",) else argv
+    recipe = read_recipe(argv, is_command=has_dashes)
+    if recipe is not None:
+        place = recipe.runs_dir or runs_dir
+        _doctor_recipe(replace(recipe, runs_dir=place, as_json=as_json or recipe.as_json), runs_folder(place))
+        return
     target = read_command_line(argv) if argv else None
     machine = read_machine(runs_folder(runs_dir))
     checks = check_machine(machine)
@@ -87,6 +107,29 @@ def command(argv: tuple[str, ...], as_json: bool, runs_dir: str | None, no_help_
         click.echo(json.dumps(to_json(machine, checks, argv), indent=2))
     else:
         click.echo("\n".join(report_lines(machine, checks, argv)))
+    sys.exit(EXIT_FAILED if problems(checks) else EXIT_DONE)
+
+
+def _doctor_recipe(request: RecipeRequest, folder: Path) -> None:
+    """The machine first, then the recipe's findings as they come. Wrong settings are all that is said of them."""
+    machine = read_machine(folder)
+    checks = check_machine(machine)
+    argv = (request.target, *request.words)
+    lines = [*machine_lines(machine), *gpu_lines(machine), *protection_lines(machine.protections), ""]
+    waiting = [*lines, _row("recipe", shlex.join(argv)), *_check_lines(checks)]
+
+    def show(check: Check) -> None:
+        if not request.as_json:
+            click.echo("\n".join([*waiting, *_check_lines([check])]))
+            waiting.clear()
+
+    checks += check_recipe(request, folder.absolute(), show)
+    words = verdict(checks, argv, f"recipe '{request.target}'")
+    if request.as_json:
+        report = to_json(machine, checks, argv)
+        click.echo(json.dumps({**report, "verdict": words, "start": start_recipe_line(request)}, indent=2))
+    else:
+        click.echo(f"\nverdict: {words}\n{start_recipe_line(request)}")
     sys.exit(EXIT_FAILED if problems(checks) else EXIT_DONE)
 
 
@@ -183,12 +226,17 @@ def report_lines(machine: Machine, checks: list[Check], argv: tuple[str, ...]) -
         lines += ["", _row("command", shlex.join(argv))]
     elif checks:
         lines.append("")
+    return [*lines, *_check_lines(checks), "", f"verdict: {verdict(checks, argv)}", start_line(argv)]
+
+
+def _check_lines(checks: list[Check]) -> list[str]:
+    lines = []
     for check in checks:
         first, *rest = check.text.splitlines() or [""]
         lines.append(_row(f"{check.state:<8}{check.name}", first, width=8 + LABEL_WIDTH))
         more = [*rest, *([f"hint: {check.hint}"] if check.hint else [])]
         lines += [_row("", line, width=8 + LABEL_WIDTH) for line in more]
-    return [*lines, "", f"verdict: {verdict(checks, argv)}", start_line(argv)]
+    return lines
 
 
 def machine_lines(machine: Machine) -> list[str]:
@@ -240,8 +288,8 @@ def protection_lines(protections: tuple[Protection, ...]) -> list[str]:
     return lines
 
 
-def verdict(checks: list[Check], argv: tuple[str, ...]) -> str:
-    what = "this command" if argv else "this machine"
+def verdict(checks: list[Check], argv: tuple[str, ...], what: str = "") -> str:
+    what = what or ("this command" if argv else "this machine")
     found, notes = problems(checks), [check for check in checks if check.state == "note"]
     if found:
         names = ", ".join(dict.fromkeys(check.name for check in found))
