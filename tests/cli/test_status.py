@@ -274,3 +274,36 @@ def test_the_command_loads_nothing_heavy_and_takes_at_most_150_ms_of_cpu(runs: P
         assert loaded == "[]"
         spent.append(float(cpu_s))
     assert min(spent) <= 0.15, spent
+
+
+def curve_files(run: RunDir, *, event_age_s: float, metrics_age_s: float) -> None:
+    run.tensorboard.mkdir()
+    for path, age_s in (
+        (run.tensorboard / "events.out.tfevents.1.host.1.0", event_age_s),
+        (run.metrics(0), metrics_age_s),
+    ):
+        path.write_bytes(b"x")
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+
+
+def test_curves_that_are_not_this_attempts_are_flagged(runs: Path) -> None:
+    run = live_run(runs)
+    curve_files(run, event_age_s=9000, metrics_age_s=5)
+    line = (
+        "  curves:     TensorBoard's files are 2 h 29 min behind the run's own numbers, from before this attempt"
+        " began: its curves are not what runs now"
+    )
+    assert line in lines_of("train-1")
+    value = json.loads(status("--json").output)["curves"]
+    assert value["text"] == line.removeprefix("  curves:     ")
+    assert value["event_file_at_s"] == NOW_S - 9000
+
+
+def test_curves_that_stopped_are_flagged_and_good_or_missing_ones_are_not(runs: Path) -> None:
+    run = live_run(runs)
+    assert not any("TensorBoard" in line for line in lines_of("train-1"))
+    curve_files(run, event_age_s=60, metrics_age_s=5)
+    assert not any("TensorBoard" in line for line in lines_of("train-1"))
+    os.utime(run.metrics(0), (NOW_S + 900, NOW_S + 900))
+    text = "TensorBoard's files are 16 min behind the run's own numbers: its curves have stopped"
+    assert f"  curves:     {text}" in lines_of("train-1")

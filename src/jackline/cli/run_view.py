@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from jackline.cli.curves import Curves, read_curves
 from jackline.cli.log_verdict import LogFacts, LogVerdict, judge_log, read_log_facts
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
@@ -32,6 +33,7 @@ class RunView:
     log: LogFacts
     log_verdict: LogVerdict
     now_s: float
+    curves: Curves
 
     @property
     def is_live(self) -> bool:
@@ -88,6 +90,7 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
         log=log,
         log_verdict=LogVerdict("absent", ""),
         now_s=now_s,
+        curves=read_curves(run),
     )
     is_live = None if status.state == "elsewhere" else view.is_live
     verdict = judge_log(log, is_live=is_live, running_s=view.running_s, now_s=now_s)

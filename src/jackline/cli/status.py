@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from jackline.cli import run_view
+from jackline.cli.curves import stale_curves
 from jackline.cli.run_view import RunView, read_view
 from jackline.rundir.find import find_run, runs_folder
 
@@ -61,6 +63,7 @@ def view_json(view: RunView) -> dict[str, Any]:
             "verdict": view.log_verdict.kind,
             "text": view.log_verdict.text,
         },
+        "curves": {**asdict(view.curves), "text": stale_curves(view.curves, view.started_at_s)},
         "session": view.session or None,
         "supervisor": status.supervisor_state or None,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from jackline.cli.curves import stale_curves
 from jackline.cli.run_view import RunView, listing, mapping, number
 from jackline.cli.text_safety import safe_lines, safe_text
 from jackline.units import format_bytes, format_duration
@@ -249,6 +250,8 @@ def _common_lines(view: RunView) -> list[str]:
         lines.insert(0, row("incidents", f"{len(incidents)}, the last {_MAX_INCIDENTS}:"))
     lines += [row("off", safe_text(entry, 200)) for entry in listing(view.state.get("protections_off"))]
     lines.append(row("log", f"{safe_text(view.log.path, 400)}{_log_size(view)}; {view.log_verdict.text}"))
+    if stale := stale_curves(view.curves, view.started_at_s):
+        lines.append(row("curves", stale))
     if view.contents:
         lines.append(row("command", safe_text(view.contents.command, 200)))
     return lines

@@ -1,0 +1,49 @@
+"""TensorBoard's files held against the run: do the curves a person looks at belong to what is running now?
+
+Owns that one question; reads times of files and nothing in them. An old page of curves beside a live run has sent
+people looking for a bug that was not there, and hidden one that was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.rundir.layout import RunDir
+from jackline.units import format_duration
+
+# Curves are written with every line of metrics; a few minutes are a long validation or a slow disk.
+BEHIND_S = 300.0
+
+
+@dataclass(frozen=True)
+class Curves:
+    """When the newest event file and the newest metrics were written. None: there is none."""
+
+    event_file_at_s: float | None = None
+    metrics_at_s: float | None = None
+
+
+def read_curves(run: RunDir) -> Curves:
+    return Curves(_newest(run.tensorboard, "*tfevents*"), _newest(run.path, "metrics-*.jsonl"))
+
+
+def _newest(folder: Path, pattern: str) -> float | None:
+    times = []
+    for path in folder.glob(pattern):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue  # removed since it was listed
+    return max(times, default=None)
+
+
+def stale_curves(curves: Curves, started_at_s: float | None) -> str:
+    """What is wrong with them, '' when nothing is."""
+    event_s, metrics_s = curves.event_file_at_s, curves.metrics_at_s
+    if event_s is None or metrics_s is None or metrics_s - event_s < BEHIND_S:
+        return ""
+    behind = f"TensorBoard's files are {format_duration(metrics_s - event_s)} behind the run's own numbers"
+    if started_at_s is not None and event_s < started_at_s:
+        return f"{behind}, from before this attempt began: its curves are not what runs now"
+    return f"{behind}: its curves have stopped"
