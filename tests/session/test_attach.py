@@ -29,6 +29,8 @@ def train(batch):
     return loss
 def die_at(step):
     if run.step == step and os.environ.get("DIE"): os.kill(os.getpid(), signal.SIGKILL)
+def settle():  # until what was saved is acknowledged
+    while run._attached.saver.engine.is_busy: run._attached.saver.engine._link.pump(0.05)
 def show(): print("final", run.step, [p.sum().item().hex() for p in model.parameters()], flush=True)
 """
 
@@ -103,7 +105,10 @@ sched = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 with jackline.attach(model=model, optimizer=optimizer, sched=sched, loader=loader, save_every_steps=5) as run:
     for epoch in range(3):
         for batch in run.steps():
-            train(batch); die_at(27)
+            train(batch)
+            if run.step == 20: run.save()  # asked for, so it is not skipped, and the epoch before is over then
+            if run.step == 26: settle()
+            die_at(27)
         sched.step()
 show(); print(optimizer.param_groups[0]["lr"])
 """,
@@ -120,9 +125,9 @@ show()
     "epochs cut short": """
 with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
     for epoch in run.epochs(4):
-        for number, batch in enumerate(run.steps()):
+        for batch in run.steps():
             train(batch); die_at(17)
-            if number == 6: break
+            if run.step % 7 == 0: break  # enumerate() would begin anew in the middle of an epoch
 show()
 """,
     "epochs and total": """

@@ -5,15 +5,15 @@ They are not among Jackline's own dependencies: `pip install transformers accele
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.session.nursery import ROOT
+from tests.session.nursery import Nursery
 
 COMMON = """
 import os, random, signal, sys, warnings
@@ -123,26 +123,42 @@ with integration.attach(accelerator, model=net, optimizer=optimizer, scheduler=s
 show(net)
 """,
 }
-NUM_STEPS = 18  # 11 batches an epoch, two to a step, the last alone
+IMPORTS = {"transformers": "transformers", "lightning": "lightning.pytorch", "accelerate": "accelerate"}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One process imports all three, which takes longer than the training; each script is a fork of it."""
+    found = Nursery(*(module for module in IMPORTS.values() if is_installed(module)))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def wanted(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The last line of an undisturbed run, by library."""
+
+    @functools.cache
+    def find(library: str) -> str:
+        code, output = start(nursery, library, tmp_path_factory.mktemp(f"whole-{library}"))
+        assert code == 0, output
+        return final(output)
+
+    return find
+
+
+def is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def needs(library: str) -> None:
-    if importlib.util.find_spec(library) is None:
+    if not is_installed(library):
         pytest.skip(f"{library} is not installed")
 
 
-def start(library: str, folder: Path, **env: str) -> tuple[int, str]:
-    script = folder / "script.py"
-    script.write_text(COMMON + SCRIPTS[library])
-    environment = {
-        "PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
-        "JACKLINE_RUNS": str(folder / "runs"), "XDG_STATE_HOME": str(folder / "state"), "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=folder, env={**environment, **env}, timeout=280,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+def start(nursery: Nursery, library: str, folder: Path, **env: str) -> tuple[int, str]:
+    ended = nursery.run(COMMON + SCRIPTS[library], [], folder, env)
+    return ended.code, ended.output
 
 
 def final(output: str) -> str:
@@ -152,41 +168,37 @@ def final(output: str) -> str:
 
 
 @pytest.mark.parametrize("library", SCRIPTS)
-def test_a_killed_framework_ends_with_the_same_weights(library: str, tmp_path: Path) -> None:
+def test_a_killed_framework_ends_with_the_same_weights(
+    library: str, nursery: Nursery, wanted: Callable[[str], str], tmp_path: Path
+) -> None:
     needs(library)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    code, wanted = start(library, whole)
-    assert code == 0, wanted
     for env, expected in (({"DIE": "5"}, -9), ({"DIE": "11", "WORKERS": "1"}, -9), ({}, 0)):
-        code, output = start(library, tmp_path, **env)
+        code, output = start(nursery, library, tmp_path, **env)
         assert code == expected, output
     assert re.search(r"\[jackline\] going on from step-000000(0[6-9]|1[01])", output), output
-    assert final(output) == final(wanted)
+    assert final(output) == wanted(library)
 
 
 @pytest.mark.parametrize("library", SCRIPTS)
-def test_a_framework_that_is_asked_to_end_saves_and_goes_on(library: str, tmp_path: Path) -> None:
+def test_a_framework_that_is_asked_to_end_saves_and_goes_on(
+    library: str, nursery: Nursery, wanted: Callable[[str], str], tmp_path: Path
+) -> None:
     needs(library)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    wanted = start(library, whole)[1]
-    code, output = start(library, tmp_path, STOP="7")
+    code, output = start(nursery, library, tmp_path, STOP="7")
     assert code == 75, output
     assert re.search(r"\[jackline\] SIGTERM: stopped at step [78], saved", output), output
     assert "final" not in output
-    code, output = start(library, tmp_path)
+    code, output = start(nursery, library, tmp_path)
     assert code == 0, output
     assert re.search(r"going on from step-0000000[78]", output), output
-    assert final(output) == final(wanted)
+    assert final(output) == wanted(library)
 
 
 @pytest.mark.parametrize("library", SCRIPTS)
-def test_off_leaves_the_framework_alone(library: str, tmp_path: Path) -> None:
+def test_off_leaves_the_framework_alone(library: str, nursery: Nursery, tmp_path: Path) -> None:
     needs(library)
-    if library == "lightning":
-        pytest.skip("with Lightning the plugin is what is added; leaving it out is turning it off")
-    code, output = start(library, tmp_path, JACKLINE="off")
+    code, output = start(nursery, library, tmp_path, JACKLINE="off")
     assert code == 0, output
+    assert "final" in output
     assert "[jackline]" not in output
     assert not (tmp_path / "runs").exists()

@@ -5,6 +5,7 @@ Owns a run without a session: it counts steps as the real one does, because `tot
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,10 @@ from jackline.session.memory import off_step
 from jackline.session.phase import Phase, phase
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper
+
+
+def is_off() -> bool:
+    return os.environ.get("JACKLINE", "").lower() == "off"
 
 
 class OffRun:
@@ -57,7 +62,7 @@ class OffRun:
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         pass
 
-    def save(self) -> None:
+    def save(self, **metrics: float) -> None:
         pass
 
     def safe_step(

@@ -19,7 +19,7 @@ import jackline.session.attach as plain
 from jackline.errors import UsageError
 from jackline.session.choose_feed import seekable_feed
 from jackline.session.feeds import MapFeed
-from jackline.session.off import OffRun
+from jackline.session.off import OffRun, is_off
 from jackline.session.run import Run
 from jackline.session.settings import Settings
 
@@ -33,6 +33,8 @@ def attach(accelerator: Any, *, loader: Any = None, **given: Any) -> Run | OffRu
     state = {word: unwrap(accelerator, value) for word, value in given.items()}
     if getattr(accelerator, "scaler", None) is not None:
         state.setdefault("scaler", accelerator.scaler)
+    if is_off():
+        return plain.attach(loader=loader, **state)
     wrapped = None if loader is None else PreparedLoader(accelerator, loader, Settings(seed=given.get("seed")))
     return plain.attach(loader=wrapped, **state)
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from jackline.checkpoint.random_state import ProcessRandom
 from jackline.rundir import atomic
 from jackline.session.driver import Driver
+from jackline.session.off import is_off
 
 _CHANCE = "jackline_random"
 _MARK = "jackline_step"
@@ -32,12 +33,13 @@ class JacklineIO(CheckpointIO):
     which."""
 
     def __init__(self, **settings: Any) -> None:
-        self.driver = Driver(**settings)
-        self._here = Path(self.driver.folder)
+        self.driver = None if is_off() else Driver(**settings)
+        self._here = Path() if self.driver is None else self.driver.folder
+        self._lightnings_own = TorchCheckpointIO()  # with JACKLINE=off
 
     def resume_path(self) -> str | None:
         """What to give to `fit(ckpt_path=...)`: the newest checkpoint, None when there is none."""
-        whole = self.driver.newest_step()
+        whole = None if self.driver is None else self.driver.newest_step()
         if whole is None:
             return None
         path = self._here / "lightning-resume.json"
@@ -50,6 +52,9 @@ class JacklineIO(CheckpointIO):
         return str(self._here / "lightning-latest.json")
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if self.driver is None:
+            self._lightnings_own.save_checkpoint(checkpoint, path, storage_options)
+            return
         step = int(checkpoint["global_step"])
         is_ours = str(path) == self.scratch_path
         self.driver.at_step(step)
@@ -61,6 +66,8 @@ class JacklineIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        if self.driver is None:
+            return self._lightnings_own.load_checkpoint(path, map_location, weights_only)
         mark = atomic.read_json(Path(path))
         if not isinstance(mark, dict) or _MARK not in mark:
             raise ValueError(f"{path} was not written by JacklineIO")
@@ -70,7 +77,10 @@ class JacklineIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         """The file goes; which checkpoints stay is decided by the run's own rules."""
-        Path(path).unlink(missing_ok=True)
+        if self.driver is None:
+            self._lightnings_own.remove_checkpoint(path)
+        else:
+            Path(path).unlink(missing_ok=True)
 
     def teardown(self) -> None:
         pass
@@ -86,7 +96,8 @@ class JacklineCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # Not earlier: Lightning's own handler of SIGTERM is in place by now, and would leave in mid-accumulation.
-        self._driver.__enter__()
+        if self._driver is not None:
+            self._driver.__enter__()
         self._last_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -95,11 +106,12 @@ class JacklineCallback(Callback):
             self._chance = None
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self._driver.before_change()
+        if self._driver is not None:
+            self._driver.before_change()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == self._last_step:
-            return  # in the middle of an accumulation
+        if self._driver is None or trainer.global_step == self._last_step:
+            return  # off, or in the middle of an accumulation
         self._last_step = trainer.global_step
         total = trainer.max_steps if trainer.max_steps > 0 else None
         self._driver.log(
@@ -114,15 +126,19 @@ class JacklineCallback(Callback):
             trainer.should_stop = True
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint[_CHANCE] = ProcessRandom().state_dict()
+        if self._driver is not None:
+            checkpoint[_CHANCE] = ProcessRandom().state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        self._chance = ProcessRandom()
-        self._chance.restored = checkpoint[_CHANCE]
+        if self._driver is not None:
+            self._chance = ProcessRandom()
+            self._chance.restored = checkpoint[_CHANCE]
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._driver.__exit__(type(exception), exception, exception.__traceback__)
+        if self._driver is not None:
+            self._driver.__exit__(type(exception), exception, exception.__traceback__)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Raises Stopped when somebody asked for the end."""
-        self._driver.__exit__(None, None, None)
+        if self._driver is not None:
+            self._driver.__exit__(None, None, None)

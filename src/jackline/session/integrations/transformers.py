@@ -12,7 +12,6 @@ is Jackline's keyed shuffle; going on skips indices, not data. Owns the seam; Tr
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from transformers.trainer_callback import ExportableState
 from jackline.rundir import atomic
 from jackline.session.choose_feed import seekable_feed
 from jackline.session.driver import Driver
+from jackline.session.off import is_off
 from jackline.session.settings import Settings
 
 _STATE = "trainer_state.json"
@@ -37,7 +37,7 @@ class ExactResume:
     _resumed_from: str = ""
 
     def train(self, resume_from_checkpoint: Any = None, *more: Any, **options: Any) -> Any:
-        if os.environ.get("JACKLINE", "").lower() == "off" or resume_from_checkpoint:
+        if is_off() or resume_from_checkpoint:
             return super().train(resume_from_checkpoint, *more, **options)  # type: ignore[misc]
         self._driver = Driver(**self.jackline)
         notes = self._driver.peek()
