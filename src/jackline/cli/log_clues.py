@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jackline.cli.log_verdict import are_only_warnings
 from jackline.diagnosis.collect import tail_lines
 from jackline.machine.proc import open_files, read_command, read_environ
 from jackline.machine.procfs import read_link
@@ -28,7 +29,6 @@ _SHORT_LOG_BYTES = 1 << 16
 _LOG_NAME = re.compile(
     r"\.(log|out|err|txt|jsonl|csv|tsv)(\.\d+)?$|(^|/)(stdout|stderr|nohup)|tfevents", re.IGNORECASE
 )
-_WARNING = re.compile(r"warn(ing)?\b|deprecat", re.IGNORECASE)
 _PASSED_OVER = (".git", "__pycache__", "node_modules", ".venv", "venv", "site-packages", "wandb")
 
 Answer = TypeVar("Answer")
@@ -161,12 +161,8 @@ def explain_lines(lines: Sequence[str]) -> str:
     telling = [line for line in lines if line.strip()]
     if not telling:
         return "the log is empty: the command has printed nothing at all (Python's buffering is switched off here)"
-    is_after_warning = False
-    for line in telling:
-        is_source = is_after_warning and line.startswith((" ", "\t"))
-        is_after_warning = _WARNING.search(line) is not None or is_source
-        if not is_after_warning:
-            return ""
+    if not are_only_warnings(telling):
+        return ""
     count = f"{len(telling)} line{'s' if len(telling) != 1 else ''}"
     return f"the log holds only warnings ({count}): the program itself has printed nothing yet"
 
