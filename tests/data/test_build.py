@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +57,7 @@ def test_every_token_is_there_once_and_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_the_cache_does_not_depend_on_the_number_of_threads(num_threads: int, tmp_path: Path) -> None:
-    spec = spec_of(write_zst(tmp_path / "a.jsonl.zst", make_texts(4000, 300), num_frames=5), era_tokens=1 << 18)
+    spec = spec_of(write_zst(tmp_path / "a.jsonl.zst", make_texts(2500, 200), num_frames=5), era_tokens=1 << 18)
     one = build_cache(spec, tmp_path / "one", num_threads=2)
     other = build_cache(spec, tmp_path / "other", num_threads=num_threads)
     assert files_of(one) == files_of(other)
@@ -105,47 +103,57 @@ def test_the_first_texts_decide_nothing_else_than_the_tokenizer(tmp_path: Path) 
     assert train.meta.vocab_size == 600
 
 
-# The real command, committing fifty times a second instead of once: more instants worth dying in.
+# The real command, committing after every block instead of once a second: more instants worth dying in. With KILL_AT
+# it dies by SIGKILL at its n-th write, sync, rename or cut, in the middle of it where it has one.
 CHILD = """
-import sys
+import os, signal, sys
 import jackline.data.build as build
-build.COMMIT_EVERY_S = 0.02
+build.COMMIT_EVERY_S = 0.0
+left = int(os.environ.get("KILL_AT", "0"))
+
+def deadly(name):
+    real = getattr(os, name)
+    def act(*words, **more):
+        global left
+        left -= 1
+        if left == 0:
+            if name in ("pwrite", "write"):
+                real(words[0], words[1][: len(words[1]) // 2], *words[2:])
+            elif name in ("replace", "truncate", "unlink"):
+                real(*words, **more)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words, **more)
+    return act
+
+for name in ("pwrite", "write", "fsync", "replace", "truncate", "ftruncate", "unlink"):
+    setattr(os, name, deadly(name))
 from jackline.data.__main__ import main
 sys.exit(main())
 """
 
 
-def start_preparing(spec: DataSpec, settings: CacheSettings) -> subprocess.Popen[bytes]:
+START = "import sys; from jackline.data.__main__ import main; sys.exit(main())"
+
+
+def start_preparing(spec: DataSpec, settings: CacheSettings, *, kill_at: int = 0) -> subprocess.Popen[bytes]:
     request = {"spec": spec.to_json(), "settings": settings.to_json(), "rebuild": False, "as_json": True}
     command = [sys.executable, "-c", CHILD, "prepare", json.dumps(request)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def bytes_of(folder: Path) -> int:
-    total = 0
-    for path in folder.glob("era-*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total
+    environment = {**os.environ, "KILL_AT": str(kill_at)}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 
 
 def test_killed_at_random_instants_the_cache_comes_out_bit_by_bit_the_same(tmp_path: Path) -> None:
-    texts = make_texts(12_000, 250)
-    for number in range(4):
-        write_zst(tmp_path / "in" / f"{number}.jsonl.zst", texts[number * 3000 : number * 3000 + 3000], num_frames=3)
-    spec = spec_of(tmp_path / "in", era_tokens=1 << 22, first_era_tokens=1 << 18)
+    texts = make_texts(6000, 250)
+    for number in range(3):
+        write_zst(tmp_path / "in" / f"{number}.jsonl.zst", texts[number * 2000 : number * 2000 + 2000], num_frames=3)
+    spec = spec_of(tmp_path / "in", era_tokens=1 << 20, first_era_tokens=1 << 18)
     whole = build_cache(spec, tmp_path / "whole")
     settings = CacheSettings(root=tmp_path / "killed")
     folder = cache_folder(spec, settings)
     chosen, num_kills, num_commits_found = random.Random(11), 0, 0
-    for _ in range(12):
-        child = start_preparing(spec, settings)
-        # By progress and not by time, so that it strikes in the middle on a fast machine and on a slow one.
-        target = bytes_of(folder) + chosen.randrange(0, 6_000_000)
-        while child.poll() is None and bytes_of(folder) < target:
-            time.sleep(0.001)
-        child.send_signal(signal.SIGKILL)
-        _, said = child.communicate()
+    for _ in range(40):
+        child = start_preparing(spec, settings, kill_at=chosen.randrange(5, 30))
+        _, said = child.communicate(timeout=120)
         if child.returncode == 0:
             break
         assert child.returncode == -signal.SIGKILL, said.decode()
@@ -159,6 +167,7 @@ def test_killed_at_random_instants_the_cache_comes_out_bit_by_bit_the_same(tmp_p
     assert len(eras) > 4
     assert {name: files_of(killed)[name] for name in eras} == {name: files_of(whole)[name] for name in eras}
     assert killed.ledger.records == whole.ledger.records
+    assert not list(folder.glob("*.part"))
 
 
 def test_two_processes_build_one_cache_together(tmp_path: Path) -> None:
@@ -283,6 +292,26 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
         assert np.array_equal(all_tokens(open_cache_folder(folder)), expected_bytes(texts))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_limit_on_the_size_of_files_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
+    texts = make_texts(3000)
+    spec = spec_of(write_jsonl(tmp_path / "a.jsonl", texts), era_tokens=1 << 20, first_era_tokens=1 << 20)
+    settings = CacheSettings(root=tmp_path / "cache")
+    request = {"spec": spec.to_json(), "settings": settings.to_json(), "rebuild": False, "as_json": True}
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, -1)); {START}"
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "prepare", json.dumps(request)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    folder = cache_folder(spec, settings)
+    said = done.stderr.splitlines()
+    assert said[-2].startswith("error: cannot write the token cache: File too large (")
+    assert (
+        said[-1] == "hint: free some space or lower max_cache_bytes, then run the same command again: nothing is lost"
+    )
+    run_builder(folder, settings, silent, for_readers=False)
+    assert np.array_equal(all_tokens(open_cache_folder(folder)), expected_bytes(texts))
 
 
 def test_the_budget_is_a_fifth_of_the_free_disk_unless_said(tmp_path: Path) -> None:
