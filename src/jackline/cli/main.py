@@ -18,6 +18,7 @@ from jackline.errors import JacklineError
 COMMANDS = {
     "run": ("jackline.cli.run", "Supervise any command: jackline run -- python train.py"),
     "train": ("jackline.cli.train", "Train a recipe, supervised and resumable: jackline train demo --quick"),
+    "demo": ("jackline.cli.demo", "One minute: a training is killed with SIGKILL, goes on, ends bit-equal."),
     "status": ("jackline.cli.status", "Is it alive, how far, when done, what is lost if it dies."),
     "watch": ("jackline.cli.watch", "The live view; takes over a run whose supervisor is gone."),
     "why": ("jackline.cli.why", "What it is doing, by file and line; why it died, from evidence."),

@@ -64,6 +64,7 @@ class Attachment:
     label: int = 1  # of what is logged now: the step that is under way
     pulse: Pulse = field(default_factory=Pulse)
     host: HostMemory | None = None  # None: not guarded
+    marks: tuple[int, dict[str, float]] = (-1, {})  # metrics of the checkpoint of one step alone
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
@@ -171,7 +172,8 @@ class Attachment:
         except Exception as problem:
             self.saver.turn_off(f"{type(problem).__name__}: {problem}")
             return False
-        ticket = self.saver.save(step, metrics=dict(self.scalars.latest), is_last=is_last)
+        marks = self.marks[1] if self.marks[0] == step else {}
+        ticket = self.saver.save(step, metrics={**self.scalars.latest, **marks}, is_last=is_last)
         if ticket is None:
             return False
         self.reporter.hurry()

@@ -125,9 +125,13 @@ class Run:
         self._require_entered()
         return self._attached.card.step(fn, batch, Slicing(micro_batch, weight, count), step=self._attached.label)
 
-    def save(self) -> None:
-        """A checkpoint at the next boundary: at once between epochs and after the loop, else as this step ends."""
+    def save(self, **metrics: float) -> None:
+        """A checkpoint at the next boundary: at once between epochs and after the loop, else as this step ends.
+
+        `metrics` go with this checkpoint and no other: `run.save(best_loss=...)` with attach(keep_best="best_loss").
+        """
         self._require_entered()
+        self._attached.marks = (self.step, metrics)
         if self._in_body or self._pending:
             self._is_save_wanted = True
         else:

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jackline.checkpoint.catalogue import list_names
 from jackline.data.loader import Loader
 from jackline.memory.cards import Precision
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape, describe_shape
+from jackline.rundir.layout import RunDir
 from jackline.session.exactness import make_exact
 from jackline.trainer import compiling
 from jackline.trainer.config import TrainConfig
@@ -172,7 +174,7 @@ def compile_if_it_pays(parts: Parts, voice: Voice, folder: Path) -> None:
         config.compile,
         has_card=device.type == "cuda",
         can_compile=compiling.why_not(device) if config.compile != "off" else "",
-        steps_left=parts.total_steps,
+        steps_left=parts.total_steps - steps_done(folder),
         eager_step_s=guess_step_s(parts),
         is_warm=compiling.is_warm(cache),
     )
@@ -180,6 +182,12 @@ def compile_if_it_pays(parts: Parts, voice: Voice, folder: Path) -> None:
     if decision.is_compiled:
         compiling.use_cache(cache)
         compiling.compile_in_place(parts.model)
+
+
+def steps_done(folder: Path) -> int:
+    """By the newest checkpoint's name; whether it is whole is found out when it is restored."""
+    names = list_names(RunDir(folder).checkpoints)
+    return names[0].step if names else 0
 
 
 def guess_step_s(parts: Parts) -> float:

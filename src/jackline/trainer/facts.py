@@ -10,12 +10,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jackline.memory.safe_step import Shrunk
+from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.session.off import OffRun
 from jackline.session.run import Run
@@ -41,7 +41,7 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
         "save_every_s": config.save_every_s or None,
         "keep_last": config.keep_last,
         "keep_every": config.keep_every or None,
-        "keep_best": config.metric,
+        "keep_best": f"best_{config.metric}",
         "mirror": config.mirror or None,
         "seed": config.seed,
         "exact": config.exact,
@@ -90,12 +90,11 @@ def ask_for_the_end(voice: Voice, limit_s: float) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def say_shrunk(voice: Voice, changes: Sequence[Shrunk]) -> None:
-    for change in changes:
-        voice.say(
-            f"out of memory in the {change.phase} pass: micro-batch {change.old_micro_batch} -> "
-            f"{change.new_micro_batch}; batch, learning rate, data order and step count stay"
-        )
+def forbid_restart(run_dir: RunDir, why: str) -> None:
+    """The same steps would end the same way."""
+    number = os.environ.get("JACKLINE_ATTEMPT", "")
+    if number.isdigit():
+        write_intent(run_dir.attempt(int(number)), restart=False, why=why)
 
 
 def say_curves(run_dir: RunDir, voice: Voice) -> None:

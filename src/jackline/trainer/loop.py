@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 
 from jackline.data.batches import ToDevice
-from jackline.memory.safe_step import SafeStep
 from jackline.rundir.layout import RunDir
 from jackline.session.attach import attach
 from jackline.session.stopping import Stopped
@@ -24,9 +23,9 @@ from jackline.trainer.facts import (
     ask_for_the_end,
     event_of,
     find_deadline_s,
+    forbid_restart,
     next_commands,
     say_curves,
-    say_shrunk,
     sentinel_facts,
     session_settings,
 )
@@ -36,7 +35,7 @@ from jackline.trainer.sentinels import Sentinels
 from jackline.trainer.sentinels_machine import read_surroundings
 from jackline.trainer.validation import Validation, best_of, is_due
 from jackline.trainer.voice import Voice
-from jackline.trainer.watch import Step, Watch
+from jackline.trainer.watch import AlarmRaised, Step, Watch
 
 _FLOOR_TOKENS = 1 << 16
 
@@ -64,7 +63,6 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
         if config.rehearse:
             rehearsed: Rehearsed = rehearse_step(parts, voice)
             parts = with_micro_batch(parts, rehearsed.micro_batch)
-        safe_step = SafeStep(parts.model, micro_batch=parts.chosen.micro_batch, scaler=parts.scaler)
         validation = Validation(parts, voice)
         sentinels = Sentinels(sentinel_facts(parts, validation), read_surroundings)
         watch = Watch(parts, run_dir, voice, sentinels)
@@ -75,7 +73,6 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
             with attach(
                 model=parts.model,
                 optimizer=parts.optimizer,
-                safe_step=safe_step,
                 sentinels=sentinels,
                 loader=parts.loader,
                 best_loss=None,
@@ -93,7 +90,9 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                     parts.set_rate(rate)
                     tokens = to_device(batch.tokens)
                     # Gradients of the whole batch, in slices that fit; the sum is divided by the count of all of it.
-                    result = safe_step(parts.loss_sum, tokens, count=float(parts.tokens_per_step))
+                    result = run.safe_step(
+                        parts.loss_sum, tokens, micro_batch=parts.chosen.micro_batch, count=parts.tokens_per_step
+                    )
                     norm = parts.update()
                     run.log(loss=result.loss, lr=rate, grad_norm=norm)
                     seconds, waited_s = watch.clock()
@@ -108,8 +107,6 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         is_skipped=run.step == before,
                     )
                     watch.after_step(step, result.loss, norm)
-                    if result.shrunk:
-                        say_shrunk(voice, result.shrunk)
                     if is_due(run.step, before, config, parts.total_steps):
                         validation.quick(run, watch)
                     if time.monotonic() > deadline_s:
@@ -117,6 +114,10 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         ask_for_the_end(voice, config.time_limit_s)
                 outcome = "finished"
                 full = validation.full(run, watch) if config.full_eval else None
+        except AlarmRaised as alarm:
+            outcome = f"stopped by a sentinel: {alarm.message}"
+            forbid_restart(run_dir, alarm.message)
+            raise
         except Stopped as stopped:
             outcome = str(stopped) or "stopped"
             raise

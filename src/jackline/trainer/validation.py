@@ -64,7 +64,7 @@ class Validation:
         self._voice.say(f"step {run.step:,}: {metric} {found.loss:.4f}, {words}{before}", "eval")
         if is_best:
             values["best_loss"], values["best_step"] = found.loss, run.step
-            run.save()
+            run.save(**{f"best_{metric}": found.loss})
 
     def full(self, run: Run | OffRun, watch: Watch) -> Evaluation | None:
         """All of it, at the end."""

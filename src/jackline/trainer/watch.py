@@ -13,6 +13,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ class Watch:
         self._wait_s = self._line_wait_s = 0.0
         self._aside_s = self._line_aside_s = 0.0
         self._spent = _Spent()
+        self._are_blind = parts.config.sentinels == "off"
         self._newest: Arrived[Step] | None = None
         self.first_loss: float | None = None
         self.last_loss: float | None = None
@@ -115,28 +117,21 @@ class Watch:
             self._newest = arrived
             self.first_loss = arrived.loss if self.first_loss is None else self.first_loss
             self.last_loss = arrived.loss
-            facts = arrived.facts
-            rate = self.parts.tokens_per_step / facts.seconds if facts.seconds > 0 else None
-            share = facts.waited_s / facts.seconds if facts.seconds > 0 else None
-            values = {"loss": arrived.loss, "lr": facts.lr, "grad_norm": arrived.grad_norm}
-            self._board.add(facts.step, {**values, **({"tokens_per_s": rate} if rate else {})})
-            if self.parts.config.sentinels != "off":
-                known = StepFacts(
-                    step=facts.step,
-                    loss=arrived.loss,
-                    lr=facts.lr,
-                    grad_norm=arrived.grad_norm,
-                    tokens_per_s=rate,
-                    data_wait_share=share,
-                    seconds=facts.seconds,
-                    micro_batch=facts.micro_batch,
-                    epoch=facts.epoch,
-                    windows=facts.windows,
-                    is_skipped=facts.is_skipped,
-                )
-                self._raise_alarms(self.sentinels.look(known))
+            facts = step_facts(arrived, self.parts.tokens_per_step)
+            values = {"loss": arrived.loss, "lr": arrived.facts.lr, "grad_norm": arrived.grad_norm}
+            rate = {"tokens_per_s": facts.tokens_per_s} if facts.tokens_per_s else {}
+            self._board.add(facts.step, {**values, **rate})
+            self._look(partial(self.sentinels.look, facts))
 
-    def _raise_alarms(self, alarms: list[Alarm]) -> None:
+    def _look(self, ask: Callable[[], list[Alarm]]) -> None:
+        if self._are_blind:
+            return
+        try:
+            alarms = ask()
+        except Exception as problem:  # a mistake of ours must not end a training
+            self._are_blind = True
+            self.voice.say(f"the sentinels are off: {type(problem).__name__}: {problem}", "sentinel")
+            return
         for alarm in alarms:
             self.voice.say(f"WARNING {alarm.text}", "sentinel")
             self.voice.say(f"        {alarm.hint}", "sentinel")
@@ -191,10 +186,8 @@ class Watch:
 
     def after_eval(self, step: int, name: str, found: Evaluation, *, is_subset: bool) -> None:
         self._board.add(step, {name: found.loss})
-        if self.parts.config.sentinels != "off":
-            self._raise_alarms(
-                self.sentinels.look_eval(EvalFacts(step, found.losses, found.tokens_per_part, is_subset))
-            )
+        facts = EvalFacts(step, found.losses, found.tokens_per_part, is_subset)
+        self._look(partial(self.sentinels.look_eval, facts))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -228,6 +221,25 @@ class Watch:
         for line in final_lines(facts):
             self.voice.say(line, "end")
         self._board.close()
+
+
+def step_facts(arrived: Arrived[Step], tokens_per_step: int) -> StepFacts:
+    """For the sentinels."""
+    step = arrived.facts
+    is_timed = step.seconds > 0
+    return StepFacts(
+        step=step.step,
+        loss=arrived.loss,
+        lr=step.lr,
+        grad_norm=arrived.grad_norm,
+        tokens_per_s=tokens_per_step / step.seconds if is_timed else None,
+        data_wait_share=step.waited_s / step.seconds if is_timed else None,
+        seconds=step.seconds,
+        micro_batch=step.micro_batch,
+        epoch=step.epoch,
+        windows=step.windows,
+        is_skipped=step.is_skipped,
+    )
 
 
 def memory_bytes(device: torch.device) -> int:
