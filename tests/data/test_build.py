@@ -170,6 +170,27 @@ def test_killed_at_random_instants_the_cache_comes_out_bit_by_bit_the_same(tmp_p
     assert not list(folder.glob("*.part"))
 
 
+def test_a_death_between_the_last_commit_of_an_era_and_its_seal_miscounts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(write_jsonl(tmp_path / "a.jsonl", make_texts(2000)), era_tokens=1 << 18, first_era_tokens=1 << 17)
+    whole = build_cache(spec, tmp_path / "whole")
+    settings = CacheSettings(root=tmp_path / "killed")
+    folder = cache_folder(spec, settings)
+
+    def die(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("jackline.data.build.COMMIT_EVERY_S", 0.0)
+        patched.setattr("jackline.data.writer.record_era", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_builder(folder, settings, silent, for_readers=False)
+    assert json.loads((folder / "open.jsonl").read_text())["tokens"] == 1 << 17
+    run_builder(folder, settings, silent, for_readers=False)
+    assert open_cache_folder(folder).ledger.records == whole.ledger.records
+
+
 def test_two_processes_build_one_cache_together(tmp_path: Path) -> None:
     texts = make_texts(3000, 200)
     spec = spec_of(write_jsonl(tmp_path / "a.jsonl", texts), era_tokens=1 << 16)

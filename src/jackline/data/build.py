@@ -56,7 +56,7 @@ class Pass:
         self._skip = cursor.skip_tokens
         self._block: PackedBlock | None = None
         self._phase: Phase = "tokenise"
-        self.documents = cursor.state.counts.documents
+        self.documents = max(cursor.documents, cursor.state.counts.documents)
         meta = shop.cache.meta
         around = Surroundings(Patience(shop.settings.give_up_after_s, on_wait=self._on_wait), self._on_open)
         blocks = read_blocks(meta.spec, cursor.state, around)
@@ -82,7 +82,7 @@ class Pass:
                 self._ends_at = Cursor(block.before, self._skip)
             self.documents = block.after.counts.documents
             self._shop.board.set(self._phase, done=block.file_bytes, unit="B")
-            on_progress(self._ends_at)
+            on_progress(replace(self._ends_at, documents=self.documents))
         return self._ends_at, self._block is None and self._state.is_ended
 
     def close(self) -> None:
