@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
+from jackline.trainer.sentinels import Facts, Sentinels, StepFacts
 from jackline.trainer.sentinels_machine import read_surroundings
 from jackline.trainer.sentinels_torch import first_bad_tensor, weights_without_gradient
 
@@ -34,6 +36,37 @@ def test_a_bad_weight_is_named_with_its_count() -> None:
     with torch.no_grad():
         model.blocks[1].up.weight[3, 2] = float("nan")
     assert first_bad_tensor(model) == "weight blocks.1.up.weight: 1 of 1,024 values are not finite"
+
+
+def test_an_update_with_nan_has_spoilt_everything_and_is_told_so() -> None:
+    model, _ = made()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(float("nan"))
+    found = first_bad_tensor(model)
+    assert found == (
+        "all 28 weights, by an update with it; the first is weight tokens.weight: 512 of 512 values are not finite"
+    )
+
+
+def test_a_nan_alarm_names_the_first_bad_tensor_and_looks_for_it_once() -> None:
+    model, _ = made()
+    with torch.no_grad():
+        model.blocks[0].qkv.bias[5] = float("nan")
+    calls: list[str] = []
+
+    def name() -> str:
+        calls.append("asked")
+        return first_bad_tensor(model)
+
+    watch = Sentinels(Facts(32), None, name)
+    steps = [StepFacts(step, loss=math.nan, windows=[640 * step]) for step in range(1, 50)]
+    alarms = [alarm for step in steps for alarm in watch.look(step)]
+    assert [alarm.text for alarm in alarms] == [
+        "step 1: loss is nan; its windows: 640; first bad tensor: weight blocks.0.qkv.bias: 1 of 48 values are not"
+        " finite"
+    ]
+    assert calls == ["asked"]
 
 
 def test_with_whole_weights_the_first_bad_output_is_named() -> None:

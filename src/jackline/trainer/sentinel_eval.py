@@ -40,9 +40,14 @@ class SmallValidation:
         losses = _bounded(facts.losses)
         if not losses or not all(math.isfinite(loss) for loss in losses):
             return
-        before, self._best = self._best, losses if not self._best or fmean(losses) < fmean(self._best) else self._best
-        if len(before) != len(losses) or self._best is before:
-            return  # the first, other parts, or no claim
+        before = self._best
+        if len(before) != len(losses):
+            # The first, or other parts than before; the full one at the end is compared with nothing.
+            self._best = losses if facts.is_subset or not before else before
+            return
+        if fmean(losses) >= fmean(before):
+            return
+        self._best = losses
         gain = fmean(before) - fmean(losses)
         width = interval_95(before, losses)
         if width is None:

@@ -79,43 +79,57 @@ class LossUnderFloor:
 
 
 class FlatLoss:
-    """Still at ln V, where a model that has learnt nothing is.
+    """Still about ln V, where a model that has learnt nothing is, and no better than at the start.
 
     Any text falls away from there in the first dozens of steps, because some tokens are common. Looked at only when
     the rates so far add up to enough (Adam moves a weight by about the rate each step, weights begin at 0.02) or the
-    warm-up is over, so that a long warm-up is no alarm; and not on noise, where ln V is the truth.
+    warm-up is over, so that a long warm-up is no alarm; and not on noise, where ln V is the truth. A model trained
+    before begins far below ln V, so it may stay where it is.
     """
 
     _STEPS = 50
-    _NEAR = 0.01  # of ln V
+    _FIRST = 10
+    _NEAR = 0.1  # of ln V: how far from it an untrained model may begin
+    _LEFT = 0.01  # of ln V: a fall that is one
+    _SMOOTH = 0.1  # share of the newest loss in the running mean: small batches jump about
     _ENOUGH_LR = 3e-3
 
     def __init__(self, facts: Facts) -> None:
         self._ceiling = math.log(max(2, facts.vocab_size))
         self._is_noise = facts.floor is not None and facts.floor.is_noise
         self._warmup_steps = facts.schedule.warmup_steps if facts.schedule else 0
+        self._num_first = 0
+        self._first = self._mean = 0.0
         self._flat_steps = 0
         self._sum_lr = 0.0
 
     def look(self, step: StepFacts) -> Iterator[Found]:
-        if self._is_noise or step.loss is None:
+        if self._is_noise or step.loss is None or not math.isfinite(step.loss):
             return
         self._sum_lr += step.lr or 0.0
-        is_flat = abs(step.loss - self._ceiling) < self._NEAR * self._ceiling
-        self._flat_steps = self._flat_steps + 1 if is_flat else 0
+        if self._num_first < self._FIRST:
+            self._num_first += 1
+            self._first += (step.loss - self._first) / self._num_first
+            self._mean = self._first
+        self._mean += self._SMOOTH * (step.loss - self._mean)
+        is_near = abs(self._mean - self._ceiling) < self._NEAR * self._ceiling
+        has_fallen = self._mean < self._first - self._LEFT * self._ceiling
+        self._flat_steps = self._flat_steps + 1 if is_near and not has_fallen else 0
         has_had_time = step.step > self._warmup_steps or self._sum_lr >= self._ENOUGH_LR
         if self._flat_steps >= self._STEPS and has_had_time:
             yield Alarm(
                 "loss-flat",
-                f"loss {step.loss:.4f} has not left ln(V) = {self._ceiling:.4f} for {self._flat_steps} steps:"
-                " nothing is being learnt",
+                f"loss {self._mean:.4f} is still about ln(V) = {self._ceiling:.4f}, as at the start, after"
+                f" {self._flat_steps} steps: nothing is being learnt",
                 "look at the learning rate, at whether the optimizer has the model's weights, and at the data",
             )
 
     def state(self) -> dict[str, Any]:
-        return {"flat_steps": self._flat_steps, "sum_lr": self._sum_lr}
+        names = ("num_first", "first", "mean", "flat_steps", "sum_lr")
+        return {name: getattr(self, f"_{name}") for name in names}
 
     def load(self, state: dict[str, Any]) -> None:
+        self._num_first, self._first, self._mean = state["num_first"], state["first"], state["mean"]
         self._flat_steps, self._sum_lr = state["flat_steps"], state["sum_lr"]
 
 

@@ -30,9 +30,16 @@ SAY_AGAIN_AFTER = 200
 
 
 class Sentinels:
-    """All rules of one run. `read_surroundings` is asked only when steps have become slow."""
+    """All rules of one run. `read_surroundings` is asked only when steps have become slow, `name_bad_tensor` (see
+    sentinels_torch) only when a NaN is told."""
 
-    def __init__(self, facts: Facts, read_surroundings: Callable[[], Surroundings] | None = None) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        read_surroundings: Callable[[], Surroundings] | None = None,
+        name_bad_tensor: Callable[[], str] | None = None,
+    ) -> None:
+        self._name_bad_tensor = name_bad_tensor
         self._rules: dict[str, Rule] = {
             "finite": NotFinite(),
             "floor": LossUnderFloor(facts),
@@ -64,7 +71,10 @@ class Sentinels:
             if count and step < at + SAY_AGAIN_AFTER * 2 ** min(count - 1, 12):
                 continue
             self._said[alarm.kind] = [step, count + 1]
-            alarms.append(Alarm(alarm.kind, f"step {step:,}: {alarm.text}", alarm.hint, alarm.is_fatal))
+            text = f"step {step:,}: {alarm.text}"
+            if alarm.kind == "not-finite" and self._name_bad_tensor is not None and (bad := self._name_bad_tensor()):
+                text += f"; first bad tensor: {bad}"
+            alarms.append(Alarm(alarm.kind, text, alarm.hint, alarm.is_fatal))
         self.num_alarms += len(alarms)
         return alarms
 

@@ -18,17 +18,20 @@ def first_bad_tensor(model: nn.Module, run_batch: Callable[[], object] | None = 
 
     `run_batch` runs the batch forward (it may be the loop's own step without update); it is called under no_grad.
     """
-    weights = [(f"weight {name}", weight) for name, weight in model.named_parameters()]
-    buffers = [(f"buffer {name}", buffer) for name, buffer in model.named_buffers()]
-    for name, tensor in weights + buffers:
-        if found := _describe(name, tensor):
-            return found
+    named = [(f"weight {name}", weight) for name, weight in model.named_parameters()]
+    bad = [found for name, weight in named if (found := _describe(name, weight))]
+    if len(bad) == len(named) > 1:
+        # A NaN in the norm of the gradients, which all are divided by.
+        return f"all {len(named)} weights, by an update with it; the first is {bad[0]}"
+    bad += [found for name, buffer in model.named_buffers() if (found := _describe(f"buffer {name}", buffer))]
+    if bad:
+        return bad[0]
     if run_batch is not None and (found := _first_bad_output(model, run_batch)):
         return found
     gradients = [(f"gradient of {name}", weight.grad) for name, weight in model.named_parameters()]
-    bad = [found for name, gradient in gradients if gradient is not None and (found := _describe(name, gradient))]
+    late = [found for name, gradient in gradients if gradient is not None and (found := _describe(name, gradient))]
     # Backward goes from the last layer to the first: the bad gradient nearest the loss was the first one.
-    return bad[-1] if bad else ""
+    return late[-1] if late else ""
 
 
 def weights_without_gradient(model: nn.Module) -> list[str]:
