@@ -1,0 +1,84 @@
+"""The guide to own loops: every program, command and setting in it is real."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from jackline.session.settings import DEFAULT_VERDICTS, VERDICTS, Settings
+from tests.session.guide import TEXT, before_and_after, find_block
+from tests.session.nursery import ROOT, Nursery
+
+KILLED = "run.log(loss=loss); import os, signal; "
+KILLED += 'os.environ.get("DIE") == str(run.step) and os.kill(os.getpid(), signal.SIGKILL)'
+SETTLED = "while run.step == 122 and run._attached.saver.engine.is_busy: run._attached.saver.engine._link.pump(0.05)"
+
+
+def test_the_ordinary_loop_runs_and_ours_goes_on_after_a_kill_as_the_guide_shows(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    before, after = before_and_after()
+    assert "jackline" not in before
+    assert nursery.run(before, [], tmp_path).code == 0
+    program = after.replace("loader=loader)", "loader=loader, save_every_steps=60)")
+    program = program.replace("run.log(loss=loss)", f"{KILLED}\n            {SETTLED}")
+    program += "print('final', [tensor.double().sum().item().hex() for tensor in model.state_dict().values()])\n"
+    assert nursery.run(program, [], tmp_path, {"DIE": "125"}).code == -9
+    again = nursery.run(program, [], tmp_path)
+    (tmp_path / "whole").mkdir()
+    whole = nursery.run(program, [], tmp_path / "whole")
+    assert (again.code, whole.code) == (0, 0), again.output
+    assert again.output.splitlines()[-1] == whole.output.splitlines()[-1]
+    assert shape_of(find_block("", r"\[jackline\] going on")) in shape_of(again.output)
+
+
+def shape_of(text: str) -> str:
+    """Sizes, times and losses differ from machine to machine; words, steps and positions do not."""
+    return re.sub(r"\b[\d.]+( KiB| s\b| at step)", r"N\1", text)
+
+
+def test_every_command_of_the_guide_works(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(before_and_after()[1])
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = str(ROOT / "src")
+    commands = find_block("", "jackline run").splitlines()
+    outputs = []
+    for command in commands:
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=200)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        outputs.append(done.stdout + done.stderr)
+    assert "finished" in outputs[1]
+    assert "00000315" in outputs[2]
+    assert "going on from step-00000315" in outputs[3]
+    assert "[jackline]" not in outputs[4]
+    assert (tmp_path / "model.pt").exists()
+
+
+def test_every_setting_is_in_the_guide_and_every_one_in_the_guide_exists() -> None:
+    table = TEXT[TEXT.index("| setting |") : TEXT.index("`on_change` is")]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:] if line]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert named == [field.name for field in dataclasses.fields(Settings)]
+    defaults = Settings()
+    assert (defaults.keep_last, defaults.grace_s, defaults.exact) == (3, 30.0, False)
+    assert all([defaults.seekable, defaults.keyed_random, defaults.prove, defaults.overlap, defaults.memory_guard])
+
+
+def test_the_verdicts_of_the_guide_are_those_of_the_program(nursery: Nursery, tmp_path: Path) -> None:
+    words = ", ".join(f'`"{verdict}"`' for verdict in VERDICTS[:-1]) + f' or `"{VERDICTS[-1]}"`'
+    assert f"`on_change` is {words}, for all or by kind." in TEXT
+    assert {kind for kind, verdict in DEFAULT_VERDICTS.items() if verdict == "refuse"} == {"data", "arguments"}
+    program = before_and_after()[1]
+    program = program.replace("with jackline", "jackline").partition("jackline.attach(")[0]
+    ended = nursery.run(program + find_block("python", r"jackline\.attach"), [], tmp_path)
+    assert ended.code == 0, ended.output
+
+
+def test_the_examples_the_guide_names_exist() -> None:
+    named = re.findall(r"`(examples/\w+\.py)`", TEXT)
+    assert len(named) == 3
+    assert all((ROOT / name).exists() for name in named)
