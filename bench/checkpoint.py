@@ -198,14 +198,23 @@ def gpt_loop(device: str, *, is_tiny: bool) -> Loop:
 # ------------------------------------------------------------------------------------------------ sections
 
 
-def measure_excess(loop: Loop, method: methods.Method, step_s: float) -> tuple[float, float, float]:
-    """Excess wall time of one save, how long until durable, and the time inside the call itself."""
+@dataclass(frozen=True)
+class Excess:
+    """Of one save: wall time, processor time of all our processes, until durable, and inside the call itself."""
+
+    wall_s: float
+    cpu_s: float
+    durable_s: float
+    called_s: float
+
+
+def measure_excess(loop: Loop, method: methods.Method) -> Excess:
     method.end()
     gc.collect()
     count = 4 if loop.device == "cpu" else 8
-    before_s = loop.window(count) / count
+    before_s, before_cpu_s = timed(lambda: loop.window(count))
     loop.wait()
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), own_cpu_s()
     loop.step(method.before_mutation)
     asked_s = time.perf_counter()
     method.begin()
@@ -218,10 +227,31 @@ def measure_excess(loop: Loop, method: methods.Method, step_s: float) -> tuple[f
         if durable_s is None and method.is_durable():
             durable_s = time.perf_counter() - asked_s
     loop.wait()
-    total_s = time.perf_counter() - began_s
+    total_s, total_cpu_s = time.perf_counter() - began_s, own_cpu_s() - began_cpu_s
     method.end()
-    after_s = loop.window(count) / count
-    return total_s - steps * (before_s + after_s) / 2, durable_s, called_s
+    after_s, after_cpu_s = timed(lambda: loop.window(count))
+    share = steps / count / 2
+    return Excess(
+        total_s - share * (before_s + after_s),
+        total_cpu_s - share * (before_cpu_s + after_cpu_s),
+        durable_s,
+        called_s,
+    )
+
+
+def timed(work: Callable[[], float]) -> tuple[float, float]:
+    began_cpu_s = own_cpu_s()
+    return work(), own_cpu_s() - began_cpu_s
+
+
+def own_cpu_s() -> float:
+    """Of this process and its children. Unlike wall time it hardly depends on what else the machine does."""
+    ticks = 0
+    for pid in (os.getpid(), *children_of(os.getpid())):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(word) for word in words[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def bench_stall(loop: Loop, work: Path, kinds: tuple[type, ...], repeats: int, report: Report) -> dict[str, Row]:
@@ -238,12 +268,16 @@ def bench_stall(loop: Loop, work: Path, kinds: tuple[type, ...], repeats: int, r
                 if kind.name not in alive:
                     shared = {"share": alive[methods.Ours.name]} if kind is methods.OursBlocking else {}
                     alive[kind.name] = kind(work / kind.__name__, loop.state, **shared)
-                excess_s, durable_s, called_s = measure_excess(loop, alive[kind.name], step_s)
-                print(f"    {kind.name:28} excess {excess_s * 1e3:9.1f} ms, durable {durable_s:6.2f} s", flush=True)
+                one = measure_excess(loop, alive[kind.name])
+                print(
+                    f"    {kind.name:28} excess {one.wall_s * 1e3:9.1f} ms, durable {one.durable_s:6.2f} s",
+                    flush=True,
+                )
                 if repeat:  # the first one warms up
-                    rows[kind.name].values.append(excess_s)
-                    rows[kind.name].add("durable_s", durable_s)
-                    rows[kind.name].add("called_ms", called_s * 1e3)
+                    rows[kind.name].values.append(one.wall_s)
+                    rows[kind.name].add("durable_s", one.durable_s)
+                    rows[kind.name].add("called_ms", one.called_s * 1e3)
+                    rows[kind.name].add("cpu_s", one.cpu_s)
     for method in alive.values():
         method.close()
     return {name: row for name, row in rows.items() if row.values}
@@ -252,13 +286,14 @@ def bench_stall(loop: Loop, work: Path, kinds: tuple[type, ...], repeats: int, r
 def show_stall(rows: dict[str, Row], report: Report) -> None:
     best = rows[methods.Ours.name].median if methods.Ours.name in rows else float("nan")
     report.say(
-        f"  {'excess of one save':30}{'ms':>9}{'spread ms':>20}{'in call ms':>12}{'durable s':>11}{'x ours':>8}"
+        f"  {'excess of one save':30}{'ms':>9}{'spread ms':>20}{'in call ms':>12}{'durable s':>11}"
+        f"{'CPU s':>8}{'x ours':>8}"
     )
     for row in rows.values():
         ratio = row.median / best if best > 0 else float("inf")
         report.say(
             f"  {row.name:30}{row.median * 1e3:9.1f}{row.spread(1e3):>20}{row.of('called_ms'):12.1f}"
-            f"{row.of('durable_s'):11.2f}{ratio:8.1f}"
+            f"{row.of('durable_s'):11.2f}{row.of('cpu_s'):8.2f}{ratio:8.1f}"
         )
 
 
@@ -480,13 +515,7 @@ class Neighbours:
     def _read(self) -> tuple[float, float, float]:
         fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
         idle = fields[3] + fields[4]
-        own = 0
-        mine = {os.getpid(), *children_of(os.getpid())}
-        for pid in mine:
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                own += sum(int(word) for word in words[11:15])
-        return float(sum(fields)), float(sum(fields) - idle), float(own)
+        return float(sum(fields)), float(sum(fields) - idle), own_cpu_s() * os.sysconf("SC_CLK_TCK")
 
 
 def children_of(pid: int) -> list[int]:

@@ -1,4 +1,5 @@
 """A real training program: RUN STEPS NOTES MODE. Saves at every step it can, notes what it did, goes on after death.
+MODE "never" saves nothing.
 
 NOTES gets lines: RESUME step print, STEP step loss, ACK step print, END print.
 """
@@ -31,28 +32,31 @@ def main() -> None:
     def note(*words: Any) -> None:
         os.write(fd, (" ".join(str(word) for word in words) + "\n").encode())
 
-    engine = CheckpointEngine(run)
+    engine = CheckpointEngine(run) if mode != "never" else None
     state = make_state(width=32)
     average = {name: tensor.detach().clone() for name, tensor in state["model"].named_parameters()}
     state["average"] = average
-    receipt = engine.load_newest(state)
+    receipt = engine.load_newest(state) if engine else None
     if receipt is not None:
         note("RESUME", receipt.step, fingerprint(state))
     prints: dict[int, str] = {}
     while state["counters"]["step"] < steps:
-        loss = train_step(state, engine.before_mutation)
+        loss = train_step(state, engine.before_mutation if engine else lambda: None)
         with torch.no_grad():
             for name, tensor in state["model"].named_parameters():
                 average[name].lerp_(tensor, 0.1)
         step = state["counters"]["step"]
         note("STEP", step, loss.hex())
+        if engine is None:
+            continue
         prints[step] = fingerprint(state)
         engine.save(state, step=step, mode=mode)  # type: ignore[arg-type]
         for event in engine.poll():
             if event.kind == "committed" and event.step is not None:
                 note("ACK", event.step, prints[event.step])
-    engine.save(state, step=step, mode="blocking", if_busy="wait").wait()
-    engine.close()
+    if engine is not None:
+        engine.save(state, step=step, mode="blocking", if_busy="wait").wait()
+        engine.close()
     note("END", fingerprint(state))
 
 
