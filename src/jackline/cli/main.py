@@ -26,7 +26,7 @@ COMMANDS = {
     "runs": ("jackline.cli.runs", "All runs that can be found from here."),
     "stop": ("jackline.cli.stop", "Save and end."),
     "resume": ("jackline.cli.resume", "Go on with a run that stopped or died."),
-    "doctor": ("jackline.cli.doctor", "Check this machine, or a command, before it starts."),
+    "doctor": ("jackline.cli.doctor", "Check this machine, a recipe or a command, before it starts."),
     "plan": ("jackline.cli.plan", "Will it fit, with which micro-batch; where the memory goes."),
     "checkpoints": ("jackline.cli.checkpoints", "List, verify, prune, show and export checkpoints."),
     "data": ("jackline.cli.data", "The data engine by hand: prepare, show, bench."),

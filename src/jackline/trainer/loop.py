@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from jackline.data.batches import ToDevice
 from jackline.rundir.layout import RunDir
@@ -33,6 +34,7 @@ from jackline.trainer.rehearsal import Rehearsed, rehearse_step, with_micro_batc
 from jackline.trainer.schedule import lr_at
 from jackline.trainer.sentinels import Sentinels
 from jackline.trainer.sentinels_machine import read_surroundings
+from jackline.trainer.sentinels_torch import first_bad_tensor
 from jackline.trainer.validation import Validation, best_of, is_due
 from jackline.trainer.voice import Voice
 from jackline.trainer.watch import AlarmRaised, Step, Watch
@@ -64,7 +66,8 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
             rehearsed: Rehearsed = rehearse_step(parts, voice)
             parts = with_micro_batch(parts, rehearsed.micro_batch)
         validation = Validation(parts, voice)
-        sentinels = Sentinels(sentinel_facts(parts, validation), read_surroundings)
+        name_bad = partial(first_bad_tensor, parts.model)
+        sentinels = Sentinels(sentinel_facts(parts, validation), read_surroundings, name_bad)
         watch = Watch(parts, run_dir, voice, sentinels)
         to_device = ToDevice(parts.device)
         deadline_s = find_deadline_s(config)
