@@ -54,6 +54,8 @@ def test_a_bare_environment_gets_everything_a_quiet_pipe_needs() -> None:
         "JACKLINE_STACKS": "/s",
         "JACKLINE_STACK_SIGNAL": "61",
         "JACKLINE_LINE_BUFFERING": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
 
 
@@ -77,6 +79,12 @@ def test_what_a_person_set_himself_is_kept() -> None:
     assert {name: child[name] for name in mine} == mine
     assert "LD_PRELOAD" not in child
     assert "JACKLINE_LINE_BUFFERING" not in child
+
+
+def test_the_allocator_is_a_persons_own_choice() -> None:
+    child = make({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"})
+    assert child["PYTORCH_CUDA_ALLOC_CONF"] == child["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert "PYTORCH_ALLOC_CONF" not in make({}, inject=False)
 
 
 def test_libstdbuf_joins_an_existing_preload() -> None:

@@ -6,7 +6,7 @@ import os
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import MemoryLimit, MemoryReading
-from jackline.supervisor.memory_watch import GrowthPlaces, MemoryWatch, warning_text
+from jackline.supervisor.memory_watch import GrowthPlaces, MemoryWatch, is_last_moment, warning_text
 
 GROWS = Frame("load", "data.py", 10, "rows.append(row)", is_user=True)
 SLEEPS = Frame("main", "data.py", 20, "time.sleep(0.05)", is_user=True)
@@ -46,3 +46,19 @@ def test_a_process_that_has_ended_does_not_overwrite_what_was_known() -> None:
     before = watch.reading
     assert not watch.poll(100.0, [2**22 + 7])
     assert watch.reading is before
+
+
+def test_only_a_nearly_full_memory_that_still_grows_is_a_reason_to_end_a_command() -> None:
+    assert is_last_moment(0.9, 0.95)
+    assert is_last_moment(0.2, 0.7)
+    assert not is_last_moment(0.9, 0.7)  # it may be filling what it needs, and stay there
+    assert not is_last_moment(1.5, 0.97)
+
+
+def test_what_was_used_of_another_limit_says_nothing_about_the_present_one() -> None:
+    watch = MemoryWatch(os.getpid())
+    assert watch.poll(0.0, [os.getpid()]) and watch.poll(2.0, [os.getpid()])
+    assert len(watch._points) == 2
+    watch.limit = MemoryLimit(1 << 30, "cgroup /before")
+    assert watch.poll(4.0, [os.getpid()])
+    assert len(watch._points) == 1

@@ -120,7 +120,21 @@ def test_a_persons_kill_wins_over_what_the_session_wants(cause: Cause) -> None:
 def test_the_session_may_ask_for_a_restart_of_what_is_not_retried_even_without_restarts() -> None:
     attempt = replace(NETWORK, cause="cuda_oom", is_retryable=False)
     intent = {"restart": True, "why": "micro-batch 16 -> 8", "settings": {"micro_batch": 8}}
-    assert after([attempt], intent=intent, max_restarts=0) == Restart(0.0, "micro-batch 16 -> 8")
+    decision = after([attempt], intent=intent, max_restarts=0)
+    assert decision == Restart(0.0, "micro-batch 16 -> 8; next with micro_batch=8")
+
+
+def test_what_we_ended_for_memory_goes_on_even_without_restarts_but_not_for_ever() -> None:
+    guarded = replace(
+        NETWORK, cause="memory_guard", is_retryable=False, checkpoint_before=None, checkpoint_after=None
+    )
+    decision = after([guarded, guarded], max_restarts=0)
+    assert decision == Restart(
+        0.0, "going on from the last checkpoint, with fewer workers where they are Jackline's to choose"
+    )
+    assert after([guarded] * 3, max_restarts=0) == Stop(
+        "it filled the host's memory 3 times without a new checkpoint", is_crash_loop=True
+    )
 
 
 def test_the_session_may_refuse_a_restart() -> None:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from jackline.cli.curves import stale_curves
+from jackline.cli.memory_text import card_line, oom_lines, others_beside
 from jackline.cli.run_view import RunView, listing, mapping, number
 from jackline.cli.text_safety import safe_lines, safe_text
 from jackline.units import format_bytes, format_duration
@@ -112,6 +113,9 @@ def _live_lines(view: RunView) -> list[str]:
         ("verdict", verdict_line(view)),
         ("memory", memory_line(view)),
         *[(f"gpu {index}", line) for index, line in gpu_lines(view)],
+        ("card", card_line(view.session)),
+        *[("also there", line) for line in others_beside(view.state)],
+        *[("ran out", line.strip()) for line in oom_lines(view.session)],
         ("cpu", rates_line(view)),
     ]
     lines = [row(label, text) for label, text in found if text]
@@ -186,6 +190,8 @@ def memory_line(view: RunView) -> str:
         parts.append(f"{format_bytes(used)} of {format_bytes(limit)}{source} are in use, {100 * used / limit:.0f} %")
     if left_s is not None:
         parts.append(f"full in about {format_duration(left_s)} at this rate")
+        if isinstance(memory.get("grows_at"), str):
+            parts.append(f"it grows at {safe_text(memory['grows_at'], 240)}")
     return "; ".join(parts)
 
 

@@ -79,7 +79,10 @@ def _show_live(
     run: RunDir, status: RunStatus, child: ProcessId, look_s: float, *, show_all: bool, as_json: bool
 ) -> None:
     from jackline.cli.log_clues import explain_log
+    from jackline.cli.memory_text import memory_section
+    from jackline.cli.run_view import mapping
     from jackline.cli.why_live import look_at, look_json, look_lines, verdict_words
+    from jackline.rundir import atomic
 
     attempt = run.last_attempt()
     is_watched = status.state == "alive" and not status.is_stale
@@ -95,6 +98,8 @@ def _show_live(
     lines += list(_watch_lines(run, status, is_watched=is_watched))
     if look.verdict is not None:
         lines.append(verdict_words(look.verdict, look.looked_s))
+    session = atomic.read_json(run.session_file())
+    lines += memory_section(mapping(session), status.supervisor_state, status.attempt)
     lines += look_lines(look, show_all=show_all)
     clue = explain_log(run.out_log)
     _print([*lines, *([f"note: {clue}"] if clue else []), f"run folder: {run.path}"])

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jackline.cli.log_clues import clock, explain_log
+from jackline.cli.memory_text import oom_lines
+from jackline.cli.run_view import mapping
 from jackline.diagnosis.collect import read_fault_text, tail_lines
 from jackline.diagnosis.diagnose import diagnose
 from jackline.diagnosis.evidence import Evidence, Finding
@@ -116,6 +118,9 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
     if attempt is None:
         yield f"hint: jackline resume {run.name}"
         return
+    session = mapping(atomic.read_json(run.session_file()))
+    if session.get("attempt") == attempt.number:
+        yield from oom_lines(session)
     clue = explain_log(run.out_log)
     if clue and status.state != "finished":
         yield f"note: {clue}"
@@ -141,6 +146,9 @@ def title_line(run: RunDir, status: RunStatus, death: Death) -> str:
     if death.evidence is not None:
         ended_at_s = death.evidence.ended_at_s
         when = f" at {clock(ended_at_s)} after {format_duration(death.evidence.duration_s)}"
+    last = run.last_attempt()
+    if status.attempt and last is not None and last.number != status.attempt:
+        return f"attempt {status.attempt} of run '{run.name}' {state}{when} ({run.path}; {last.number} is its newest)"
     return f"run '{run.name}' {state}{when} (attempt {status.attempt}, {run.path})"
 
 

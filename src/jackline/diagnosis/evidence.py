@@ -74,6 +74,7 @@ class Evidence:
     disk_free_bytes: int | None = None
     disk_path: str = ""
     shm_free_bytes: int | None = None
+    restart_wish: str = ""  # why the session itself asked to be started again (intent.json)
     machine: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

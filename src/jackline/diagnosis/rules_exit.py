@@ -6,7 +6,7 @@ import re
 
 from jackline.diagnosis.evidence import Evidence, Finding
 from jackline.diagnosis.rules_signal import signal_name
-from jackline.diagnosis.sentences import memory_line, ran_line
+from jackline.diagnosis.sentences import memory_line, memory_lines, ran_line
 from jackline.errors import EXIT_STOPPED
 from jackline.units import format_duration
 
@@ -39,6 +39,15 @@ def finished(evidence: Evidence) -> Finding:
 def asked_to_stop(evidence: Evidence) -> Finding | None:
     if evidence.exit_code != EXIT_STOPPED:
         return None
+    if evidence.restart_wish:
+        return Finding(
+            "stopped",
+            "certain",
+            f"it saved and ended by itself after {format_duration(evidence.duration_s)}, to go on in a new process",
+            (evidence.restart_wish, *memory_lines(evidence)),
+            "Jackline starts it again; without a supervisor, run the same command again",
+            place=evidence.growing_frame,
+        )
     return Finding(
         "stopped",
         "certain",

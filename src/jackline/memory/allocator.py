@@ -31,6 +31,7 @@ def allocator_environment(environ: Mapping[str, str], *, is_wsl: bool | None = N
 
 
 def _is_wsl() -> bool:
+    """There the driver spills into host memory instead of failing."""
     try:
         return "microsoft" in Path("/proc/version").read_text().lower()
     except OSError:
@@ -41,6 +42,11 @@ def allocator_fraction(free_bytes: int, total_bytes: int) -> float:
     """The share of the card this process may take, of what is free now."""
     keep = max(_KEEP_FREE_BYTES, int(total_bytes * _KEEP_FREE_SHARE))
     return max(0.0, min(1.0, (free_bytes - keep) / total_bytes)) if total_bytes else 1.0
+
+
+def cap_where_spilling() -> float | None:
+    """`cap_allocator` where a full card would not fail but crawl; None elsewhere, without touching CUDA."""
+    return cap_allocator() if _is_wsl() else None
 
 
 def cap_allocator() -> float | None:

@@ -30,6 +30,9 @@ WINDOW_S = 60.0
 TRIM_BELOW_S = 60.0
 # Leave when the limit is nearer than this many times one more step and a save.
 _LEAVE_FACTOR = 2.0
+# Never wait longer than this, however short steps and saves are: a busy machine makes both longer, and in the last
+# second the supervisor ends the process.
+_LEAVE_BELOW_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def guard_action(left_s: float | None, step_s: float, save_s: float) -> Go | Tri
     """`left_s` is the forecast until the limit, None when memory does not grow towards it."""
     if left_s is None:
         return Go()
-    if left_s <= 0 or left_s < _LEAVE_FACTOR * (step_s + save_s):
+    if left_s < max(_LEAVE_BELOW_S, _LEAVE_FACTOR * (step_s + save_s)):
         return SaveAndExit(left_s)
     return Trim(left_s) if left_s < TRIM_BELOW_S else Go()
 

@@ -21,7 +21,7 @@ from jackline.session.exactness import make_exact
 from jackline.session.feeds import Feed
 from jackline.session.home import Home, command_line, find_home, is_notebook, write_ending
 from jackline.session.host_memory import loading_of, settings_to_start_with, use_less
-from jackline.session.memory import CardMemory
+from jackline.session.memory import CardMemory, prepare_card
 from jackline.session.off import OffRun
 from jackline.session.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
 from jackline.session.reporting import Reporter, keep_standard_descriptors, say
@@ -71,6 +71,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     feed = choose_feed(loader, settings, say)  # first, because it may refuse: no run is made then
     if settings.exact:
         make_exact()
+    prepare_card()
     home = find_home(settings)
     for note in home.notes:
         say(note)

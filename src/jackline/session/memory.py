@@ -7,6 +7,7 @@ memory/safe_step.py; the host's memory is host_memory.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from jackline.errors import UsageError
 from jackline.machine.gpu import read_gpus
+from jackline.memory.allocator import allocator_environment, cap_where_spilling
 from jackline.memory.oom import OomNumbers, is_out_of_memory, read_numbers
 from jackline.memory.oom_report import GpuUser, OomFacts, about_fitting, clean_up, oom_text, other_users
 from jackline.memory.safe_step import OutOfMemory, SafeStep, Shrunk, Slicing, StepResult, plain_step
@@ -189,6 +191,16 @@ def _others(numbers: OomNumbers) -> tuple[GpuUser, ...]:
     found = other_users(read_gpus(), (), own_bytes=reserved)
     known = {user.pid for user in found} | {os.getpid()}
     return (*found, *(GpuUser(pid, "", size) for pid, size in numbers.neighbours if pid not in known))
+
+
+def prepare_card() -> None:
+    """Before CUDA starts: expandable segments unless a person chose; and a cap where the driver would spill. What it
+    cannot do is left as it was."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # Read by PyTorch at the first use of the card, not at its import.
+        os.environ.update(allocator_environment(os.environ))
+    with contextlib.suppress(RuntimeError):
+        cap_where_spilling()
 
 
 def off_step(state: Mapping[str, Any], fn: Fn, batch: Any, how: Slicing) -> StepResult:

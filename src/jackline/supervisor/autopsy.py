@@ -12,6 +12,7 @@ from typing import Any
 from jackline.diagnosis.collect import oom_delta, read_fault_text, tail_lines
 from jackline.diagnosis.diagnose import diagnose
 from jackline.diagnosis.evidence import Evidence, Finding, SentSignal
+from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.report import death_text, summary_line
 from jackline.diagnosis.traceback_text import traceback_hash
 from jackline.errors import EXIT_FAILED, EXIT_STOPPED
@@ -19,6 +20,7 @@ from jackline.machine.disk import read_disk
 from jackline.machine.kernel_log import read_kernel_kills
 from jackline.machine.memory import read_oom_counters, shm_free_bytes
 from jackline.rundir import atomic
+from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import FORMAT
 from jackline.supervisor.policy import AttemptSummary
 from jackline.supervisor.process import Ending
@@ -89,6 +91,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
     kills = [kill for kill in read_kernel_kills(started_at_s - 1.0) if kill.pid in watch.pids_seen]
     disk = read_disk(watch.run.path)
     memory = watch.memory.reading
+    intent = read_intent(watch.command.attempt)
     return Evidence(
         exit_code=ending.exit_code,
         signal=ending.signal,
@@ -107,12 +110,24 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         memory_limit_bytes=watch.memory.limit.limit_bytes,
         memory_limit_source=watch.memory.limit.source,
         memory_growth_bytes_per_s=watch.memory.growth_bytes_per_s(),
-        growing_frame=watch.growing_frame(),
+        growing_frame=watch.growing_frame() or _frame_seen_inside(watch),
         last_frame=watch.last_frame(),
         disk_free_bytes=disk.free_bytes if disk else None,
         disk_path=disk.path if disk else "",
         shm_free_bytes=shm_free_bytes(),
+        restart_wish=intent.why if intent is not None and intent.restart else "",
     )
+
+
+def _frame_seen_inside(watch: AttemptWatch) -> Frame | None:
+    """The line that grew as the session's own guard saw it."""
+    session = atomic.read_json(watch.run.session_file())
+    if not isinstance(session, dict) or session.get("attempt") != watch.command.attempt.number:
+        return None
+    try:
+        return Frame(**session["memory"]["host"]["growing_frame"])
+    except (TypeError, KeyError):
+        return None
 
 
 def exit_code_of(ending: Ending, cause: str, *, has_checkpoint: bool) -> int:

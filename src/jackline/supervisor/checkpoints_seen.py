@@ -53,12 +53,24 @@ class CheckpointsSeen:
         ]
         return choose(ours, failed=self.failed, open_paths=_paths_open_in(tree))
 
+    def newest_path(self, foreign: ForeignCheckpoint | None = None) -> str | None:
+        """What an attempt would go on from: a stranger's own checkpoint, else the newest of an attached session."""
+        found = foreign or self.newest
+        if found is not None:
+            return str(found.path)
+        session = atomic.read_json(self._run.session_file())
+        newest = session.get("last_checkpoint") if isinstance(session, dict) else None
+        path = newest.get("path") if isinstance(newest, dict) else None
+        return path if isinstance(path, str) and Path(path).is_dir() else None
+
     def argv_from(self, argv: Sequence[str], checkpoint: ForeignCheckpoint | None) -> list[str]:
         if self._options.resume_arg is None:
             return list(argv)
         return resume_argv(list(argv), self._options.resume_arg, checkpoint)
 
     def describe(self, checkpoint: ForeignCheckpoint | None) -> str:
+        if self._options.checkpoints is None and (own := self.newest_path()) is not None:
+            return f"going on from {own}"
         if self._options.checkpoints is None:
             return "Jackline knows no checkpoints of this command, so it starts from its own beginning"
         if checkpoint is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from jackline.memory.allocator import allocator_environment
+
 INJECT_FOLDER = Path(__file__).parent / "inject"
 # A real-time signal: SIGUSR1 and SIGUSR2 belong to Slurm and Lightning. The one after it asks for all threads.
 STACK_SIGNAL = 61
@@ -44,6 +46,8 @@ def child_environment(
         if not is_unbuffered_by_person:
             # One write a line instead of two, as on a terminal: lines of several processes do not mix.
             child["JACKLINE_LINE_BUFFERING"] = "1"
+        # Less of the card lost between blocks; what a person set is kept.
+        child.update(allocator_environment(child))
     return child
 
 

@@ -22,6 +22,12 @@ WARN_BELOW_S = (60.0, 10.0)  # warn, and warn again when it gets serious
 CALM_AFTER_S = 30.0
 RISING_BELOW_S = 30.0
 RECENT_S = 2.5
+# The session leaves at a boundary, long before. Where it cannot, this is the last moment at which an end is ours and
+# not the kernel's: a kill frees memory within tenths of a second. A program that fills most of its memory fast and
+# stays there must not be taken for one that goes on, so it has to be nearly full as well.
+END_BELOW_S = 1.0
+END_ABOVE_SHARE = 0.9
+END_AT_ONCE_BELOW_S = 0.3
 
 
 class MemoryWatch:
@@ -45,6 +51,8 @@ class MemoryWatch:
         reading = read_memory(pids)
         if not reading.tree_rss_bytes:
             return False  # it has just ended: what is read now is not its memory and not its limit
+        if reading.limit.source != self.limit.source:
+            self._points.clear()  # moved to another cgroup: what was used of the old limit says nothing about this
         self.reading, self.limit = reading, reading.limit
         self.peak_bytes = max(self.peak_bytes, self.reading.tree_rss_bytes)
         self._points.append((now_s, self.reading.used_bytes))
@@ -70,6 +78,11 @@ class MemoryWatch:
     def seconds_left(self) -> float | None:
         return seconds_to_limit(tuple(self._points), self.limit.limit_bytes) if self.share() >= ARMED_SHARE else None
 
+    def must_end(self) -> bool:
+        """The kernel is about to kill, and nobody else will act any more."""
+        left_s = self.seconds_left()
+        return left_s is not None and is_last_moment(left_s, self.share())
+
     def growth_bytes_per_s(self) -> float:
         return growth_bytes_per_s(tuple(self._points)) or 0.0
 
@@ -85,6 +98,10 @@ class MemoryWatch:
             return None
         self._level, self._warned_at_s = level, now_s
         return warning_text(self.reading, self.growth_bytes_per_s(), left_s, frame)
+
+
+def is_last_moment(left_s: float, share: float) -> bool:
+    return left_s < END_AT_ONCE_BELOW_S or (left_s < END_BELOW_S and share >= END_ABOVE_SHARE)
 
 
 class GrowthPlaces:

@@ -20,6 +20,8 @@ QUICK_DEATH_S = 60.0
 MAX_ASKED_DEATHS_WITHOUT_PROGRESS = 10
 
 _ENDED_BY_A_PERSON: frozenset[Cause] = frozenset({"killed_by_someone", "time_limit"})
+# Ended by us with a checkpoint at hand; the next attempt starts with less.
+_GUARDED_AGAIN = "going on from the last checkpoint, with fewer workers where they are Jackline's to choose"
 _RETRIED_ONCE: frozenset[Cause] = frozenset({"segfault", "abort", "bus_error"})
 _WORDS: dict[Cause, str] = {
     "finished": "it is finished",
@@ -28,7 +30,6 @@ _WORDS: dict[Cause, str] = {
     "time_limit": "the time limit was reached",
     "preempted": "a preemption or a person ended it; Jackline does not undo that",
     "kernel_oom": "the same command would run out of memory again",
-    "memory_guard": "the same command would run out of memory again",
     "host_memory_error": "the same command would run out of memory again",
     "cuda_oom": "the same command would run out of GPU memory again",
     "disk_full": "the disk is still full",
@@ -79,7 +80,9 @@ def decide(
         return Stop(_WORDS[last.cause])
     asked = _asked_for(intent)
     if asked is not None:
-        return _as_asked(asked, _reason(intent), attempts)
+        return _as_asked(asked, _reason(intent) + (_settings(intent) if asked else ""), attempts)
+    if last.cause == "memory_guard":
+        return _after_guard(attempts)
     if not last.is_retryable:
         return Stop(_WORDS.get(last.cause, "the same command would most likely fail the same way"))
     if max_restarts <= 0:
@@ -102,6 +105,14 @@ def _as_asked(wants_restart: bool, why: str, attempts: Sequence[AttemptSummary])
     if num_deaths >= MAX_ASKED_DEATHS_WITHOUT_PROGRESS:
         return Stop(f"the script asked for {num_deaths} restarts without a new checkpoint", is_crash_loop=True)
     return Restart(0.0, why or "the script asked to be started again")
+
+
+def _after_guard(attempts: Sequence[AttemptSummary]) -> Restart | Stop:
+    """We ended it, so going on is ours too, whatever --restart says; but not for ever."""
+    num_deaths = _deaths_without_progress(attempts)
+    if num_deaths >= MAX_DEATHS_WITHOUT_PROGRESS:
+        return Stop(f"it filled the host's memory {num_deaths} times without a new checkpoint", is_crash_loop=True)
+    return Restart(0.0, _GUARDED_AGAIN)
 
 
 def _crash_loop(attempts: Sequence[AttemptSummary]) -> Stop | None:
@@ -145,3 +156,11 @@ def _asked_for(intent: dict[str, Any] | None) -> bool | None:
 def _reason(intent: dict[str, Any] | None) -> str:
     why = (intent or {}).get("why")
     return why if isinstance(why, str) else ""
+
+
+def _settings(intent: dict[str, Any] | None) -> str:
+    """'; next with num_workers=2, prefetch=1', '' when the session asked for nothing else."""
+    wanted = (intent or {}).get("settings")
+    pairs = wanted.items() if isinstance(wanted, dict) else ()
+    words = [f"{word}={value}" for word, value in pairs if word != "limit_bytes"]
+    return f"; next with {', '.join(words)}" if words else ""

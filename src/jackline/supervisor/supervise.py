@@ -13,12 +13,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jackline.diagnosis.evidence import SentSignal
 from jackline.errors import UsageError
 from jackline.machine.protections import find_libstdbuf
+from jackline.memory.oom_report import other_users
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.lock import RunLock
@@ -136,7 +138,7 @@ class Supervisor:
             shutil.rmtree(attempt.path, ignore_errors=True)
             raise
         watch = self._watch(command)
-        watch.resumed_from = str(checkpoint.path) if checkpoint else None
+        watch.resumed_from = self.checkpoints.newest_path(checkpoint) if former else None
         words = (
             f"attempt {attempt.number}: {self.contents.command}"
             if attempt.number == 1
@@ -155,6 +157,7 @@ class Supervisor:
             watch.tick(now_s)
             self._mind_stop(watch, now_s)
             self._mind_stuck(watch)
+            self._mind_memory(watch)
             if self.checkpoints.look(now_s, watch.tree):
                 watch.note_mark()
             if now_s >= next_state_s:
@@ -195,7 +198,7 @@ class Supervisor:
             ending,
             sent=tuple(self.sent),
             stop_requested_by=self.stop_requested_by,
-            checkpoint_after=str(after.path) if after else None,
+            checkpoint_after=self.checkpoints.newest_path(after),
         )
         for orphan in ending.orphans:
             self.events.emit("note", f"ended a process that outlived it: pid {orphan['pid']} {orphan['command']}")
@@ -291,6 +294,21 @@ class Supervisor:
                 self.stop_requested_by = "--on-stuck stop"
             self.stopping = Stopping("stuck", min(STUCK_GRACE_S, self.options.grace_s))
 
+    def _mind_memory(self, watch: AttemptWatch) -> None:
+        """No boundary came in time. What the kernel would kill in a moment is ended by us, who can say why; but only
+        where it can go on from a checkpoint: a stranger's script may get through."""
+        if self.stopping is not None or not watch.memory.must_end():
+            return
+        checkpoint = self.checkpoints.newest_path()
+        if checkpoint is None:
+            return
+        self.sent.append(SentSignal(time.time(), int(signal.SIGKILL), "memory"))
+        # The group and not the tree: the process that writes checkpoints has a group of its own and finishes.
+        watch.command.send(signal.SIGKILL, "group")
+        self.stopping = Stopping("memory", 0.0, stage=2, last_step_at_s=time.monotonic())
+        text = f"host memory is full in a moment and no step ends: ended before the kernel kills; {checkpoint} stands"
+        self.events.emit("memory", text, checkpoint=checkpoint)
+
     # -- plumbing ----------------------------------------------------------------------------------------------------
 
     def _open_voice(self, log_bytes: int | None) -> None:
@@ -354,6 +372,7 @@ class Supervisor:
             "is_restarting": False,
             "options": self.options.to_json(),
             "checkpoint": {"path": str(newest.path), "at_s": newest.mtime_s} if newest else None,
+            "gpu_others": [asdict(user) for user in other_users(watch.gpus, sorted(watch.pids_seen))],
             **watch.state(time.monotonic()),
             **more,
         }

@@ -369,7 +369,12 @@ class AttemptWatch:
             "peak_bytes": self.memory.peak_bytes,
             "growth_bytes_per_s": round(self.memory.growth_bytes_per_s()),
             "seconds_to_limit": self.memory.seconds_left(),
+            "grows_at": self._grows_at(),
         }
+
+    def _grows_at(self) -> str | None:
+        frame = self.growth_places.likely()
+        return f"{frame.place} `{frame.source.strip()}`" if frame else None
 
     def _guard(self, name: str, part: Callable[[], object]) -> None:
         """Fail open, and try again: a disk that was full may have room by now."""
