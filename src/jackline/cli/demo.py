@@ -104,13 +104,17 @@ def find_trainer(run: RunDir) -> int | None:
 def compare(killed: RunDir, whole: RunDir) -> tuple[list[str], bool]:
     """Every loss, by its bits, and the bytes of the final weights."""
     one, other = read_losses(killed), read_losses(whole)
-    equal_losses = one == other and bool(one)
+    # What a process logged within its last second is lost with it; those steps were saved and are not repeated.
+    both = sorted(set(one) & set(other))
+    differing = [step for step in both if one[step] != other[step]]
+    equal_losses = bool(both) and not differing and both[-1] == max(other)
+    unwritten = f" ({len(other) - len(both)} more were not written down yet when it was killed)"
     weights = [hash_weights(run) for run in (killed, whole)]
     equal_weights = weights[0] == weights[1] != ""
-    differing = [step for step in sorted(set(one) | set(other)) if one.get(step) != other.get(step)]
     return [
-        f"losses of {len(one)} steps: "
-        + ("all bit-equal" if equal_losses else f"different from step {differing[0] if differing else '?'} on"),
+        f"losses of {len(both)} steps: "
+        + ("all bit-equal" if equal_losses else f"NOT equal from step {differing[0] if differing else '?'} on")
+        + (unwritten if len(both) < len(other) else ""),
         f"final weights: {weights[0][:16]} killed and resumed, {weights[1][:16]} left alone: "
         + ("bit-equal" if equal_weights else "NOT equal"),
     ], equal_losses and equal_weights

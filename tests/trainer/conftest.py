@@ -1,0 +1,28 @@
+"""A small corpus for all tests of a worker, tokenised once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.data.corpora import make_texts
+from tests.session.nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    found = Nursery()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `text/*.txt`; caches of it go into `data`."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "text").mkdir()
+    for number, text in enumerate(make_texts(300)):
+        (folder / "text" / f"{number:03d}.txt").write_text(text)
+    return folder

@@ -1,0 +1,58 @@
+"""A training as a program: `training.py RUN_DIR CORPUS [settings]`. It may be told to die or to run out of memory.
+
+KILL_AT=n        SIGKILL in the middle of the n-th update of this process
+OOM_AT=n         out of memory in every slice of more than two sequences, in the n-th step of the run
+The losses of the run stand in its metrics, the final weights in its last checkpoint.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from jackline.errors import JacklineError
+from jackline.rundir.layout import RunDir
+from jackline.trainer.build import Parts
+from jackline.trainer.config import resolve
+from jackline.trainer.loop import train
+
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.90 GiB of which 613.56 MiB is"
+    " free."
+)
+TINY = [
+    *("--quick", "seq_len=16", "batch_size=4", "max_steps=12", "warmup_steps=2", "save_every_steps=3"),
+    *("eval_every=4", "full_eval=no"),
+]
+num_updates = 0
+loss_sum, update = Parts.loss_sum, Parts.update
+
+
+def dying_update(parts: Parts) -> torch.Tensor:
+    global num_updates
+    num_updates += 1
+    if num_updates == int(os.environ.get("KILL_AT") or 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(parts)
+
+
+def hungry_loss(parts: Parts, tokens: torch.Tensor) -> tuple[torch.Tensor, int]:
+    if num_updates + 1 == int(os.environ.get("OOM_AT") or 0) and len(tokens) > 2:
+        raise torch.OutOfMemoryError(MESSAGE)
+    return loss_sum(parts, tokens)
+
+
+if __name__ == "__main__":
+    Parts.update, Parts.loss_sum = dying_update, hungry_loss
+    run, corpus = Path(sys.argv[1]), Path(sys.argv[2])
+    words = [*TINY, f"data={corpus / 'text'}", f"data_dir={corpus / 'data'}", "val_fraction=0.2", *sys.argv[3:]]
+    try:
+        # The rehearsal updates too, and its updates are not steps.
+        if "rehearse=yes" not in words:
+            words.append("rehearse=no")
+        train(resolve("demo", words), RunDir(run))
+    except JacklineError as error:
+        print(error)
+        sys.exit(error.exit_code)
