@@ -53,6 +53,11 @@ def test_a_dead_command_typed_again_is_the_next_attempt_of_the_same_run(shell: S
     assert done.code == 0, done
     assert [path.name for path in sorted((shell.runs / "two" / "attempts").iterdir())] == ["001", "002"]
     assert shell.run_dir("two").exit(2)["cause"] == "finished"
+    earlier = shell.jackline("why", "two", "--attempt", "1")
+    assert earlier.code == 0, earlier
+    assert earlier.out.startswith("attempt 1 of run 'two' died at ")
+    assert f"({shell.runs / 'two'}; 2 is its newest)" in earlier.out.splitlines()[0]
+    assert shell.jackline("why", "two").out.startswith("run 'two' is finished at ")
 
 
 def test_resume_starts_the_next_attempt(shell: Shell) -> None:
