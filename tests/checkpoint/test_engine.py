@@ -19,7 +19,7 @@ from torch import nn
 from jackline.checkpoint.catalogue import LOCK, list_names, list_set_aside
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.format import Name
-from jackline.checkpoint.lock import read_holder
+from jackline.checkpoint.lock import read_holder, read_work
 from jackline.checkpoint.retention import Keep
 from jackline.checkpoint.ticket import Event
 from jackline.checkpoint.verify import verify_checkpoint
@@ -190,7 +190,7 @@ def test_a_busy_writer_means_a_skipped_save_that_is_said(start: Make, tmp_path: 
     state = make_state()
     train_step(state)
     first = engine.save(state, step=1)
-    wait_until(lambda: os.path.exists(fired), "the writer to hang")
+    wait_until(lambda: read_work(engine._link.writer.pid)[1], "the writer to hang")
     second = engine.save(state, step=2)
     assert (second.outcome, second.why) == ("skipped", "the save before it is still being written")
     assert [event.text for event in engine.poll()] == [

@@ -182,6 +182,7 @@ def test_a_run_comes_back_on_an_empty_machine_from_its_mirror_alone(run: RunDir,
     assert bounds.mirror_state == "confirmed" and bounds.machine_s is not None
     engine.close()
     wait_until(lambda: any("run-" in name for name in files_in(tmp_path / "far")), "the story to be uploaded")
+    wait_until(lambda: not mirror_lives(run), "the mirror to end")
     before = fingerprint(state)
     shutil.rmtree(run.path)  # the machine is lost
 

@@ -12,7 +12,8 @@ def test_chance_kills_lose_nothing_and_every_damage_is_found(tmp_path: Path) -> 
     chance = random.Random(7)
     tally = torture.torture_by_kill(tmp_path / "run", chance, seconds=60, kills=5, size=100_000)
     print(tally.line())
-    assert tally.losses == [] and sum(tally.kills.values()) == 5 and tally.commits > 0
+    assert tally.losses == [] and sum(tally.kills.values()) == 5 and tally.resumes > 0
+    torture.save_calmly(tmp_path / "run", 2, size=100_000)  # a slow machine may have killed every save
     damaged, detected = torture.damage_every_file(tmp_path / "run", chance, rounds=2, size=100_000)
     assert damaged == detected > 30
 

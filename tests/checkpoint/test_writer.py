@@ -16,7 +16,7 @@ import pytest
 
 from jackline.checkpoint.catalogue import LOCK, STATUS, list_names, read_notes
 from jackline.checkpoint.format import Name
-from jackline.checkpoint.lock import Orphan, read_holder, treat_orphan
+from jackline.checkpoint.lock import Orphan, read_holder, read_work, treat_orphan
 from jackline.checkpoint.verify import verify_checkpoint
 from jackline.checkpoint.wire import Channel, Closed
 from jackline.rundir.process_id import is_alive
@@ -48,6 +48,11 @@ def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 30.0) 
         time.sleep(0.005)
 
 
+def wait_until_stopped(pid: int) -> None:
+    """The fault says that it fires a moment before it does, and a SIGCONT must not come in between."""
+    wait_until(lambda: read_work(pid)[1], "the writer to stop in its first write")
+
+
 @pytest.fixture
 def orphans() -> Iterator[list[int]]:
     """Writers that a test may leave behind."""
@@ -76,7 +81,7 @@ def test_a_trainer_killed_after_staging_has_its_save_all_the_same(
     monkeypatch.setenv("FAULT", stop_at(1, call="write", fired=str(fired)).to_json())
     trainer, writer = start_and_stage(tmp_path / "c", *FAULTY)
     orphans.append(writer)
-    wait_until(fired.exists, "the writer to reach its first write")
+    wait_until_stopped(writer)
     trainer.kill()
     trainer.wait()
     assert list_names(tmp_path / "c") == []
@@ -93,7 +98,7 @@ def test_the_next_attempt_waits_for_the_orphan_and_wakes_a_stopped_one(
     monkeypatch.setenv("FAULT", stop_at(1, call="write", fired=str(fired)).to_json())
     trainer, writer = start_and_stage(tmp_path / "c", *FAULTY)
     orphans.append(writer)
-    wait_until(fired.exists, "the writer to reach its first write")
+    wait_until_stopped(writer)
     trainer.kill()
     trainer.wait()
     following = LightTrainer(tmp_path / "c", SIZE)
@@ -156,7 +161,7 @@ def test_sigterm_lets_a_writer_finish_what_is_staged_and_end(
     trainer = LightTrainer(tmp_path / "c", SIZE, FAULTY)
     orphans.append(trainer.writer.pid)
     trainer.writer.send(trainer.stage(1), state_json(1))
-    wait_until(fired.exists, "the writer to reach its first write")
+    wait_until_stopped(trainer.writer.pid)
     os.kill(trainer.writer.pid, signal.SIGTERM)
     os.kill(trainer.writer.pid, signal.SIGCONT)
     assert trainer.writer.wait_end(30)

@@ -117,6 +117,17 @@ def _judge(checkpoints: Path, acks: Path, tally: Tally, size: int) -> None:
         tally.unheard += found[0] > last
 
 
+def save_calmly(folder: Path, saves: int, size: int) -> None:
+    trainer = LightTrainer(folder / "checkpoints", size)
+    try:
+        trainer.wait_for("ready")
+        found = newest_whole(folder / "checkpoints")
+        for step in range(1, saves + 1):
+            assert (trainer.save((found[0] if found else 0) + step) or {})["event"] == "committed"
+    finally:
+        _end(trainer)
+
+
 def damage_every_file(folder: Path, chance: random.Random, *, rounds: int, size: int = 300_000) -> tuple[int, int]:
     """Flips, cuts, empties, deletes and swaps files of the newest checkpoint; returns (damaged, detected)."""
     checkpoints = folder / "checkpoints"
@@ -284,6 +295,7 @@ def main() -> None:
         tally = torture_by_kill(place / "run", chance, seconds=seconds * 0.75, kills=given.kills, size=given.size)
         print(f"seed {given.seed}: {tally.line()}", flush=True)
         losses += len(tally.losses)
+        save_calmly(place / "run", 2, given.size)
         damaged, detected = damage_every_file(place / "run", chance, rounds=20, size=given.size)
         print(
             f"{damaged} times a file of the newest checkpoint damaged: {detected} detected and the one before it used"
