@@ -154,13 +154,14 @@ def test_a_number_that_is_none_comes_with_the_ids_of_its_batch(field: str, name:
     steps[39] = replace(steps[39], **{field: value}, windows=[7, 8, 9])
     alarms = [alarm for alarm in alarms_of(steps) if alarm.kind == "not-finite"]
     assert [alarm.text for alarm in alarms] == [f"step 40: {name} is {value}; its windows: 7, 8, 9"]
-    assert alarms[0].is_fatal
+    assert alarms[0].is_fatal and alarms[0].is_ruin
 
 
 def test_the_scalers_search_is_no_alarm_until_it_does_not_end() -> None:
     skipped = [StepFacts(step, loss=9.0, grad_norm=math.inf, is_skipped=True) for step in range(1, 30)]
     assert alarms_of(skipped[:24]) == []
-    alarm = only(alarms_of(skipped), "not-finite")
+    alarm = only(alarms_of(skipped), "always-skipped")
+    assert alarm.is_fatal and not alarm.is_ruin, "the weights are still good"
     assert alarm.text == "step 25: 25 steps in a row had infinite gradients and were skipped"
 
 

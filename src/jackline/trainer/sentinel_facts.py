@@ -56,12 +56,14 @@ class EvalFacts:
 
 @dataclass(frozen=True)
 class Alarm:
-    """`is_fatal`: going on makes it worse. With sentinels=warn nothing is stopped even so."""
+    """`is_fatal`: going on makes it worse; stops with sentinels=stop. `is_ruin`: the weights are gone, and every save
+    from now on would push a good checkpoint out; stops unless sentinels=off."""
 
     kind: str
     text: str
     hint: str
     is_fatal: bool = False
+    is_ruin: bool = False
 
 
 Found = Alarm  # before it is known at which step it is said

@@ -27,7 +27,7 @@ class NotFinite:
         if step.is_skipped:
             if self._skips >= self._SKIPS:
                 yield Alarm(
-                    "not-finite",
+                    "always-skipped",
                     f"{self._skips} steps in a row had infinite gradients and were skipped",
                     "fp16 cannot hold these gradients; precision=bf16 or precision=fp32 can",
                     True,
@@ -39,8 +39,10 @@ class NotFinite:
                 yield Alarm(
                     "not-finite",
                     f"{name} is {value}{ids}",
-                    "weights updated with it are lost: go back to the last checkpoint, with a lower lr",
-                    True,
+                    "the weights are lost by this update; go on from the last checkpoint with a lower lr or"
+                    " precision=fp32, and --continue-with-changes",
+                    is_fatal=True,
+                    is_ruin=True,
                 )
                 return
 

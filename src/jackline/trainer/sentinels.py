@@ -8,12 +8,13 @@ one, data seen twice, a machine that got slow.
 Pure: numbers in, alarms out, no torch, no clock. They are fed with losses that arrive late, so they never make a GPU
 wait; a healthy step costs about 20 us. The rules live in files of their own (sentinel_*.py) and were tried on planted
 faults. Owns the order of the rules, that a rule speaks seldom, and the state that goes into the checkpoint.
-Does not own what happens then: the loop writes events and says lines, and stops only with sentinels=stop.
+Does not own what happens then: the loop writes events, says lines, and stops or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from jackline.trainer.sentinel_data import RepeatedData
@@ -74,7 +75,7 @@ class Sentinels:
             text = f"step {step:,}: {alarm.text}"
             if alarm.kind == "not-finite" and self._name_bad_tensor is not None and (bad := self._name_bad_tensor()):
                 text += f"; first bad tensor: {bad}"
-            alarms.append(Alarm(alarm.kind, text, alarm.hint, alarm.is_fatal))
+            alarms.append(replace(alarm, text=text))
         self.num_alarms += len(alarms)
         return alarms
 

@@ -136,7 +136,7 @@ class Watch:
             self.voice.say(f"WARNING {alarm.text}", "sentinel")
             self.voice.say(f"        {alarm.hint}", "sentinel")
             self._event(alarm.kind, alarm.text)
-            if alarm.is_fatal and self.parts.config.sentinels == "stop":
+            if alarm.is_ruin or (alarm.is_fatal and self.parts.config.sentinels == "stop"):
                 raise AlarmRaised(alarm.text, hint=alarm.hint)
 
     def _say_line(self, step: int) -> None:
