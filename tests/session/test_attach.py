@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.session.nursery import ROOT, Nursery
 
@@ -207,6 +209,103 @@ def test_loops_of_every_shape_go_on_exactly(loop: str, nursery: Nursery, tmp_pat
     assert found == wanted
     said = "[jackline] epoch 0 was done before; `for epoch in run.epochs(...)` would go on at once" in output
     assert said == (loop == "own range")
+
+
+FIRST_LOSS = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1000, name="x") as run:
+    for batch in run.steps(total=30):
+        loss = train(batch)
+        if run.step == 11 and os.environ.get("OTHER"): loss = loss + 1
+        run.log(loss=loss, lr=0.1)
+        if run.step == 10: run.save()
+        if run.step == 12: settle()
+        while run.step == 13 and '"step":11' not in open("runs/x/metrics-0.jsonl").read(): time.sleep(0.01)
+        die_at(14)
+show()
+"""
+
+
+def test_the_first_resumed_loss_is_held_against_the_recorded_one(nursery: Nursery, tmp_path: Path) -> None:
+    for other, words in (
+        ("", r"the first loss is bit-equal to the one recorded before \([\d.e-]+ at step 11\)"),
+        ("1", r"the first loss is 1\.\d+, but 0\.\d+ was recorded before at step 11: this resume is not bit-exact"),
+    ):
+        folder = tmp_path / f"other{other}"
+        folder.mkdir()
+        died = nursery.run(HEAD + FIRST_LOSS, [], folder, {"DIE": "1"})
+        assert died.code == -9, died.output
+        again = nursery.run(HEAD + FIRST_LOSS, [], folder, {"OTHER": other})
+        assert again.code == 0, again.output
+        assert "going on from step-00000010" in again.output
+        assert re.search(rf"\[jackline\] {words}\n", again.output), again.output
+
+
+def test_a_save_that_was_asked_for_is_not_skipped(nursery: Nursery, tmp_path: Path) -> None:
+    """The automatic ones are, while the writer is busy with the one before."""
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1000, keep_last=50) as run:
+    for batch in run.steps(total=12): train(batch); run.save()
+"""
+    assert nursery.run(HEAD + script, [], tmp_path).code == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")) == list(range(13))
+
+
+def test_how_the_data_are_read_is_announced(nursery: Nursery, tmp_path: Path) -> None:
+    script = "with jackline.attach(model=model, loader=LOADER, new=True, SETTINGS): pass\n"
+    cases = {
+        ("loader", "seed=7"): "shuffled by Jackline's own order (seed 7), which can be seeked; "
+        "random augmentation depends on (seed, epoch, index) alone\n",
+        ("make_loader(shuffle=False)", "keyed_random=False"): "in plain order, which can be seeked; "
+        "random augmentation is left alone (keyed_random=False): exact with the same workers only\n",
+        ("loader", "seekable=False"): "indices of RandomSampler are drawn again at resume, without reading data; "
+        "random augmentation depends on (seed, epoch, index) alone\n",
+        ("[1, 2]", "seed=1"): "list has no state_dict(): batches are read over at resume\n",
+    }
+    whole = HEAD + "".join(script.replace("LOADER", one).replace("SETTINGS", other) for one, other in cases)
+    ended = nursery.run(whole, [], tmp_path)
+    assert ended.code == 0, ended.output
+    said = re.findall(r"\[jackline\] saving automatically .*?; data: (.*\n)", ended.output)
+    assert said == list(cases.values())
+
+
+def test_exact_asks_torch_for_the_same_bits(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+assert not torch.are_deterministic_algorithms_enabled()
+torch.backends.cudnn.benchmark = True
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, exact=True) as run:
+    for batch in run.steps(total=2): train(batch)
+cudnn = torch.backends.cudnn
+print("flags", torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.deterministic,
+      os.environ["CUBLAS_WORKSPACE_CONFIG"])
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert "flags True False True :4096:8\n" in ended.output, ended.output
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: exactness on a GPU was not tried")
+def test_a_run_on_a_gpu_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    script = (
+        HEAD
+        + """
+model.cuda(); optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, exact=True, save_every_steps=2) as run:
+    for (batch,) in run.steps(total=20):
+        run.log(loss=train([batch.cuda()])); die_at(13)
+show()
+"""
+    )
+    (tmp_path / "gpu.py").write_text(script)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    outputs = []
+    for runs, die, code in (("a", "1", -9), ("a", "", 0), ("b", "", 0)):
+        done = subprocess.run(
+            [sys.executable, "gpu.py"], env={**env, "DIE": die, "JACKLINE_RUNS": str(tmp_path / runs)},
+            capture_output=True, text=True, timeout=200, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        outputs.append(done.stdout)
+    assert final(outputs[1]) == final(outputs[2])
 
 
 # -- the proof ------------------------------------------------------------------------------------------------------

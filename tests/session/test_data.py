@@ -7,7 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from jackline.session.choose_feed import choose_feed
+from jackline.session.feeds import MapFeed
+from jackline.session.settings import Settings
 from tests.session.nursery import Nursery
 
 LOOP = Path(__file__).with_name("data_loop.py")
@@ -101,3 +105,23 @@ def test_every_epoch_has_an_order_and_a_noise_of_its_own(mode: str, nursery: Nur
     # Noise is keyed by epoch and sample: one drawn twice in an epoch (weighted, with replacement) has the same.
     draws = {((step - 1) // 9, sample) for step, (samples, _) in seen.items() for sample in samples}
     assert len(noise) == len(draws)
+
+
+def begin_worker(number: int) -> None:
+    """A worker_init_fn."""
+
+
+def test_a_rebuilt_loader_keeps_everything_but_the_order() -> None:
+    options = {
+        "num_workers": 2, "prefetch_factor": 5, "persistent_workers": True, "pin_memory": True, "timeout": 7.0,
+        "worker_init_fn": begin_worker, "multiprocessing_context": "spawn",
+    }  # fmt: skip
+    data = torch.utils.data.TensorDataset(torch.arange(20.0).reshape(10, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=3, shuffle=True, collate_fn=list, **options)
+    feed = choose_feed(loader, Settings(), print)
+    assert isinstance(feed, MapFeed)
+    for word in ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"):
+        assert getattr(feed.loader, word) == getattr(loader, word) == options[word], word
+    assert feed.loader.multiprocessing_context is loader.multiprocessing_context
+    samples = feed.loader.collate_fn((0, [1, 4]))  # what a worker is asked for
+    assert type(samples) is list and [sample[0].tolist() for sample in samples] == [[2.0, 3.0], [8.0, 9.0]]

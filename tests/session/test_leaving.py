@@ -179,7 +179,7 @@ class Slow(torch.utils.data.Dataset):
 
 
 def mark(what):
-    if sys.argv[1] == what and not os.path.exists("again") and run.step >= 3:
+    if sys.argv[1] == what and not os.path.exists("again") and (run.step >= 3 or what == "proof"):
         open("again", "w").close()
         print("now in", what, flush=True)
         deadline = time.monotonic() + 20
@@ -187,8 +187,17 @@ def mark(what):
             time.sleep(0.01)
 
 
+class Meter:  # its state_dict is asked for in the proof, in every save and in the last one
+    def state_dict(self):
+        where = "save" if run.step == 14 else "last save" if run.step == 30 else ""
+        mark("proof" if run.step == 0 else where)
+        return {}
+    def load_state_dict(self, state): pass
+
+
 loader = torch.utils.data.DataLoader(Slow(), batch_size=4, shuffle=True)
-with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="x", on_change="go on") as run:
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, meter=Meter(), name="x", on_change="go on",
+                     save_every_steps=14) as run:
     for epoch in run.epochs(3):
         mark("epoch start")
         for batch in run.steps():
@@ -207,10 +216,19 @@ print("complete", run.step, model.weight.sum().item().hex())
 """
 
 
+@pytest.fixture(scope="module")
+def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> str:
+    ended = nursery.run(PHASES, ["never"], tmp_path_factory.mktemp("undisturbed"))
+    assert ended.code == 0, ended.output
+    return ended.output.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
-    "phase", ["data", "epoch start", "body start", "backward", "after step", "evaluate", "epoch end"]
+    "phase", ["proof", "data", "epoch start", "body start", "backward", "after step", "save", "evaluate", "epoch end"]
 )
-def test_sigterm_in_every_phase_stops_at_the_next_boundary(phase: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_sigterm_in_every_phase_stops_at_the_next_boundary(
+    phase: str, nursery: Nursery, tmp_path: Path, undisturbed: str
+) -> None:
     child = nursery.start(PHASES, [phase], tmp_path)
     child.wait_for(f"now in {phase}")
     child.signal(signal.SIGTERM)
@@ -218,11 +236,24 @@ def test_sigterm_in_every_phase_stops_at_the_next_boundary(phase: str, nursery: 
     assert ended.code == 75, ended.output
     assert re.search(r"SIGTERM: stopped at step \d+, saved", ended.output), ended.output
     again = nursery.run(PHASES, [phase], tmp_path)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    wanted = nursery.run(PHASES, ["never"], whole)
-    assert again.code == wanted.code == 0, again.output
-    assert again.output.splitlines()[-1] == wanted.output.splitlines()[-1]
+    assert again.code == 0, again.output
+    assert again.output.splitlines()[-1] == undisturbed
+
+
+def test_sigterm_in_the_last_save_does_not_undo_a_training_that_is_complete(
+    nursery: Nursery, tmp_path: Path, undisturbed: str
+) -> None:
+    child = nursery.start(PHASES, ["last save"], tmp_path)
+    child.wait_for("now in last save")
+    child.signal(signal.SIGTERM)
+    ended = child.wait()
+    assert ended.code == 0, ended.output
+    assert ended.output.splitlines()[-1] == undisturbed
+
+
+def test_sigterm_before_the_block_ends_the_process_as_ever(nursery: Nursery, tmp_path: Path) -> None:
+    script = "import os, signal, jackline\nrun = jackline.attach(best=1)\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    assert nursery.run(script, [], tmp_path).code == -signal.SIGTERM
 
 
 GRACE = """

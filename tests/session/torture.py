@@ -31,14 +31,18 @@ class Tally:
     kills: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     resumed_from: Counter[str] = field(default_factory=Counter)
+    workers: Counter[int] = field(default_factory=Counter)  # attempts, by their number of workers
+    commits: int = 0  # those the attempts lived to hear of
     wrong: list[str] = field(default_factory=list)
 
     def line(self) -> str:
         each = ", ".join(f"{name} {count}" for name, count in sorted(self.kills.items()))
         return (
-            f"{self.kills.total()} kills ({each}); {self.finished.total()} runs finished, "
+            f"{self.kills.total()} kills ({each}); {self.commits} commits heard of; "
+            f"{self.finished.total()} runs finished, "
             f"{self.resumed_from['a checkpoint']} attempts went on from a checkpoint, "
-            f"{self.resumed_from['the beginning']} from the beginning; {len(self.wrong)} runs were not bit-equal"
+            f"{self.resumed_from['the beginning']} from the beginning; {len(self.wrong)} runs were not bit-equal; "
+            f"attempts with 0, 1, 2 workers: {', '.join(str(self.workers[count]) for count in range(3))}"
         )
 
 
@@ -75,7 +79,9 @@ def torture_one(
     name, weights, took_s = example
     folder.mkdir()
     while True:
-        arguments = [*SMALL[name], "--name", "killed", "--workers", str(dice.randint(0, 2))]
+        workers = dice.randint(0, 2)
+        tally.workers[workers] += 1
+        arguments = [*SMALL[name], "--name", "killed", "--workers", str(workers)]
         child = nursery.start(EXAMPLES / f"{name}.py", arguments, folder)
         if dice.random() < 0.85:  # after the start, which most instants would else fall into on a busy machine
             child.wait_for("[jackline] ", 120.0)
@@ -91,6 +97,7 @@ def torture_one(
             tally.wrong.append(f"{folder}: exit code {ended.code}, wanted {weights}\n{ended.output}")
             return
         tally.finished[name] += 1
+        tally.commits += (folder / "runs" / "killed" / "events-0.jsonl").read_text().count('"checkpoint_committed"')
         shutil.rmtree(folder)
         return
 
