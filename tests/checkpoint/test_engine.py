@@ -454,6 +454,30 @@ def test_a_state_that_cannot_be_saved_is_refused_by_name_and_the_next_one_works(
     assert engine.save(state, step=1).wait(30)
 
 
+def test_frozen_parameters_are_named_by_their_hash_and_must_be_there_at_resume(start: Make) -> None:
+    def make(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 2))
+        model[0].requires_grad_(False)
+        return {"model": model}
+
+    engine = start(leave_out_frozen=True)
+    state = make(0)
+    ticket = engine.save(state, step=1, mode="overlapped")
+    assert ticket.wait(30) and ticket.size_bytes < 20_000
+    again = make(0)
+    with torch.no_grad():
+        again["model"][1].weight.zero_()
+    assert engine.load_newest(again) is not None
+    assert fingerprint(again) == fingerprint(state)
+    with pytest.raises(CannotResume) as caught:
+        engine.load_newest(make(1))
+    assert str(caught.value) == (
+        "error: model.0.weight was frozen and left out of the checkpoint, and is not the same now\n"
+        "hint: load the same frozen weights before resuming"
+    )
+
+
 def test_metrics_that_are_no_numbers_do_not_stop_a_save(start: Make) -> None:
     engine = start()
     ticket = engine.save(make_state(), step=1, metrics={"loss": float("nan"), "accuracy": 0.5})

@@ -330,6 +330,21 @@ def test_both_bounds_are_told_in_words() -> None:
     assert machine_loss(None) == (None, "local")
 
 
+def test_a_clock_that_jumped_back_does_not_make_the_loss_look_small(tmp_path: Path) -> None:
+    from jackline.checkpoint.catalogue import write_notes
+
+    watch = MirrorWatch(tmp_path)
+    write_notes(tmp_path, MIRROR, {Name(1): {"state": "uploaded", "saved_at_s": 5000.0}})
+    watch.look(10.0)
+    watch.look(300.0)
+    # By the wall clock the upload is of the future; by the other one it has been known for 290 s.
+    assert machine_loss(watch.newest, now_s=4000.0, known_s=watch.known_s(300.0)) == (290.0, "uploaded")
+    assert machine_loss(watch.newest, now_s=6000.0, known_s=watch.known_s(300.0)) == (1000.0, "uploaded")
+    write_notes(tmp_path, MIRROR, {Name(2): {"state": "uploaded", "saved_at_s": 4010.0}})
+    watch.look(310.0)
+    assert watch.known_s(312.0) == 2.0
+
+
 def test_the_watch_looks_once_a_second_and_tells_each_change_once(tmp_path: Path) -> None:
     from jackline.checkpoint.catalogue import write_notes
 

@@ -197,8 +197,9 @@ class CheckpointEngine:
 
     def bounds(self) -> LossBounds:
         """What would be lost if the process died now, and if the machine did."""
-        process_s = None if self.last_saved is None else time.monotonic() - self.last_saved[1]
-        return LossBounds(process_s, *machine_loss(self._watch.newest))
+        now_s = time.monotonic()
+        process_s = None if self.last_saved is None else now_s - self.last_saved[1]
+        return LossBounds(process_s, *machine_loss(self._watch.newest, known_s=self._watch.known_s(now_s)))
 
     def close(self, *, timeout_s: float = 3600.0, linger_s: float = 5.0) -> list[Event]:
         """Waits for a save under way, then lets the writer go; what it still reads back it does by itself."""

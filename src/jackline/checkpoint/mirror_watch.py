@@ -39,6 +39,8 @@ class MirrorWatch:
         self._seen: dict[Name, str] = {}
         self._trouble: Any = None
         self.newest: tuple[float, str] | None = None  # when its state was saved, and uploaded or confirmed
+        self._newest_name: Name | None = None
+        self._newest_at_s = 0.0  # monotonic
 
     def look(self, now_s: float) -> list[Event]:
         if now_s - self._looked_at_s < LOOK_EVERY_S:
@@ -52,6 +54,8 @@ class MirrorWatch:
         for name, note in sorted(notes.items()):
             state = str(note.get("state"))
             self.newest = (float(note.get("saved_at_s", 0.0)), state)
+            if self._newest_name is None or name > self._newest_name:
+                self._newest_name, self._newest_at_s = name, now_s
             if self._seen.get(name) != state:
                 self._seen[name] = state
                 reports.append({"event": "mirrored", "name": str(name), "step": name.step, "state": state})
@@ -62,13 +66,22 @@ class MirrorWatch:
         events = (describe_report(report) for report in reports)
         return [event for event in events if event is not None]
 
+    def known_s(self, now_s: float) -> float:
+        """Since the newest upload was first seen, on the monotonic clock that `look` is told."""
+        return now_s - self._newest_at_s if self._newest_name is not None else 0.0
 
-def machine_loss(newest: tuple[float, str] | None, now_s: float | None = None) -> tuple[float | None, str]:
-    """Seconds of work that only this machine has, and how sure the mirror is."""
+
+def machine_loss(
+    newest: tuple[float, str] | None, now_s: float | None = None, known_s: float = 0.0
+) -> tuple[float | None, str]:
+    """Seconds of work that only this machine has, and how sure the mirror is.
+
+    `known_s`: how long that upload has been known, by a clock that never jumps; the loss is no smaller than that.
+    """
     if newest is None:
         return None, "local"
     now = time.time() if now_s is None else now_s
-    return max(0.0, now - newest[0]), newest[1]
+    return max(known_s, now - newest[0]), newest[1]
 
 
 def _lost(seconds: float | None) -> str:
