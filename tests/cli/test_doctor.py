@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -253,3 +254,20 @@ def test_a_check_that_dies_is_a_problem_and_not_a_verdict_of_ready(tmp_path: Pat
     line = "problem check         the check itself ended with signal 9 (SIGKILL)\n"
     assert line in done.stdout
     assert "verdict: recipe 'own.py:recipe' is not ready: 1 problem (check)" in done.stdout
+
+
+def test_ctrl_c_ends_the_child_too_and_is_no_verdict(tmp_path: Path) -> None:
+    # A recipe that takes for ever; the reader of its fifo says when it is there.
+    os.mkfifo(tmp_path / "fifo")
+    own = "def recipe():\n    open('fifo', 'w').write('here')\n    import time\n    time.sleep(600)\n"
+    (tmp_path / "own.py").write_text(own)
+    argv = [sys.executable, "-m", "jackline", "doctor", "own.py:recipe"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, cwd=tmp_path, start_new_session=True, text=True, **pipes) as process:  # type: ignore[call-overload]
+        assert (tmp_path / "fifo").read_text() == "here"
+        os.killpg(process.pid, signal.SIGINT)
+        output, talk = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, "")
+    assert "Traceback" not in talk
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

@@ -25,6 +25,7 @@ from jackline.cli.preflight import Check
 from jackline.errors import EXIT_DONE, UsageError
 from jackline.trainer.recipes import RECIPES
 
+EXIT_INTERRUPTED = 130
 _OWN_FILE = re.compile(r".+\.py:\w+")
 
 
@@ -94,6 +95,8 @@ def check_recipe(request: RecipeRequest, runs_folder: Path, show: Callable[[Chec
                 checks.append(check)
                 show(check)
         code = _wait(child)
+    if code in (EXIT_INTERRUPTED, -signal.SIGINT):
+        sys.exit(EXIT_INTERRUPTED)
     if code not in (EXIT_DONE, 1) and code > 0 and not checks:
         sys.exit(code)  # the settings are wrong, and the child has said why
     if code != EXIT_DONE:

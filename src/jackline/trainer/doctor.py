@@ -44,6 +44,7 @@ from jackline.units import format_bytes, format_duration
 _SHOWN_CHARS = 160
 _PACKAGES = ("numpy", "safetensors", "tokenizers", "tensorboard")
 Tell = Callable[[Finding], None]
+EXIT_INTERRUPTED = 130  # as shells count it
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def main(argv: Sequence[str]) -> int:
     except JacklineError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return EXIT_DONE
 
 
