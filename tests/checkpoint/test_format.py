@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackline.checkpoint.format import (
@@ -98,6 +98,7 @@ def test_a_missing_state_an_unknown_hash_and_a_strange_kind_are_refused() -> Non
     assert refusal(b"1" * 5000).startswith("manifest.json is not JSON (Exceeds the limit")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**18), st.integers(0, 99_999))
 def test_names_come_back_and_sort_by_step_then_retry(step: int, retry: int) -> None:
     name = Name(step, retry)

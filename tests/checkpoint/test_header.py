@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
@@ -19,6 +19,7 @@ tensors = st.lists(
 ).filter(lambda found: all(name != "__metadata__" for name, _, _ in found))
 
 
+@settings(deadline=None)
 @given(tensors)
 def test_a_header_comes_back_and_tensors_begin_at_a_page_and_at_their_own_multiple(
     wanted: list[tuple[str, str, list[int]]],

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackline.checkpoint.format import Name
@@ -42,6 +42,7 @@ def test_a_damaged_one_goes_once_two_newer_ones_are_good() -> None:
     assert deleted([1, 2, 3, 4], good=[1, 3, 4], last=3) == [2]
 
 
+@settings(deadline=None)
 @given(names, names, keeps, st.none() | st.builds(Name, st.integers(0, 60)))
 def test_the_last_two_good_ones_and_all_that_is_newer_never_go(
     present: set[Name], proved: set[Name], keep: Keep, best: Name | None

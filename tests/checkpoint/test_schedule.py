@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackline.checkpoint.schedule import (
@@ -47,6 +47,7 @@ def test_the_first_automatic_save_is_the_early_proof_that_saving_works() -> None
     assert save_is_due(at(30, 3, is_first=True), Cadence()) == "automatic, 30 s apart"
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1000), st.floats(0, 1000))
 def test_automatic_saves_cost_less_than_half_a_percent(stall_s: float, write_s: float) -> None:
     interval_s = automatic_interval_s(at(0, 1, stall_s=stall_s, write_s=write_s))

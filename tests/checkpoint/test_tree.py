@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackline.checkpoint.format import Damage
@@ -31,6 +31,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(values)
 def test_any_nest_of_plain_values_comes_back_equal_and_of_the_same_kinds(value: Any) -> None:
     back = through(value)

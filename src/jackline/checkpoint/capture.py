@@ -53,8 +53,8 @@ class _Collector:
     hash_frozen: HashTensor | None
     key: str = ""
     sources: list[Source] = field(default_factory=list)
-    seen: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
-    names: set[tuple[str, str]] = field(default_factory=set)
+    seen: dict[int, list[tuple[Tensor, dict[str, Any]]]] = field(default_factory=dict)  # by address
+    names: set[str] = field(default_factory=set)  # of this key
 
     def leaf(self, value: Any, where: str) -> Any:
         if isinstance(value, Tensor):
@@ -79,15 +79,14 @@ class _Collector:
         Runs some hundred times in every save, in the loop's own thread, hence no detach() and no small helpers.
         """
         require_storable(tensor, where)
-        lazy = tensor.is_conj(), tensor.is_neg()  # the same memory, other values
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), lazy)
-        known = self.seen.get(identity)
-        if known is not None and tensor.numel():
-            return known
+        alike = self.seen.setdefault(tensor.data_ptr(), [])
+        for other, known in alike:
+            if _is_same_view(other, tensor):
+                return known
         name = where[len(self.key) + 1 :] or "value"
-        if (self.key, name) in self.names:
+        if name in self.names:
             name = self._free_name(name)
-        self.names.add((self.key, name))
+        self.names.add(name)
         node: dict[str, Any] = {KIND: "tensor", "file": self.key, "name": name}
         if tensor.dtype not in STORED_AS_THEMSELVES:
             node["dtype"] = dtype_name(tensor.dtype)
@@ -96,7 +95,7 @@ class _Collector:
         if not tensor.is_cpu:
             node["device"] = tensor.device.type
         self.sources.append(Source(self.key, name, tensor, is_deferred))
-        self.seen[identity] = node
+        alike.append((tensor, node))
         return node
 
     def module(self, module: nn.Module, where: str) -> dict[str, Any]:
@@ -169,7 +168,7 @@ class _Collector:
 
     def _free_name(self, taken: str) -> str:
         number = 2
-        while (self.key, f"{taken}~{number}") in self.names:
+        while f"{taken}~{number}" in self.names:
             number += 1
         return f"{taken}~{number}"
 
@@ -183,9 +182,18 @@ def capture(
     for key, value in state.items():
         if not isinstance(key, str) or not _KEY.fullmatch(key) or ".." in key or len(key) > MAX_KEY:
             raise CannotSave(f"{key!r} cannot name a part of the state", hint="use letters, digits, '_', '-' and '.'")
-        collector.key = key
+        collector.key, collector.names = key, set()
         tree[key] = encode(value, key, collector.leaf)
     return Captured(tree, collector.sources)
+
+
+def _is_same_view(one: Tensor, other: Tensor) -> bool:
+    """Of two tensors at one address: whether they are the same values. A pending conjugation makes others of them."""
+    if one is other:
+        return one.numel() > 0
+    is_alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+    is_lazy = (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg())
+    return is_alike and not is_lazy and one.numel() > 0
 
 
 def unwrap(module: nn.Module) -> nn.Module:
