@@ -47,6 +47,11 @@ ERRORS = {
         LOOP.replace("with jackline", "run = jackline").replace(" as run:", "").replace("    for", "for"),
         'error: this run is not open\nhint: with jackline.attach(...) as run: ... and use `run` inside the block\n',
     ),
+    "forked after attach": (
+        LOOP.replace("    for", "    if os.fork(): os._exit(os.waitstatus_to_exitcode(os.wait()[1]))\n    for"),
+        "error: this process was forked from the one that is attached to run 'x'\n"
+        "hint: fork first, and attach() in the process that trains\n",
+    ),
     "a vector logged": (
         LOOP.replace("loss=train(batch)", "loss=batch[0]"),
         "error: log(loss=...) has 40 numbers\nhint: log(loss=value.mean())\n",

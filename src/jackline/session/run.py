@@ -232,6 +232,11 @@ class Run:
         return f"left in the middle of a step: not saved; {attached.saver.what_stands(self.step)}"
 
     def _require_entered(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"this process was forked from the one that is attached to run '{self.name}'",
+                hint="fork first, and attach() in the process that trains",
+            )
         if not self._is_entered:
             raise UsageError(
                 "this run is not open", hint="with jackline.attach(...) as run: ... and use `run` inside the block"
