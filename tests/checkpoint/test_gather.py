@@ -188,12 +188,30 @@ def test_the_memory_taken_on_the_gpu_is_said_and_given_back_when_it_runs_short(s
     before = fingerprint(state)
     assert engine.save(state, step=2, mode="overlapped").wait(30)
     assert [event.text for event in engine.poll() if event.kind == "gpu_memory"] == [
-        "GPU memory is short: gave back what saves had taken of it",
+        "GPU memory is short: gave back the 3.9 KiB that saves had taken of it",
         "saves gather small tensors on the GPU (2.0 KiB)",
     ]
     other = make_state(seed=3)
     engine.load_newest(other)
     assert fingerprint(other) == before
+
+
+def test_a_loop_that_ran_out_of_gpu_memory_gets_the_copy_back(start: Any) -> None:
+    engine = start(gpu=here(batch_bytes=2048))
+    assert engine.give_back_gpu_memory() == 0
+    state = make_state()
+    train_step(state)
+    before = fingerprint(state)
+    ticket = engine.save(state, step=1, mode="overlapped")
+    assert engine.give_back_gpu_memory() > 3000 and engine.give_back_gpu_memory() == 0
+    train_step(state, engine.before_mutation)
+    assert ticket.wait(30)
+    other = make_state(seed=3)
+    engine.load_newest(other)
+    assert fingerprint(other) == before
+    assert engine.save(state, step=2, mode="overlapped").wait(30)
+    engine.load_newest(other)
+    assert fingerprint(other) == fingerprint(state)
 
 
 @pytest.mark.skipif(

@@ -83,6 +83,9 @@ class StagingArea:
             self._written = layout
         return self._stager.begin(layout, sources, is_overlapped=is_overlapped)
 
+    def give_back_gpu(self) -> int:
+        return self._stager.give_back() if self._stager is not None else 0
+
     def close(self) -> None:
         if self.arena is not None:
             if self._stager is not None:

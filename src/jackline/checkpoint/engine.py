@@ -154,6 +154,10 @@ class CheckpointEngine:
         if not self.is_busy and not self.why_off:
             self._area.prepare(self._capture(state).sources)
 
+    def give_back_gpu_memory(self) -> int:
+        """For a loop that ran out of it: frees the copy that saves keep on the GPU; how many bytes that was."""
+        return self._area.give_back_gpu()
+
     def poll(self) -> list[Event]:
         """What has happened since. Call it every step; it costs microseconds."""
         if os.getpid() != self._pid:

@@ -64,9 +64,13 @@ class Lane:
     def _most_bytes(self) -> int | None:
         return {"whole": None, "bounce": self._copies.batch_bytes, "none": 0}[self.way]
 
+    @property
+    def taken_bytes(self) -> int:
+        return self._buffer.numel()
+
     def describe(self) -> str:
         """What it takes on the GPU, for people; empty for nothing."""
-        taken = format_bytes(self._buffer.numel())
+        taken = format_bytes(self.taken_bytes)
         if self.way == "whole":
             return f"saves keep a copy of the state on the GPU ({taken}), so training does not wait for the bus"
         return f"saves gather small tensors on the GPU ({taken})" if self.way == "bounce" else ""

@@ -25,6 +25,7 @@ from jackline.checkpoint.gather import GpuCopies, Span
 from jackline.checkpoint.lane import Lane, let_wait
 from jackline.checkpoint.layout import Layout
 from jackline.checkpoint.parallel import run_in_threads
+from jackline.units import format_bytes
 
 _PART_BYTES = 64 << 20
 _LITTLE_BYTES = 1 << 20
@@ -93,8 +94,7 @@ class Stager:
     def prepare(self, layout: Layout, sources: Sequence[Source]) -> None:
         """What the first save would else have to make: memory on the GPU, and a view for every tensor there."""
         if any(lane.is_short for lane in self._lanes.values()):
-            self._tell("GPU memory is short: gave back what saves had taken of it")
-            self._copies, self._layout = replace(self._copies, way="bounce"), None
+            self.give_back()
         if layout is self._layout:
             return
         self.close()
@@ -142,6 +142,15 @@ class Stager:
         if not staging.moves:
             staging.host_copied.set()  # else the barrier would wait until a thread got its turn to say so
         return staging
+
+    def give_back(self) -> int:
+        """Does without a copy of the state on the GPU from now on; how many bytes that frees."""
+        freed = sum(lane.taken_bytes for lane in self._lanes.values() if lane.way == "whole")
+        if freed:
+            self._tell(f"GPU memory is short: gave back the {format_bytes(freed)} that saves had taken of it")
+            self._copies, self._layout = replace(self._copies, way="bounce"), None
+            self.close()
+        return freed
 
     def close(self) -> None:
         """Gives the GPU's memory back."""
