@@ -125,6 +125,16 @@ def test_dropout_keeps_one_byte_an_element() -> None:
     assert out.shape == value.shape
 
 
+@pytest.mark.parametrize("low", [None, torch.bfloat16])
+def test_a_model_that_asks_whether_autocast_is_on_gets_the_cards_answer(low: torch.dtype | None) -> None:
+    before = torch.is_autocast_enabled, torch.get_autocast_dtype
+    with CudaRules(low, has_flash=True).answers():
+        assert torch.is_autocast_enabled("meta") is (low is not None)
+        assert torch.is_autocast_enabled("cpu") is False
+        assert torch.get_autocast_dtype("meta") is torch.bfloat16
+    assert (torch.is_autocast_enabled, torch.get_autocast_dtype) == before
+
+
 def test_torch_is_left_as_it_was() -> None:
     before = F.has_torch_function_unary
     with pytest.raises(RuntimeError, match="on purpose"), leaf_functions():

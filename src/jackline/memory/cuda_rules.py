@@ -65,6 +65,18 @@ class CudaRules(TorchFunctionMode):
         self.class_sizes: set[int] = set()  # how many classes the losses seen so far choose from
 
     @contextlib.contextmanager
+    def answers(self) -> Iterator[None]:
+        """A model may ask whether autocast is on for its device; torch has none for the meta device, and raises."""
+        changed: Any = torch
+        is_enabled, dtype_of, low = torch.is_autocast_enabled, torch.get_autocast_dtype, self._low
+        changed.is_autocast_enabled = lambda *asked: low is not None if asked == ("meta",) else is_enabled(*asked)
+        changed.get_autocast_dtype = lambda asked: (low or torch.bfloat16) if asked == "meta" else dtype_of(asked)
+        try:
+            yield
+        finally:
+            changed.is_autocast_enabled, changed.get_autocast_dtype = is_enabled, dtype_of
+
+    @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
         """The `with torch.autocast(...)` of the training loop: weights are cast once and kept until its end."""
         self._copies = {}

@@ -72,7 +72,7 @@ def _trace(job: Job, micro_batch: int, card: Card, options: StepOptions, is_accu
         recorder.add(tensor, "weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     has_kept = False
-    with torch.device("meta"), leaf_functions(), recorder, rules:
+    with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules:
         optimizer = MetaAdamW(trained, options)
         for step in range(_NUM_STEPS):
             _slice(recorder, rules, job, model, micro_batch)
