@@ -119,8 +119,8 @@ def build(source: str, root: str, tokenizer: str, engine: str) -> dict[str, Any]
     seen: list[tuple[float, float]] = []
 
     def report(progress: Progress) -> None:
-        resident = int(Path("/proc/self/statm").read_bytes().split()[1]) * 4096 / 1e6
-        seen.append((progress.done, resident))
+        # The kernel's own peak: tables that double for a few milliseconds are missed by looking now and then.
+        seen.append((progress.done, peak_mb()))
 
     board = Board(report)
     cache, made = _open_or_create(folder, settings, board)
@@ -133,15 +133,13 @@ def build(source: str, root: str, tokenizer: str, engine: str) -> dict[str, Any]
 
     found = timed(run)
     early = max((mb for done, mb in seen if done <= 0.25e9), default=0.0)
-    late = max((mb for _, mb in seen), default=0.0)
     return {
         **found,
         "tokens": cache.total_tokens(),
         "engine": cache.meta.engine,
         "note": cache.meta.note,
         "peak_mb": peak_mb(),
-        "resident_until_250_mb": early,
-        "resident_max": late,
+        "peak_until_250_mb": early,
     }
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +187,7 @@ def test_a_death_between_the_last_commit_of_an_era_and_its_seal_miscounts_nothin
         patched.setattr("jackline.data.writer.record_era", die)
         with pytest.raises(KeyboardInterrupt):
             run_builder(folder, settings, silent, for_readers=False)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jackline-")]
     assert json.loads((folder / "open.jsonl").read_text())["tokens"] == 1 << 17
     run_builder(folder, settings, silent, for_readers=False)
     assert open_cache_folder(folder).ledger.records == whole.ledger.records

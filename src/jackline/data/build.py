@@ -186,6 +186,8 @@ def _build_era(shop: Workshop, era: int, walk: Pass | None) -> Pass:
         is_done = True
     finally:
         if not is_done:
+            if walk is not None:
+                walk.close()  # its threads end with it, not when the error is forgotten
             writer.close()
     walk.next_era = era + 1
     cache.ledger.refresh()

@@ -30,6 +30,7 @@ from jackline.data.tokenizer import (
     Tokenizer,
     engine_and_version,
     from_json,
+    give_memory_back,
     load_tokenizer,
     tokenizer_identity,
     train_bpe,
@@ -173,6 +174,7 @@ def _open_or_create(folder: Path, settings: CacheSettings, board: Board) -> tupl
     else:
         check_first_files(folder)
         tokenizer = _checked(_load(folder, meta.spec), meta.spec, around)
+    give_memory_back()
     return Cache(folder, meta), tokenizer
 
 
@@ -180,7 +182,7 @@ def _checked(tokenizer: Tokenizer, spec: DataSpec, around: Surroundings) -> Toke
     """With the plain engine when the fast one disagrees on the head of this corpus."""
     if tokenizer.engine is tokenizer.reference:
         return tokenizer
-    return tokenizer.checked_on(list(_first_texts(spec, around, _CHECK_BYTES)))
+    return tokenizer.checked_on(list(_first_texts(spec, around, _CHECK_BYTES))).alone()
 
 
 def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tuple[Meta, Tokenizer]:

@@ -28,7 +28,7 @@ EMPTY_FILE = "empty file"
 
 _DECODER = json.JSONDecoder()
 _BOM = b"\xef\xbb\xbf"
-_BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)+")
+_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
 _LEADING_BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
 _OVERLAP_BYTES = 1 << 16
 _BETWEEN_WORDS = re.compile(rb"[A-Za-z0-9](?= [A-Za-z])")
