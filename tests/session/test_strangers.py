@@ -176,6 +176,17 @@ def test_a_closed_descriptor_is_not_taken_for_a_file_of_ours(number: int, nurser
     assert (tmp_path / "runs" / "x" / "checkpoints" / "step-00000009" / "manifest.json").exists()
 
 
+def test_a_run_folder_that_is_deleted_stops_no_training(nursery: Nursery, tmp_path: Path) -> None:
+    """Once the last line of the block was an error, and the program's own torch.save behind it never happened."""
+    script = "import shutil" + LOOP.replace(
+        "die_at(5)", 'run.step == 5 and shutil.rmtree("runs", ignore_errors=True)'
+    )
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "final 9 " in ended.output
+    assert "[jackline] the end of this run cannot be written down (FileNotFoundError: " in ended.output
+
+
 def test_a_reader_that_has_gone_away_does_not_matter(nursery: Nursery, tmp_path: Path) -> None:
     script = "near, far = os.pipe(); os.dup2(far, 2); os.close(near); os.close(far)" + LOOP
     ended = nursery.run(HEAD + script, [], tmp_path)

@@ -6,6 +6,7 @@ receipt. Each of them is a module of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -57,7 +58,8 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
         attached.saver.engine.close(timeout_s=0.0, linger_s=0.0)
         attached.reporter.close()
         code = error.exit_code if isinstance(error, JacklineError) else 1
-        write_ending(attached.home, exit_code=code, cause="exit_code", text=str(error))
+        with contextlib.suppress(OSError):
+            write_ending(attached.home, exit_code=code, cause="exit_code", text=str(error))
         attached.is_over = True
         raise
     return Run(attached)

@@ -24,7 +24,7 @@ from jackline.session.host_memory import HostMemory, SaveCost
 from jackline.session.memory import CardMemory
 from jackline.session.phase import Phase, phase
 from jackline.session.pulse import Pulse
-from jackline.session.reporting import Reporter
+from jackline.session.reporting import Reporter, say
 from jackline.session.saving import Saver
 from jackline.session.scalars import Scalars
 from jackline.session.settings import Settings
@@ -191,10 +191,19 @@ class Attachment:
                     self._judge_schedule(f"{word}: {before} -> {value}")
 
     def end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
-        """The block is left, in whatever way."""
-        step = self.stepper.steps_done
+        """The block is left, in whatever way. What cannot be written down stops nobody: training is over."""
         self.saver.close()
         self.stepper.close()
+        try:
+            self._write_end(error, text, is_complete=is_complete)
+        except Exception as problem:  # the folder was deleted, the disk is full
+            say(f"the end of this run cannot be written down ({type(problem).__name__}: {problem})")
+        finally:
+            self.stop.stop_listening()
+            self.is_over = True
+
+    def _write_end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
+        step = self.stepper.steps_done
         if text:
             self.reporter.event("left", text, is_loud=True, step=step)
         if is_complete:
@@ -212,8 +221,6 @@ class Attachment:
         self.pulse.end(cause)
         self.reporter.close()
         write_ending(self.home, exit_code=code, cause=cause, text=text or f"complete at step {step}")
-        self.stop.stop_listening()
-        self.is_over = True
 
     # -- for the reporting thread ------------------------------------------------------------------------------------
 
