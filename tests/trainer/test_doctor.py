@@ -34,6 +34,7 @@ from jackline.trainer.doctor_findings import (
 from jackline.trainer.schedule import Schedule
 from jackline.trainer.sentinel_floor import Floor
 from jackline.trainer.voice import Voice
+from tests.places import Unavailable, small_disk
 
 GIB = 2**30
 BUILT_FOR = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
@@ -234,10 +235,28 @@ def test_a_vocabulary_that_does_not_fit_is_found_before_a_step(tmp_path: Path) -
     assert found.text == "the tokenizer 'bytes' has 257 tokens, the model has room for 128"
 
 
-def test_a_run_that_would_fill_the_disk_is_found_before_it_starts(tmp_path: Path) -> None:
-    words = (corpus(tmp_path), "keep_every=1", "save_every_steps=1", "max_steps=100000000")
-    found = problem(findings(tmp_path, *words))
-    assert found.name == "disk" and found.text.endswith(": the run would fill the disk")
+def test_a_disk_too_small_for_the_whole_run_is_found_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    try:
+        with small_disk(tmp_path / "runs", "60M"):
+            told = findings(tmp_path, corpus(tmp_path))
+            assert list((tmp_path / "runs").iterdir()) == []
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    found = problem(told)
+    assert (found.name, found.text) == (
+        "disk",
+        f"4 checkpoints of 37.3 MiB kept and one being written: 186 MiB of 60.0 MiB free in {tmp_path / 'runs'}:"
+        " the run would fill the disk",
+    )
+    assert [finding.name for finding in told[-2:]] == ["not tried", "time"]
+
+
+def test_a_place_that_cannot_be_saved_to_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    found = problem(findings(tmp_path, corpus(tmp_path)))
+    assert found.name == "saving" and "File exists" in found.text
+    assert found.hint == "another place for runs: --runs-dir PATH"
 
 
 def test_a_step_that_cannot_fit_is_predicted_and_not_tried(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
 def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, tell: Tell) -> None:
     from jackline.models.shapes import describe_shape
     from jackline.trainer.build import choose_device
-    from jackline.trainer.doctor_trial import make_parts, predict_host_bytes, prove_save, state_bytes, take_step
+    from jackline.trainer.doctor_trial import make_parts, predict_host_bytes, state_bytes, take_step
     from jackline.trainer.planning import shape_of
     from jackline.trainer.precision import choose_precision
     from jackline.trainer.rehearsal import with_micro_batch
@@ -257,14 +257,24 @@ def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, 
     kept = count_kept(config.keep_last, config.keep_every, parts.total_steps, keeps_best=config.val_fraction > 0)
     budget = judge_disk(DiskFacts(size, kept, free_disk, str(request.runs_folder)))
     tell(budget)
-    if size * 1.1 > free_disk:
+    if budget.state == "problem":
         tell(_not_tried("saving"))
     else:
         with voice.phase("doctor", f"save, load, compare: {format_bytes(size)}"):
-            proved = prove_save(parts, request.runs_folder)
-        text = f"{format_bytes(proved.checkpoint_bytes)} saved, loaded and equal in every bit, in"
-        tell(Finding("saving", "ok", f"{text} {format_duration(proved.took_s)}"))
+            tell(_try_saving(parts, request.runs_folder))
     tell(judge_time(_time_facts(config, parts, taken.step_s)))
+
+
+def _try_saving(parts: Any, runs_folder: Path) -> Finding:
+    from jackline.trainer.doctor_trial import prove_save
+
+    try:
+        proved = prove_save(parts, runs_folder)
+    except (JacklineError, OSError) as error:
+        text = " ".join((error.message, *error.detail)) if isinstance(error, JacklineError) else str(error)
+        return Finding("saving", "problem", text, "another place for runs: --runs-dir PATH")
+    text = f"{format_bytes(proved.checkpoint_bytes)} saved, loaded and equal in every bit"
+    return Finding("saving", "ok", f"{text}, in {format_duration(proved.took_s)}")
 
 
 @dataclass(frozen=True)
