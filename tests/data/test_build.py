@@ -29,12 +29,14 @@ from tests.data.corpora import (
     all_tokens,
     build_cache,
     expected_bytes,
+    jsonl_bytes,
     make_texts,
     open_cache_folder,
     spec_of,
     write_jsonl,
     write_zst,
 )
+from tests.data.far_end import FarEnd, serving
 
 
 def files_of(cache: Cache) -> dict[str, bytes]:
@@ -355,6 +357,21 @@ def test_what_goes_on_is_reported_from_the_first_instant(tmp_path: Path) -> None
     assert reports[-1].phase == "done"
     assert reports[-1].done == path.stat().st_size
     assert (folder / "builder.json").exists()
+
+
+def test_a_download_and_a_network_that_is_waited_for_are_phases_of_their_own(tmp_path: Path) -> None:
+    reports: list[Progress] = []
+    with serving(FarEnd({"a.jsonl": jsonl_bytes(make_texts(50))})) as far_end:
+        spec = spec_of(far_end.address("a.jsonl"), text_column="text")
+        settings = CacheSettings(root=tmp_path / "cache")
+        far_end.faults = ["503", "503"]
+        run_builder(cache_folder(spec, settings), settings, reports.append, for_readers=False)
+        host = far_end.url.removeprefix("http://")
+    waits = [report.detail for report in reports if report.phase == "wait"]
+    assert waits
+    assert all(wait.startswith(f"{host}: HTTP 503 Service Unavailable; trying again in ") for wait in waits)
+    assert (reports[-1].phase, reports[-1].detail) == ("done", "a.jsonl")
+    assert reports[-1].done == len(jsonl_bytes(make_texts(50)))
 
 
 def test_weights_of_a_mixture_reach_the_cache(tmp_path: Path) -> None:
