@@ -359,6 +359,9 @@ def main() -> int:
     parser.add_argument("--datasets-python")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
+    unknown = sorted(set(options.only.split(",")) - set(ROWS))
+    if unknown:
+        parser.error(f"no rows {', '.join(unknown)}; there are {', '.join(ROWS)}")
     folder = Path(tempfile.mkdtemp(prefix="data-bench-"))
     rows: list[Row] = []
     try:
