@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from memory_drills import caps, drill
 from memory_grid import Write, measure_grid, predict_all, snapshots
+from memory_segments import segments
 
 STAGES: dict[str, Callable[[Write, argparse.Namespace], None]] = {
     "predict": predict_all,
@@ -23,6 +24,7 @@ STAGES: dict[str, Callable[[Write, argparse.Namespace], None]] = {
     "snapshots": snapshots,
     "caps": caps,
     "drill": drill,
+    "segments": segments,
 }
 
 

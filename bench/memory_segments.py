@@ -1,0 +1,119 @@
+"""Why is a reservation off: the replayed allocator, or the predicted order of events? Needs a card.
+
+Run through memory_stage.py. One configuration runs with the allocator's history on; its own allocations and frees are
+then replayed through `memory/arena.py` (which must give what the card reserved: else the replay is wrong), and laid
+beside the predicted ones (the first that differ are what the trace has wrong).
+
+Known without a card, for medium b16 t1024 bf16 rc with default segments: predicted 19.16 GiB; with the 64 MiB
+temporaries of the forward pass 4 KiB smaller it is 16.10, one logits segment of 3.07 GiB less. Those temporaries are
+as large as what is kept for the recomputation, so exact ties decide whether a segment is cut up before the logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from memory_grid import CARD, GIB, Config, Write, grid, run_steps, trace_of
+
+from jackline.memory.arena import Arena
+from jackline.memory.safe_step import free_caches
+from jackline.memory.trace import Trace
+
+KEYS = ("medium b16 t1024 bf16 rc", "small b8 t1024 bf16")
+_LARGE = 2**20
+_LOOKAHEAD = 60
+Event = tuple[str, int]  # 'alloc' or 'free', and the size as a whole number of blocks
+
+
+def segments(write: Write, args: argparse.Namespace) -> None:
+    """`reserved`: by the card, by the replay of the card's own events, by the prediction."""
+    is_expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    for config in [c for c in grid() if c.key in KEYS][: 1 if args.smoke else None]:
+        history, reserved = record(config)
+        trace = trace_of(config)
+        ours, theirs = list(predicted_events(trace)), list(measured_events(history))
+        write(
+            {
+                "key": config.key,
+                "reserved": reserved / GIB,
+                "replay_of_the_cards_events": replayed(theirs, is_expandable) / GIB,
+                "predicted": replayed(ours, is_expandable) / GIB,
+                "num_events": [len(ours), len(theirs)],
+                "first_differences": first_differences(ours, theirs),
+                "segments": [event["size"] for event in history if event["action"] == "segment_alloc"][:400],
+            }
+        )
+
+
+def record(config: Config) -> tuple[list[dict[str, Any]], int]:
+    free_caches()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
+    try:
+        run_steps(config)
+        history = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    return history, torch.cuda.max_memory_reserved()
+
+
+def measured_events(history: list[dict[str, Any]]) -> Iterator[tuple[Event, int]]:
+    """(event, address) of what the card's allocator handed out and took back; cuBLAS's workspaces, which are there
+    from an earlier run, come first, as in the prediction."""
+    live: dict[int, int] = {}
+    yield from ((("alloc", size), -1 - number) for number, size in enumerate(CARD.workspace_bytes))
+    for event in history:
+        address, size = int(event["addr"]), -(-int(event["size"]) // 512) * 512
+        if event["action"] == "alloc":
+            live[address] = size
+            yield ("alloc", size), address
+        elif event["action"] == "free_completed" and address in live:
+            yield ("free", live.pop(address)), address
+
+
+def predicted_events(trace: Trace) -> Iterator[tuple[Event, int]]:
+    for event in trace.events:
+        index = event if event >= 0 else ~event
+        size = -(-trace.allocations[index].num_bytes // 512) * 512
+        yield ("alloc" if event >= 0 else "free", size), index
+
+
+def replayed(events: list[tuple[Event, int]], is_expandable: bool) -> int:
+    arena = Arena(is_expandable=is_expandable)
+    names: dict[int, int] = {}
+    for number, ((action, size), key) in enumerate(events):
+        if action == "alloc":
+            names[key] = number
+            arena.allocate(number, size)
+        elif key in names:
+            arena.free(names.pop(key))
+    return arena.peak_reserved_bytes
+
+
+def first_differences(ours: list[tuple[Event, int]], theirs: list[tuple[Event, int]]) -> list[dict[str, Any]]:
+    """Large events only, in order: the first thirty that one series has and the other has not."""
+    return list(
+        islice(_differences(*([event for event, _ in many if event[1] > _LARGE] for many in (ours, theirs))), 30)
+    )
+
+
+def _differences(mine: list[Event], cards: list[Event]) -> Iterator[dict[str, Any]]:
+    a = b = 0
+    while a < len(mine) and b < len(cards):
+        if mine[a] == cards[b]:
+            a, b = a + 1, b + 1
+            continue
+        # The nearest place at which the two go on alike again.
+        steps = ((i, total - i) for total in range(1, _LOOKAHEAD) for i in range(total + 1))
+        i, j = next(((i, j) for i, j in steps if mine[a + i : a + i + 3] == cards[b + j : b + j + 3]), (1, 1))
+        yield {
+            "event": a,
+            "predicted": [list(one) for one in mine[a : a + i]],
+            "measured": [list(one) for one in cards[b : b + j]],
+        }
+        a, b = a + i, b + j
