@@ -128,9 +128,8 @@ def print_segments(lines: list[dict[str, Any]]) -> None:
                 name: ", ".join(f"{action} {size / 2**20:.3f} MiB" for action, size in row[name][:6]) or "nothing"
                 for name in ("predicted", "measured")
             }
-            print(
-                f"  large event {row['event']}: only predicted {words['predicted']}; only measured {words['measured']}"
-            )
+            print(f"  large event {row['event']}: only predicted {words['predicted']}")
+            print(f"  {'':>12} only measured {words['measured']}")
 
 
 @dataclass(frozen=True)

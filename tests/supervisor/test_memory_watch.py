@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+
+import pytest
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import MemoryLimit, MemoryReading
@@ -62,3 +65,22 @@ def test_what_was_used_of_another_limit_says_nothing_about_the_present_one() -> 
     watch.limit = MemoryLimit(1 << 30, "cgroup /before")
     assert watch.poll(4.0, [os.getpid()])
     assert len(watch._points) == 1
+
+
+def test_pages_that_workers_share_with_their_parent_are_counted_once() -> None:
+    held = bytearray(b"x") * (64 << 20)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        watch = MemoryWatch(os.getpid())
+        assert watch.poll(0.0, [os.getpid(), child])
+        assert watch.reading is not None
+        if watch.reading.tree_pss_bytes is None:
+            pytest.skip("smaps_rollup cannot be read here")
+        assert watch.own_bytes <= watch.reading.tree_rss_bytes - len(held) // 2
+        assert watch.peak_bytes == watch.own_bytes
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -178,7 +178,9 @@ def verdict_line(view: RunView) -> str:
 
 def memory_line(view: RunView) -> str:
     memory = mapping(view.state.get("memory"))
-    own, peak = number(memory.get("tree_rss_bytes")), number(memory.get("peak_bytes"))
+    # Workers share most of their pages with the process they were forked from; `own_bytes` counts those once.
+    own, peak = number(memory.get("own_bytes")), number(memory.get("peak_bytes"))
+    own = number(memory.get("tree_rss_bytes")) if own is None else own
     used, limit = number(memory.get("used_bytes")), number(memory.get("limit_bytes"))
     left_s = number(memory.get("seconds_to_limit"))
     parts = []

@@ -366,6 +366,7 @@ class AttemptWatch:
             "limit_bytes": reading.limit.limit_bytes,
             "limit_source": reading.limit.source,
             "tree_rss_bytes": reading.tree_rss_bytes,
+            "own_bytes": self.memory.own_bytes,
             "peak_bytes": self.memory.peak_bytes,
             "growth_bytes_per_s": round(self.memory.growth_bytes_per_s()),
             "seconds_to_limit": self.memory.seconds_left(),
