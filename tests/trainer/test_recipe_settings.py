@@ -6,9 +6,10 @@ import pytest
 
 from jackline.errors import UsageError
 from jackline.memory.cards import CARDS
+from jackline.trainer.config import resolve
 from jackline.trainer.recipes import find_recipe
 from jackline.trainer.recipes.settings import parse_settings
-from jackline.trainer.recipes.sparsae import SparsaeSettings, candidates
+from jackline.trainer.recipes.sparsae import SparsaeConfig, candidates
 
 
 @pytest.mark.parametrize(
@@ -21,13 +22,16 @@ from jackline.trainer.recipes.sparsae import SparsaeSettings, candidates
     ],
 )
 def test_every_writing_means_the_same(words: list[str]) -> None:
-    assert parse_settings(SparsaeSettings, words, "sparsae") == SparsaeSettings(batch_size=12, recompute=True)
+    assert parse_settings(SparsaeConfig, words, "sparsae") == SparsaeConfig(batch_size=12, recompute=True)
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["learning_rte=1"], "error: unknown setting 'learning_rte' for recipe 'sparsae'\nhint: known settings: "),
+        (
+            ["learning_rte=1"],
+            "error: unknown setting 'learning_rte' for recipe 'sparsae'\nhint: did you mean 'learning_rate'?",
+        ),
         (
             ["batchsize=1"],
             "error: unknown setting 'batchsize' for recipe 'sparsae'\nhint: did you mean 'batch_size'?",
@@ -37,15 +41,27 @@ def test_every_writing_means_the_same(words: list[str]) -> None:
         (["big"], "error: 'big' is not a setting of recipe 'sparsae'\nhint: write key=value or --key value"),
         (
             ["model_size=smal"],
-            "error: model_size is one of auto, tiny, small, medium, not 'smal'\nhint: did you mean 'small'?",
+            "error: model is one of auto, tiny, small, medium, not 'smal'\nhint: did you mean 'small'?",
         ),
         (["sparsity=1.5"], "error: sparsity=1.5 is not between 0 and 1"),
         (["recompute=maybe"], "error: recompute=maybe is not true or false"),
+        (["mask_opt_every=0"], "error: mask_opt_every and num_mutants must be 1 or more"),
+        (["val_fraction=0"], "error: masks are judged on validation data\nhint: val_fraction must be above 0"),
+        (
+            ["--resume_from", "x.pt"],
+            "error: 'resume_from' is not a setting here\nhint: the same command again goes on from the newest good "
+            "checkpoint; so does `jackline resume`",
+        ),
+        (
+            ["--use_synthetic"],
+            "error: 'use_synthetic' is not a setting here\nhint: nothing is substituted silently; --data "
+            "python-stdlib is real text on every machine",
+        ),
     ],
 )
 def test_a_mistake_is_named(words: list[str], text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_settings(SparsaeSettings, words, "sparsae")
+        parse_settings(SparsaeConfig, words, "sparsae")
     assert str(caught.value).startswith(text)
 
 
@@ -56,6 +72,20 @@ def test_a_recipe_nobody_knows_is_an_error_with_the_known_ones() -> None:
     assert str(caught.value) == (
         "error: there is no recipe 'sparse'\n       known recipes: demo, sparsae\nhint: did you mean 'sparsae'?"
     )
+
+
+def test_the_seeds_own_flags_are_understood() -> None:
+    words = (
+        "--model_size tiny --batch_size 2 --max_steps 20 --sparsity 0.8 --checkpoint_interval 10 --eval_interval 10"
+    )
+    more = (
+        " --seq_len 128 --lr 3e-4 --weight_decay 0.1 --num_workers 0 --lambda_ 5 --mask_opt_every 7 --log_interval 5"
+    )
+    config = resolve("sparsae", [*words.split(), *more.split()]).config
+    assert isinstance(config, SparsaeConfig)
+    assert (config.model, config.batch_size, config.max_steps, config.save_every_steps) == ("tiny", 2, 20, 10)
+    assert (config.num_mutants, config.mask_opt_every, config.num_threads, config.log_every) == (5, 7, 0, 5)
+    assert (config.max_train_examples, config.max_val_examples) == (30_000, 3_000)  # the size's own
 
 
 def test_an_explicit_size_is_the_only_candidate_and_auto_tries_the_largest_first() -> None:

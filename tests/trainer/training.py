@@ -52,7 +52,7 @@ if __name__ == "__main__":
         # The rehearsal updates too, and its updates are not steps.
         if "rehearse=yes" not in words:
             words.append("rehearse=no")
-        train(resolve("demo", words), RunDir(run))
+        train(resolve(os.environ.get("RECIPE", "demo"), words), RunDir(run))
     except JacklineError as error:
         print(error)
         sys.exit(error.exit_code)

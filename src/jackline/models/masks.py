@@ -140,15 +140,15 @@ class Masks:
 
     @torch.no_grad()
     def take(self, change: Change, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Make the change: in the masks, and in `tensors` by kind: "weights" get their new values, every other kind
-        (moments) zeros; what is switched off becomes zero in all."""
+        """Make the change: in the masks, and in `tensors` by kind: "weights" and their "master" get new values, every
+        other kind (moments) zeros; what is switched off becomes zero in all."""
         for name, flips in change.items():
             mask = self.on[name].view(-1)
             mask[flips.off], mask[flips.on] = False, True
             for kind, of_name in tensors.items():
                 flat = of_name[name].view(-1)
                 flat[flips.off] = 0
-                flat[flips.on] = flips.values.to(flat.dtype) if kind == "weights" else 0
+                flat[flips.on] = flips.values.to(flat.dtype) if kind in ("weights", "master") else 0
 
     @contextmanager
     def tried(self, change: Change) -> Iterator[None]:

@@ -7,7 +7,7 @@ decided in modules of their own; training is loop.py.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from jackline.trainer import compiling
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, count_steps, make_loader, open_corpus
 from jackline.trainer.flops import flops_per_token, peak_flops
+from jackline.trainer.method import Method, find_method
 from jackline.trainer.optimizer import clip_gradients, make_optimizer
 from jackline.trainer.planning import Chosen, choose_micro_batch, shape_of
 from jackline.trainer.precision import (
@@ -59,6 +60,7 @@ class Parts:
     chosen: Chosen
     schedule: Schedule
     total_steps: int
+    method: Method = field(default_factory=Method)
 
     @property
     def tokens_per_step(self) -> int:
@@ -68,7 +70,7 @@ class Parts:
         """Of a slice of windows of seq_len + 1 tokens: the summed loss, and over how many targets."""
         targets = tokens[:, 1:]
         with autocast(self.precision, self.device):
-            return self.model(tokens[:, :-1], targets), targets.numel()
+            return self.method.loss_sum(self.model, tokens[:, :-1], targets)
 
     def eval_sum(self, tokens: Tensor) -> tuple[Tensor, int]:
         """The same, never compiled: another shape and another mode would be compiled anew, for half a minute."""
@@ -78,15 +80,22 @@ class Parts:
 
     def update(self) -> Tensor:
         """The optimizer's step from the gradients there are; returns their norm before it was cut."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        self.method.before_update()
+        norm = self.move_weights()
+        self.method.after_update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def move_weights(self) -> Tensor:
+        """The update alone, without what the recipe's method adds; gradients stay."""
+        norm = clip_gradients(self.optimizer, self.config.clip)
         if self.scaler is None:
-            norm = clip_gradients(self.optimizer, self.config.clip)
             self.optimizer.step()
         else:
-            self.scaler.unscale_(self.optimizer)
-            norm = clip_gradients(self.optimizer, self.config.clip)
             self.scaler.step(self.optimizer)  # not at all when a gradient is infinite
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def set_rate(self, rate: float) -> None:
@@ -113,6 +122,7 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
         model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows).to(device)
+        method: Method = find_method(config).make_method(model, config)
         optimizer = make_optimizer(
             model,
             lr=config.lr,
@@ -141,7 +151,9 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
         chosen=chosen,
         schedule=schedule,
         total_steps=total_steps,
+        method=method,
     )
+    method.bind(parts)
     compile_if_it_pays(parts, voice, folder)
     return parts
 

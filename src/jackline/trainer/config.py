@@ -46,6 +46,9 @@ class TrainConfig:
     tokenizer: str = "gpt2"
     val_fraction: float = 0.01
     val_tokens: int = 10_000_000  # at most; the validation set of a huge corpus has no natural end
+    min_chars: int = 0  # shorter documents are passed over
+    max_train_examples: int = 0  # documents; 0: all
+    max_val_examples: int = 0
     max_cache_bytes: int = 0
     data_dir: str = ""
 
@@ -106,7 +109,16 @@ class TrainConfig:
         "time_limit": "time_limit_s",
         "save_every": "save_every_s",
         "warmup": "warmup_steps",
+        "log_interval": "log_every",
     }
+    # Names that others have for what is done otherwise here, and how.
+    REPLACED: ClassVar[Mapping[str, str]] = {
+        "resume_from": "the same command again goes on from the newest good checkpoint; so does `jackline resume`",
+        "use_synthetic": "nothing is substituted silently; --data python-stdlib is real text on every machine",
+    }
+    QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
+    METHOD: ClassVar[str] = "jackline.trainer.method"
+    VOCAB_MULTIPLE: ClassVar[int] = 64  # rounding up makes the head's products fast
     UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
         "time_limit_s": parse_duration,
         "save_every_s": parse_duration,
@@ -116,6 +128,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for rule in _RULES:
             rule(self)
+
+    @property
+    def shape_name(self) -> str:
+        """Of models/shapes."""
+        return self.model
+
+    def settle(self, origins: Mapping[str, str]) -> TrainConfig:
+        """For recipes in which one setting decides the default of others; `origins` tells what a person set."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -145,7 +166,7 @@ def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) 
         values = {**chosen, **values}
     if values.pop("recipe", target) != target:
         raise UsageError("'recipe' cannot be set", hint=f"the recipe is the word behind train: {target}")
-    return Resolved(replace(recipe, **values), {**origins, "recipe": "command line"})
+    return Resolved(replace(recipe, **values).settle(origins), {**origins, "recipe": "command line"})
 
 
 def resolve_words(target: str, words: Sequence[str]) -> Resolved:
@@ -188,6 +209,7 @@ def quick_values(config: TrainConfig) -> dict[str, Any]:
         "eval_every": 50,
         "save_every_steps": 20,
         "compile": "off",
+        **config.QUICK,
     }
 
 
@@ -290,6 +312,9 @@ _RULES: tuple[Callable[[TrainConfig], None], ...] = (
         "keep_every",
         "num_threads",
         "loss_chunk_rows",
+        "min_chars",
+        "max_train_examples",
+        "max_val_examples",
         "val_tokens",
         "seed",
     ),

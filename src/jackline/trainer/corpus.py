@@ -53,6 +53,8 @@ def spec_of(config: TrainConfig, split: Split) -> DataSpec:
         tokenizer=config.tokenizer,
         split=split,
         validation_fraction=config.val_fraction,
+        min_chars=config.min_chars,
+        max_examples=(config.max_val_examples if split == "validation" else config.max_train_examples) or None,
     )
     if split == "validation" and config.val_tokens:
         return replace(spec, max_tokens=config.val_tokens)

@@ -37,6 +37,7 @@ from jackline.trainer.build import Parts, device_name
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, cache_settings, make_loader, spec_of
 from jackline.trainer.doctor_findings import StepTaken
+from jackline.trainer.method import Method, find_method
 from jackline.trainer.optimizer import make_optimizer
 from jackline.trainer.planning import choose_micro_batch, job_of, shape_of
 from jackline.trainer.precision import choose_attention, make_scaler
@@ -95,11 +96,12 @@ def make_parts(config: TrainConfig, device: torch.device, precision: Precision, 
     shape = shape_of(config, found.vocab_size)
     torch.manual_seed(config.seed)
     model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows).to(device)
+    method: Method = find_method(config).make_method(model, config)
     optimizer = make_optimizer(
         model, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay, precision=precision
     )
     total_steps = count_steps(config, found.loader)
-    return Parts(
+    parts = Parts(
         config=config,
         device=device,
         device_name=device_name(device),
@@ -114,7 +116,10 @@ def make_parts(config: TrainConfig, device: torch.device, precision: Precision, 
         chosen=choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda"),
         schedule=schedule_of(config, total_steps),
         total_steps=total_steps,
+        method=method,
     )
+    method.bind(parts)
+    return parts
 
 
 def predict_host_bytes(config: TrainConfig, vocab_size: int, precision: Precision) -> int:

@@ -30,6 +30,7 @@ from jackline.trainer.facts import (
     sentinel_facts,
     session_settings,
 )
+from jackline.trainer.method import Between
 from jackline.trainer.rehearsal import Rehearsed, rehearse_step, with_micro_batch
 from jackline.trainer.schedule import lr_at
 from jackline.trainer.sentinels import Sentinels
@@ -81,6 +82,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                 best_loss=None,
                 best_step=None,
                 **({"scaler": parts.scaler} if parts.scaler is not None else {}),
+                **parts.method.state(),
                 **session_settings(config, run_dir),
             ) as run:
                 save_config(run_dir, resolved)
@@ -91,13 +93,14 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                     voice.now(f"step {run.step + 1:,}/{parts.total_steps:,} under way")
                     rate, before = lr_at(run.step, parts.schedule), run.step
                     parts.set_rate(rate)
+                    parts.method.begin_step(run.step)
                     tokens = to_device(batch.tokens)
                     # Gradients of the whole batch, in slices that fit; the sum is divided by the count of all of it.
                     result = run.safe_step(
                         parts.loss_sum, tokens, micro_batch=parts.chosen.micro_batch, count=parts.tokens_per_step
                     )
                     norm = parts.update()
-                    run.log(loss=result.loss, lr=rate, grad_norm=norm)
+                    run.log(loss=result.loss, lr=rate, grad_norm=norm, **parts.method.metrics())
                     seconds, waited_s = watch.clock()
                     step = Step(
                         step=run.step,
@@ -110,6 +113,8 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         is_skipped=run.step == before,
                     )
                     watch.after_step(step, result.loss, norm)
+                    if run.step != before:
+                        parts.method.after_step(Between(run.step, run_dir.path, voice.say, watch.training_s()))
                     if is_due(run.step, before, config, parts.total_steps):
                         validation.quick(run, watch)
                     if time.monotonic() > deadline_s:

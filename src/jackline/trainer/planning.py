@@ -19,6 +19,7 @@ from jackline.memory.target import Candidate
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape, count_parameters, describe_shape, find_shape
 from jackline.trainer.config import TrainConfig
+from jackline.trainer.method import find_method
 from jackline.units import format_bytes
 
 TOKENIZER_SIZES = {"gpt2": 50_257, "bytes": 257}
@@ -34,9 +35,9 @@ class Chosen:
 
 
 def shape_of(config: TrainConfig, vocab_size: int) -> GPTShape:
-    """`vocab_size` is the tokenizer's own; a multiple of 64 makes the head's products fast."""
-    wanted = config.vocab_size or -(-vocab_size // 64) * 64
-    return replace(find_shape(config.model), context=config.seq_len, vocab_size=wanted, dropout=config.dropout)
+    """`vocab_size` is the tokenizer's own."""
+    wanted = config.vocab_size or -(-vocab_size // config.VOCAB_MULTIPLE) * config.VOCAB_MULTIPLE
+    return replace(find_shape(config.shape_name), context=config.seq_len, vocab_size=wanted, dropout=config.dropout)
 
 
 def job_of(config: TrainConfig, shape: GPTShape, precision: Precision) -> Job:
@@ -88,7 +89,8 @@ def choose_micro_batch(config: TrainConfig, shape: GPTShape, precision: Precisio
     card = match_card(properties.name, properties.total_memory)
     free = gpus[0].total_bytes - gpus[0].used_bytes if gpus else torch.cuda.mem_get_info()[0]
     try:
-        made: Plan = plan(job_of(config, shape, precision), card, room=room_of(card, free_bytes=free))
+        make_job = getattr(find_method(config), "job_of", job_of)
+        made: Plan = plan(make_job(config, shape, precision), card, room=room_of(card, free_bytes=free))
     except CannotTrace as error:
         return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
     needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(card.usable_bytes)} on {card.name}"

@@ -78,11 +78,13 @@ def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float]:
     num_slices = min(2, -(-config.batch_size // micro_batch))
 
     def step() -> None:
+        parts.method.begin_step(parts.method.hardest_step)
         for _ in range(num_slices):
             total, count = parts.loss_sum(window)
             mean = total / (count * num_slices)
             (mean if parts.scaler is None else parts.scaler.scale(mean)).backward()
-        parts.update()
+        parts.move_weights()  # a method's own state (an average) would not be put back
+        parts.optimizer.zero_grad(set_to_none=True)
 
     def evaluate() -> None:
         parts.model.eval()

@@ -102,6 +102,10 @@ class Watch:
         self._step_s, self._wait_s = now_s, waited_s
         return seconds, waited
 
+    def training_s(self) -> float:
+        """Since the attempt's first step."""
+        return time.monotonic() - self._began_s
+
     def after_step(self, step: Step, loss: Tensor, grad_norm: Tensor) -> None:
         self._late.put(step, loss, grad_norm)
         self.voice.begin()

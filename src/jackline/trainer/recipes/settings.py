@@ -28,7 +28,7 @@ def parse_settings(kind: type[Settings], words: Sequence[str], recipe: str) -> S
 def read_words(kind: type, words: Sequence[str], recipe: str) -> dict[str, Any]:
     """What the words set, by field. The last one wins."""
     types = _types(kind)
-    flags = {name for name, kind_of in types.items() if kind_of is bool}
+    flags = {name for name, kind_of in types.items() if kind_of is bool} | set(getattr(kind, "REPLACED", ()))
     values: dict[str, Any] = {}
     for given, text in _pairs(words, flags, recipe):
         name = _field(kind, given, types, f"recipe '{recipe}'")
@@ -89,6 +89,9 @@ def _field(kind: type, given: str, types: Mapping[str, Any], where: str) -> str:
     name = aliases.get(given, given)
     if name in types:
         return name
+    replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
+    if given in replaced:
+        raise UsageError(f"'{given}' is not a setting here", hint=replaced[given])
     near = get_close_matches(given, [*types, *aliases], n=1)
     hint = f"did you mean '{near[0]}'?" if near else "known settings: " + ", ".join(types)
     raise UsageError(f"unknown setting '{given}' for {where}", hint=hint)

@@ -1,33 +1,32 @@
 """SparsAE: a language model with a fixed share of its weights switched off, taught also by an average of itself.
 
 Owns the recipe's sizes and settings and what of it takes memory: student, teacher, masks, and the loss of a step.
-The search for masks and the loop are the trainer's.
+What a step does is sparse_method's, the search for masks mask_search's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
-from jackline.memory.cards import Card, Precision
-from jackline.memory.job import Job, StepOptions
-from jackline.memory.target import Candidate
-from jackline.models.gpt import GPT
-from jackline.models.shapes import SHAPES, count_parameters, describe_shape
-from jackline.trainer.recipes.settings import parse_settings
+from jackline.trainer.config import TrainConfig, resolve
+
+if TYPE_CHECKING:
+    from jackline.memory.cards import Card, Precision
+    from jackline.memory.job import Job
+    from jackline.memory.target import Candidate
+    from jackline.models.shapes import GPTShape
+    from jackline.trainer.mask_search import SearchSettings
 
 DISTILL_WEIGHT = 0.5
+WIKITEXT = "hf://datasets/Salesforce/wikitext/wikitext-103-v1/train-*.parquet"
 
 
 @dataclass(frozen=True)
 class Size:
-    """What goes with a size when `model_size=auto` picks it: larger models get more data and a larger batch."""
+    """What goes with a size unless a person says otherwise: larger models get more data and a larger batch."""
 
     batch_size: int
     max_train_examples: int
@@ -42,84 +41,133 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class SparsaeSettings:
-    """0 means: as the size has it."""
+class SparsaeConfig(TrainConfig):
+    """The seeds' settings under their names; those of every training under ours."""
 
-    model_size: Literal["auto", "tiny", "small", "medium"] = "small"
-    batch_size: int = 0
+    model: Literal["auto", "tiny", "small", "medium"] = "small"  # type: ignore[assignment]
     seq_len: int = 256
-    max_train_examples: int = 0
-    max_val_examples: int = 0
-    num_workers: int = 0
+    dropout: float = 0.1
+    data: str = WIKITEXT
+    min_chars: int = 50
+    max_train_examples: int = 50_000
+    max_val_examples: int = 5_000
+    val_fraction: float = 0.05
+    batch_size: int = 8
+    max_steps: int = 10_000
+    lr: float = 3e-4
+    min_lr: float = 3e-4
+    warmup_steps: int = 0
+    schedule: Literal["cosine", "constant", "wsd"] = "constant"
+    beta2: float = 0.999
+    clip: float = 0.0
+
     sparsity: float = 0.8
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    recompute: bool = False
+    mask_update: Literal["es", "rigl", "set", "static"] = "es"
+    num_mutants: int = 3
+    mask_opt_every: int = 1000
+    distill_warmup: int = 500
+    distill_first: float = DISTILL_WEIGHT
+    distill_last: float = 0.1
+    ema_decay: float = 0.999
+    burn_in_steps: int = 5
+    burn_in_most: float = 1.5
+
+    ALIASES: ClassVar[Mapping[str, str]] = {**TrainConfig.ALIASES, "lambda_": "num_mutants", "lambda": "num_mutants"}
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "model": "tiny",
+        "min_chars": 0,
+        "mask_opt_every": 20,
+        "distill_warmup": 30,
+        "max_steps": 60,
+        "eval_every": 20,
+    }
+    METHOD: ClassVar[str] = "jackline.trainer.sparse_method"
+    VOCAB_MULTIPLE: ClassVar[int] = 1  # the seeds' true counts
 
     def __post_init__(self) -> None:
-        if self.batch_size < 0 or self.seq_len < 1 or self.num_workers < 0:
-            raise UsageError("batch_size, seq_len and num_workers cannot be negative, and seq_len not 0")
+        super().__post_init__()
         if not 0 <= self.sparsity < 1:
             raise UsageError(f"sparsity={self.sparsity} is not between 0 and 1")
+        if self.mask_opt_every < 1 or self.num_mutants < 1:
+            raise UsageError("mask_opt_every and num_mutants must be 1 or more")
+        if not self.val_fraction:
+            raise UsageError("masks are judged on validation data", hint="val_fraction must be above 0")
+
+    @property
+    def shape_name(self) -> str:
+        return f"sparsae-{self.model}"
+
+    def settle(self, origins: Mapping[str, str]) -> SparsaeConfig:
+        """A size brings its batch and amount of data with it, unless they were asked for."""
+        size = SIZES.get(self.model)
+        if size is None or self.quick:
+            return self
+        wanted = {"batch_size", "max_train_examples", "max_val_examples"}
+        return replace(self, **{name: getattr(size, name) for name in wanted if origins.get(name) == "recipe"})
+
+    def search_settings(self) -> SearchSettings:
+        from jackline.trainer.mask_search import SearchSettings
+
+        return SearchSettings(method=self.mask_update, num_mutants=self.num_mutants)
 
 
-class SparsaeModule(nn.Module):
-    """The student that is trained, its averaged teacher, and one byte for each weight that can be switched off."""
-
-    def __init__(self, student: GPT, teacher: GPT) -> None:
-        super().__init__()
-        self.student = student
-        self.teacher = teacher.requires_grad_(False)
-        for number, weight in enumerate(student.parameters()):
-            if weight.dim() >= 2:
-                self.register_buffer(f"mask_{number}", torch.ones_like(weight, dtype=torch.bool, requires_grad=False))
-
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy and divergence from the teacher, as every step after the first 500 has them."""
-        with torch.no_grad():
-            teacher = functional.log_softmax(self.teacher(ids).flatten(0, 1), dim=-1)
-        logits = self.student(ids).flatten(0, 1)
-        student = functional.log_softmax(logits, dim=-1)
-        divergence = functional.kl_div(teacher, student, log_target=True, reduction="sum")
-        loss: Tensor = functional.nll_loss(student, targets.flatten(), reduction="sum") + DISTILL_WEIGHT * divergence
-        return loss
+def recipe() -> SparsaeConfig:
+    return SparsaeConfig()
 
 
 def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
     """What could be trained on this card, largest first; one unless model_size=auto. An explicit size is kept."""
-    settings = parse_settings(SparsaeSettings, words, "sparsae")
-    names = list(SIZES) if settings.model_size == "auto" else [settings.model_size]
-    return tuple(_candidate(name, settings, card) for name in names)
+    resolved = resolve("sparsae", words)
+    config, origins = resolved.config, resolved.origins
+    assert isinstance(config, SparsaeConfig)
+    if config.model != "auto":
+        return (_candidate(config, card),)
+    return tuple(_candidate(replace(config, model=name).settle(origins), card) for name in SIZES)  # type: ignore[arg-type]
 
 
-def _candidate(name: str, settings: SparsaeSettings, card: Card) -> Candidate:
-    size = SIZES[name]
-    shape = replace(SHAPES[f"sparsae-{name}"], context=settings.seq_len)
-    precision: Precision = card.precision if settings.precision == "auto" else settings.precision
-    batch_size = settings.batch_size or size.batch_size
+def _candidate(config: SparsaeConfig, card: Card) -> Candidate:
+    from jackline.memory.target import Candidate
+    from jackline.models.shapes import GPT2_VOCAB, count_parameters, find_shape
 
-    def build(options: StepOptions) -> nn.Module:
-        student, teacher = (GPT(shape, is_recomputing=options.is_recomputing) for _ in range(2))
-        return SparsaeModule(student, teacher)
+    shape = replace(
+        find_shape(config.shape_name),
+        context=config.seq_len,
+        vocab_size=config.vocab_size or GPT2_VOCAB,
+        dropout=config.dropout,
+    )
+    precision = card.precision if config.precision == "auto" else config.precision
+    job = sparse_job(config.model, shape, config.batch_size, precision, is_recomputing=config.recompute)
+    shown = {
+        "model_size": config.model,
+        "parameters": count_parameters(shape),
+        "is_head_tied": shape.is_tied,
+        "batch_size": config.batch_size,
+        "seq_len": config.seq_len,
+        "max_train_examples": config.max_train_examples,
+        "max_val_examples": config.max_val_examples,
+        "num_workers": config.num_threads,
+        "sparsity": config.sparsity,
+    }
+    return Candidate(job, shown)
 
-    job = Job(
+
+def sparse_job(
+    name: str, shape: GPTShape, batch_size: int, precision: Precision, *, is_recomputing: bool = False
+) -> Job:
+    """Student, teacher and masks, and the loss as every step after the warm-up has it."""
+    import torch
+
+    from jackline.memory.job import Job, StepOptions
+    from jackline.models.shapes import describe_shape
+    from jackline.trainer.sparse_memory import SparsaeModule, make_gpt
+
+    return Job(
         name=f"sparsae {name}",
-        build=build,
-        batch=lambda count: torch.zeros((count, settings.seq_len), dtype=torch.long),
+        build=lambda options: SparsaeModule(make_gpt(shape, options), make_gpt(shape, options)),
+        batch=lambda count: torch.zeros((count, shape.context), dtype=torch.long),
         loss=lambda model, ids: model(ids, ids) / float(ids.numel()),
         global_batch=batch_size,
-        options=StepOptions(precision=precision, is_recomputing=settings.recompute),
+        options=StepOptions(precision=precision, is_recomputing=is_recomputing),
         can_recompute=True,
         note=describe_shape(f"sparsae {name}", shape),
     )
-    shown = {
-        "model_size": name,
-        "parameters": count_parameters(shape),
-        "is_head_tied": shape.is_tied,
-        "batch_size": batch_size,
-        "seq_len": settings.seq_len,
-        "max_train_examples": settings.max_train_examples or size.max_train_examples,
-        "max_val_examples": settings.max_val_examples or size.max_val_examples,
-        "num_workers": settings.num_workers,
-        "sparsity": settings.sparsity,
-    }
-    return Candidate(job, shown)
