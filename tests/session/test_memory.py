@@ -98,3 +98,38 @@ def test_switched_off_the_step_is_the_plain_one(nursery: Nursery, tmp_path: Path
     failed = shrink(nursery, tmp_path / "off", 4, JACKLINE="off")
     assert failed.code == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in failed.output
+
+
+STRANGER = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import torch, jackline
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 8)), batch_size=16)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="safe") as run:
+    for (batch,) in run.steps(total=8):
+        optimizer.zero_grad(); model(batch).sum().backward()
+        if run.step == 2:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.90 GiB of which"
+                " 1.00 GiB is free. Of the allocated memory 10.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by"
+                " PyTorch but unallocated."
+            )
+        optimizer.step()
+"""
+
+
+def test_a_loop_without_safe_step_that_runs_out_is_told_what_would_have_fitted(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    ended = nursery.run(STRANGER, [], tmp_path)
+    assert ended.code == 1
+    (told,) = records(tmp_path, "out_of_memory")
+    assert told["text"] == (
+        "error: out of GPU memory at step 3: needed 2.0 GiB, 1.0 GiB free of 15.9 GiB\n"
+        "       largest part: activations, gradients and temporaries, 10.0 GiB at micro-batch 16 (16 x 8)\n"
+        "hint: micro-batch 14 would have fitted; run.safe_step keeps the batch the same"
+    )
+    assert told["needs_new_process"] is False

@@ -28,7 +28,7 @@ class GpuUser:
 @dataclass(frozen=True)
 class OomFacts:
     step: int
-    micro_batch: int
+    micro_batch: int  # 0: not known
     numbers: OomNumbers
     shape: str = ""  # of the batch: '16 x 1024'
     parts: Mapping[str, int] | None = None  # the plan's, at this micro-batch
@@ -48,12 +48,13 @@ def _lines(facts: OomFacts) -> Iterator[str]:
     total = f" of {format_bytes(numbers.total_bytes)}" if numbers.total_bytes is not None and free else ""
     yield f"error: out of GPU memory at step {facts.step}{needed}{free}{total}"
     shape = f" ({facts.shape})" if facts.shape else ""
+    size_words = f"micro-batch {facts.micro_batch}{shape}" if facts.micro_batch else ""
     if facts.parts:
         largest = max(facts.parts, key=lambda part: facts.parts[part] if facts.parts else 0)
         size = format_bytes(facts.parts[largest])
-        yield f"       largest part: {largest}, {size} at micro-batch {facts.micro_batch}{shape}"
-    else:
-        yield f"       micro-batch {facts.micro_batch}{shape}"
+        yield f"       largest part: {largest}, {size}{f' at {size_words}' if size_words else ''}"
+    elif size_words:
+        yield f"       {size_words}"
     for other in facts.others:
         yield f"       also on this card: {_other(other)}"
     yield f"hint: {_hint(facts)}"

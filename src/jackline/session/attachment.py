@@ -110,7 +110,9 @@ class Attachment:
             self.feed.open(self.position.epoch, self.position.batch)
 
     def take(self) -> Any:
-        return self.feed.take()
+        batch = self.feed.take()
+        self.card.look_at(batch)
+        return batch
 
     def next_epoch(self) -> None:
         self.position.epoch += 1

@@ -38,8 +38,7 @@ class CardMemory:
         self._tell = tell
         self._safe: SafeStep | None = None
         self._kept: Mapping[str, Any] | None = None  # of the checkpoint, until the first safe step
-        self.shape = ""  # of the batch under way
-        self.num_samples = 0
+        self._dims: tuple[int, ...] = ()  # of the batch under way
         self.last_oom: dict[str, Any] | None = None
 
     def step(self, fn: Fn, batch: Any, how: Slicing, *, step: int) -> StepResult:
@@ -61,10 +60,10 @@ class CardMemory:
         return made
 
     def look_at(self, batch: Any) -> None:
-        """Remembers how large the batch is, for the account of an error in it. Microseconds."""
-        tensors = [tensor for tensor in _tensors(batch) if tensor.dim()]
-        self.shape = " x ".join(map(str, tensors[0].shape)) if tensors else ""
-        self.num_samples = int(tensors[0].shape[0]) if tensors else 0
+        """Remembers how large the batch is, for the account of an error in it: its shape alone, 2 us, and not the
+        batch, which would live on."""
+        first = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
+        self._dims = tuple(first.shape) if first is not None else ()
 
     # -- kept in the checkpoint ------------------------------------------------------------------------------------
 
@@ -114,20 +113,28 @@ class CardMemory:
         have the card's memory back."""
         if error is None or not (is_out_of_memory(error) or isinstance(error, OutOfMemory)):
             return False
+        try:
+            return self._account_for(error, step)
+        except Exception as problem:  # a driver that is gone: the person's own error must come through
+            self._tell("protection_off", f"out of memory could not be explained: {problem}", protection="memory")
+            return False
+
+    def _account_for(self, error: BaseException, step: int) -> bool:
         numbers = read_numbers(str(error))
-        micro_batch = 1 if isinstance(error, OutOfMemory) else self.num_samples
-        fitting = 0 if micro_batch <= 1 else about_fitting(self.num_samples, numbers, self._fixed_bytes())
+        micro_batch = 1 if isinstance(error, OutOfMemory) else self._dims[0] if self._dims else 0
+        fitting = about_fitting(micro_batch, numbers, self._fixed_bytes())
         facts = self._facts(step, micro_batch, numbers, fitting)
-        cleaned = clean_up()
-        self._note(facts, oom_text(facts), needs_new_process=cleaned.needs_restart)
-        return cleaned.needs_restart
+        # Elsewhere the error's traceback still holds the step's tensors, and nothing could be given back.
+        needs_new_process = isinstance(error, OutOfMemory) and clean_up().needs_restart
+        self._note(facts, oom_text(facts), needs_new_process=needs_new_process)
+        return needs_new_process
 
     def _facts(self, step: int, micro_batch: int, numbers: OomNumbers, fitting: int) -> OomFacts:
         return OomFacts(
             step=step,
             micro_batch=micro_batch,
             numbers=numbers,
-            shape=self.shape,
+            shape=" x ".join(map(str, self._dims)),
             parts=self._parts(numbers),
             fitting_micro_batch=fitting,
             others=_others(numbers),
