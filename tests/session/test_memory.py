@@ -114,8 +114,8 @@ with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="safe
         if run.step == 2:
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.90 GiB of which"
-                " 1.00 GiB is free. Of the allocated memory 10.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by"
-                " PyTorch but unallocated."
+                " 1.00 GiB is free. Of the allocated memory 10.00 GiB is allocated by PyTorch, and 1.00 GiB is"
+                " reserved by PyTorch but unallocated."
             )
         optimizer.step()
 """
