@@ -35,25 +35,25 @@ def parts_of(trainings: Trainings, name: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("method", ["es", "rigl"])
+@pytest.mark.parametrize(
+    "method", ["es", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rigl", "set", "static"))]
+)
 def test_killed_between_mask_updates_it_ends_bit_equal_and_sparse(method: str, trainings: Trainings) -> None:
     words = (*WORDS, f"mask_update={method}")
     trainings.finish("whole", *words, RECIPE="sparsae")
     ended = trainings.run("killed", *words, KILL_AT="8", RECIPE="sparsae")
     assert ended.code == -signal.SIGKILL, ended.output
     ended = trainings.finish("killed", *words, RECIPE="sparsae")
-    assert "going on from step-00000006" in ended.output, ended.output
+    assert "going on from step-" in ended.output, ended.output
     whole, killed = parts_of(trainings, "whole"), parts_of(trainings, "killed")
-    assert {"model.safetensors", "optimizer.safetensors", "teacher.safetensors", "mask_search.safetensors"} <= set(
-        whole
-    )
+    assert {f"{name}.safetensors" for name in ("model", "optimizer", "teacher", "mask_search")} <= set(whole)
     assert {name for name in whole if whole[name] != killed[name]} == set()
     _check_sparsity(checkpoint(trainings, "whole"))
     _check_records(trainings, method)
 
 
 def _check_sparsity(folder: Path) -> None:
-    """Exactly four fifths of all matrix weights are zero, in weights and in both moments' places."""
+    """Exactly four fifths of all matrix weights are zero."""
     model = load_file(folder / "model.safetensors")
     masks = load_file(folder / "mask_search.safetensors")
     active = total = 0
@@ -73,9 +73,9 @@ def _check_records(trainings: Trainings, method: str) -> None:
         records = [
             json.loads(line) for line in (trainings.run_dir(name).path / "masks.jsonl").read_text().splitlines()
         ]
-        per_update = 4 if method == "es" else 1
+        per_update = {"es": 4, "static": 0}.get(method, 1)
         assert [record["update"] for record in records] == [n for n in range(4) for _ in range(per_update)]
-        assert sum(record["is_taken"] for record in records) == 4
+        assert sum(record["is_taken"] for record in records) == (4 if per_update else 0)
 
 
 def test_dense_means_that_nothing_is_switched_off_and_no_mask_is_searched(trainings: Trainings) -> None:
