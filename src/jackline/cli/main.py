@@ -61,7 +61,11 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+# --flag_name and --flag-name are the same; Click hands the name over without its dashes.
+_CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
+
+
+@click.group(cls=LazyGroup, context_settings=_CONTEXT)
 @click.version_option(package_name="jackline", prog_name="jackline")
 def cli() -> None:
     """Keeps a training run visible, within memory, alive and resumable.

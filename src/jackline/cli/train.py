@@ -24,7 +24,6 @@ RESTARTS = 10  # while checkpoints advance
 _SETTINGS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
-    "token_normalize_func": lambda word: word.replace("_", "-") if word.startswith("--") else word,
 }
 _NOT_ASKED: dict[str, Any] = {
     "checkpoints": None,
@@ -44,7 +43,14 @@ _NOT_ASKED: dict[str, Any] = {
 @click.option("--name", help="Name of the run; default: the recipe's name and a hash of its settings.")
 @click.option("--new", "is_new", is_flag=True, help="A new run, even if these settings have one already.")
 @click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although settings changed.")
-@click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
+@click.option(
+    "--runs-dir",
+    "--checkpoint-dir",
+    "--output-dir",
+    "runs_dir",
+    type=click.Path(),
+    help="Where runs are kept, checkpoints in them; default: $JACKLINE_RUNS or ./runs.",
+)
 @click.option("--detach", is_flag=True, help="Start it and come back at once.")
 @click.option("--restart", type=click.IntRange(min=0), default=RESTARTS, show_default=True)
 @click.option("--on-stuck", type=click.Choice(["report", "restart", "stop"]), default="restart", show_default=True)
