@@ -41,7 +41,7 @@ def plan_text(made: Plan, shown: Mapping[str, object], *, is_explaining: bool = 
     lines = [f"{made.job} on {made.card.name}: {_verdict(made)}", *_choice(made, shown), _peaks(made)]
     lines += [f"note: {note}" for note in made.notes]
     if is_explaining:
-        lines += ["", *_parts(made), "", *_savings(made.savings)]
+        lines += ["", *_parts(made), "", *_savings(_useful(made))]
     elif made.fit != "fits":
         lines += [*_savings(_useful(made)[:_NUM_FIXES])]
     return "\n".join(lines)
