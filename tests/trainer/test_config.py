@@ -60,6 +60,12 @@ def test_quick_is_tiny_says_so_and_gives_way_to_what_was_asked_for() -> None:
     assert (found.origins["data"], found.origins["seq_len"]) == ("command line", "quick")
 
 
+@pytest.mark.parametrize(("words", "warmup"), [(["max_steps=20"], 2), (["--quick", "max_steps=5"], 0)])
+def test_a_short_trial_gets_a_short_warm_up_and_says_so(words: list[str], warmup: int) -> None:
+    found = resolve("demo", words)
+    assert (found.config.warmup_steps, found.origins["warmup_steps"]) == (warmup, "a tenth of max_steps")
+
+
 def test_a_recipe_of_ones_own_is_a_function_in_a_file(tmp_path: Path) -> None:
     path = write(tmp_path, "my_recipe_1.py", OWN_RECIPE)
     found = resolve(f"{path}:small", ["batch_size=4"])

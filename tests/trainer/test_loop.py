@@ -134,6 +134,15 @@ def test_data_that_cannot_be_had_are_named_and_nothing_takes_their_place(trainin
     assert not trainings.run_dir("none").metrics(0).exists()
 
 
+def test_a_vocabulary_too_small_for_the_tokenizer_is_refused_before_a_step(trainings: Trainings) -> None:
+    ended = trainings.run("small", "vocab_size=128")
+    assert ended.code == 2, ended.output
+    assert (
+        "error: vocab_size=128 is too small for tokenizer 'bytes' with its 257 tokens\n"
+        "hint: vocab_size=0 takes the tokenizer's own, rounded up\n" in ended.output
+    )
+
+
 def test_epochs_are_counted_in_whole_passes(trainings: Trainings, corpus: Path) -> None:
     words = [f"data={corpus / 'text' / '00*.txt'}", "val_fraction=0", "batch_size=16", "warmup_steps=1"]
     ended = trainings.finish("epochs", "epochs=2", *words)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from jackline.checkpoint.catalogue import list_names
 from jackline.data.loader import Loader
+from jackline.errors import UsageError
 from jackline.memory.cards import Precision
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape, describe_shape
@@ -117,6 +118,12 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     precision = choose_precision(config.precision, device)
     corpus = open_corpus(config, voice)
     loader = make_loader(config, corpus.train, device=device)
+    if 0 < config.vocab_size < corpus.vocab_size:
+        raise UsageError(
+            f"vocab_size={config.vocab_size} is too small for tokenizer '{config.tokenizer}' with its"
+            f" {corpus.vocab_size:,} tokens",
+            hint="vocab_size=0 takes the tokenizer's own, rounded up",
+        )
     shape = shape_of(config, corpus.vocab_size)
     with voice.phase("model", describe_shape(config.model, shape)):
         torch.manual_seed(config.seed)

@@ -164,9 +164,22 @@ def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) 
         chosen = {name: value for name, value in quick_values(recipe).items() if name not in values}
         origins.update(dict.fromkeys(chosen, "quick"))
         values = {**chosen, **values}
+    values, origins = _shorten_warmup(recipe, values, origins)
     if values.pop("recipe", target) != target:
         raise UsageError("'recipe' cannot be set", hint=f"the recipe is the word behind train: {target}")
     return Resolved(replace(recipe, **values).settle(origins), {**origins, "recipe": "command line"})
+
+
+def _shorten_warmup(
+    recipe: TrainConfig, values: dict[str, Any], origins: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A short trial (`--max-steps 20`) of a recipe with a long warm-up is no mistake: a tenth of it, and said so."""
+    steps = values.get("max_steps", recipe.max_steps)
+    is_asked_for = origins["warmup_steps"] not in ("recipe", "quick")
+    if is_asked_for or not 0 < steps <= values.get("warmup_steps", recipe.warmup_steps):
+        return values, origins
+    warmup = min(steps - 1, steps // 10)
+    return {**values, "warmup_steps": warmup}, {**origins, "warmup_steps": "a tenth of max_steps"}
 
 
 def resolve_words(target: str, words: Sequence[str]) -> Resolved:

@@ -109,5 +109,5 @@ def say_curves(run_dir: RunDir, voice: Voice) -> None:
 def next_commands(run_dir: RunDir, outcome: str) -> list[str]:
     name = run_dir.name
     if outcome == "finished":
-        return [f"jackline checkpoints {name}", f"jackline report {name}"][:1]
+        return [f"jackline checkpoints {name}"]
     return [f"jackline resume {name}", f"jackline why {name}"]
