@@ -187,6 +187,25 @@ def test_a_run_folder_that_is_deleted_stops_no_training(nursery: Nursery, tmp_pa
     assert "[jackline] the end of this run cannot be written down (FileNotFoundError: " in ended.output
 
 
+def test_a_forked_child_that_trains_on_takes_nothing_from_its_parent(nursery: Nursery, tmp_path: Path) -> None:
+    """It once read the writer's answers, and the parent waited for them for ever."""
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1, name="x") as run:
+    for batch in run.steps(total=12):
+        train(batch); child = os.fork() if run.step == 5 else child if run.step > 5 else 0
+    if child: os.wait()
+print("child" if not child else "parent", run.step, flush=True)
+if not child: os._exit(0)
+show()
+"""
+    ended = nursery.start(HEAD + script, [], tmp_path).wait(60.0)
+    assert ended.code == 0, ended.output
+    assert "child 12\n" in ended.output and "parent 12\n" in ended.output
+    off = "[jackline] checkpoints are off: this is a forked child of the training process\n"
+    assert ended.output.count(off) == 1
+    assert (tmp_path / "runs" / "x" / "checkpoints" / "step-00000012").exists()
+
+
 def test_a_reader_that_has_gone_away_does_not_matter(nursery: Nursery, tmp_path: Path) -> None:
     script = "near, far = os.pipe(); os.dup2(far, 2); os.close(near); os.close(far)" + LOOP
     ended = nursery.run(HEAD + script, [], tmp_path)

@@ -50,6 +50,7 @@ from jackline.rundir.process_id import host_name
 from jackline.units import format_bytes
 
 Mode = Literal["blocking", "overlapped", "auto"]
+FORKED = "this is a forked child of the training process"
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,16 @@ class CheckpointEngine:
         """
         began_s = time.perf_counter()
         ticket = Ticket(step, _pump=self._link.pump)
+        if os.getpid() != self._pid:
+            # Before anything is read: what the writer says is for the parent, which would wait for it for ever.
+            return self._refuse(ticket, "failed", FORKED)
         self._link.pump()
         if self.is_busy and if_busy == "skip":
             return self._refuse(ticket, "skipped", "the save before it is still being written")
         while self.is_busy and not self.why_off:
             self._link.pump(0.2)
-        if os.getpid() != self._pid or self.why_off:
-            return self._refuse(ticket, "failed", self.why_off or "this is a forked child of the training process")
+        if self.why_off:
+            return self._refuse(ticket, "failed", self.why_off)
         self.before_mutation()  # of an earlier save, if the loop forgot
         captured = self._capture(state)
         self._ticket = ticket
@@ -151,7 +155,7 @@ class CheckpointEngine:
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Allocates memory beside the first steps instead of in the first save. Best after the first step."""
-        if not self.is_busy and not self.why_off:
+        if not self.is_busy and not self.why_off and os.getpid() == self._pid:
             self._area.prepare(self._capture(state).sources)
 
     def give_back_gpu_memory(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jackline.checkpoint.catalogue import list_names
-from jackline.checkpoint.engine import CheckpointEngine, Mode
+from jackline.checkpoint.engine import FORKED, CheckpointEngine, Mode
 from jackline.checkpoint.mirror_watch import LossBounds
 from jackline.checkpoint.schedule import Progress, save_is_due
 from jackline.checkpoint.ticket import Ticket
@@ -74,6 +74,9 @@ class Saver:
             )
         except Exception as problem:
             self.turn_off(f"{type(problem).__name__}: {problem}")
+            return None
+        if ticket.why == FORKED:
+            self.turn_off(FORKED)
             return None
         self._note(ticket, step)
         return ticket
