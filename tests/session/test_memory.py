@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from jackline.memory.safe_step import Slicing
+from jackline.session.memory import CardMemory
+from tests.memory.injected import OutOfMemoryAt
 from tests.session.nursery import ROOT, Ended, Nursery
 
 SHRINKING = f"""
@@ -133,3 +138,25 @@ def test_a_loop_without_safe_step_that_runs_out_is_told_what_would_have_fitted(
         "hint: micro-batch 14 would have fitted; run.safe_step keeps the batch the same"
     )
     assert told["needs_new_process"] is False
+
+
+def test_it_grows_back_only_when_the_loop_asks_for_another_size() -> None:
+    model = torch.nn.Linear(8, 4)
+    card = CardMemory({"model": model}, [], lambda *_, **__: None)
+    batch = torch.randn(16, 8)
+
+    def sizes(asked: int | None, max_rows: int = 99) -> tuple[int, int]:
+        model.zero_grad()
+        with OutOfMemoryAt(max_rows=max_rows):
+            result = card.step(lambda part: (model(part).sum(), len(part)), batch, Slicing(asked), step=1)
+        return result.micro_batch, result.num_slices
+
+    assert sizes(16, max_rows=4) == (4, 4)
+    assert sizes(16) == (4, 4)
+    assert sizes(8) == (8, 2)
+    assert sizes(8, max_rows=4) == (4, 4)
+    kept = card.state()
+    again = CardMemory({"model": model}, [], lambda *_, **__: None)
+    again.restore(kept)
+    card = again
+    assert sizes(8) == (4, 4)

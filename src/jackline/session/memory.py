@@ -37,13 +37,21 @@ class CardMemory:
         self._optimizers = optimizers
         self._tell = tell
         self._safe: SafeStep | None = None
+        self._asked: int | None = None  # the micro-batch the loop gave last
         self._kept: Mapping[str, Any] | None = None  # of the checkpoint, until the first safe step
         self._dims: tuple[int, ...] = ()  # of the batch under way
         self.last_oom: dict[str, Any] | None = None
 
     def step(self, fn: Fn, batch: Any, how: Slicing, *, step: int) -> StepResult:
-        """A micro-batch that was found out later, or is restored, goes before the one in `how`."""
-        safe = self._safe = self._safe or self._make(how.micro_batch)
+        """A micro-batch found out later, or restored, goes before the one in `how`, until that is changed."""
+        if self._safe is None:
+            self._safe, self._asked = self._make(how.micro_batch), how.micro_batch
+        safe = self._safe
+        if how.micro_batch != self._asked:
+            # Another size than the loop began with is a person's wish, and the only way back up.
+            self._asked = how.micro_batch
+            if how.micro_batch is not None:
+                safe.grow(how.micro_batch)
         safe.step = step
         self.look_at(batch)
         return safe(fn, batch, weight=how.weight, count=how.count)
@@ -62,7 +70,9 @@ class CardMemory:
     def look_at(self, batch: Any) -> None:
         """Remembers how large the batch is, for the account of an error in it: its shape alone, 2 us, and not the
         batch, which would live on."""
-        first = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
+        first = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if not isinstance(first, Tensor) or not first.dim():
+            first = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
         self._dims = tuple(first.shape) if first is not None else ()
 
     # -- kept in the checkpoint ------------------------------------------------------------------------------------
