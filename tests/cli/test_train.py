@@ -1,0 +1,102 @@
+"""`jackline train` as a person types it: one road with `jackline run`, the same rules of identity, nothing silent."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jackline.trainer.recipes import RECIPES
+from tests.data.corpora import make_texts
+from tests.shell import Shell, wait_for
+
+TINY = ["seq_len=16", "batch_size=4", "warmup_steps=2", "val_fraction=0.2", "full_eval=no", "eval_every=4"]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    found = Shell(tmp_path)
+    found.env.update(JACKLINE_DATA=str(tmp_path / "data"), OMP_NUM_THREADS="1")
+    (found.work / "text").mkdir()
+    for number, text in enumerate(make_texts(60)):
+        (found.work / "text" / f"{number:03d}.txt").write_text(text)
+    yield found
+    found.close()
+
+
+def train(*words: str) -> list[str]:
+    return ["train", "demo", "--quick", "--data", "text", *TINY, *words]
+
+
+def test_a_quick_training_says_what_it_does_in_every_phase_and_is_a_run_like_any_other(shell: Shell) -> None:
+    done = shell.jackline(*train("max_steps=6", "--name", "first"), env={"COLAB_RELEASE_TAG": "1"})
+    assert done.code == 0, done
+    assert re.match(r"\[start\] \$ jackline train demo --quick --data text ", done.out)
+    assert "[start] quick: tiny settings, to see that everything works; data: text\n" in done.out
+    assert "[start] this is Colab: without --mirror everything here is lost when the machine is taken" in done.out
+    phases = [tag for tag in dict.fromkeys(re.findall(r"^\[(\w+)\]", done.out, re.M)) if tag != "jackline"]
+    assert phases == ["start", "data", "model", "plan", "rehearsal", "train", "eval", "end"], done
+    assert "[model] nano: 4 x 256, 4 heads, context 16, 3,245,568 parameters, head tied to" in done.out
+    assert re.search(r"^\[train\] step 6/6  loss \d.* lost if it dies ", done.out, re.M)
+    assert re.search(r"^\[rehearsal\] fits: .*; a step takes about .*, all 6 about ", done.out, re.M)
+    assert f"[train] curves: tensorboard --logdir {shell.runs / 'first' / 'tb'} --port 6006\n" in done.out
+    config = (shell.runs / "first" / "config.yaml").read_text()
+    assert re.search(r"^seq_len: 16 +# command line$", config, re.M)
+    assert re.search(r"^model: nano +# quick$", config, re.M)
+    again = shell.jackline(*train("max_steps=6", "--name", "first"))
+    assert again.code == 2 and "this command has finished already, as run 'first'" in again.err
+    other = shell.jackline(*train("max_steps=6", "--name", "first", "seed=1"))
+    assert other.code == 2
+    assert other.err == (
+        "error: run 'first' was started with another command\n"
+        "       seed: 0 -> 1\n"
+        "hint: --new starts another run, --continue-with-changes goes on with this one\n"
+    )
+
+
+def test_a_training_that_is_killed_goes_on_when_the_same_is_typed_again(shell: Shell) -> None:
+    words = train("max_steps=100000", "save_every_steps=5", "eval_every=0", "--name", "killed", "--detach")
+    assert shell.jackline(*words).code == 0
+    folder = shell.runs / "killed"
+    wait_for(lambda: (folder / "checkpoints" / "step-00000005").exists(), "a checkpoint")
+    os.kill(shell.run_dir("killed").child_pid(), signal.SIGKILL)
+    wait_for(lambda: (folder / "attempts" / "001" / "exit.json").exists(), "its end")
+    live = shell.start(*[word for word in words if word != "--detach"])
+    live.wait_for("going on from step-")
+    live.wait_for("[train] step ")
+    assert shell.jackline("stop", "killed").code == 0
+    assert live.wait() == 75
+    assert "[end] next      jackline resume killed" in live.text("out")
+
+
+def test_an_own_recipe_is_trained_and_what_it_prints_does_no_harm(shell: Shell) -> None:
+    script = shell.script(
+        "mine.py",
+        "from jackline.trainer.config import TrainConfig\n"
+        "print('hello from mine')\n"
+        "def recipe():\n"
+        "    return TrainConfig(model='nano', data='text', tokenizer='bytes', max_steps=3, warmup_steps=1)\n",
+    )
+    done = shell.jackline("train", f"{script}:recipe", *TINY, "--name", "mine", "warmup_steps=1")
+    assert done.code == 0, done
+    assert "[end] end       finished at step 3 of 3" in done.out
+
+
+def test_what_cannot_be_meant_starts_nothing(shell: Shell) -> None:
+    nothing = shell.jackline("train")
+    assert nothing.code == 2
+    assert nothing.err == "error: train what?\nhint: jackline train demo --quick; recipes are listed above\n"
+    assert [line.split()[0] for line in nothing.out.splitlines()] == list(RECIPES)
+    wrong = shell.jackline("train", "demo", "--learning_rte", "1")
+    assert wrong.code == 2
+    assert wrong.err == (
+        "error: unknown setting 'learning_rte' for recipe 'demo'\nhint: did you mean 'learning_rate'?\n"
+    )
+    shown = shell.jackline("train", "demo", "--show", "--max_steps", "3e2")
+    assert shown.code == 0
+    assert re.search(r"^max_steps +300 +command line$", shown.out, re.M)
+    assert not shell.runs.exists()
