@@ -42,8 +42,8 @@ else:
 eaten = []
 
 def eat():
-    time.sleep(0.01)
-    eaten.append((bytearray(b"x") * (10 << 20), time.sleep(0.07)))  # HERE
+    time.sleep(0.04)
+    eaten.append([str(number) * 12 for number in range(60_000)])  # HERE
 
 with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=5, overlap=False) as run:
     for (batch,) in run.steps(total=300 if is_first else run.step + 20):

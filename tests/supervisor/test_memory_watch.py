@@ -27,6 +27,17 @@ def test_a_line_that_worked_once_is_blamed_before_one_that_slept_often() -> None
     assert places.likely() == GROWS
 
 
+def test_a_line_that_only_called_jackline_is_not_blamed_before_the_one_that_worked() -> None:
+    calls = Frame("<module>", "data.py", 30, "for batch in run.steps():", is_user=True)
+    ours = Frame("save", "/lib/site-packages/jackline/session/saving.py", 9)
+    waiting = ThreadStack(1, "MainThread", (ours, calls), is_main=True, wait="running")
+    places = GrowthPlaces()
+    for _ in range(5):
+        places.add(ProcessStack(1, "python", (waiting,)))
+    places.add(stack(GROWS, "running"))
+    assert places.likely() == GROWS
+
+
 def test_with_nothing_better_the_line_seen_most_often_is_named() -> None:
     places = GrowthPlaces()
     places.add(stack(SLEEPS, "sleep"))

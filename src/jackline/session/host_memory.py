@@ -29,6 +29,7 @@ from jackline.session.feeds import Feed
 
 Tell = Callable[..., None]  # Reporter.event
 _WARN_EVERY_S = 30.0
+_OURS = os.path.dirname(__file__)
 _IDLE = ("sleep", "network", "local_socket", "pipe", "keyboard", "child", "poll", "file_lock", "stopped")
 _STEPS_SEEN = 8
 # Ends after which the same loading would fill the same memory again.
@@ -150,6 +151,8 @@ class HostMemory:
         # A thread that is busy in Python waits for the interpreter while we look: a lock is no sign of idleness.
         places = self._idle_places if read_wait(os.getpid(), main.native_id).kind in _IDLE else self._places
         while frame is not None and not is_user_file(frame.f_code.co_filename):
+            if _OURS in frame.f_code.co_filename:
+                places = self._idle_places  # taking a batch or saving: the line that called us did not grow anything
             frame = frame.f_back
         if frame is not None:
             places[frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name] += 1

@@ -127,8 +127,11 @@ class GrowthPlaces:
         if thread is None or frame is None:
             return
         self._any[frame] += 1
-        # A thread that sleeps or waits when we look did not grow anything in that instant.
-        if not thread.wait or thread.wait.startswith("running"):
+        # A thread that sleeps or waits when we look did not grow anything in that instant, nor did one that takes a
+        # batch or saves inside Jackline.
+        inside = thread.frames[: thread.frames.index(frame)]
+        is_ours = any("/jackline/session/" in inner.file for inner in inside)
+        if not is_ours and (not thread.wait or thread.wait.startswith("running")):
             self._working[frame] += 1
 
     def likely(self) -> Frame | None:
