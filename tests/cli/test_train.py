@@ -100,3 +100,11 @@ def test_what_cannot_be_meant_starts_nothing(shell: Shell) -> None:
     assert shown.code == 0
     assert re.search(r"^max_steps +300 +command line$", shown.out, re.M)
     assert not shell.runs.exists()
+
+
+def test_data_that_cannot_be_had_end_it_once_and_for_all(shell: Shell) -> None:
+    done = shell.jackline("train", "demo", "--data", "nowhere/*.txt", "--name", "none")
+    assert done.code == 1, done
+    assert "error: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in done.out
+    assert "not starting again: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in done.err
+    assert [path.name for path in (shell.runs / "none" / "attempts").iterdir()] == ["001"]

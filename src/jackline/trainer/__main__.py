@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jackline.errors import EXIT_DONE, CannotResume, JacklineError
 from jackline.machine.host import find_notebook
+from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, identity, resolve_words
@@ -47,8 +48,19 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
             voice.say(line)
         with voice.phase("start", "importing torch, usually 2 to 20 s"):
             from jackline.trainer.loop import train
-        train(resolved, run, voice)
+        try:
+            train(resolved, run, voice)
+        except JacklineError as error:
+            _forbid_restart(run, error.message)
+            raise
     return EXIT_DONE
+
+
+def _forbid_restart(run: RunDir, why: str) -> None:
+    """What is wrong before the first checkpoint (data that cannot be had, say) is for a person to put right."""
+    number = os.environ.get("JACKLINE_ATTEMPT", "")
+    if number.isdigit() and not any(run.checkpoints.glob("step-*")):
+        write_intent(run.attempt(int(number)), restart=False, why=why)
 
 
 def _check_unchanged(run: RunDir, config: TrainConfig) -> None:

@@ -26,6 +26,7 @@ from jackline.trainer.config import TrainConfig
 from jackline.trainer.voice import Voice
 
 _LOOK_AGAIN_S = 0.5
+_FIRST_PATIENCE_S = 45.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ def cache_settings(config: TrainConfig) -> CacheSettings:
 def open_corpus(config: TrainConfig, voice: Voice) -> Corpus:
     """Returns once the vocabulary is known; training may begin while the rest is being tokenised."""
     settings = cache_settings(config)
+    # A source that fails in the middle of a run is waited for; one that fails before it has begun is a mistake.
+    impatient = replace(settings, give_up_after_s=_FIRST_PATIENCE_S)
     with _explained(config):
         with _told(voice, "training data") as report:
             train = open_data(spec_of(config, "train"), settings, report)
@@ -79,7 +82,7 @@ def open_corpus(config: TrainConfig, voice: Voice) -> Corpus:
         with _told(voice, "validation data") as report:
             folder = cache_folder(spec_of(config, "validation"), settings)
             # The whole of it, here and now: a validation on what happens to be ready would be another each time.
-            while run_builder(folder, settings, report, for_readers=False) is None:
+            while run_builder(folder, impatient, report, for_readers=False) is None:
                 time.sleep(_LOOK_AGAIN_S)  # another process builds the same
             validation = open_data(spec_of(config, "validation"), settings, report)
     return Corpus(train, validation)
