@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 from pathlib import Path
 
@@ -164,3 +165,12 @@ def test_the_loss_on_the_standard_library_falls(trainings: Trainings) -> None:
     ]
     trainings.finish("stdlib", *words, "eval_every=40")
     assert trainings.metrics("stdlib", "val_loss")[40] < 2.9
+
+
+def test_verbose_tells_every_step_and_its_batch(trainings: Trainings) -> None:
+    ended = trainings.finish("verbose", "--verbose", "max_steps=3", "eval_every=0")
+    for step in (1, 2, 3):
+        assert f"[train] step {step}/3  loss " in ended.output
+        assert re.search(
+            rf"^\[train\] step {step}: \S+ s, epoch 0, windows at tokens (\S+, ){{3}}\S+$", ended.output, re.M
+        )

@@ -110,10 +110,14 @@ class Watch:
         self._late.put(step, loss, grad_norm)
         self.voice.begin()
         self.take_in()
-        is_asked = bool(self.parts.config.log_every) and step.step % self.parts.config.log_every == 0
+        config = self.parts.config
+        is_asked = config.verbose or (config.log_every > 0 and step.step % config.log_every == 0)
         is_edge = step.step == self._first_step + 1 or step.step == self.parts.total_steps
         if is_asked or is_edge or self._step_s - self._line_s >= LINE_EVERY_S:
             self._say_line(step.step)
+        if config.verbose:
+            ids = ", ".join(f"{window:,}" for window in step.windows)
+            self.voice.say(f"step {step.step:,}: {step.seconds:.3f} s, epoch {step.epoch}, windows at tokens {ids}")
 
     def take_in(self, *, wait: bool = False) -> None:
         """What has arrived: curves and alarms, in order of steps."""
