@@ -23,7 +23,7 @@ _LEAST_SHARE = 0.4  # of the mean growth that every fifth of the stretch must sh
 _SHORTEST_S = 0.5
 _LEAST_POINTS = 6
 _STEP_S = 0.1
-_SHORTEST_S = 1e-3  # points nearer to each other say nothing about a rate
+_APART_S = 1e-3  # points nearer to each other say nothing about a rate
 _LONGEST_GAP_S = 2.5
 _STRETCH_FACTOR = 1.15
 _SEEN_BEFORE = 0.98
@@ -111,6 +111,6 @@ def growth_bytes_per_s(points: Sequence[Point]) -> float:
     slopes = sorted(
         (later - earlier) / (after_s - before_s)
         for (before_s, earlier), (after_s, later) in zip(points, points[half:], strict=False)
-        if after_s - before_s > _SHORTEST_S
+        if after_s - before_s > _APART_S
     )
     return slopes[len(slopes) // 2] if slopes else 0.0
