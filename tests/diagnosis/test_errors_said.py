@@ -558,3 +558,21 @@ def test_an_error_before_a_launchers_report_stays_certain(tmp_path: Path) -> Non
     )
     found = said(inner + "W1115 closing\n" + textwrap.dedent(TORCHRUN).replace("exitcode  : -9 (pid: 18229)", ""))
     assert (best(found).title, best(found).confidence) == ("KeyError: 1 (train.py:5)", "certain")
+
+
+def test_an_error_in_our_own_form_is_told_with_its_detail_and_hint() -> None:
+    found = said(
+        """
+        [train] data
+        error: the data of recipe 'demo' cannot be had: nowhere/*.txt
+               there is no file nowhere/*.txt
+        hint: --data SOURCE trains on other data
+        """
+    )
+    assert text_of(found) == (
+        "error: the data of recipe 'demo' cannot be had: nowhere/*.txt\n"
+        "       there is no file nowhere/*.txt\n"
+        f"       {RAN}\n"
+        "hint: --data SOURCE trains on other data"
+    )
+    assert (best(found).cause, best(found).is_retryable) == ("exit_code", False)

@@ -76,7 +76,7 @@ def _by_signal(number: int, chain: Chain | None, evidence: Evidence) -> tuple[Fi
 
 def _by_exit_code(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     quiet = (rules_exit.asked_to_stop, rules_exit.command_not_found)
-    loud = (rules_exit.module_not_found, rules_exit.usage_error)
+    loud = (rules_exit.module_not_found, rules_exit.usage_error, rules_exit.told_error)
     for rule in quiet:
         finding = rule(evidence)
         if finding is not None:

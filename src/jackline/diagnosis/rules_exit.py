@@ -105,6 +105,26 @@ def usage_error(evidence: Evidence) -> Finding | None:
     return None
 
 
+def told_error(evidence: Evidence) -> Finding | None:
+    """An error in our own form (and cargo's, git's ...): 'error: what', detail below it, 'hint: next'."""
+    tail = [line.rstrip() for line in evidence.output_tail[-40:]]
+    at = next((number for number in reversed(range(len(tail))) if tail[number].startswith("error: ")), None)
+    if at is None:
+        return None
+    detail: list[str] = []
+    hint = "read the end of its output: `jackline logs`"
+    for line in tail[at + 1 : at + 8]:
+        if line.startswith("hint: "):
+            hint = line.removeprefix("hint: ")
+            break
+        if not line.startswith(" "):
+            break
+        detail.append(line.strip()[:240])
+    return Finding(
+        "exit_code", "certain", tail[at].removeprefix("error: ")[:300], (*detail, *ran_line(evidence)), hint
+    )
+
+
 def exit_code(evidence: Evidence) -> Finding:
     last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
     said = (f"its last line: {last[:200]}",) if last else ("it printed nothing",)
