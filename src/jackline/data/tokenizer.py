@@ -189,7 +189,7 @@ class GigatokenEngine:
     """
 
     name = "gigatoken"
-    ALLOWANCE_BYTES = 80 << 20
+    ALLOWANCE_BYTES = 64 << 20
     WARM_AFTER_BYTES = 8 << 20
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -199,7 +199,9 @@ class GigatokenEngine:
         self._num_inside = 0
         self._allowance_bytes = self.ALLOWANCE_BYTES
         self._num_bytes = 0
-        self._base_bytes: int | None = None  # resident, once a few MiB are through and all buffers are in use
+        self._is_warm = False
+        self._base_bytes: int | None = None  # least resident, once a few MiB are through and all buffers are in use
+        self._full_bytes: int | None = None  # resident when it was dropped the last time
 
     def encode(self, texts: list[bytes]) -> Encoded:
         with self._turn:
@@ -221,18 +223,29 @@ class GigatokenEngine:
             if self._num_bytes < self.WARM_AFTER_BYTES or self._made is None:
                 return
             now = _resident_bytes()
-            if self._base_bytes is None:
-                self._base_bytes = now
-            if now - self._base_bytes < self._allowance_bytes:
+            if not self._is_warm:
+                self._is_warm = True
+                # The least of all, not this one's: a base that crept up would let the peak creep up with it.
+                self._base_bytes = now if self._base_bytes is None else min(now, self._base_bytes)
+                self._judge_the_last_time(now)
+            if self._base_bytes is None or now - self._base_bytes < self._allowance_bytes:
                 return
             # Dropped before it is made again: both at once would be the very peak this avoids.
-            self._made, self._num_bytes, self._base_bytes = None, 0, None
+            self._made, self._num_bytes, self._is_warm, self._full_bytes = None, 0, False, now
             self._turn.wait_for(lambda: self._num_inside == 0)
             give_memory_back()
             self._made = self._make()
             self._turn.notify_all()
-            if now - _resident_bytes() < self._allowance_bytes // 4:
-                self._allowance_bytes *= 2  # the growth is somebody else's; do not pay for it again and again
+
+    def _judge_the_last_time(self, now: int) -> None:
+        """If dropping it gave next to nothing back, the growth is somebody else's: do not pay for it again and again.
+
+        Judged once the new one has worked for a while: the making itself takes 60 MB that are gone a second later.
+        """
+        if self._full_bytes is None:
+            return
+        is_fruitless = self._full_bytes - now < self.ALLOWANCE_BYTES // 4
+        self._allowance_bytes = 2 * self.ALLOWANCE_BYTES if is_fruitless else self.ALLOWANCE_BYTES
 
 
 def _fast_engine(text: str, reference: Engine) -> tuple[Engine | None, str]:
