@@ -58,7 +58,7 @@ def trainings(nursery: Nursery, corpus: Path, tmp_path: Path) -> Trainings:
 def test_killed_at_random_steps_with_other_loader_threads_each_time_it_ends_bit_equal(trainings: Trainings) -> None:
     trainings.finish("whole")
     chosen = random.Random()
-    kills = [chosen.randint(1, 8), chosen.randint(4, 7)]
+    kills = [chosen.randint(1, 8), chosen.randint(1, 5)]  # after the first six updates may be all that is left
     print(f"killed in updates {kills} of two attempts")
     for threads, kill_at in zip(("num_threads=0", "num_threads=2"), kills, strict=True):
         ended = trainings.run("killed", threads, KILL_AT=str(kill_at))

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from jackline.data.builder import cache_folder, run_builder
-from jackline.data.choose import Full
+from jackline.data.choose import Enough, Full
 from jackline.data.loader import Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
@@ -82,10 +82,16 @@ def open_corpus(config: TrainConfig, voice: Voice) -> Corpus:
         with _told(voice, "validation data") as report:
             folder = cache_folder(spec_of(config, "validation"), settings)
             # The whole of it, here and now: a validation on what happens to be ready would be another each time.
-            while run_builder(folder, impatient, report, for_readers=False) is None:
-                time.sleep(_LOOK_AGAIN_S)  # another process builds the same
+            _build_whole(folder, impatient, report)
             validation = open_data(spec_of(config, "validation"), settings, report)
     return Corpus(train, validation)
+
+
+def _build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Enough | Full:
+    """To the corpus' end; while another process builds the same (our own loader's has begun) it is waited for."""
+    while (outcome := run_builder(folder, settings, report, for_readers=False)) is None:
+        time.sleep(_LOOK_AGAIN_S)
+    return outcome
 
 
 def make_loader(config: TrainConfig, data: Data, *, device: torch.device) -> Loader:
@@ -105,7 +111,7 @@ def count_steps(config: TrainConfig, loader: Loader, voice: Voice) -> int:
         return config.max_steps
     settings = cache_settings(config)
     with _told(voice, "the whole corpus, because epochs are counted") as report:
-        outcome = run_builder(cache_folder(spec_of(config, "train"), settings), settings, report, for_readers=False)
+        outcome = _build_whole(cache_folder(spec_of(config, "train"), settings), settings, report)
     windows = loader.num_windows()
     if isinstance(outcome, Full) or windows is None:
         raise UsageError(
