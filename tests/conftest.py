@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, so that a change is judged by itself; HYPOTHESIS_SEARCH=1 looks for new ones.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None, max_examples=500)
+settings.load_profile("search" if os.environ.get("HYPOTHESIS_SEARCH") else "steady")
 
 
 @pytest.fixture(autouse=True)
