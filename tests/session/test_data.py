@@ -66,6 +66,41 @@ def test_map_style_data_go_on_with_any_number_of_workers(mode: str, nursery: Nur
     assert "is not bit-exact" not in output
 
 
+def test_a_stream_saved_with_its_epochs_last_ragged_batch_does_not_begin_it_again() -> None:
+    """Such a dataset says "at the beginning" as soon as it has ended, which is within that batch."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    from jackline.session.feeds import END
+    from jackline.session.streams import StreamFeed
+
+    class Stream(IterableDataset):
+        position = 0
+
+        def __iter__(self):
+            while self.position < 20:
+                self.position += 1
+                yield torch.tensor([float(self.position), torch.rand(()).item()])
+            self.position = 0
+
+        def state_dict(self):
+            return {"position": self.position}
+
+        def load_state_dict(self, state):
+            self.position = state["position"]
+
+    first = StreamFeed(DataLoader(Stream(), batch_size=8), seed=3)
+    first.open(0, 0)
+    batches = [first.take() for _ in range(3)]
+    assert len(batches[-1]) == 4
+    second = StreamFeed(DataLoader(Stream(), batch_size=8), seed=3)
+    second.restore(json.loads(json.dumps(first.state())))
+    second.open(0, len(batches))
+    assert second.take() is END
+    first.open(1, 0)
+    second.open(1, 0)
+    assert torch.equal(first.take(), second.take())
+
+
 @pytest.mark.parametrize("mode", STREAMS)
 def test_other_data_go_on_without_workers(mode: str, nursery: Nursery, tmp_path: Path) -> None:
     wanted, weights = run_whole(nursery, mode, 0, tmp_path / "whole")

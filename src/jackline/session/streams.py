@@ -34,6 +34,7 @@ class TaggedStream(IterableDataset[Any]):
         self.positions: dict[int, dict[str, Any]] = {}  # worker -> {"state", "count"}
         self.first_worker = 0
         self._count = 0
+        self._is_over = False  # this pass came to its end, perhaps in the middle of a batch
 
     def __iter__(self) -> Iterator[Any]:
         worker = _worker()
@@ -42,8 +43,11 @@ class TaggedStream(IterableDataset[Any]):
             yield from [_FILLER] * (self.batch_size or 1)
         position = self.positions.get(worker)
         self._count = position["count"] if position else 0
+        self._is_over = bool(position and position.get("is_over"))
         if position:
             self.dataset.load_state_dict(position["state"])
+        if self._is_over:
+            return  # it ended with the batch consumed last, and may say "at the beginning" since then
         chance, size = Chance(), self.batch_size or 1
         chance.seed(mix(self.seed, self.epoch, worker, self._count))
         items = iter(self.dataset)
@@ -53,6 +57,7 @@ class TaggedStream(IterableDataset[Any]):
             try:
                 item = next(items)
             except StopIteration:
+                self._is_over = True
                 return
             self._count += 1
             yield item
@@ -62,7 +67,7 @@ class TaggedStream(IterableDataset[Any]):
         first = items[0] if self.batch_size is not None else items
         if isinstance(first, str) and first == _FILLER:
             return (_worker(), None, None)
-        position = {"state": self.dataset.state_dict(), "count": self._count}
+        position = {"state": self.dataset.state_dict(), "count": self._count, "is_over": self._is_over}
         return (_worker(), position, self.inner_collate(items))
 
 
