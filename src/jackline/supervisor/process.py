@@ -66,6 +66,8 @@ class Command:
 
     def ending(self) -> Ending | None:
         """None while the main process lives."""
+        # Asked before the file is read: a keeper that wrote it and went in between would seem never to have written.
+        is_keeper_there = is_alive(self.keeper)
         wait = atomic.read_json(self.attempt.wait_file)
         if isinstance(wait, dict):
             return Ending(
@@ -75,7 +77,7 @@ class Command:
                 max_rss_bytes=int(wait.get("max_rss_bytes", 0)),
                 orphans=tuple(wait.get("orphans") or ()),
             )
-        if is_alive(self.keeper):
+        if is_keeper_there:
             return None
         return self._ending_without_keeper()
 
