@@ -182,7 +182,5 @@ def test_a_hang_is_ended_and_started_again_when_asked(shell: Shell) -> None:
     assert done.code == 0, done
     run = shell.run_dir("hung")
     assert run.exit(1)["cause"] == "stuck"
-    # On a busy machine the place may have been found only for the file about it, not in time for the last words.
-    incidents = (shell.runs / "hung" / "attempts" / "001").glob("incident-*.txt")
-    assert "train.py:7" in run.exit(1)["text"] + "".join(path.read_text() for path in incidents)
+    assert "train.py:7" in run.exit(1)["text"]
     assert run.exit(2)["cause"] == "finished"

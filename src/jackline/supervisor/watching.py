@@ -330,7 +330,10 @@ class AttemptWatch:
             self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm)
 
     def last_frame(self) -> Frame | None:
-        return self.doing.frame if self.doing else None
+        """Where it was seen last; on a busy machine only the verdict may know."""
+        if self.doing is not None and self.doing.frame is not None:
+            return self.doing.frame
+        return self.verdict.frame if self.verdict else None
 
     def _verdict_json(self, now_s: float) -> dict[str, Any] | None:
         if self.verdict is None:

@@ -40,8 +40,6 @@ from jackline.trainer.validation import Validation, best_of, is_due
 from jackline.trainer.voice import Voice
 from jackline.trainer.watch import AlarmRaised, Step, Watch
 
-_FLOOR_TOKENS = 1 << 16
-
 
 @dataclass(frozen=True)
 class Outcome:
