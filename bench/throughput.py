@@ -41,12 +41,9 @@ def main() -> int:
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for number in range(options.rounds):
         for name in names if number % 2 == 0 else reversed(names):
-            if name == "ceiling" and number:
+            if number and (name == "ceiling" or name in options.once.split(",")):
                 continue
             rows[name].append(_run(name, work, data, options))
-    if "ours" in rows and not options.variants:
-        # The same run once more, killed and gone on with: what a restart costs with its cache of compiled code.
-        rows["ours-again"] = [_run("ours-again", work, data, options)]
     _print(rows)
     (work / "throughput.json").write_text(json.dumps(rows, indent=1))
     if out := os.environ.get("OUT"):
@@ -57,6 +54,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
+    parser.add_argument("--once", default="", help="rows for the first round alone")
     parser.add_argument("--variants", action="store_true")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
@@ -116,13 +114,16 @@ def _print(rows: dict[str, list[dict[str, Any]]]) -> None:
         rate = statistics.median(row["tokens_per_s"] for row in found)
         share = f"{rate / best:.3f}" if best else "-"
         mfu = f"{100 * rate * found[0]['flops_per_token'] / 1e12 / peak:.1f}" if peak else "-"
-        first = min((row["first_s"] for row in found if row.get("first_s")), default=0.0)
+        firsts = [row["first_s"] for row in found if row.get("first_s")]
+        first = "..".join(f"{value:.0f}" for value in firsts[:1] + firsts[-1:])  # cold, then with what torch cached
         print(f"{name:16} {found[0]['micro_batch']:5} {statistics.median(milliseconds):8.2f} "
               f"{min(milliseconds):6.2f}..{max(milliseconds):<5.2f} {rate:9,.0f} {share:>12} {mfu:>6} "
-              f"{found[0]['peak_gib']:8.1f} {first:12.1f}")  # fmt: skip
-        for key in ("profile", "note"):
-            if found[-1].get(key):
-                print(f"    {key}: {found[-1][key]}")
+              f"{found[0]['peak_gib']:8.1f} {first:>12}")  # fmt: skip
+        if restarts := [row["restart_s"] for row in found if "restart_s" in row]:
+            words = ", ".join(f"{value:.1f}" for value in restarts)
+            print(f"    first step of the attempt after a kill -9, compiled code kept: {words} s after its start")
+        if found[-1].get("profile"):
+            print(f"    profile: {found[-1]['profile']}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""The loss over a vocabulary and its slope in one visit to the logits. Needs Triton and a card.
+
+A compiled cross-entropy reads the logits to sum them, and again to write their slope: 4.3 ms of a 61 ms step of GPT-2
+on an H200. Here each row is summed, still in the cache when it is read a second time, and overwritten by its own
+slope, so no second matrix of that size exists either. Owns the kernel and the operator around it; `loss` decides
+whether it is used. Deterministic: one program for a row, no atomics.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 8192
+_NUM_WARPS = 8
+IGNORED = -100
+
+
+# Triton reads annotations, so its functions carry none but its own.
+@triton.jit
+def _loss_and_slope(logits, labels, losses, width, ignored: tl.constexpr, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * width
+    label = tl.load(labels + row)
+    is_counted = label != ignored
+    # Before the sums: their barriers keep a faster warp from overwriting it.
+    picked = tl.load(logits + tl.where(is_counted, label, 0)).to(tl.float32)
+    largest = -float("inf")
+    total = 0.0
+    for begin in range(0, width, block):
+        at = begin + tl.arange(0, block)
+        value = tl.load(logits + at, mask=at < width, other=-float("inf")).to(tl.float32)
+        most = tl.maximum(largest, tl.max(value, 0))
+        total = total * tl.exp(largest - most) + tl.sum(tl.exp(value - most), 0)
+        largest = most
+    tl.store(losses + row, tl.where(is_counted, largest + tl.log(total) - picked, 0.0))
+    share = tl.where(is_counted, 1.0 / total, 0.0)
+    for begin in range(0, width, block):
+        at = begin + tl.arange(0, block)
+        value = tl.load(logits + at, mask=at < width, other=-float("inf")).to(tl.float32)
+        slope = tl.exp(value - largest) * share - tl.where(at == label, 1.0, 0.0)
+        tl.store(logits + at, slope.to(logits.dtype.element_ty), mask=at < width)
+
+
+def overwrite_with_slopes(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each row; `logits` holds the slope of each row's own loss afterwards."""
+    losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    _loss_and_slope[(logits.shape[0],)](
+        logits, labels, losses, logits.shape[1], ignored=IGNORED, block=_BLOCK, num_warps=_NUM_WARPS
+    )
+    return losses
+
+
+@torch.library.custom_op("jackline::head_loss", mutates_args=())
+def head_loss(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed loss, and the slopes of the logits for the way back."""
+    logits = rows @ weight.t()
+    losses = overwrite_with_slopes(logits, labels.contiguous())
+    return losses.sum(), logits
+
+
+@head_loss.register_fake
+def _(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return rows.new_empty((), dtype=torch.float32), rows.new_empty(rows.shape[0], weight.shape[0])
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    rows, weight, _ = inputs
+    ctx.save_for_backward(rows, weight, output[1])
+    ctx.set_materialize_grads(False)  # else zeros of the logits' size are made for an output nobody uses
+
+
+def _go_back(ctx: Any, slope: Tensor, _unused: Tensor | None) -> tuple[Tensor, Tensor, None]:
+    rows, weight, slopes = ctx.saved_tensors
+    # The scale of the loss comes in here, on the small side of both products.
+    return (slopes @ weight) * slope, (slopes.t() @ rows) * slope, None
+
+
+head_loss.register_autograd(_go_back, setup_context=_remember)
