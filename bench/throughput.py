@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PEERS = ("hand", "accelerate", "lightning", "transformers")
 OURS = ("ours", "ours-bare", "ours-64")
-VARIANTS = ("v-base", "v-embed", "v-kernel", "v-both", "v-flash", "v-block", "v-chunk")
+VARIANTS = ("v-base", "v-embed", "v-kernel", "v-loss", "v-all", "v-flash", "v-block", "v-chunk")
 
 
 def main() -> int:

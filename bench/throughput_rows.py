@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from jackline.models.gpt import GPT
+from jackline.models.loss import why_no_kernel
 from jackline.models.shapes import GPTShape, count_parameters
 from jackline.trainer.optimizer import MasterAdamW, clip_gradients, make_optimizer
 from jackline.trainer.precision import attention_kernels
@@ -264,9 +265,10 @@ VARIANTS = {
     "v-base": "",
     "v-embed": "embed",
     "v-kernel": "kernel",
-    "v-both": "embed kernel",
-    "v-flash": "embed kernel flash",
-    "v-block": "embed kernel block",
+    "v-loss": "loss",
+    "v-all": "embed kernel loss",
+    "v-flash": "embed kernel loss flash",
+    "v-block": "embed kernel loss block",
     "v-chunk": "embed kernel chunk",
 }
 
@@ -281,6 +283,8 @@ def variant(bench: Bench, name: str) -> None:
         optimizer._kernel = False
     if "embed" not in parts:
         GPT._embed = lambda self, ids: self.tokens(ids)  # type: ignore[method-assign]
+    model.has_loss_kernel = "loss" in parts and not why_no_kernel(model.head)
+    bench.extra["loss_kernel"] = model.has_loss_kernel
     if not bench.is_small:
         for part in model.blocks if "block" in parts else [model]:
             part.compile(dynamic=False)

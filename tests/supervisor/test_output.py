@@ -200,7 +200,7 @@ def test_protocol_lines_are_progress_and_not_output(attempt: Attempt) -> None:
     assert news.lines == ("before", "after")
     assert news.progress is not None
     assert (news.progress.phase, news.progress.done, news.progress.source) == ("tokenise", 120, "protocol")
-    assert attempt.texts() == ["before", "[jackline] tokenise 120/1000 docs", "after"]
+    assert attempt.texts() == ["before", "[jackline] tokenise 120/1,000 docs", "after"]
 
 
 def test_a_malformed_protocol_line_is_ordinary_output(attempt: Attempt) -> None:

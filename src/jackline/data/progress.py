@@ -67,6 +67,8 @@ def silent(progress: Progress) -> None:
 def describe(progress: Progress) -> str:
     """One line for people: 'tokenise 12.0 MiB of 31.5 MiB (38 %), 2.8 MiB/s, 7.1 s to go, os.py'."""
     amount = _amount(progress.done, progress.unit)
+    if progress.phase == "wait" and not progress.done and progress.detail:
+        return f"waiting for {progress.detail}"  # "wait 0 files" says nothing
     parts = [f"{progress.phase} {amount}"]
     if progress.total:
         share = min(100.0, 100 * progress.done / progress.total)

@@ -6,7 +6,6 @@ Owns the module and its initialisation. Sizes by name are `shapes`, the loss ove
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,25 +20,6 @@ _INIT_STD = 0.02
 
 def _gelu(hidden: Tensor) -> Tensor:
     return functional.gelu(hidden, approximate="tanh")  # GPT-2's own
-
-
-class WideEmbedding(torch.autograd.Function):
-    """An embedding whose gradient is summed in float32. For bf16 weights torch sorts the ids instead of adding
-    atomically, 1.5 ms of a step of GPT-2 on an H200, and rounds after each addition."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.num_rows = weight.shape[0]
-        return functional.embedding(ids, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
-        (ids,), slope = ctx.saved_tensors, slopes[0]
-        width = slope.shape[-1]
-        total = torch.zeros(ctx.num_rows, width, dtype=torch.float32, device=slope.device)
-        total.index_add_(0, ids.flatten(), slope.reshape(-1, width).float())
-        return total.to(slope.dtype), None
 
 
 class Block(nn.Module):
@@ -97,6 +77,7 @@ class GPT(nn.Module):
         self.shape = shape
         self.is_recomputing = is_recomputing
         self.loss_chunk_rows = loss_chunk_rows
+        self.has_loss_kernel = False  # set by whoever has asked `loss.why_no_kernel`, before compiling
         self.tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
@@ -117,8 +98,10 @@ class GPT(nn.Module):
     def _embed(self, ids: Tensor) -> Tensor:
         weight = self.tokens.weight
         if weight.is_cuda and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
-            wide: Tensor = WideEmbedding.apply(weight, ids)  # type: ignore[no-untyped-call]
-            return wide
+            # So that its gradient is summed in float32: for bf16 torch sorts the ids instead of adding atomically,
+            # 1.5 ms of a step of GPT-2 on an H200, and rounds after each addition. A compiler never makes the copy.
+            # Not an autograd.Function, because torch keeps no compiled code of a graph that holds one.
+            return functional.embedding(ids, weight.float()).to(weight.dtype)
         plain: Tensor = self.tokens(ids)
         return plain
 
@@ -135,4 +118,6 @@ class GPT(nn.Module):
         if targets is None:
             logits: Tensor = self.head(hidden)
             return logits
-        return summed_cross_entropy(self.head, hidden, targets, chunk_rows=self.loss_chunk_rows)
+        return summed_cross_entropy(
+            self.head, hidden, targets, chunk_rows=self.loss_chunk_rows, has_kernel=self.has_loss_kernel
+        )

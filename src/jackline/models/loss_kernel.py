@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 8192
+_BLOCK = 4096  # 2.35 ms for 32,768 x 50,304 on an H200; 8,192: 2.48, 16,384: 2.54, 32,768: 3.1
 _NUM_WARPS = 8
 IGNORED = -100
 

@@ -318,5 +318,9 @@ class OutputTail:
 
 
 def _describe(progress: Progress) -> str:
-    total = f"/{progress.total:g}" if progress.total is not None else ""
-    return f"{progress.phase} {progress.done:g}{total} {progress.unit}".strip()
+    total = f"/{_number(progress.total)}" if progress.total is not None else ""
+    return f"{progress.phase} {_number(progress.done)}{total} {progress.unit}".strip()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"

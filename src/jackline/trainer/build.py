@@ -19,10 +19,11 @@ from jackline.data.loader import Loader
 from jackline.errors import UsageError
 from jackline.memory.cards import Precision
 from jackline.models.gpt import GPT
+from jackline.models.loss import why_no_kernel
 from jackline.models.shapes import GPTShape, describe_shape
 from jackline.rundir.layout import RunDir
 from jackline.session.exactness import make_exact
-from jackline.trainer import compiling
+from jackline.trainer import ahead, compiling
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, count_steps, make_loader, open_corpus
 from jackline.trainer.flops import flops_per_token, peak_flops
@@ -116,6 +117,10 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     name = device_name(device)
     voice.say(f"device {name}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device)
+    card = ahead.open_card(device)
+    if device.type == "cuda" and config.compile != "off" and not compiling.why_not(device):
+        with voice.phase("start", "opening the card and loading torch's compiler, usually 3 to 10 s"):
+            ahead.import_compiler()
     corpus = open_corpus(config, voice)
     loader = make_loader(config, corpus.train, device=device)
     if 0 < config.vocab_size < corpus.vocab_size:
@@ -128,7 +133,9 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     with voice.phase("model", describe_shape(config.model, shape)):
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
-        model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows).to(device)
+        model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows)
+        ahead.wait_for(card)
+        model = model.to(device)
         method: Method = find_method(config).make_method(model, config)
         optimizer = make_optimizer(
             model,
@@ -137,6 +144,7 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
             weight_decay=config.weight_decay,
             precision=precision,
         )
+        model.has_loss_kernel = precision == "bf16-weights" and not why_no_kernel(model.head)
     total_steps = count_steps(config, loader, voice)
     schedule = schedule_of(config, total_steps)
     with voice.phase("plan", "which micro-batch fits"):

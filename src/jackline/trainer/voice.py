@@ -24,7 +24,7 @@ class Voice:
         self._clock = clock
         self._lock = threading.Lock()
         self._said_s = self._began_s = clock()
-        self._tag, self._detail = "start", ""
+        self._tag, self._detail = "start", "starting"
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 

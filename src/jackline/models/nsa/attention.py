@@ -1,0 +1,106 @@
+"""The attention module: projections, rotary positions, three branches and the gate that mixes them.
+
+Which road the branches take, kernels or plain torch, is decided here by what the machine can do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from jackline.models.nsa import reference
+from jackline.models.nsa.reference import Branches, Memory
+from jackline.models.nsa.shape import NSAShape
+
+BRANCHES = ("compressed", "selected", "window")
+_GATE_GAIN = 0.1  # small, so that training starts with a third for each branch
+
+
+class SparseAttention(nn.Module):
+    """(batch, length, width) to the same, each position reading only itself and what is before it."""
+
+    def __init__(self, shape: NSAShape) -> None:
+        super().__init__()
+        self.shape = shape
+        heads = shape.num_heads * shape.head_width
+        self.query = nn.Linear(shape.width, heads, bias=False)
+        self.memory = nn.Linear(shape.width, 6 * shape.num_groups * shape.head_width, bias=False)
+        self.gate_in = nn.Linear(shape.head_width, shape.head_width // 2)
+        self.gate_out = nn.Linear(shape.head_width // 2, len(BRANCHES))
+        self.projection = nn.Linear(heads, shape.width, bias=False)
+        self.initialise_gate()
+
+    def initialise_gate(self) -> None:
+        for layer in (self.gate_in, self.gate_out):
+            nn.init.xavier_uniform_(layer.weight, gain=_GATE_GAIN)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        return self.attend(normed)[0]
+
+    def attend(self, normed: Tensor) -> tuple[Tensor, Tensor, Branches]:
+        """The output, the gates (batch, length, groups, 3) and the branches, for whoever wants statistics."""
+        query = self.query(normed).unflatten(-1, (self.shape.num_heads, self.shape.head_width))
+        gates = self._gates(query)
+        turned, memory = self._turn(query, self.memory(normed))
+        found = read_branches(turned, memory, self.shape)
+        parts = (found.compressed, found.selected, found.window)
+        # A gate belongs to a group; its heads stand side by side.
+        spread = gates.repeat_interleave(self.shape.heads_per_group, dim=2)
+        mixed = sum(spread[..., number, None] * part for number, part in enumerate(parts))
+        assert isinstance(mixed, Tensor)
+        output: Tensor = self.projection(mixed.to(normed.dtype).flatten(2))
+        return output, gates, found
+
+    def _gates(self, query: Tensor) -> Tensor:
+        # Before the turn: what a token asks for should not depend on where in the sequence it stands.
+        mean = query.unflatten(2, (self.shape.num_groups, -1)).mean(dim=3)
+        hidden = functional.silu(self.gate_in(mean))
+        return torch.softmax(self.gate_out(hidden).float(), dim=-1).to(query.dtype)
+
+    def _turn(self, query: Tensor, projected: Tensor) -> tuple[Tensor, Memory]:
+        groups, width = self.shape.num_groups, self.shape.head_width
+        parts = projected.unflatten(-1, (6, groups, width)).unbind(dim=2)
+        turns = rotary_turns(query.shape[1], width, self.shape.rotary_base, query.device)
+        # Keys at even places, values at odd ones; each head is turned by itself, queries and keys alike.
+        turned = [part if number % 2 else rotate(part, turns) for number, part in enumerate(parts)]
+        return rotate(query, turns), Memory(*turned)
+
+
+def rotary_turns(length: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (length, 1, width / 2), in float32: bf16 cannot tell position 257 from 256."""
+    speed = base ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * speed
+    return angle.cos()[:, None], angle.sin()[:, None]
+
+
+def rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn (batch, length, heads, width) to its positions; the first half pairs with the second."""
+    cosine, sine = turns
+    first, second = heads.chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned.to(heads.dtype)
+
+
+def read_branches(query: Tensor, memory: Memory, shape: NSAShape) -> Branches:
+    if can_use_kernels(query, shape):
+        from jackline.models.nsa import fast
+
+        return fast.attend(query, memory, shape)
+    return reference.attend(query, memory, shape)
+
+
+def can_use_kernels(query: Tensor, shape: NSAShape) -> bool:
+    """Whether the Triton road is open: a card, Triton, a float type and widths its tiles are made for."""
+    widths = (shape.head_width, shape.block_length)
+    is_tileable = all(16 <= width <= 128 and width & (width - 1) == 0 for width in widths)
+    return query.is_cuda and is_tileable and query.dtype in (torch.bfloat16, torch.float32) and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

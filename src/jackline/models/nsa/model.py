@@ -1,0 +1,133 @@
+"""The language model around sparse attention: RMSNorm, SiLU feed-forward, rotary positions, a head of its own.
+
+Owns the modules, their initialisation and the statistics of gates and selection. Called like `models.gpt.GPT`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from jackline.models.gpt import WideEmbedding
+from jackline.models.loss import summed_cross_entropy
+from jackline.models.nsa.attention import BRANCHES, SparseAttention
+from jackline.models.nsa.shape import NSAShape
+
+_INIT_STD = 0.02
+_NORM_EPS = 1e-6
+_COLLAPSED_GATE = 0.9
+
+
+class SparseBlock(nn.Module):
+    """Sparse attention and feed-forward, each on a normalised copy of the residual stream."""
+
+    def __init__(self, shape: NSAShape) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
+        self.attention: nn.Module = SparseAttention(shape)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
+        self.up = nn.Linear(shape.width, shape.mlp_width, bias=False)
+        self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return self.feed(stream + self.attention(self.attention_norm(stream)))
+
+    def feed(self, stream: Tensor) -> Tensor:
+        hidden: Tensor = stream + self.down(functional.silu(self.up(self.mlp_norm(stream))))
+        return hidden
+
+
+class NSAModel(nn.Module):
+    """`model(ids)` gives logits, `model(ids, targets)` the summed loss; divide by your own count.
+
+    Rows of different lengths are filled up at their ends: no position reads what comes after it.
+    """
+
+    def __init__(self, shape: NSAShape, *, is_recomputing: bool = False, loss_chunk_rows: int = 0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.is_recomputing = is_recomputing
+        self.loss_chunk_rows = loss_chunk_rows
+        self.tokens = nn.Embedding(shape.vocab_size, shape.width)
+        self.blocks = nn.ModuleList(SparseBlock(shape) for _ in range(shape.num_layers))
+        self.norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
+        self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """normal(0.02), less for what is added to the residual stream; the gates have their own."""
+        residual_std = _INIT_STD / math.sqrt(2 * self.shape.num_layers)
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2 and "gate" not in name:
+                is_residual = name.endswith(("projection.weight", "down.weight"))
+                nn.init.normal_(weight, std=residual_std if is_residual else _INIT_STD)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        weight = self.tokens.weight
+        if weight.is_cuda and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
+            wide: Tensor = WideEmbedding.apply(weight, ids)  # type: ignore[no-untyped-call]
+            return wide
+        plain: Tensor = self.tokens(ids)
+        return plain
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        stream = self._embed(ids)
+        for block in self.blocks:
+            if self.is_recomputing and self.training:
+                stream = checkpoint(block, stream, use_reentrant=False)
+            else:
+                stream = block(stream)
+        hidden = self.norm(stream)
+        if targets is None:
+            logits: Tensor = self.head(hidden)
+            return logits
+        return summed_cross_entropy(self.head, hidden, targets, chunk_rows=self.loss_chunk_rows)
+
+    @torch.no_grad()
+    def statistics(self, ids: Tensor) -> dict[str, float]:
+        """Means over all layers, from a forward pass of its own over `ids`: give it one row, now and then.
+
+        Apart from the training step, because values carried out of a compiled and recomputed step cost more than
+        this. One transfer from the device.
+        """
+        stream, facts = self._embed(ids), []
+        for block in self.blocks:
+            assert isinstance(block, SparseBlock)
+            if not isinstance(block.attention, SparseAttention):
+                return {}
+            added, gates, found = block.attention.attend(block.attention_norm(stream))
+            stream = block.feed(stream + added)
+            facts.append(torch.cat((_gate_facts(gates.float()), _selection_facts(found.selection, self.shape))))
+        return dict(zip(_FACTS, torch.stack(facts).mean(dim=0).tolist(), strict=True))
+
+
+_FACTS = (
+    *(f"gate_{name}" for name in BRANCHES),
+    "gate_entropy",  # ln 3 = 1.099 where all branches weigh the same
+    "gate_max",
+    "gate_collapsed",  # share of gates that gave one branch more than 0.9
+    "selected_blocks",
+    "selected_coverage",  # selected tokens among all that a query could read
+    "selected_far",  # share of the choice that nobody forced
+)
+
+
+def _gate_facts(gates: Tensor) -> Tensor:
+    largest = gates.amax(dim=-1)
+    entropy = -torch.special.xlogy(gates, gates).sum(dim=-1)
+    collapsed = (largest > _COLLAPSED_GATE).float()
+    return torch.cat((gates.mean(dim=(0, 1, 2)), torch.stack([entropy.mean(), largest.mean(), collapsed.mean()])))
+
+
+def _selection_facts(selection: Tensor, shape: NSAShape) -> Tensor:
+    position = torch.arange(selection.shape[2], device=selection.device)[:, None]
+    is_used = selection >= 0
+    tokens = (position + 1 - selection * shape.block_length).clamp(max=shape.block_length) * is_used
+    coverage = tokens.sum(dim=-1) / (position[:, 0] + 1)
+    is_far = is_used & (selection > 0) & (selection <= position // shape.block_length - shape.num_local)
+    counts = is_used.sum(dim=-1)
+    return torch.stack([counts.float().mean(), coverage.mean(), (is_far.sum(dim=-1) / counts).mean()])
