@@ -44,7 +44,8 @@ class SparseAttention(nn.Module):
 
     def attend(self, normed: Tensor) -> tuple[Tensor, Tensor, Branches]:
         """The output, the gates (batch, length, groups, 3) and the branches, for whoever wants statistics."""
-        query = self.query(normed).unflatten(-1, (self.shape.num_heads, self.shape.head_width))
+        batch, length, _ = normed.shape
+        query = self.query(normed).view(batch, length, self.shape.num_heads, self.shape.head_width)
         gates = self._gates(query)
         turned, memory = self._turn(query, self.memory(normed))
         found = read_branches(turned, memory, self.shape)
@@ -58,13 +59,14 @@ class SparseAttention(nn.Module):
 
     def _gates(self, query: Tensor) -> Tensor:
         # Before the turn: what a token asks for should not depend on where in the sequence it stands.
-        mean = query.unflatten(2, (self.shape.num_groups, -1)).mean(dim=3)
+        grouped = (*query.shape[:2], self.shape.num_groups, self.shape.heads_per_group, self.shape.head_width)
+        mean = query.view(grouped).mean(dim=3)
         hidden = functional.silu(self.gate_in(mean))
         return torch.softmax(self.gate_out(hidden).float(), dim=-1).to(query.dtype)
 
     def _turn(self, query: Tensor, projected: Tensor) -> tuple[Tensor, Memory]:
         groups, width = self.shape.num_groups, self.shape.head_width
-        parts = projected.unflatten(-1, (6, groups, width)).unbind(dim=2)
+        parts = projected.view(*projected.shape[:2], 6, groups, width).unbind(dim=2)
         turns = rotary_turns(query.shape[1], width, self.shape.rotary_base, query.device)
         # Keys at even places, values at odd ones; each head is turned by itself, queries and keys alike.
         turned = [part if number % 2 else rotate(part, turns) for number, part in enumerate(parts)]
@@ -87,10 +89,6 @@ def rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def read_branches(query: Tensor, memory: Memory, shape: NSAShape) -> Branches:
-    if can_use_kernels(query, shape):
-        from jackline.models.nsa import fast
-
-        return fast.attend(query, memory, shape)
     return reference.attend(query, memory, shape)
 
 

@@ -22,7 +22,9 @@ def compress(tokens: Tensor, shape: NSAShape) -> Tensor:
     per_block = shape.compressed_length // stride
     if not count:
         return tokens[:, :0]
-    pieces = tokens[:, : (count + per_block - 1) * stride].unflatten(1, (-1, stride)).mean(dim=2)
+    num_pieces = count + per_block - 1
+    whole = tokens[:, : num_pieces * stride]
+    pieces = whole.reshape(tokens.shape[0], num_pieces, stride, *tokens.shape[2:]).mean(dim=2)
     total = pieces[:, :count]
     for number in range(1, per_block):
         total = total + pieces[:, number : number + count]
@@ -56,7 +58,7 @@ def visible_in_blocks(selection: Tensor, length: int, block_length: int) -> Tens
 def overlap_weights(shape: NSAShape) -> list[tuple[int, float]]:
     """(offset, weight): selection block j takes this share of the score of compressed block j * ratio + offset.
 
-    The share is how much of the compressed block lies inside, so all shares of one compressed block sum to one.
+    The same for every block, so a kernel needs no matrix. All shares of one compressed block sum to one.
     """
     ratio = shape.block_length // shape.compressed_stride
     per_block = shape.compressed_length // shape.compressed_stride
@@ -65,14 +67,12 @@ def overlap_weights(shape: NSAShape) -> list[tuple[int, float]]:
 
 
 def to_block_scores(shares: Tensor, length: int, shape: NSAShape) -> Tensor:
-    """Scores (..., blocks) from the attention that compressed blocks (..., compressed) got."""
-    num_blocks, ratio = shape.num_selectable(length), shape.block_length // shape.compressed_stride
-    scores = shares.new_zeros(*shares.shape[:-1], num_blocks)
-    for offset, weight in overlap_weights(shape):
-        at = torch.arange(num_blocks, device=shares.device) * ratio + offset
-        is_there = (at >= 0) & (at < shares.shape[-1])
-        scores[..., is_there] += weight * shares[..., at[is_there]]
-    return scores
+    """Scores (..., blocks) from the attention that compressed blocks (..., compressed) got: each gives a selection
+    block as much as it lies inside."""
+    begin = (torch.arange(shares.shape[-1], device=shares.device) * shape.compressed_stride)[:, None]
+    block = torch.arange(shape.num_selectable(length), device=shares.device) * shape.block_length
+    common = torch.minimum(begin + shape.compressed_length, block + shape.block_length) - torch.maximum(begin, block)
+    return shares @ (common.clamp(min=0) / shape.compressed_length).to(shares.dtype)
 
 
 def pick_blocks(scores: Tensor, shape: NSAShape) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from jackline.models.gpt import WideEmbedding
 from jackline.models.loss import summed_cross_entropy
 from jackline.models.nsa.attention import BRANCHES, SparseAttention
 from jackline.models.nsa.shape import NSAShape
@@ -69,8 +68,8 @@ class NSAModel(nn.Module):
     def _embed(self, ids: Tensor) -> Tensor:
         weight = self.tokens.weight
         if weight.is_cuda and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
-            wide: Tensor = WideEmbedding.apply(weight, ids)  # type: ignore[no-untyped-call]
-            return wide
+            # As in `models.gpt`: the gradient is then summed in float32, and without sorting the ids first.
+            return functional.embedding(ids, weight.float()).to(weight.dtype)
         plain: Tensor = self.tokens(ids)
         return plain
 

@@ -55,10 +55,11 @@ def masked_attention(query: Tensor, keys: Tensor, values: Tensor, visible: Tenso
 
     A query that sees nothing reads zeros: a softmax over nothing would be NaN, forward and backward.
     """
+    batch, length, heads, width = query.shape
     groups = keys.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
-    grouped = query.unflatten(2, (groups, -1)).to(wide)
-    scores = torch.einsum("btghd,bngd->bghtn", grouped, keys.to(wide)) * query.shape[-1] ** -0.5
+    grouped = query.reshape(batch, length, groups, heads // groups, width).to(wide)
+    scores = torch.einsum("btghd,bngd->bghtn", grouped, keys.to(wide)) * width**-0.5
     hidden = scores.masked_fill(~visible, torch.finfo(wide).min)
     shares = torch.softmax(hidden, dim=-1) * visible
     mixed = torch.einsum("bghtn,bngd->btghd", shares, values.to(wide))
