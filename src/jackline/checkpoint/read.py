@@ -1,8 +1,8 @@
 """Tensor files straight into the tensors they belong to, proved on the way.
 
 Every byte of a file is read once, by several threads, into its final place where that is plain host memory, else
-through a buffer; each 16 MiB is hashed while it is still in the processor's cache. So loading with proof costs little
-more than loading. Owns the reading. Does not know what the tensors mean (restore.py).
+through a buffer; each half MiB is hashed while it is still in the processor's cache. So loading with proof costs
+little more than loading. Owns the reading. Does not know what the tensors mean (restore.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import bisect
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +22,13 @@ from jackline.checkpoint.dtypes import as_stored, torch_dtype
 from jackline.checkpoint.format import Damage, FileEntry
 from jackline.checkpoint.hashing import CHUNK_BYTES, chunk_offsets, new_hash
 from jackline.checkpoint.header import Header
+from jackline.checkpoint.mapped import Mapped
 from jackline.checkpoint.parallel import run_in_threads
 from jackline.checkpoint.stage import is_plain_memory
 from jackline.checkpoint.verify import open_to_read, wrong_chunk
 
 READ_THREADS = 4
+_SIP_BYTES = 512 << 10  # what stays in a core's own cache until it is hashed
 _MAX_PIECES = 512  # the kernel takes 1024 in one call
 
 
@@ -86,6 +88,7 @@ def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str
     has_device = any(span.device is not None for span in spans)
     own = threading.local()
     fd = open_to_read(path)
+    mapped = Mapped(fd, min(entry.size_bytes, os.fstat(fd).st_size))
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -95,16 +98,22 @@ def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str
             end = min(start + CHUNK_BYTES, entry.size_bytes)
             window = _Window(start, end, own.spare)
             window.fill(spans, starts)
-            _read_pieces(fd, window.pieces, start, entry.name)
             running = new_hash(algorithm)
-            for piece in window.pieces:
-                running.update(piece)
+            is_cached = mapped.is_cached(start, end)
+            for offset, pieces in _sips(window.pieces, start):
+                if is_cached:
+                    _copy_pieces(mapped, pieces, offset)
+                else:
+                    _read_pieces(fd, pieces, offset, entry.name)
+                for piece in pieces:
+                    running.update(piece)
             if running.hexdigest() != entry.chunks[start // CHUNK_BYTES]:
                 raise wrong_chunk(entry.name, start, end - start)
             window.send()
 
         run_in_threads(read, list(chunk_offsets(entry.size_bytes)), threads)
     finally:
+        mapped.close()
         os.close(fd)
 
 
@@ -149,6 +158,29 @@ class _Window:
         part = self._spare[start - self.start : end - self.start]
         self.pieces.append(_memory(part.data_ptr(), end - start))
         return part
+
+
+def _sips(pieces: list[memoryview], offset: int) -> Iterator[tuple[int, list[memoryview]]]:
+    """The pieces in groups of at most half a MiB, and where in the file each group begins."""
+    group: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        rest = piece
+        while len(rest):
+            part, rest = rest[: _SIP_BYTES - size], rest[_SIP_BYTES - size :]
+            group.append(part)
+            size += len(part)
+            if size == _SIP_BYTES:
+                yield offset, group
+                offset, group, size = offset + size, [], 0
+    if group:
+        yield offset, group
+
+
+def _copy_pieces(mapped: Mapped, pieces: list[memoryview], offset: int) -> None:
+    for piece in pieces:
+        mapped.copy(offset, piece)
+        offset += len(piece)
 
 
 def _read_pieces(fd: int, pieces: list[memoryview], offset: int, name: str) -> None:
