@@ -28,11 +28,12 @@ LEVELS = {
     "dashboard": 3,
     "trainer": 4,
     "cli": 5,
+    "notebook": 6,
 }
 # The exceptions, each with its reason.
 SIDEWAYS = {("units", "errors")}  # a wrong duration is a usage error
 
-TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "dashboard")
+TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "dashboard", "notebook")
 TORCH_FREE_CHECKPOINT = ("format", "verify", "commit", "retention", "schedule", "writer")
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "rich", "starlette"}
 

@@ -1,0 +1,21 @@
+"""Jackline in a notebook: five cells that start, watch and explain a run, and go on after the machine was lost.
+
+    from jackline import notebook
+    notebook.setup(save_to="drive:runs")
+    notebook.plan("demo", quick=True)
+    run = notebook.train("demo", quick=True)
+    run.watch()
+    run.why()
+
+Thin: every call is a `jackline` command or reads the run directory as `jackline status` does. The run lives in a
+session of its own, so stopping a cell or restarting the kernel does not touch it. Works in plain Python too. Imports
+no torch.
+"""
+
+from __future__ import annotations
+
+from jackline.notebook.look import Run, plan, watch, why
+from jackline.notebook.place import setup
+from jackline.notebook.start import run, train
+
+__all__ = ["Run", "plan", "run", "setup", "train", "watch", "why"]

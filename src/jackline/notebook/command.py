@@ -1,0 +1,123 @@
+"""`jackline ...` as a cell types it: lines as they come, and an error as our own text instead of a traceback.
+
+Owns the child process of one command and the way our errors look in a cell. What a command does is the command's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from jackline.errors import EXIT_DONE, EXIT_USAGE, JacklineError, UsageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+JACKLINE = (sys.executable, "-m", "jackline")
+_DETAIL, _HINT, _ERROR = "       ", "hint: ", "error: "
+# A kernel sets these for its own cells. A run's output is a file, and colours in it are garbage.
+_CELL_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE")
+
+
+class Ended(JacklineError):
+    """A command that ended badly without an error of ours; what it had to say stands above."""
+
+
+def say(text: str) -> None:
+    """To stdout: notebooks paint stderr red."""
+    print(f"[jackline] {text}", flush=True)
+
+
+def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """In IPython an error of ours that leaves `function` is shown as its text; elsewhere it is raised as ever."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except JacklineError as error:
+            lines = str(error).splitlines()
+            setattr(error, "_render_traceback_", lambda: lines)  # noqa: B010 - what IPython shows instead of frames
+            raise
+
+    return called
+
+
+def call(words: Sequence[str]) -> None:
+    """Run `jackline WORDS` to its end and print what it says. Raises its error; Ended when it gave none."""
+    held: list[str] = []
+    with start(words) as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                text = line.rstrip("\n")
+                if belongs_to_error(text, held):
+                    held.append(text)
+                else:
+                    show([*held, text])
+                    held.clear()
+            code = child.wait()
+        except KeyboardInterrupt:
+            # A front end may interrupt the kernel alone; a check must not go on behind a stopped cell.
+            child.send_signal(signal.SIGINT)
+            raise
+    if code != EXIT_DONE:
+        raise read_error(held, code, words)
+    show(held)
+
+
+def start(words: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*JACKLINE, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=environment(os.environ),
+    )
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in _CELL_COLOURS}
+
+
+def show(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def belongs_to_error(line: str, held: Sequence[str]) -> bool:
+    """The first line of an error, or one of those that follow it."""
+    return line.startswith(_ERROR) or (bool(held) and line.startswith((_DETAIL, _HINT)))
+
+
+def read_error(lines: Sequence[str], code: int, words: Sequence[str]) -> JacklineError:
+    """The error whose text `lines` are, so that it can be raised here as it was there."""
+    kind = UsageError if code == EXIT_USAGE else JacklineError
+    message = "\n".join(line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR))
+    detail = tuple(line.removeprefix(_DETAIL) for line in lines if line.startswith(_DETAIL))
+    hint = "\n".join(line.removeprefix(_HINT) for line in lines if line.startswith(_HINT))
+    if not message:
+        return Ended(f"`jackline {words[0]}` ended with code {code}; what it found is above")
+    return kind(message, detail=detail, hint=hint or None)
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Keywords as a command line has them: lr=3e-4 is --lr=0.0003, quick=True is --quick, None is not said."""
+    words = []
+    for name, value in settings.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"{name}=false")
+        elif value is not None:
+            words.append(f"--{name}={os.fspath(value) if isinstance(value, Path) else value}")
+    return words

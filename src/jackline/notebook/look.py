@@ -1,0 +1,173 @@
+"""Looking at runs from a cell: `plan` before one, `watch` during one, `why` at any time.
+
+Owns what a stopped cell means (nothing, for the run) and when a cell fails (its run died). The words are those of
+`jackline doctor`, `plan`, `status` and `why`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.cli.run_view import LIVE, RunView, read_view
+from jackline.cli.watch import needs_supervisor, refuse_what_cannot_be_watched, take_over_gently
+from jackline.errors import JacklineError
+from jackline.notebook.card import Card, card_text
+from jackline.notebook.command import Ended, as_words, call, say, without_traceback
+from jackline.rundir.find import find_run, runs_folder
+from jackline.rundir.layout import RunDir
+from jackline.rundir.status import read_status
+from jackline.session.home import is_notebook
+
+LOOK_EVERY_S = 0.25
+DRAW_EVERY_S = 1.5  # a sign of life at most 2 s apart
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was started from a cell. It lives on its own; this only knows where."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def state(self) -> str:
+        """alive, unwatched, stopped, dead, finished, elsewhere or empty."""
+        return read_status(RunDir(self.path)).state
+
+    def watch(self) -> None:
+        watch(self)
+
+    def why(self) -> None:
+        why(self)
+
+    @without_traceback
+    def status(self) -> None:
+        call(["status", str(self.path)])
+
+    @without_traceback
+    def stop(self) -> None:
+        """Save and end. The cell that started it goes on with it when it is run again."""
+        call(["stop", str(self.path)])
+
+
+Which = Run | str | os.PathLike[str] | None
+
+
+@without_traceback
+def plan(target: str, *words: str, gpu: str | None = None, **settings: Any) -> None:
+    """Will it fit, will it finish: `jackline doctor` on this machine, and on a card `jackline plan --explain`.
+
+    gpu="T4" asks about another card, model_size="auto" which size suits this one; both start nothing. Raises when
+    something stands in the way, so that the cells below do not run.
+    """
+    from jackline.memory.cards import detect_card
+    from jackline.trainer.recipes import is_own_file
+
+    asked = [*words, *as_words(settings)]
+    is_question = gpu is not None or "auto" in (settings.get("model_size"), settings.get("model"))
+    if is_question or is_own_file(target) or ":" in target:
+        call(["plan", target, *asked, *as_words({"gpu": gpu})])
+        return
+    if (name := living(target, asked)) is not None:
+        say(f"run '{name}' is alive: nothing is tried beside it, run.watch() shows it")
+        return
+    try:
+        call(["doctor", target, *asked])
+    except Ended:
+        raise JacklineError(
+            "this would not go well: the problem is named above", hint="put it right here and in the cell that trains"
+        ) from None
+    if detect_card() is not None:
+        call(["plan", target, *asked, "--explain"])
+
+
+def living(recipe: str, asked: list[str]) -> str | None:
+    from jackline.notebook.start import meant_by_recipe
+
+    found = meant_by_recipe(recipe, asked)[0].run
+    return found.name if read_status(found).state in LIVE else None
+
+
+@without_traceback
+def why(run: Which = None) -> None:
+    """What it is doing, by file and line, or why it died. Without `run`: the only live one, else the newest."""
+    call(["why", str(find(run).path)])
+
+
+@without_traceback
+def watch(run: Which = None) -> None:
+    """Show a run until it is over. Stopping the cell, or restarting the kernel, leaves the run alive.
+
+    Returns when it finished, was stopped, or the cell was; raises when it died.
+    """
+    from jackline.cli.watch import watch as watch_in_terminal
+
+    found = find(run)
+    if not is_notebook():
+        watch_in_terminal(found)
+        judge(found, read_view(found, now_s=time.time()))
+        return
+    status = read_status(found)
+    refuse_what_cannot_be_watched(found, status)
+    if status.state in LIVE:
+        say(f"watching run '{found.name}'; stopping this cell or restarting the kernel does not stop it")
+    try:
+        judge(found, follow(found))
+    except KeyboardInterrupt:
+        say(f"the cell was stopped; run '{found.name}' goes on")
+        say(f"run the cell again to watch it; `run.stop()` or `!jackline stop {found.name}` ends it")
+
+
+def find(run: Which) -> RunDir:
+    if isinstance(run, Run):
+        return RunDir(run.path)
+    return find_run(None if run is None else os.fspath(run), runs_folder())
+
+
+def follow(run: RunDir) -> RunView:
+    """Draws until the run is over."""
+    from jackline.cli.notes import Notes
+
+    card = Card()
+    notes = Notes(run, read_status(run).attempt, from_start=False)
+    draw_at_s = 0.0
+    while True:
+        status = read_status(run)
+        if needs_supervisor(status):
+            take_over_gently(run)
+            continue
+        is_over = status.state not in LIVE
+        if is_over or time.monotonic() >= draw_at_s:
+            draw_at_s = time.monotonic() + DRAW_EVERY_S
+            view = read_view(run, now_s=time.time())
+            card.show(card_text(view))
+        for text in notes.read(time.time()):
+            say(text)
+        if is_over:
+            return view
+        time.sleep(LOOK_EVERY_S)
+
+
+def judge(run: RunDir, view: RunView) -> None:
+    """The last word about a run that is over. A death fails the cell: the cells below count on what it made."""
+    state = view.status.state
+    if state == "finished":
+        say(f"run '{run.name}' has finished")
+    elif state == "stopped":
+        say(f"run '{run.name}' was stopped, saved; running its cell again goes on with it")
+    elif state not in LIVE:
+        text = str(view.status.exit.get("text") or "nobody saw how it ended")
+        first, *rest = text.splitlines()
+        detail = tuple(line.strip() for line in rest if not line.startswith("hint: "))
+        raise JacklineError(
+            f"run '{run.name}' died: {first}",
+            detail=detail,
+            hint="run.why() tells more; running its cell again goes on from the last checkpoint",
+        )

@@ -1,0 +1,171 @@
+"""`train` and `run`: a cell that starts a run, attaches to it when it lives, and goes on with it when it does not.
+
+Owns what a cell adds to the commands of the same name: the second place of `setup`, and bringing a run back from
+there when this machine has nothing of it. Which run is meant is decided by the commands' own rules.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jackline.checkpoint.store import open_store
+from jackline.errors import CannotResume, UsageError
+from jackline.notebook.command import Ended, as_words, call, read_error, say, without_traceback
+from jackline.notebook.look import Run
+from jackline.notebook.place import saved_place
+from jackline.rundir.find import runs_folder
+from jackline.rundir.identity import default_name, numbered_name
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import check_name, read_run_file, write_run_file
+from jackline.rundir.status import read_status
+
+TRAINER = (sys.executable, "-m", "jackline.trainer")
+
+
+@dataclass(frozen=True)
+class Meant:
+    """A run that is wanted: its folder, the command in it, and what makes it the same run."""
+
+    run: RunDir
+    argv: tuple[str, ...]
+    settings: dict[str, Any]
+    place: str | None  # where a lost machine's run may be brought back from
+
+
+@without_traceback
+def train(recipe: str, *words: str, name: str | None = None, new: bool = False, **settings: Any) -> Run:
+    """Start `jackline train RECIPE` behind this cell; the same call again attaches to it or goes on with it.
+
+    Settings are keywords (lr=3e-4, quick=True) or words as on the command line ("--restart", "3").
+    """
+    asked = [*words, *as_words(settings)]
+    meant, asked = meant_by_recipe(recipe, asked, name=name, is_new=new)
+    return start(meant, ["train", recipe, *asked], may_bring_back=not new)
+
+
+@without_traceback
+def run(command: str | Sequence[str], *, name: str | None = None, new: bool = False, **options: Any) -> Run:
+    """Start `jackline run -- COMMAND` behind this cell; the same call again attaches to it or goes on with it.
+
+    Options are those of the command: checkpoints="out/*.pt", resume_arg="--resume {checkpoint}", restart=3 ...
+    """
+    argv = shlex.split(command) if isinstance(command, str) else list(command)
+    folder = runs_folder()
+    place = options.pop("mirror", None) or saved_place(folder)
+    identity = {"argv": argv, "cwd": str(Path.cwd())}
+    found = choose_folder(folder, name or default_name(argv, identity), place, is_new=new)
+    meant = Meant(found, tuple(argv), identity, place)
+    asked = as_words({key: value for key, value in {**options, "mirror": place}.items() if value is not False})
+    return start(meant, ["run", *asked], may_bring_back=not new)
+
+
+def meant_by_recipe(
+    recipe: str, asked: Sequence[str], *, name: str | None = None, is_new: bool = False
+) -> tuple[Meant, list[str]]:
+    """Which run `jackline train RECIPE ASKED` is, and what is to be asked with the second place in it."""
+    options = read_options(recipe, asked)
+    found = resolve(recipe, options["settings"])
+    folder = runs_folder(options["runs_dir"])
+    mirror = found["config"]["mirror"] or saved_place(folder)
+    added = [] if found["config"]["mirror"] or not mirror else [f"mirror={mirror}"]
+    wanted = name or options["name"] or default_name([recipe], found["identity"])
+    chosen = choose_folder(folder, wanted, mirror, is_new=is_new or options["is_new"])
+    argv = (*TRAINER, str(chosen.path), recipe, *options["settings"], *added)
+    settings = {**found["identity"], "cwd": str(Path.cwd())}
+    return Meant(chosen, argv, settings, mirror), [*asked, *added]
+
+
+def read_options(recipe: str, asked: Sequence[str]) -> dict[str, Any]:
+    """What of the words is about the run and what about the training, as the command itself tells them apart."""
+    import click
+
+    from jackline.cli.main import cli
+    from jackline.cli.train import command
+
+    try:
+        with (
+            cli.make_context("jackline", ["train"]) as above,
+            command.make_context("train", [recipe, *asked], parent=above) as context,
+        ):
+            return context.params
+    except click.ClickException as error:
+        raise UsageError(error.format_message()) from None
+
+
+def resolve(recipe: str, settings: Sequence[str]) -> dict[str, Any]:
+    """In a process of its own, because a person's recipe may import anything."""
+    done = subprocess.run(
+        [*TRAINER, "--resolve", recipe, *settings], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise read_error(done.stderr.splitlines(), done.returncode, ["train"])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def choose_folder(folder: Path, name: str, place: str | None, *, is_new: bool) -> RunDir:
+    """`new` must not meet an older run of that name, here or in the second place: that one would be gone on with."""
+    check_name(name)
+    if not is_new:
+        return RunDir(folder / name)
+    here = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return RunDir(folder / numbered_name(name, here + (names_in(place) if place else [])))
+
+
+def names_in(place: str) -> list[str]:
+    try:
+        return open_store(place).names("")
+    except OSError as problem:
+        raise unreadable(place, problem) from None
+
+
+def start(meant: Meant, words: list[str], *, may_bring_back: bool) -> Run:
+    found = meant.run
+    is_back = may_bring_back and meant.place is not None and not found.path.exists() and bring_back(meant)
+    if is_back and read_status(found).state != "finished":
+        call(["resume", str(found.path), "--here", "--detach"])
+        return Run(found.path)
+    behind = ["--", *meant.argv] if words[0] == "run" else []
+    try:
+        call([*words, "--name", found.name, "--runs-dir", str(found.path.parent), "--detach", *behind])
+    except Ended:
+        if read_status(found).state != "finished":
+            raise
+        say("in a cell --new is new=True")
+    return Run(found.path)
+
+
+def bring_back(meant: Meant) -> bool:
+    """The records of a run this machine knows nothing of; False when the second place has none. Its newest checkpoint
+    comes with them, or, for those of Jackline's own, when the training asks for it."""
+    from jackline.supervisor.mirror_fetch import fetch_stranger
+
+    place, found = meant.place or "", meant.run
+    try:
+        fetched = fetch_stranger(f"{place}/{found.name}", found.path.parent, Path.cwd())
+    except CannotResume:
+        return False
+    except OSError as problem:
+        raise unreadable(place, problem) from None
+    # Folders and interpreters may be elsewhere on this machine.
+    contents = read_run_file(found)
+    write_run_file(found, replace(contents, argv=meant.argv, settings=meant.settings))
+    say(f"this machine has nothing of run '{found.name}'; its records are back from {place}")
+    for text in fetched.said:
+        say(text)
+    return True
+
+
+def unreadable(place: str, problem: OSError) -> UsageError:
+    """Starting from nothing beside what may be there would be the worst answer."""
+    return UsageError(
+        f"{place} cannot be read: {problem.strerror or problem}",
+        hint="run the setup cell again; it mounts the place or says what is wrong with it",
+    )
