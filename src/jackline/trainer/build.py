@@ -18,6 +18,7 @@ from jackline.checkpoint.catalogue import list_names
 from jackline.data.loader import Loader
 from jackline.errors import UsageError
 from jackline.memory.cards import Precision
+from jackline.memory.rehearse import load_correction
 from jackline.models.gpt import GPT
 from jackline.models.loss import why_no_kernel
 from jackline.models.shapes import GPTShape, describe_shape
@@ -148,7 +149,9 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     total_steps = count_steps(config, loader, voice)
     schedule = schedule_of(config, total_steps)
     with voice.phase("plan", "which micro-batch fits"):
-        chosen = choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda")
+        # What an earlier attempt's rehearsal measured, so that this one need not plan twice.
+        correction = load_correction(RunDir(folder))
+        chosen = choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda", correction=correction)
         voice.say(plan_text(config, chosen, precision, total_steps))
         voice.say(describe_schedule(schedule))
     parts = Parts(

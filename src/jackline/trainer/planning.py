@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from jackline.machine.gpu import read_gpus
 from jackline.memory.cards import Card, Precision, match_card
 from jackline.memory.job import Job, StepOptions
-from jackline.memory.plan import Plan, plan, room_of
+from jackline.memory.plan import Plan, Room, plan, room_of
 from jackline.memory.predict import CannotTrace
+from jackline.memory.rehearse import corrected_room
 from jackline.memory.target import Candidate
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape, count_parameters, describe_shape, find_shape
@@ -27,11 +27,12 @@ TOKENIZER_SIZES = {"gpt2": 50_257, "bytes": 257}
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the plan made of `micro_batch`, `precision`: for people and for the loop."""
+    """What the plan made of `micro_batch`, `precision`: for people and the loop. `made`: None when not planned."""
 
     micro_batch: int
     accumulation: int
     text: str
+    made: Plan | None = None
 
 
 def shape_of(config: TrainConfig, vocab_size: int) -> GPTShape:
@@ -78,25 +79,40 @@ def candidate_of(config: TrainConfig, card: Card) -> Candidate:
     return Candidate(job, shown)
 
 
-def choose_micro_batch(config: TrainConfig, shape: GPTShape, precision: Precision, *, is_on_card: bool) -> Chosen:
-    """An asked one is kept. On a CPU the whole batch; on a card what the traced step says fits."""
+def choose_micro_batch(
+    config: TrainConfig, shape: GPTShape, precision: Precision, *, is_on_card: bool, correction: float | None = None
+) -> Chosen:
+    """An asked one is kept. On a CPU the whole batch; on a card what the traced step says fits.
+
+    `correction` is measured over predicted, from a rehearsal of this run.
+    """
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")
     if not is_on_card:
         return _chosen(config, config.batch_size, "the whole batch: on a CPU nothing is gained by slices")
-    gpus = read_gpus()
     properties = torch.cuda.get_device_properties(0)
     card = match_card(properties.name, properties.total_memory)
-    free = gpus[0].total_bytes - gpus[0].used_bytes if gpus else torch.cuda.mem_get_info()[0]
+    # What this process holds already (context, weights) is in the prediction too. Asked of the driver and not of
+    # nvidia-smi, which counts all cards of the machine and not those that this process may see.
+    free_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() + card.context_bytes
     try:
-        make_job = getattr(find_method(config), "job_of", job_of)
-        made: Plan = plan(make_job(config, shape, precision), card, room=room_of(card, free_bytes=free))
+        made = plan_on(config, shape, precision, room=_room(card, free_bytes, correction), card=card)
     except CannotTrace as error:
         return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
     needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(card.usable_bytes)} on {card.name}"
-    return _chosen(config, made.micro_batch, f"{made.fit}, {needs}")
+    return _chosen(config, made.micro_batch, f"{made.fit}, {needs}", made)
 
 
-def _chosen(config: TrainConfig, micro_batch: int, why: str) -> Chosen:
+def plan_on(config: TrainConfig, shape: GPTShape, precision: Precision, *, card: Card, room: Room) -> Plan:
+    make_job = getattr(find_method(config), "job_of", job_of)
+    return plan(make_job(config, shape, precision), card, room=room)
+
+
+def _room(card: Card, free_bytes: int, correction: float | None) -> Room:
+    room = room_of(card, free_bytes=free_bytes)
+    return room if correction is None else corrected_room(room, correction)
+
+
+def _chosen(config: TrainConfig, micro_batch: int, why: str, made: Plan | None = None) -> Chosen:
     accumulation = -(-config.batch_size // micro_batch)
-    return Chosen(micro_batch, accumulation, why)
+    return Chosen(micro_batch, accumulation, why, made)

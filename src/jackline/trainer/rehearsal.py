@@ -13,9 +13,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from jackline.errors import JacklineError
-from jackline.memory.rehearse import CpuMeter, CudaMeter, Meter, Peaks, Rehearsal, rehearse
+from jackline.memory.rehearse import (
+    CpuMeter,
+    CudaMeter,
+    Meter,
+    Peaks,
+    Rehearsal,
+    corrected_room,
+    correction_of,
+    must_plan_again,
+    rehearse,
+    store_correction,
+)
+from jackline.rundir.layout import RunDir
 from jackline.trainer.build import Parts
-from jackline.trainer.planning import Chosen
+from jackline.trainer.planning import Chosen, plan_on
 from jackline.trainer.voice import Voice
 from jackline.units import format_bytes, format_duration
 
@@ -46,29 +58,67 @@ class _TimedMeter:
         return peaks
 
 
-def rehearse_step(parts: Parts, voice: Voice) -> Rehearsed:
-    """Shrinks the micro-batch until it fits. Losses afterwards are bit for bit those without a rehearsal."""
-    micro_batch = parts.chosen.micro_batch
-    while True:
-        with voice.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone"):
-            found, step_s = _try(parts, micro_batch)
-        if not found.failed_act:
-            break
-        if micro_batch == 1:
-            raise JacklineError(
-                f"one sequence of {parts.config.seq_len} tokens does not fit: {found.error.splitlines()[0]}",
-                hint=f"`jackline plan {parts.config.recipe} --explain` shows where it goes and what saves some",
-            )
-        voice.say(f"micro-batch {micro_batch} does not fit in the {found.failed_act}: trying half", "rehearsal")
-        micro_batch = max(1, micro_batch // 2)
-    slices = -(-parts.config.batch_size // micro_batch)
-    step_s *= slices / min(2, slices)
+def rehearse_step(parts: Parts, voice: Voice, run: RunDir | None = None) -> Rehearsed:
+    """Shrinks the micro-batch until it fits; one that leaves much unused grows once. Losses afterwards are bit for
+    bit those without a rehearsal. What was measured against the prediction is kept in the run, for its next attempt.
+    """
+    good = _fit(parts, parts.chosen.micro_batch, voice)
+    better = _planned_anew(parts, good, voice, run)
+    if better and better != good.micro_batch:
+        tried = _attempt(parts, better, voice)
+        good = tried if not tried.found.failed_act else good
+    slices = -(-parts.config.batch_size // good.micro_batch)
+    step_s = good.step_s * slices / min(2, slices)
     voice.say(
-        f"fits: {format_bytes(found.reserved_bytes)}; a step takes about {format_duration(step_s)}, "
+        f"fits: {format_bytes(good.found.reserved_bytes)}; a step takes about {format_duration(step_s)}, "
         f"all {parts.total_steps:,} about {format_duration(step_s * parts.total_steps)}",
         "rehearsal",
     )
-    return Rehearsed(micro_batch, step_s, found.reserved_bytes)
+    return Rehearsed(good.micro_batch, step_s, good.found.reserved_bytes)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    micro_batch: int
+    found: Rehearsal
+    step_s: float
+
+
+def _attempt(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
+    with voice.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone"):
+        return _Attempt(micro_batch, *_try(parts, micro_batch))
+
+
+def _fit(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
+    while True:
+        tried = _attempt(parts, micro_batch, voice)
+        if not tried.found.failed_act:
+            return tried
+        if micro_batch == 1:
+            raise JacklineError(
+                f"one sequence of {parts.config.seq_len} tokens does not fit: {tried.found.error.splitlines()[0]}",
+                hint=f"`jackline plan {parts.config.recipe} --explain` shows where it goes and what saves some",
+            )
+        voice.say(f"micro-batch {micro_batch} does not fit in the {tried.found.failed_act}: trying half", "rehearsal")
+        micro_batch = max(1, micro_batch // 2)
+
+
+def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice, run: RunDir | None) -> int:
+    """The micro-batch of a plan that knows what was measured, where it differs by more than 3 %; 0: stay."""
+    made = parts.chosen.made
+    if made is None or tried.micro_batch != made.micro_batch:
+        return 0
+    correction = correction_of(made.prediction, tried.found)
+    if run is not None:
+        store_correction(run, made.prediction, tried.found)
+    off = f"measured {format_bytes(tried.found.allocated_bytes)}, {correction - 1:+.1%} of what was predicted"
+    if not must_plan_again(correction, tried.found):
+        voice.say(off, "rehearsal")
+        return 0
+    room = corrected_room(made.room, correction)
+    again = plan_on(parts.config, parts.shape, parts.precision, card=made.card, room=room)
+    voice.say(f"{off}: planned anew, micro-batch {again.micro_batch} ({again.fit})", "rehearsal")
+    return again.micro_batch if again.fit != "no" else 0
 
 
 def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float]:

@@ -1,0 +1,74 @@
+"""The rehearsal against the plan: what was measured is kept in the run, and a plan that was far off is made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jackline.memory.cards import find_card
+from jackline.memory.plan import Room
+from jackline.memory.rehearse import load_correction
+from jackline.rundir.layout import RunDir
+from jackline.trainer.build import Parts, build
+from jackline.trainer.config import resolve
+from jackline.trainer.planning import Chosen, plan_on
+from jackline.trainer.rehearsal import rehearse_step
+from jackline.trainer.voice import Voice
+
+
+@pytest.fixture
+def parts(corpus: Path, tmp_path: Path) -> Iterator[Parts]:
+    words = ["--quick", "seq_len=16", "batch_size=8", "max_steps=3", f"data={corpus / 'text'}"]
+    made = build(resolve("demo", [*words, f"data_dir={corpus / 'data'}"]).config, Voice(), tmp_path)
+    yield made
+    made.loader.close()
+    made.corpus.close()
+
+
+def _planned(parts: Parts, room: Room) -> Parts:
+    """As if this were a card with that much memory."""
+    made = plan_on(parts.config, parts.shape, parts.precision, card=find_card("T4"), room=room)
+    return replace(parts, chosen=Chosen(made.micro_batch, made.accumulation, "planned", made))
+
+
+def test_what_was_measured_is_kept_and_a_plan_far_off_is_made_anew(
+    parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Twice of what is needed was predicted, so the first plan takes slices of a batch that fits whole.
+    roomy = _planned(parts, Room(1 << 30))
+    needed = roomy.chosen.made.prediction.peak_reserved_bytes  # type: ignore[union-attr]
+    cautious = _planned(parts, Room(needed, correction=1.5))
+    assert cautious.chosen.micro_batch < roomy.chosen.micro_batch == 8
+    made = replace(cautious.chosen.made, room=Room(1 << 30), prediction=_doubled(cautious))  # type: ignore[arg-type]
+
+    found = rehearse_step(replace(cautious, chosen=replace(cautious.chosen, made=made)), Voice(), RunDir(tmp_path))
+
+    assert found.micro_batch == 8
+    said = capsys.readouterr().out
+    assert "of what was predicted: planned anew, micro-batch 8 (fits)" in said
+    assert "one step at micro-batch 8, measured and undone" in said
+    stored = load_correction(RunDir(tmp_path))
+    assert stored is not None
+    assert stored < 0.97
+
+
+def _doubled(parts: Parts) -> object:
+    prediction = parts.chosen.made.prediction  # type: ignore[union-attr]
+    return replace(prediction, peak_allocated_bytes=2 * prediction.peak_allocated_bytes)
+
+
+def test_a_plan_that_holds_is_kept(parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = _planned(parts, Room(1 << 30))
+    measured = rehearse_step(replace(parts, chosen=replace(planned.chosen, made=None)), Voice(), None)
+    capsys.readouterr()
+
+    found = rehearse_step(planned, Voice(), RunDir(tmp_path))
+
+    assert found.micro_batch == measured.micro_batch == 8
+    correction = load_correction(RunDir(tmp_path))
+    assert correction is not None
+    said = capsys.readouterr().out
+    assert ("planned anew" in said) == (abs(correction - 1) > 0.03)
