@@ -7,7 +7,7 @@ import pytest
 from jackline.errors import UsageError
 from jackline.memory.cards import CARDS
 from jackline.trainer.config import resolve
-from jackline.trainer.recipes import find_recipe
+from jackline.trainer.recipes import RECIPES, find_recipe
 from jackline.trainer.recipes.settings import parse_settings
 from jackline.trainer.recipes.sparsae import SparsaeConfig, candidates
 
@@ -70,7 +70,8 @@ def test_a_recipe_nobody_knows_is_an_error_with_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         find_recipe("sparse")
     assert str(caught.value) == (
-        "error: there is no recipe 'sparse'\n       known recipes: demo, sparsae\nhint: did you mean 'sparsae'?"
+        f"error: there is no recipe 'sparse'\n       known recipes: {', '.join(RECIPES)}\n"
+        "hint: did you mean 'sparsae'?"
     )
 
 

@@ -49,8 +49,8 @@ class ByteFile(Protocol):
     def size(self) -> int | None:
         """Its length; None while the far end has not said."""
 
-    def read_at(self, offset: int, count: int) -> bytes:
-        """`count` bytes from `offset`; fewer only at the end of the file."""
+    def read_at(self, offset: int, count: int, *, at_least: int | None = None) -> bytes:
+        """`count` bytes from `offset`; fewer only at the end of the file, or when `at_least` so many have arrived."""
 
     def identity(self) -> dict[str, Any]:
         """What must be the same when it is opened again."""
@@ -84,7 +84,7 @@ class LocalFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
-    def read_at(self, offset: int, count: int) -> bytes:
+    def read_at(self, offset: int, count: int, *, at_least: int | None = None) -> bytes:
         parts: list[bytes] = []
         while count > 0:
             try:
@@ -169,11 +169,12 @@ class HttpFile:
     def check_same(self) -> None:
         """Every answer was compared when it came."""
 
-    def read_at(self, offset: int, count: int) -> bytes:
+    def read_at(self, offset: int, count: int, *, at_least: int | None = None) -> bytes:
         if self._size is not None:
             count = min(count, self._size - offset)
+        needed = count if at_least is None else min(at_least, count)
         out = bytearray()
-        while len(out) < count:
+        while len(out) < needed:
             at = offset + len(out)
             part = self._keep_trying(partial(self._read_some, at, count - len(out)), at)
             if not part:

@@ -17,6 +17,7 @@ At = tuple[int, ...]
 START: At = (0, 0)
 # Records reach at most this far back from what was read last (records.MAX_RECORD_BYTES and a block).
 _KEEP_PLACES_BYTES = 48 << 20
+_SOME_BYTES = 1 << 18
 
 
 class Stream(Protocol):
@@ -24,6 +25,9 @@ class Stream(Protocol):
 
     def read(self, count: int) -> bytes:
         """`count` bytes; fewer only at the end, or before the damage that the next call raises."""
+
+    def read_some(self) -> bytes:
+        """What has arrived, at least a byte; nothing only at the end."""
 
     def place(self, back: int) -> At:
         """The place of the byte that was read `back` bytes ago."""
@@ -53,6 +57,11 @@ class PlainStream:
         self.file_offset += len(data)
         return data
 
+    def read_some(self) -> bytes:
+        data = self._file.read_at(self.file_offset, _SOME_BYTES, at_least=1)
+        self.file_offset += len(data)
+        return data
+
     def place(self, back: int) -> At:
         return (self.file_offset - back, 0)
 
@@ -75,18 +84,8 @@ class FrameStream:
             left -= len(part)
 
     def read(self, count: int) -> bytes:
-        while len(self._ready) < count and self._damage is None:
-            try:
-                piece = next(self._pieces, None)
-            except DamagedBytes as damage:
-                self._damage = damage
-                break
-            if piece is None:
-                break
-            if piece.frame_start != self._frames[-1][1]:
-                self._frames.append((self._num_out + len(self._ready), piece.frame_start))
-            self._ready += piece.data
-            self.file_offset = piece.file_offset
+        while len(self._ready) < count and self._take_piece():
+            pass
         if count and not self._ready and self._damage is not None:
             raise self._damage
         out = bytes(self._ready[:count])
@@ -95,6 +94,26 @@ class FrameStream:
         while len(self._frames) > 1 and self._frames[1][0] + _KEEP_PLACES_BYTES < self._num_out:
             self._frames.popleft()
         return out
+
+    def read_some(self) -> bytes:
+        while not self._ready and self._take_piece():
+            pass
+        return self.read(max(1, len(self._ready)))
+
+    def _take_piece(self) -> bool:
+        """One more piece into what is ready; False at the end, and at damage, which is kept for later."""
+        try:
+            piece = next(self._pieces, None) if self._damage is None else None
+        except DamagedBytes as damage:
+            self._damage = damage
+            return False
+        if piece is None:
+            return False
+        if piece.frame_start != self._frames[-1][1]:
+            self._frames.append((self._num_out + len(self._ready), piece.frame_start))
+        self._ready += piece.data
+        self.file_offset = piece.file_offset
+        return True
 
     def place(self, back: int) -> At:
         byte = self._num_out - back

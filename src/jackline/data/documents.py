@@ -34,6 +34,7 @@ class Surroundings:
 
     patience: Patience = field(default_factory=Patience)
     on_open: Callable[[int, Found, ByteFile], None] = field(default=lambda index, found, file: None)
+    is_live: bool = False  # blocks of a single run, and of jsonl a single document: nothing is gathered
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ def read_blocks(spec: DataSpec, state: ReadState, around: Surroundings) -> Itera
             num_seen += sum(map(len, records.texts))
             in_file[index] = records.file_offset
             check_damage(state.counts, spec.max_damaged_fraction, is_end=False)
-            if num_kept and len(spec.sources) > 1:
+            if around.is_live or (num_kept and len(spec.sources) > 1):
                 break  # the next block may be another source's turn
         check_damage(state.counts, spec.max_damaged_fraction, is_end=state.is_ended)
         block.after = state
@@ -190,7 +191,7 @@ def _runs(
             around.on_open(index, found, file)
             layout = _layout(source, found.name)
             state = replace(state, file=found.name, num_files=state.num_files + (at == START))
-            for records in _until_damage(file, layout, at, inside=at != START):
+            for records in _until_damage(file, layout, at, inside=at != START, is_live=around.is_live):
                 state = replace(state, at=records.after)
                 yield records, state
             file.check_same()
@@ -206,7 +207,9 @@ def _runs(
         )
 
 
-def _until_damage(file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside: bool) -> Iterator[Records]:
+def _until_damage(
+    file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside: bool, is_live: bool
+) -> Iterator[Records]:
     """The file's runs; where its bytes end too early, one last run that counts it and closes an open document."""
     records = None
     if at == START and file.size() == 0:
@@ -220,7 +223,7 @@ def _until_damage(file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside
             if not names:
                 return
             layout = replace(layout, column=choose_text_column(names, None, file.name))
-        for records in read_records(file, layout, at):
+        for records in read_records(file, layout, at, is_live=is_live):
             yield records
     except DamagedBytes as damage:
         file.check_same()  # cut while it was read: that is no damage

@@ -17,11 +17,11 @@ from jackline.data.frames import DamagedBytes
 from jackline.data.records import (
     NO_COLUMN,
     Records,
+    arriving_lines,
     block_records,
     jsonl_records,
     line_records,
     whole_file_records,
-    whole_lines,
 )
 from jackline.data.tables import csv_header, csv_records, open_parquet, parquet_records
 from jackline.errors import UsageError
@@ -70,13 +70,16 @@ def layout_of(name: str, container: str = "auto", documents: Documents = "file",
     return None if found is None else Layout(found, compression, documents, column)
 
 
-def read_records(file: ByteFile, layout: Layout, at: At = START) -> Iterator[Records]:
-    """Runs of records from `at` on. Raises DamagedBytes where the file itself ends too early."""
+def read_records(file: ByteFile, layout: Layout, at: At = START, *, is_live: bool = False) -> Iterator[Records]:
+    """Runs of records from `at` on. Raises DamagedBytes where the file itself ends too early.
+
+    `is_live`: a line of jsonl is given out as soon as it has arrived, as a run of its own.
+    """
     if layout.container == "parquet":
         return parquet_records(file, layout.column, at)
     stream = open_stream(file, layout.compression, at)
     if layout.container == "jsonl":
-        return jsonl_records(stream, layout.column)
+        return jsonl_records(stream, layout.column, is_live=is_live)
     if layout.container in ("csv", "tsv"):
         return _csv(file, layout, stream)
     return {"file": whole_file_records, "line": line_records, "block": block_records}[layout.documents](stream)
@@ -105,7 +108,7 @@ def string_columns(file: ByteFile, layout: Layout) -> list[str]:
         return [field.name for field in schema if "string" in str(field.type)]
     if layout.container in ("csv", "tsv"):
         return _csv_names(file, layout)
-    for run in whole_lines(open_stream(file, layout.compression, START)):
+    for run in arriving_lines(open_stream(file, layout.compression, START)):
         for line in run.data.split(b"\n"):
             try:
                 record = json.loads(line)

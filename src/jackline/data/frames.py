@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 def gzip_pieces(file: ByteFile, offset: int) -> Iterator[Piece]:
     """Every member from the one that begins at `offset`."""
     decoder, start = None, offset
-    while data := file.read_at(offset, _READ_BYTES):
+    while data := file.read_at(offset, _READ_BYTES, at_least=1):
         while data:
             if decoder is None:
                 if not data.strip(b"\0"):
@@ -123,6 +123,8 @@ class _Exact:
 
     def _fill(self, count: int) -> bool:
         kept = self._buffer[self._used :]
-        data: Any = self._file.read_at(self.offset + len(kept), max(_READ_BYTES, count))
+        # What has arrived is decompressed at once: a source that gives a document a second must not wait for a MiB.
+        at_least = count - len(kept)
+        data: Any = self._file.read_at(self.offset + len(kept), max(_READ_BYTES, count), at_least=at_least)
         self._buffer, self._used = kept + data, 0
         return len(self._buffer) >= count

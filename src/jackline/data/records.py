@@ -49,9 +49,9 @@ class Records:
         self.damaged[reason] = self.damaged.get(reason, 0) + count
 
 
-def jsonl_records(stream: Stream, column: str) -> Iterator[Records]:
-    """One JSON object a line, the text under `column`."""
-    for run in whole_lines(stream):
+def jsonl_records(stream: Stream, column: str, *, is_live: bool = False) -> Iterator[Records]:
+    """One JSON object a line, the text under `column`; `is_live`: every line is a run of its own."""
+    for run in arriving_lines(stream) if is_live else whole_lines(stream):
         records = Records([], run.after, file_offset=stream.file_offset)
         if run.damage:
             records.add_damage(run.damage)
@@ -191,6 +191,32 @@ _BLOCKS = _Border(_BLANK_LINES, _last_blank_line)
 
 def whole_lines(stream: Stream) -> Iterator[_Run]:
     return _whole_runs(stream, _LINES)
+
+
+def arriving_lines(stream: Stream) -> Iterator[_Run]:
+    """Each line as a run of its own, given out as soon as its end has arrived. The lines are those of `whole_lines`;
+    it takes a few microseconds more for each, and a slow source delays none."""
+    rest, num_seen = bytearray(), 0
+    is_first = stream.place(0) == START
+    while True:
+        end = rest.find(b"\n", num_seen)
+        if end >= 0:
+            line = bytes(rest[: end + 1])
+            del rest[: end + 1]
+            num_seen = 0
+            yield _Run(line.removeprefix(_BOM) if is_first else line, stream.place(len(rest)), None)
+            is_first = False
+            continue
+        num_seen = len(rest)
+        if num_seen > MAX_RECORD_BYTES:
+            rest, num_seen = bytearray(_pass_over_record(stream, bytes(rest[-_OVERLAP_BYTES:]), _LINES)), 0
+            yield _Run(b"", stream.place(len(rest)), TOO_LONG)
+        elif more := stream.read_some():
+            rest += more
+        else:
+            if rest:
+                yield _Run(bytes(rest).removeprefix(_BOM) if is_first else bytes(rest), stream.place(0), None)
+            return
 
 
 def _whole_runs(stream: Stream, border: _Border) -> Iterator[_Run]:

@@ -77,10 +77,17 @@ class Attachment:
     def name(self) -> str:
         return self.home.run.name
 
+    @property
+    def is_exhausted(self) -> bool:
+        """The data said that no further epoch is to come (a stream that is read once)."""
+        return bool(getattr(self.feed, "is_exhausted", False))
+
     # -- moving along ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.stop.listen()
+        if callable(listen := getattr(self.feed, "stop_when", None)):
+            listen(lambda: self.stop.is_made)
         if self.stop.why_deaf:
             self.reporter.event("protection_off", self.stop.why_deaf, is_loud=True, protection="signals")
         self.reporter.start()

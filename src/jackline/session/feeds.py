@@ -138,6 +138,16 @@ class StatefulFeed:
         self._batches: Iterator[Any] | None = None
         self._restored: Any = None
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Of loaders that know: the end of the data is the end of the run."""
+        return bool(getattr(self._loader, "is_exhausted", False))
+
+    def stop_when(self, is_asked: Callable[[], bool]) -> None:
+        """To loaders that can wait for a long time: they look, and leave by `NoMoreWaiting`."""
+        if callable(listen := getattr(self._loader, "stop_when", None)):
+            listen(is_asked)
+
     def open(self, epoch: int, start: int) -> None:
         restored, self._restored = self._restored, None
         if restored is not None and start:

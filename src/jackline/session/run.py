@@ -22,7 +22,7 @@ from jackline.memory.safe_step import Slicing, StepResult
 from jackline.session.attachment import Attachment
 from jackline.session.feeds import END
 from jackline.session.phase import Phase, phase
-from jackline.session.stopping import Stopped
+from jackline.session.stopping import NoMoreWaiting, Stopped
 
 Passes = Literal["", "epochs", "total", "single"]
 
@@ -72,9 +72,13 @@ class Run:
         if not self._open(total):
             return
         while not self._is_total_reached():
-            batch = self._attached.take()
+            try:
+                batch = self._attached.take()
+            except NoMoreWaiting:
+                self._stop()
+                raise
             if batch is END:
-                if self._passes != "total":
+                if self._passes != "total" or self._attached.is_exhausted:
                     break
                 self._attached.open_next_epoch()
                 continue

@@ -33,6 +33,10 @@ class Stopped(SystemExit):
         return self.text
 
 
+class NoMoreWaiting(Exception):
+    """From a loader that waits for data and was told (`stop_when`) that somebody wants the end; nothing was taken."""
+
+
 class StopRequest:
     """Whether somebody asked for the end, who, and when (monotonic). `ask` does it from inside."""
 

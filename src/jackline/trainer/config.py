@@ -118,6 +118,7 @@ class TrainConfig:
     }
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
     METHOD: ClassVar[str] = "jackline.trainer.method"
+    IS_STREAMED: ClassVar[bool] = False  # documents as they arrive (chunks.py), not windows of a cache
     VOCAB_MULTIPLE: ClassVar[int] = 64  # rounding up makes the head's products fast
     UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
         "time_limit_s": parse_duration,
@@ -133,6 +134,11 @@ class TrainConfig:
     def shape_name(self) -> str:
         """Of models/shapes."""
         return self.model
+
+    @property
+    def has_known_end(self) -> bool:
+        """Whether `max_steps` says how long it will take; a stream may end before."""
+        return True
 
     def settle(self, origins: Mapping[str, str]) -> TrainConfig:
         """For recipes in which one setting decides the default of others; `origins` tells what a person set."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -22,6 +23,7 @@ from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_c
 from jackline.data.supply import Data, open_data
 from jackline.errors import JacklineError, UsageError
 from jackline.session.phase import phase
+from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource, open_chunks
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.voice import Voice
 
@@ -31,14 +33,14 @@ _FIRST_PATIENCE_S = 45.0
 
 @dataclass(frozen=True)
 class Corpus:
-    """`validation` is None with val_fraction=0."""
+    """`validation` is None with val_fraction=0. A stream has no cache, and its chunks are read once."""
 
-    train: Data
+    train: Data | ChunkSource
     validation: Data | None
 
     @property
     def vocab_size(self) -> int:
-        return self.train.cache.meta.vocab_size
+        return self.train.cache.meta.vocab_size if isinstance(self.train, Data) else self.train.vocab_size
 
     def close(self) -> None:
         self.train.close()
@@ -71,6 +73,9 @@ def cache_settings(config: TrainConfig) -> CacheSettings:
 
 def open_corpus(config: TrainConfig, voice: Voice) -> Corpus:
     """Returns once the vocabulary is known; training may begin while the rest is being tokenised."""
+    if config.IS_STREAMED:
+        with _explained(config):
+            return Corpus(open_chunks(spec_of(config, "train"), voice), None)
     settings = cache_settings(config)
     # A source that fails in the middle of a run is waited for; one that fails before it has begun is a mistake.
     impatient = replace(settings, give_up_after_s=_FIRST_PATIENCE_S)
@@ -94,7 +99,16 @@ def _build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Eno
     return outcome
 
 
-def make_loader(config: TrainConfig, data: Data, *, device: torch.device) -> Loader:
+def make_loader(config: TrainConfig, data: Data | ChunkSource, *, device: torch.device) -> Loader:
+    if isinstance(data, ChunkSource):
+        chunks = ChunkSettings(
+            seq_len=config.seq_len,
+            num_sequences=config.batch_size,
+            epochs=max(1, config.epochs),
+            num_threads=config.num_threads,
+            is_verbose=config.verbose,
+        )
+        return cast(Loader, ChunkLoader(data, chunks))  # the same face: batches, state, seek, waited_s, close
     settings = LoaderSettings(
         seq_len=config.seq_len,
         batch_size=config.batch_size,
@@ -107,7 +121,7 @@ def make_loader(config: TrainConfig, data: Data, *, device: torch.device) -> Loa
 
 def count_steps(config: TrainConfig, loader: Loader, voice: Voice) -> int:
     """All steps of the run. In epochs they are known only when the whole corpus is."""
-    if not config.epochs:
+    if not config.epochs or config.IS_STREAMED:
         return config.max_steps
     settings = cache_settings(config)
     with _told(voice, "the whole corpus, because epochs are counted") as report:

@@ -62,7 +62,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
         stack.callback(parts.loader.close)
         stack.enter_context(parts.kernels())
         if config.rehearse:
-            rehearsed: Rehearsed = rehearse_step(parts, voice)
+            rehearsed: Rehearsed = rehearse_step(parts, voice, run_dir)
             parts = with_micro_batch(parts, rehearsed.micro_batch)
         validation = Validation(parts, voice)
         name_bad = partial(first_bad_tensor, parts.model)
@@ -84,11 +84,13 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                 **session_settings(config, run_dir),
             ) as run:
                 save_config(run_dir, resolved)
-                stack.enter_context(voice.phase("train", f"{parts.total_steps - run.step:,} steps to go"))
+                total = parts.total_steps if config.has_known_end else None
+                left = f"{total - run.step:,} steps to go" if total is not None else "to the end of the data"
+                stack.enter_context(voice.phase("train", left))
                 say_curves(run_dir, voice)
                 watch.begin(run.step, event_of(run))
-                for batch in run.steps(total=parts.total_steps):
-                    voice.now(f"step {run.step + 1:,}/{parts.total_steps:,} under way")
+                for batch in run.steps(total=total):
+                    voice.now(f"step {run.step + 1:,}{f'/{total:,}' if total else ''} under way")
                     rate, before = lr_at(run.step, parts.schedule), run.step
                     parts.set_rate(rate)
                     parts.method.begin_step(run.step)
@@ -112,7 +114,9 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                     )
                     watch.after_step(step, result.loss, norm)
                     if run.step != before:
-                        parts.method.after_step(Between(run.step, run_dir.path, voice.say, watch.training_s()))
+                        parts.method.after_step(
+                            Between(run.step, run_dir.path, voice.say, watch.training_s(), result.loss)
+                        )
                     if is_due(run.step, before, config, parts.total_steps):
                         validation.quick(run, watch)
                     if time.monotonic() > deadline_s:

@@ -35,6 +35,7 @@ class Between:
     folder: Path
     tell: Tell
     seconds: float  # since the attempt's first step
+    loss: Tensor  # of the step, on its device: reading it waits
 
 
 class Method:
@@ -63,6 +64,10 @@ class Method:
 
     def metrics(self) -> dict[str, float | Tensor]:
         """Of the last step, for the curves."""
+        return {}
+
+    def totals(self) -> dict[str, str]:
+        """Rows for the statistics at the end."""
         return {}
 
 

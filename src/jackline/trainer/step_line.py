@@ -114,6 +114,7 @@ class FinalFacts:
     checkpoint: str | None = None
     num_alarms: int = 0
     commands: tuple[str, ...] = ()
+    more: Mapping[str, str] = field(default_factory=dict)  # rows of the recipe's own, by label
 
 
 def final_lines(facts: FinalFacts) -> list[str]:
@@ -122,6 +123,7 @@ def final_lines(facts: FinalFacts) -> list[str]:
     rows = [
         ("end", f"{facts.outcome} at step {facts.step:,}{of}, after {format_duration(facts.seconds)}"),
         ("tokens", _tokens_text(facts)),
+        *facts.more.items(),
         ("loss", _loss_text(facts)),
         ("best", _best_text(facts.best)),
         ("time", _time_text(facts.spent_s)),

@@ -75,6 +75,7 @@ class Watch:
         self._flops = flops_per_token(parts.shape, parts.config.seq_len)
         self._peak = peak_flops(parts.device_name, parts.precision)
         self._limit_bytes = _limit_bytes(parts.device)
+        self._total_steps = parts.total_steps if parts.config.has_known_end else 0
         self._began_s = self._line_s = self._step_s = time.monotonic()
         self._line_step = self._first_step = 0
         self._wait_s = self._line_wait_s = 0.0
@@ -160,7 +161,7 @@ class Watch:
         text = step_line(
             StepLine(
                 step=step,
-                total_steps=self.parts.total_steps,
+                total_steps=self._total_steps,
                 loss=newest.loss if newest else None,
                 lr=newest.facts.lr if newest else None,
                 grad_norm=newest.grad_norm if newest else None,
@@ -169,7 +170,7 @@ class Watch:
                 data_wait_share=(self._wait_s - self._line_wait_s) / seconds,
                 memory_bytes=memory_bytes(self.parts.device),
                 memory_limit_bytes=self._limit_bytes,
-                eta_s=pace_s * (self.parts.total_steps - step) if pace_s else None,
+                eta_s=pace_s * (self._total_steps - step) if pace_s and self._total_steps else None,
                 bounds=read_bounds(self.run),
                 notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
             )
@@ -212,7 +213,7 @@ class Watch:
         facts = FinalFacts(
             outcome=outcome,
             step=step,
-            total_steps=self.parts.total_steps,
+            total_steps=self._total_steps,
             tokens=tokens,
             seconds=seconds,
             first_loss=self.first_loss,
@@ -225,6 +226,7 @@ class Watch:
             checkpoint=newest_checkpoint(self.run),
             num_alarms=self.sentinels.num_alarms,
             commands=tuple(commands),
+            more=self.parts.method.totals(),
         )
         for line in final_lines(facts):
             self.voice.say(line, "end")
