@@ -18,7 +18,7 @@ from jackline.machine.gpu import read_gpus
 from jackline.memory.cards import CARDS, Card, find_card, match_card
 from jackline.memory.explain import plan_json, plan_text, table_text
 from jackline.memory.oom_report import other_users
-from jackline.memory.plan import Plan, Room, add_savings, plan, room_of
+from jackline.memory.plan import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
 from jackline.memory.predict import CannotTrace
 from jackline.memory.probe import has_card, plan_by_measuring
 from jackline.memory.table import fit_table
@@ -27,7 +27,6 @@ from jackline.units import format_bytes, format_duration
 
 _TABLE_BATCHES = (2, 4, 8, 16, 32, 64)
 # A batch cut into more slices than this trains too slowly to be chosen by itself.
-_MAX_ACCUMULATION = 4
 _TELL_EVERY_S = 2.0
 
 
@@ -103,7 +102,7 @@ def choose(found: Sequence[Candidate], card: Card, room: Room) -> tuple[Candidat
     """The largest candidate that fits without being cut into many slices; the smallest when none does."""
     for candidate in found:
         made = plan(candidate.job, card, room=room)
-        if candidate is found[-1] or (made.fit == "fits" and made.accumulation <= _MAX_ACCUMULATION):
+        if candidate is found[-1] or (made.fit == "fits" and made.accumulation <= MAX_ACCUMULATION):
             return candidate, made
         _say(f"{candidate.job.name}: {made.fit}, accumulated {made.accumulation} times; trying a smaller size")
     raise UsageError("there is nothing to plan")

@@ -23,6 +23,7 @@ Fit = Literal["fits", "tight", "no"]
 MARGIN_BEFORE_REHEARSAL = 0.04
 MARGIN_AFTER_REHEARSAL = 0.015
 CHUNK_ROWS = 2048
+MAX_ACCUMULATION = 4  # a size whose batch needs more slices than this is too large for a card
 _LINE_THROUGH = (2, 4)
 # Without accumulation no gradients lie about during the forward pass: a whole batch this much larger may still fit.
 _WHOLE_MAY_FIT = 1.4

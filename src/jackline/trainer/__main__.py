@@ -42,6 +42,7 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
     with Voice() as voice:
         voice.say(f"$ jackline train {shlex.join([target, *words])}")
         voice.say(f"process {os.getpid()}, Python {platform.python_version()}, run {run.path}")
+        voice.now("reading the settings")
         resolved = resolve_words(target, words)
         _check_unchanged(run, resolved.config)
         for line in first_screen(resolved.config, os.environ):
@@ -50,8 +51,11 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
         # cores a step of the nano model took 1.55 s with spinning and 0.34 s without. Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with voice.phase("start", "importing torch, usually 2 to 20 s"):
+            from jackline.trainer.build import choose_device
             from jackline.trainer.loop import train
+            from jackline.trainer.sizing import settle_size
         try:
+            resolved = settle_size(resolved, run, choose_device(resolved.config), voice)
             train(resolved, run, voice)
         except JacklineError as error:
             _forbid_restart(run, error.message)

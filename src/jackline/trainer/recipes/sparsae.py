@@ -82,6 +82,7 @@ class SparsaeConfig(TrainConfig):
         "eval_every": 20,
     }
     METHOD: ClassVar[str] = "jackline.trainer.sparse_method"
+    AUTO_SIZES: ClassVar[Sequence[str]] = tuple(SIZES)  # what model=auto chooses from, largest first
     VOCAB_MULTIPLE: ClassVar[int] = 1  # the seeds' true counts
 
     def __post_init__(self) -> None:
