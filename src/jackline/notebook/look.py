@@ -23,6 +23,7 @@ from jackline.rundir.status import read_status
 from jackline.session.home import is_notebook
 
 LOOK_EVERY_S = 0.25
+END_PATIENCE_S = 10.0
 DRAW_EVERY_S = 1.5  # a sign of life at most 2 s apart
 
 
@@ -61,11 +62,12 @@ Which = Run | str | os.PathLike[str] | None
 
 
 @without_traceback
-def plan(target: str, *words: str, gpu: str | None = None, **settings: Any) -> None:
+def plan(target: str, *words: str, name: str | None = None, gpu: str | None = None, **settings: Any) -> None:
     """Will it fit, will it finish: `jackline doctor` on this machine, and on a card `jackline plan --explain`.
 
-    gpu="T4" asks about another card, model_size="auto" which size suits this one; both start nothing. Raises when
-    something stands in the way, so that the cells below do not run.
+    gpu="T4" asks about another card, model_size="auto" which size suits this one; both try nothing. Raises when
+    something stands in the way, so that the cells below do not run. While that very run (`name`, if it was given one)
+    is alive, nothing is tried beside it.
     """
     from jackline.memory.cards import detect_card
     from jackline.trainer.recipes import is_own_file
@@ -75,8 +77,8 @@ def plan(target: str, *words: str, gpu: str | None = None, **settings: Any) -> N
     if is_question or is_own_file(target) or ":" in target:
         call(["plan", target, *asked, *as_words({"gpu": gpu})])
         return
-    if (name := living(target, asked)) is not None:
-        say(f"run '{name}' is alive: nothing is tried beside it, run.watch() shows it")
+    if (alive := living(target, asked, name)) is not None:
+        say(f"run '{alive}' is alive: nothing is tried beside it, run.watch() shows it")
         return
     try:
         call(["doctor", target, *asked])
@@ -88,10 +90,10 @@ def plan(target: str, *words: str, gpu: str | None = None, **settings: Any) -> N
         call(["plan", target, *asked, "--explain"])
 
 
-def living(recipe: str, asked: list[str]) -> str | None:
+def living(recipe: str, asked: list[str], name: str | None) -> str | None:
     from jackline.notebook.start import meant_by_recipe
 
-    found = meant_by_recipe(recipe, asked)[0].run
+    found = meant_by_recipe(recipe, asked, name=name)[0].run
     return found.name if read_status(found).state in LIVE else None
 
 
@@ -112,6 +114,7 @@ def watch(run: Which = None) -> None:
     found = find(run)
     if not is_notebook():
         watch_in_terminal(found)
+        wait_for_the_last_line(found)
         judge(found, read_view(found, now_s=time.time()))
         return
     status = read_status(found)
@@ -152,6 +155,16 @@ def follow(run: RunDir) -> RunView:
             say(text)
         if is_over:
             return view
+        time.sleep(LOOK_EVERY_S)
+
+
+def wait_for_the_last_line(run: RunDir) -> None:
+    """A supervisor lives a moment longer than its run. Comes back at once when the run goes on."""
+    until_s = time.monotonic() + END_PATIENCE_S
+    while time.monotonic() < until_s:
+        status = read_status(run)
+        if status.state not in LIVE or not status.supervisor_state.get("is_finished"):
+            return
         time.sleep(LOOK_EVERY_S)
 
 

@@ -1,0 +1,107 @@
+"""What a cell means: words, names, errors; and all of it in plain Python."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jackline import notebook
+from jackline.errors import JacklineError, UsageError
+from jackline.notebook.command import Ended, as_words, call, environment, read_error
+from jackline.notebook.start import choose_folder, meant_by_recipe
+from tests.shell import Shell
+
+
+def test_keywords_become_the_words_of_a_command_line() -> None:
+    assert as_words({"lr": 3e-4, "quick": True, "full_eval": False, "data": Path("a b"), "mirror": None}) == [
+        "--lr=0.0003",
+        "--quick",
+        "full_eval=false",
+        "--data=a b",
+    ]
+
+
+def test_a_recipe_in_a_cell_is_the_run_that_the_command_line_knows(
+    clean_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jackline.cli import train as train_command
+    from jackline.rundir.identity import default_name
+
+    monkeypatch.chdir(tmp_path)
+    typed = train_command.resolve([sys.executable, "-m", "jackline.trainer"], "demo", ("--quick", "lr=0.5"))
+    name = default_name(["demo"], typed["identity"])
+    meant, asked = meant_by_recipe("demo", as_words({"quick": True, "lr": 0.5, "restart": 3}))
+    assert (meant.run.path, asked) == (clean_environment / name, ["--quick", "--lr=0.5", "--restart=3"])
+    notebook.setup(save_to="saved")
+    meant, asked = meant_by_recipe("demo", ["--quick", "lr=0.5"])
+    assert (meant.run.name, asked[-1], meant.place) == (name, f"mirror={tmp_path / 'saved'}", str(tmp_path / "saved"))
+    meant, asked = meant_by_recipe("demo", ["--quick", "lr=0.5", "mirror=other"])
+    assert (meant.run.name, asked[-1], meant.place) == (name, "mirror=other", "other")
+
+
+def test_a_new_run_takes_no_name_that_the_second_place_knows(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    (tmp_path / "saved" / "demo-2").mkdir(parents=True)
+    chosen = choose_folder(tmp_path / "runs", "demo", str(tmp_path / "saved"), is_new=True)
+    assert chosen.name == "demo-3"
+    assert choose_folder(tmp_path / "runs", "demo", None, is_new=False).name == "demo"
+
+
+def test_a_second_place_that_cannot_be_read_is_an_error_and_never_a_start_from_nothing(
+    tmp_path: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook.setup(save_to="saved")
+    (tmp_path / "saved").rmdir()
+    (tmp_path / "saved").symlink_to("saved")  # a folder that answers every question with an error
+    with pytest.raises(UsageError) as caught:
+        notebook.run(["sleep", "0"], name="nap")
+    assert str(caught.value) == (
+        f"error: {tmp_path / 'saved'} cannot be read: Too many levels of symbolic links\n"
+        "hint: run the setup cell again; it mounts the place or says what is wrong with it"
+    )
+    assert not (clean_environment / "nap").exists()
+
+
+def test_an_error_of_a_command_is_raised_as_it_was_written() -> None:
+    lines = ["error: it does not fit", "       12 GiB wanted", "       3 GiB there", "hint: a smaller batch"]
+    error = read_error(lines, 1, ["plan"])
+    assert (str(error).splitlines(), type(error)) == (lines, JacklineError)
+    assert type(read_error(lines, 2, ["plan"])) is UsageError
+    silent = read_error([], 1, ["doctor"])
+    assert isinstance(silent, Ended)
+    assert str(silent) == "error: `jackline doctor` ended with code 1; what it found is above"
+    with pytest.raises(UsageError, match="there is no command 'runn'"):
+        call(["runn"])
+
+
+def test_the_colours_of_a_cell_do_not_reach_the_log_of_a_run() -> None:
+    assert environment({"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "HOME": "/"}) == {"HOME": "/"}
+
+
+@pytest.mark.zoo
+def test_in_plain_python_it_starts_watches_and_explains_as_well(person: Shell) -> None:
+    person.script("says.py", "print('hello from the run')\n")
+    program = """
+from jackline import notebook
+run = notebook.run("python says.py", name="plain")
+run.watch()
+print(run.state)
+notebook.why()
+notebook.run("python -c 'raise SystemExit(3)'", name="bad").watch()
+"""
+    done = person.call(person.python("cells.py", program))
+    assert done.code == 1
+    assert "hello from the run\n" in done.out
+    assert "\nfinished\n" in done.out
+    assert "run 'plain' is finished at " in done.out
+    assert "jackline.errors.JacklineError: error: run 'bad' died: " in done.err
+    assert done.err.endswith("hint: run.why() tells more; running its cell again goes on from the last checkpoint\n")
+
+
+def test_a_question_about_another_card_goes_to_jackline_plan_and_tries_nothing() -> None:
+    with pytest.raises(UsageError) as caught:
+        notebook.plan("demo", quick=True, gpu="T400")
+    assert str(caught.value).startswith("error: there is no card 'T400' in the table")
