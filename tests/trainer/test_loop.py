@@ -174,3 +174,18 @@ def test_verbose_tells_every_step_and_its_batch(trainings: Trainings) -> None:
         assert re.search(
             rf"^\[train\] step {step}: \S+ s, epoch 0, windows at tokens (\S+, ){{3}}\S+$", ended.output, re.M
         )
+
+
+def test_a_full_validation_is_done_when_it_is_asked_for_and_changes_nothing(trainings: Trainings) -> None:
+    trainings.finish("whole")
+    trainings.run("asked", KILL_AT="5")
+    asked = trainings.run_dir("asked")
+    asked.validation_request.touch()
+
+    ended = trainings.finish("asked")
+
+    assert len(trainings.metrics("asked", "val_loss_full")) == 1
+    assert re.search(r"\[eval\] full validation, (\d+) of \1 windows", ended.output), ended.output
+    assert not asked.validation_request.exists()
+    assert trainings.losses("asked").items() <= trainings.losses("whole").items()
+    assert trainings.weights("asked") == trainings.weights("whole")

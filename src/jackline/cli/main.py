@@ -24,6 +24,7 @@ COMMANDS = {
     "why": ("jackline.cli.why", "What it is doing, by file and line; why it died, from evidence."),
     "logs": ("jackline.cli.logs", "Its output, with times."),
     "runs": ("jackline.cli.runs", "All runs that can be found from here."),
+    "validate": ("jackline.cli.validate", "Ask a training for a validation on all its validation data, now."),
     "stop": ("jackline.cli.stop", "Save and end."),
     "resume": ("jackline.cli.resume", "Go on with a run that stopped or died."),
     "doctor": ("jackline.cli.doctor", "Check this machine, a recipe or a command, before it starts."),

@@ -48,6 +48,11 @@ class RunDir:
         return self.path / "stop-request.json"
 
     @property
+    def validation_request(self) -> Path:
+        """Made by `jackline validate`, taken away by the trainer that obeys."""
+        return self.path / "validation-request"
+
+    @property
     def mirror_file(self) -> Path:
         """Only with --mirror: what was copied away, and when."""
         return self.path / "mirror.json"

@@ -36,7 +36,7 @@ from jackline.trainer.schedule import lr_at
 from jackline.trainer.sentinels import Sentinels
 from jackline.trainer.sentinels_machine import read_surroundings
 from jackline.trainer.sentinels_torch import first_bad_tensor
-from jackline.trainer.validation import Validation, best_of, is_due
+from jackline.trainer.validation import Validation, best_of
 from jackline.trainer.voice import Voice
 from jackline.trainer.watch import AlarmRaised, Step, Watch
 
@@ -61,10 +61,11 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
         stack.callback(parts.corpus.close)
         stack.callback(parts.loader.close)
         stack.enter_context(parts.kernels())
+        rehearsed: Rehearsed | None = None
         if config.rehearse:
-            rehearsed: Rehearsed = rehearse_step(parts, voice, run_dir)
+            rehearsed = rehearse_step(parts, voice, run_dir)
             parts = with_micro_batch(parts, rehearsed.micro_batch)
-        validation = Validation(parts, voice)
+        validation = Validation(parts, voice, rehearsed.window_s if rehearsed else 0.0)
         name_bad = partial(first_bad_tensor, parts.model)
         sentinels = Sentinels(sentinel_facts(parts, validation), read_surroundings, name_bad)
         watch = Watch(parts, run_dir, voice, sentinels)
@@ -117,8 +118,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         parts.method.after_step(
                             Between(run.step, run_dir.path, voice.say, watch.training_s(), result.loss)
                         )
-                    if is_due(run.step, before, config, parts.total_steps):
-                        validation.quick(run, watch)
+                    validation.after_step(run, watch, before, run_dir.validation_request)
                     if time.monotonic() > deadline_s:
                         deadline_s = float("inf")
                         ask_for_the_end(voice, config.time_limit_s)

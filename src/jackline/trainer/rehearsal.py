@@ -26,6 +26,7 @@ from jackline.memory.rehearse import (
     store_correction,
 )
 from jackline.rundir.layout import RunDir
+from jackline.trainer import compiling
 from jackline.trainer.build import Parts
 from jackline.trainer.planning import Chosen, plan_on
 from jackline.trainer.voice import Voice
@@ -34,11 +35,12 @@ from jackline.units import format_bytes, format_duration
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """`step_s` is what a whole step took; the first one's compilation is not in it."""
+    """`step_s` is what a whole step took, `window_s` the validation of one window; no compilation is in them."""
 
     micro_batch: int
     step_s: float
     reserved_bytes: int
+    window_s: float = 0.0
 
 
 class _TimedMeter:
@@ -74,7 +76,7 @@ def rehearse_step(parts: Parts, voice: Voice, run: RunDir | None = None) -> Rehe
         f"all {parts.total_steps:,} about {format_duration(step_s * parts.total_steps)}",
         "rehearsal",
     )
-    return Rehearsed(good.micro_batch, step_s, good.found.reserved_bytes)
+    return Rehearsed(good.micro_batch, step_s, good.found.reserved_bytes, good.eval_s / good.micro_batch)
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,14 @@ class _Attempt:
     micro_batch: int
     found: Rehearsal
     step_s: float
+    eval_s: float
 
 
 def _attempt(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
-    with voice.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone"):
+    # Whether an earlier attempt's cache helps is known to compiling.py, and was said; the longer of the two is told.
+    is_compiled = getattr(parts.model, "_compiled_call_impl", None) is not None
+    first = f"; compiles first, up to {compiling.COLD_S:.0f} s" if is_compiled else ""
+    with voice.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone{first}"):
         return _Attempt(micro_batch, *_try(parts, micro_batch))
 
 
@@ -121,7 +127,7 @@ def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice, run: RunDir | Non
     return again.micro_batch if again.fit != "no" else 0
 
 
-def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float]:
+def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float, float]:
     config, device = parts.config, parts.device
     window = torch.zeros((micro_batch, config.seq_len + 1), dtype=torch.long, device=device)
     # A second slice meets the gradients of the first: more memory than one alone.
@@ -146,7 +152,8 @@ def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float]:
     meter = _TimedMeter(CudaMeter() if device.type == "cuda" else CpuMeter(held), device)
     acts = {"step": step, "evaluation": evaluate}
     found = rehearse(acts, parts.model, parts.optimizer, scaler=parts.scaler, meter=meter)
-    return found, meter.seconds[0] if meter.seconds else 0.0
+    step_s, eval_s = (*meter.seconds, 0.0, 0.0)[:2]
+    return found, step_s, eval_s
 
 
 def with_micro_batch(parts: Parts, micro_batch: int) -> Parts:

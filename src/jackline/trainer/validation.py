@@ -7,6 +7,9 @@ evaluate.py's.
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.trainer.build import Parts
@@ -14,6 +17,7 @@ from jackline.trainer.config import TrainConfig
 from jackline.trainer.evaluate import Evaluation, count_windows, evaluate, subset_size
 from jackline.trainer.voice import Voice
 from jackline.trainer.watch import Watch
+from jackline.units import format_duration
 
 Best = tuple[str, float, int]
 
@@ -32,8 +36,9 @@ def best_of(run: Run | OffRun | None, config: TrainConfig) -> Best | None:
 class Validation:
     """Of one attempt. Does nothing without validation data."""
 
-    def __init__(self, parts: Parts, voice: Voice) -> None:
+    def __init__(self, parts: Parts, voice: Voice, window_s: float = 0.0) -> None:
         self._parts, self._voice = parts, voice
+        self._window_s = window_s  # by the rehearsal, then by the last validation; 0: nobody knows yet
         data = parts.corpus.validation
         self.num_windows = count_windows(data, parts.config.seq_len) if data is not None else 0
         self.num_quick = subset_size(self.num_windows, parts.config.eval_share) if self.num_windows else 0
@@ -49,6 +54,13 @@ class Validation:
     def num_parts(self) -> int:
         """Batches of a full validation."""
         return -(-self.num_windows // self._batch_size) if self.num_windows else 0
+
+    def after_step(self, run: Run | OffRun, watch: Watch, before: int, request: Path) -> None:
+        """What is due: the quick one by its interval, the full one when somebody asked for it."""
+        if is_due(run.step, before, self._parts.config, self._parts.total_steps):
+            self.quick(run, watch)
+        if _take(request):
+            self.full(run, watch)
 
     def quick(self, run: Run | OffRun, watch: Watch) -> None:
         """During training; a new best is saved with this very step."""
@@ -67,7 +79,7 @@ class Validation:
             run.save(**{f"best_{metric}": found.loss})
 
     def full(self, run: Run | OffRun, watch: Watch) -> Evaluation | None:
-        """All of it, at the end."""
+        """All of it, at the end or on request."""
         found = self._run(run, watch, "full validation", self.num_windows)
         if found is not None:
             name = f"{self._parts.config.metric}_full"
@@ -81,7 +93,9 @@ class Validation:
             return None
         voice = self._voice
         watch.take_in(wait=True)
-        text = f"{name}, {num_windows:,} of {self.num_windows:,} windows"
+        expected = f", about {format_duration(self._window_s * num_windows)}" if self._window_s else ""
+        text = f"{name}, {num_windows:,} of {self.num_windows:,} windows{expected}"
+        began_s = time.monotonic()
         with (
             voice.phase("eval", text),
             watch.aside("evaluation"),
@@ -96,4 +110,15 @@ class Validation:
             found = evaluate(self._parts, num_windows, self._batch_size, advance)
         if found is None:
             voice.say(f"{name} given up: somebody asked for the end", "eval")
+        else:
+            self._window_s = (time.monotonic() - began_s) / num_windows
         return found
+
+
+def _take(request: Path) -> bool:
+    """Whether it was there; it is gone then. A microsecond when it is not."""
+    try:
+        request.unlink()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""`jackline validate`: what it asks for, and whom it cannot ask."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId, identify
+from tests.cli.test_watch import begin, run  # noqa: F401
+
+
+def validate(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "jackline", "validate", *words], capture_output=True, text=True)
+
+
+@pytest.fixture
+def alive(run: RunDir) -> RunDir:  # noqa: F811
+    found = identify(os.getpid())
+    assert found is not None
+    begin(run, found)
+    return run
+
+
+def test_a_training_that_runs_is_asked_by_a_file_in_its_folder(alive: RunDir) -> None:
+    alive.config_file.write_text("model: nano\n")
+
+    done = validate("mine")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "asked run 'mine' for a full validation; `jackline logs mine` shows it\n"
+    assert alive.validation_request.exists()
+
+
+def test_a_script_of_somebody_else_cannot_be_asked(alive: RunDir) -> None:
+    done = validate("mine")
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: run 'mine' is not a training of ours, or has not come to its first step yet\n"
+        "hint: `jackline train` validates; a script under `jackline run` does so itself\n"
+    )
+    assert not alive.validation_request.exists()
+
+
+def test_a_run_that_is_over_cannot_be_asked(run: RunDir) -> None:  # noqa: F811
+    found = identify(os.getpid())
+    assert found is not None
+    begin(run, ProcessId(2**22 - 1, 1, found.host, found.boot_id))
+
+    done = validate("mine")
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: run 'mine' is not alive: it is dead\n"
+        "hint: `jackline resume mine` goes on with it; a training validates in full at its end by itself\n"
+    )
