@@ -131,7 +131,7 @@ def test_after_the_machine_is_lost_the_same_cells_go_on_from_the_save_folder(
     first = kernel.run(SETUP_AND_TRAIN)
     assert first.error == [], first.text
     run, saved = person.runs / "lost", person.work / "saved"
-    wait_for(lambda: (run / "checkpoints" / "step-00000010").exists(), "a checkpoint")
+    wait_for(lambda: newest(run) >= 10, "a checkpoint")
     stopped = kernel.run("run.stop()")
     assert stopped.printed.endswith("[jackline] run 'lost' has ended; `jackline resume lost` goes on with it\n")
     wait_for(lambda: newest(saved / "lost") >= 10, "the upload")
@@ -171,9 +171,9 @@ def make_strange(saved: Path) -> None:
                 archive.addfile(entry, io.BytesIO(data))
 
 
-def newest(saved: Path) -> int:
-    """The step of the newest upload that is whole."""
-    whole = [path.parent.name for path in saved.glob("checkpoints/*/manifest.json")]
+def newest(folder: Path) -> int:
+    """The step of the newest whole checkpoint of a run, here or where it was uploaded to."""
+    whole = [path.parent.name for path in folder.glob("checkpoints/*/manifest.json")]
     return max((int(re.findall(r"step-(\d+)", name)[0]) for name in whole), default=-1)
 
 
