@@ -81,6 +81,7 @@ class CheckpointEngine:
         self.folder = place.folder
         self.mirror = self.settings.mirror or place.mirror
         self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time its state was taken
+        self.stalled_s = 0.0  # what all saves together have cost the loop so far
         self._run_name = run.name
         self._pid = os.getpid()
         self._link = WriterLink(self._options(run), self.settings.writer_command)
@@ -140,7 +141,7 @@ class CheckpointEngine:
         captured = self._capture(state)
         self._ticket = ticket
         self._stage(ticket, captured, dict(metrics or {}), mode)
-        ticket.stall_s += time.perf_counter() - began_s
+        self._count_stall(ticket, began_s)
         return ticket
 
     def before_mutation(self) -> None:
@@ -150,8 +151,13 @@ class CheckpointEngine:
             return
         began_s = time.perf_counter()
         pending()
-        if self._ticket is not None:
-            self._ticket.stall_s += time.perf_counter() - began_s
+        self._count_stall(self._ticket, began_s)
+
+    def _count_stall(self, ticket: Ticket | None, began_s: float) -> None:
+        stalled_s = time.perf_counter() - began_s
+        self.stalled_s += stalled_s
+        if ticket is not None:
+            ticket.stall_s += stalled_s
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Allocates memory beside the first steps instead of in the first save. Best after the first step."""

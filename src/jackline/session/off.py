@@ -32,6 +32,7 @@ class OffRun:
         self.epoch = 0
         self.name = settings.name or "off"
         self.should_stop = False
+        self.saving_s = 0.0
 
     @property
     def step(self) -> int:

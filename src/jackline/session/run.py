@@ -66,6 +66,11 @@ class Run:
         """Somebody asked for the end. `steps` sees to it by itself; long work inside a step may look here."""
         return self._attached.stop.is_made
 
+    @property
+    def saving_s(self) -> float:
+        """What saves have cost this loop so far; writing goes on beside it and is not in it."""
+        return self._attached.saver.engine.stalled_s
+
     def steps(self, total: int | None = None) -> Iterator[Any]:
         """Batches, until `total` steps are done. Without `total`: one epoch, or what is left of it."""
         position = self._attached.position

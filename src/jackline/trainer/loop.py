@@ -111,6 +111,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         epoch=batch.epoch,
                         windows=batch.windows,
                         micro_batch=result.micro_batch,
+                        saved_s=watch.saved_s(run.saving_s),
                         is_skipped=run.step == before,
                     )
                     watch.after_step(step, result.loss, norm)

@@ -42,7 +42,8 @@ class AlarmRaised(JacklineError):
 
 @dataclass(frozen=True)
 class Step:
-    """What is known of a step at once. `seconds` since the step before it, `waited_s` of them for data."""
+    """What is known of a step at once. `seconds` since the step before it, of them `waited_s` for data and `saved_s`
+    for saves."""
 
     step: int
     lr: float
@@ -51,6 +52,7 @@ class Step:
     epoch: int
     windows: Sequence[int]
     micro_batch: int
+    saved_s: float = 0.0
     is_skipped: bool = False
 
 
@@ -78,7 +80,7 @@ class Watch:
         self._total_steps = parts.total_steps if parts.config.has_known_end else 0
         self._began_s = self._line_s = self._step_s = time.monotonic()
         self._line_step = self._first_step = 0
-        self._wait_s = self._line_wait_s = 0.0
+        self._wait_s = self._line_wait_s = self._saving_s = 0.0
         self._aside_s = self._line_aside_s = 0.0
         self._spent = _Spent()
         self._are_blind = parts.config.sentinels == "off"
@@ -102,6 +104,11 @@ class Watch:
         seconds, waited = now_s - self._step_s, waited_s - self._wait_s
         self._step_s, self._wait_s = now_s, waited_s
         return seconds, waited
+
+    def saved_s(self, total_s: float) -> float:
+        """Of all that saves have cost so far, what is new since the last step."""
+        since_s, self._saving_s = total_s - self._saving_s, total_s
+        return since_s
 
     def training_s(self) -> float:
         """Since the attempt's first step."""
@@ -246,6 +253,7 @@ def step_facts(arrived: Arrived[Step], tokens_per_step: int) -> StepFacts:
         data_wait_share=step.waited_s / step.seconds if is_timed else None,
         seconds=step.seconds,
         micro_batch=step.micro_batch,
+        saved_s=step.saved_s,
         epoch=step.epoch,
         windows=step.windows,
         is_skipped=step.is_skipped,
