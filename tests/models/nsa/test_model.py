@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from jackline.models.loss import IGNORED
 from jackline.models.nsa import reference
-from jackline.models.nsa.attention import SparseAttention, can_use_kernels, rotary_turns, rotate
+from jackline.models.nsa.attention import SparseAttention, rotary_turns, rotate
 from jackline.models.nsa.model import NSAModel
 from jackline.models.nsa.shape import NSA_SHAPES, NSAShape, count_parameters
 
@@ -246,7 +246,3 @@ def test_statistics_say_what_gates_and_selection_do() -> None:
     reads = [min(t + 1, 3 * 16 + t % 16 + 1) / (t + 1) for t in range(128)]
     assert facts["selected_coverage"] == pytest.approx(sum(reads) / 128, abs=1e-5)
     assert 0 < facts["selected_far"] < 0.5
-
-
-def test_without_a_card_the_plain_road_is_taken() -> None:
-    assert not can_use_kernels(torch.zeros(1, 4, 12, 64), NSAShape())

@@ -1,12 +1,9 @@
 """The attention module: projections, rotary positions, three branches and the gate that mixes them.
 
-Which road the branches take, kernels or plain torch, is decided here by what the machine can do.
+The branches are read by kernels where `proof.why_no_kernels` had nothing against them, else in plain torch.
 """
 
 from __future__ import annotations
-
-import functools
-import importlib.util
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +23,7 @@ class SparseAttention(nn.Module):
     def __init__(self, shape: NSAShape) -> None:
         super().__init__()
         self.shape = shape
+        self.has_kernels = False  # set by whoever has asked `proof.why_no_kernels`, before compiling
         heads = shape.num_heads * shape.head_width
         self.query = nn.Linear(shape.width, heads, bias=False)
         self.memory = nn.Linear(shape.width, 6 * shape.num_groups * shape.head_width, bias=False)
@@ -48,7 +46,7 @@ class SparseAttention(nn.Module):
         query = self.query(normed).view(batch, length, self.shape.num_heads, self.shape.head_width)
         gates = self._gates(query)
         turned, memory = self._turn(query, self.memory(normed))
-        found = read_branches(turned, memory, self.shape)
+        found = self._read(turned, memory)
         parts = (found.compressed, found.selected, found.window)
         # A gate belongs to a group; its heads stand side by side.
         spread = gates.repeat_interleave(self.shape.heads_per_group, dim=2)
@@ -56,6 +54,13 @@ class SparseAttention(nn.Module):
         assert isinstance(mixed, Tensor)
         output: Tensor = self.projection(mixed.to(normed.dtype).flatten(2))
         return output, gates, found
+
+    def _read(self, query: Tensor, memory: Memory) -> Branches:
+        if self.has_kernels:
+            from jackline.models.nsa import fast
+
+            return fast.attend(query, memory, self.shape)
+        return reference.attend(query, memory, self.shape)
 
     def _gates(self, query: Tensor) -> Tensor:
         # Before the turn: what a token asks for should not depend on where in the sequence it stands.
@@ -86,19 +91,3 @@ def rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
     turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
     return turned.to(heads.dtype)
-
-
-def read_branches(query: Tensor, memory: Memory, shape: NSAShape) -> Branches:
-    return reference.attend(query, memory, shape)
-
-
-def can_use_kernels(query: Tensor, shape: NSAShape) -> bool:
-    """Whether the Triton road is open: a card, Triton, a float type and widths its tiles are made for."""
-    widths = (shape.head_width, shape.block_length)
-    is_tileable = all(16 <= width <= 128 and width & (width - 1) == 0 for width in widths)
-    return query.is_cuda and is_tileable and query.dtype in (torch.bfloat16, torch.float32) and _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

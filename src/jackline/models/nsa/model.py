@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jackline.models.loss import summed_cross_entropy
 from jackline.models.nsa.attention import BRANCHES, SparseAttention
+from jackline.models.nsa.proof import why_no_kernels
 from jackline.models.nsa.shape import NSAShape
 
 _INIT_STD = 0.02
@@ -51,6 +52,7 @@ class NSAModel(nn.Module):
         self.shape = shape
         self.is_recomputing = is_recomputing
         self.loss_chunk_rows = loss_chunk_rows
+        self.has_loss_kernel = False  # set by whoever has asked `loss.why_no_kernel`, before compiling
         self.tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(SparseBlock(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
@@ -84,7 +86,20 @@ class NSAModel(nn.Module):
         if targets is None:
             logits: Tensor = self.head(hidden)
             return logits
-        return summed_cross_entropy(self.head, hidden, targets, chunk_rows=self.loss_chunk_rows)
+        return summed_cross_entropy(
+            self.head, hidden, targets, chunk_rows=self.loss_chunk_rows, has_kernel=self.has_loss_kernel
+        )
+
+    def use_kernels(self) -> str:
+        """Read by kernels from now on, or why not: call it where the model has its device and float type, and
+        before compiling it. Takes some seconds on a card, which the first step would take otherwise."""
+        weight = self.head.weight
+        reason = why_no_kernels(self.shape, weight.device, weight.dtype)
+        for block in self.blocks:
+            attention = block.attention
+            if isinstance(attention, SparseAttention):
+                attention.has_kernels = not reason
+        return reason
 
     @torch.no_grad()
     def statistics(self, ids: Tensor) -> dict[str, float]:

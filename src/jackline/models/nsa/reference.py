@@ -35,14 +35,15 @@ class Branches(NamedTuple):
     selection: Tensor
 
 
-def attend(query: Tensor, memory: Memory, shape: NSAShape) -> Branches:
+def attend(query: Tensor, memory: Memory, shape: NSAShape, selection: Tensor | None = None) -> Branches:
+    """All three branches; with a `selection` nothing is chosen, for a comparison that rounding cannot disturb."""
     length, device = query.shape[1], query.device
     keys, values = (blocks.compress(part, shape) for part in memory[:2])
     seen = blocks.visible_compressed(length, shape, device)
     compressed, shares = masked_attention(query, keys, values, seen)
     # The heads of a group choose together, so that a kernel loads a block once for all of them.
     scores = blocks.to_block_scores(shares.detach().sum(dim=2), length, shape)
-    selection = blocks.pick_blocks(scores, shape)
+    selection = blocks.pick_blocks(scores, shape) if selection is None else selection
     chosen = blocks.visible_in_blocks(selection, length, shape.block_length)
     selected, _ = masked_attention(query, memory.selected_keys, memory.selected_values, chosen[:, :, None])
     near = blocks.visible_in_window(length, shape.window, device)

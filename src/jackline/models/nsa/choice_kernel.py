@@ -1,0 +1,135 @@
+"""Which blocks a query reads, from the attention its group gave to compressed blocks. Needs Triton.
+
+Scores exist for a piece of the queries at a time, so memory grows with the sequence and not with its square; nothing
+of it is kept for the way back, since a choice has no slope. Ties go to the earlier block, as in `blocks.pick_blocks`.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: PLR0913 - a kernel has no other way to be told
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jackline.models.nsa.shape import NSAShape
+
+_LOG2_E = 1.4426950408889634
+# Rows of queries, blocks of a tile, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
+TILES = {"score": (64, 64, 4, 2)}
+_WIDE_TILES = (32, 16, 4, 2)  # float32 needs twice the room and is for checking
+_SCRATCH_FLOATS = 1 << 25  # 128 MiB of scores at a time
+
+
+# Triton reads annotations, so its functions carry none but its own.
+@triton.jit
+def _overlap(offset: tl.constexpr, ratio: tl.constexpr, per_block: tl.constexpr):
+    """The weights of `blocks.overlap_weights`."""
+    begin: tl.constexpr = offset if offset > 0 else 0
+    end: tl.constexpr = offset + per_block if offset + per_block < ratio else ratio
+    return (end - begin) / per_block
+
+
+@triton.jit
+def _score(queries, keys, logs, scores, length, begin, num_queries, num_keys, num_blocks, scale,
+           heads: tl.constexpr, per_group: tl.constexpr, ratio: tl.constexpr, per_block: tl.constexpr,
+           stride: tl.constexpr, block_length: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr,
+           width: tl.constexpr):  # fmt: skip
+    """One tile of queries and selection blocks: the shares of all compressed blocks inside, summed over the group.
+
+    Each block overlaps `ratio + per_block - 1` compressed ones at fixed offsets, so every offset is a product of its
+    own with every ratio-th key, and no share has to cross from one tile into the next.
+    """
+    first, block_first = begin + tl.program_id(0) * rows, tl.program_id(1) * tile
+    groups: tl.constexpr = heads // per_group
+    batch, group = (tl.program_id(2) // groups).to(tl.int64), tl.program_id(2) % groups
+    final = tl.minimum(first + rows, begin + num_queries) - 1
+    if block_first * block_length <= final:
+        position = first + tl.arange(0, rows)
+        inside = position < begin + num_queries
+        lane = tl.arange(0, width)
+        block = block_first + tl.arange(0, tile)
+        grid = keys + batch * num_keys * groups * width + group * width
+        total = tl.zeros([rows, tile], tl.float32)
+        for number in range(per_group):
+            head = group * per_group + number
+            at = (batch * length + position[:, None]) * (heads * width) + head * width + lane[None, :]
+            query = tl.load(queries + at, mask=inside[:, None], other=0.0)
+            log = tl.load(logs + (batch * heads + head) * length + position, mask=inside, other=float("inf"))
+            for offset in tl.static_range(1 - per_block, ratio):
+                key = block * ratio + offset
+                there = (key >= 0) & (key < num_keys)
+                k = tl.load(grid + key[None, :] * (groups * width) + lane[:, None], mask=there[None, :], other=0.0)
+                score = tl.dot(query, k, input_precision="ieee") * scale
+                seen = there[None, :] & ((key * stride + per_block * stride - 1)[None, :] <= position[:, None])
+                share = tl.where(seen, tl.exp2(score - log[:, None]), 0.0)
+                total += share * _overlap(offset, ratio, per_block)
+        place = tl.program_id(2).to(tl.int64) * num_queries + (position - begin)
+        to = place[:, None] * num_blocks + block[None, :]
+        tl.store(scores + to, total, mask=inside[:, None] & (block < num_blocks)[None, :])
+
+
+@triton.jit
+def _pick(scores, selection, length, begin, num_queries, num_blocks, block_length: tl.constexpr,
+          slots: tl.constexpr, num_local: tl.constexpr, rows: tl.constexpr, span: tl.constexpr):  # fmt: skip
+    """Take the largest again and again: a few passes over registers, no sort of a thousand scores."""
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    inside = row < num_queries
+    own = ((begin + row) // block_length)[:, None]
+    block = tl.arange(0, span)[None, :]
+    place = tl.program_id(1).to(tl.int64)
+    seen = inside[:, None] & (block <= own) & (block < num_blocks)
+    rank = tl.load(scores + (place * num_queries + row[:, None]) * num_blocks + block, mask=seen, other=-1.0)
+    rank = tl.where(rank >= 0.0, rank, 0.0)  # a NaN must not lead to a block that does not exist
+    rank = tl.where((block == 0) | (block > own - num_local), 1e30, rank)
+    rank = tl.where(seen, rank, -1.0)
+    to = selection + (place * length + begin + row) * slots
+    for slot in range(slots):
+        best, at = tl.max(rank, 1, return_indices=True)  # of equals the first
+        tl.store(to + slot, tl.where(best < 0.0, -1, at), mask=inside)
+        rank = tl.where(block == at[:, None], -1.0, rank)
+
+
+@torch.library.custom_op("jackline::choose_blocks", mutates_args=())
+def _choose(query: Tensor, keys: Tensor, logs: Tensor, lengths: list[int]) -> Tensor:
+    compressed_length, stride, block_length, slots, num_local = lengths
+    query, keys, logs = query.contiguous(), keys.contiguous(), logs.contiguous()
+    batch, length, heads, width = query.shape
+    num_keys, groups = keys.shape[1:3]
+    num_blocks = triton.cdiv(length, block_length)
+    selection = query.new_empty((batch, groups, length, slots), dtype=torch.int32)
+    piece = max(64, min(length, _SCRATCH_FLOATS // (batch * groups * num_blocks)))
+    scores = query.new_empty((batch * groups, piece, num_blocks), dtype=torch.float32)
+    rows, tile, warps, stages = TILES["score"] if query.dtype == torch.bfloat16 else _WIDE_TILES
+    span = triton.next_power_of_2(num_blocks)
+    picked_rows = max(1, 4096 // span)
+    for begin in range(0, length, piece):
+        count = min(piece, length - begin)
+        # Blocks after the piece's last query are neither scored nor read.
+        reached = triton.cdiv(begin + count, block_length)
+        _score[(triton.cdiv(count, rows), triton.cdiv(reached, tile), batch * groups)](
+            query, keys, logs, scores, length, begin, count, num_keys, num_blocks, float(width**-0.5 * _LOG2_E),
+            heads=heads, per_group=heads // groups, ratio=block_length // stride,
+            per_block=compressed_length // stride, stride=stride, block_length=block_length,
+            rows=rows, tile=tile, width=width, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        _pick[(triton.cdiv(count, picked_rows), batch * groups)](
+            scores, selection, length, begin, count, num_blocks, block_length=block_length,
+            slots=slots, num_local=num_local, rows=picked_rows, span=span, num_warps=4,
+        )  # fmt: skip
+    return selection
+
+
+@_choose.register_fake
+def _(query: Tensor, keys: Tensor, logs: Tensor, lengths: list[int]) -> Tensor:
+    batch, length = query.shape[:2]
+    return query.new_empty((batch, keys.shape[2], length, lengths[3]), dtype=torch.int32)
+
+
+def choose_blocks(query: Tensor, keys: Tensor, logs: Tensor, shape: NSAShape) -> Tensor:
+    """(batch, groups, length, slots) from compressed keys and the logarithms `band_attention` gave for them."""
+    slots = min(shape.num_blocks, shape.num_selectable(query.shape[1]))
+    lengths = [shape.compressed_length, shape.compressed_stride, shape.block_length, slots, shape.num_local]
+    found: Tensor = _choose(query.detach(), keys.detach(), logs.detach(), lengths)
+    return found

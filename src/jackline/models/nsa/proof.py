@@ -1,0 +1,70 @@
+"""Whether the kernels may be used here: they must give what plain torch gives, on this card, for this shape.
+
+Nothing is raised: what speaks against them is a sentence, and the plain road does all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from jackline.models.nsa import reference
+from jackline.models.nsa.reference import Branches, Memory
+from jackline.models.nsa.shape import NSAShape
+
+_LIMIT = 0.03  # bf16 has 8 bits; a wrong kernel is off by everything
+_SAME_CHOICE = 0.97  # the others are scores that rounding made equal
+
+
+def why_no_kernels(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> str:
+    """Empty after the kernels gave the right output, slopes and choice of blocks."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
+        return "they need bf16 or float32 on a card"
+    widths = {"head_width": shape.head_width, "block_length": shape.block_length}
+    for name, width in widths.items():
+        if width not in (16, 32, 64, 128):
+            return f"their tiles are made for a {name} of 16, 32, 64 or 128, not {width}"
+    try:
+        off, same = compare(shape, device, dtype)
+    except Exception as problem:  # no Triton, no compiler, a card it does not know
+        words = str(problem).strip().splitlines()
+        return f"{type(problem).__name__}: {words[0][:100] if words else ''}"
+    if not off <= _LIMIT:
+        return f"they are off by {off:.1%} from plain torch"
+    return "" if same >= _SAME_CHOICE else f"they choose the same block in {same:.1%} of all cases only"
+
+
+def compare(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Kernels against plain torch where some blocks must be left out: the largest relative difference of outputs and
+    slopes, and the share of blocks that both chose."""
+    from jackline.models.nsa import fast
+
+    small = replace(shape, num_blocks=shape.num_local + 2, window=min(shape.window, 3 * shape.block_length))
+    length = small.reads_everything_up_to + 3 * shape.block_length
+    chance = torch.Generator(device).manual_seed(1)
+
+    def draw(*sizes: int) -> Tensor:
+        drawn = torch.randn(*sizes, generator=chance, device=device, dtype=torch.float32)
+        return drawn.to(dtype).requires_grad_()
+
+    query = draw(1, length, shape.num_heads, shape.head_width)
+    parts = draw(6, 1, length, shape.num_groups, shape.head_width)
+    slopes = draw(3, *query.shape).detach()
+    with torch.enable_grad():
+        found = fast.attend(query, Memory(*parts), small)
+        expected = reference.attend(query, Memory(*parts), small, found.selection)
+        pairs = [*zip(found[:3], expected[:3], strict=True)]
+        sums = [_sum_of(branches, slopes) for branches in (found, expected)]
+        pairs += zip(*(torch.autograd.grad(total, [query, parts]) for total in sums), strict=True)
+        chosen = reference.attend(query, Memory(*parts), small).selection
+    is_same = found.selection.sort(dim=-1).values == chosen.sort(dim=-1).values
+    # Not max() of Python: it would pass over a NaN.
+    off = torch.stack([(left.float() - right.float()).norm() / right.float().norm() for left, right in pairs])
+    return float(off.detach().max()), float(is_same.float().mean())
+
+
+def _sum_of(branches: Branches, slopes: Tensor) -> Tensor:
+    outputs = torch.stack([branches.compressed, branches.selected, branches.window])
+    return (outputs.float() * slopes.float()).sum()
