@@ -117,6 +117,8 @@ def _ask(url: str, question: Callable[[], T]) -> T:
 
 
 def _may_pass(error: Exception) -> bool:
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return False  # HF_HUB_OFFLINE=1: the person said so
     code = getattr(getattr(error, "response", None), "status_code", None)
     return code is None or code in (408, 425, 429) or code >= 500
 

@@ -248,7 +248,7 @@ def config_text(resolved: Resolved) -> str:
     lines = [f"# {resolved.config.recipe}: resolved settings, each with its origin"]
     for name, value in asdict(resolved.config).items():
         text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
-        lines.append(f"{name}: {text}".ljust(44) + f"# {resolved.origins.get(name, 'recipe')}")
+        lines.append(f"{name}: {text}".ljust(43) + f" # {resolved.origins.get(name, 'recipe')}")
     return "\n".join(lines) + "\n"
 
 

@@ -77,7 +77,13 @@ class SlimpajamaConfig(TrainConfig):
         "tokenizer_model": "--tokenizer gpt2, bytes, or the path of a tokenizer.json",
         "intensive": "there is no stage of its own for embeddings: they are learned with the rest",
     }
-    QUICK: ClassVar[Mapping[str, Any]] = {"val_fraction": 0.0, "eval_every": 0, "tokens_per_chunk": 512, "epochs": 1}
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "val_fraction": 0.0,
+        "val_tokens": TrainConfig.val_tokens,
+        "eval_every": 0,
+        "tokens_per_chunk": 512,
+        "epochs": 1,
+    }
     METHOD: ClassVar[str] = "jackline.trainer.chunk_method"
     IS_STREAMED: ClassVar[bool] = True
 
