@@ -119,7 +119,7 @@ def test_errors_are_our_own_text_and_a_death_fails_the_cell(person: Shell, kerne
 SETUP_AND_TRAIN = """
 from jackline import notebook
 notebook.setup(save_to="saved")
-settings = dict(seq_len=16, batch_size=4, max_steps=100000, save_every_steps=10, eval_every=0, schedule="constant")
+settings = dict(seq_len=16, batch_size=4, max_steps=100000, save_every_steps=10, eval_every=0, rehearse=False)
 run = notebook.train("demo", quick=True, name="lost", **settings)
 """
 

@@ -73,7 +73,8 @@ def plan(target: str, *words: str, name: str | None = None, gpu: str | None = No
     from jackline.trainer.recipes import is_own_file
 
     asked = [*words, *as_words(settings)]
-    is_question = gpu is not None or "auto" in (settings.get("model_size"), settings.get("model"))
+    is_question = gpu is not None or not {"--table", "--explain", "--json"}.isdisjoint(words)
+    is_question = is_question or "auto" in (settings.get("model_size"), settings.get("model"))
     if is_question or is_own_file(target) or ":" in target:
         call(["plan", target, *asked, *as_words({"gpu": gpu})])
         return
