@@ -1,0 +1,276 @@
+"""The sparse recipe beside what the field uses, and what its masks cost. Made for one H200.
+
+    python bench/sparsae.py --text FILE            all of it, about 12 minutes on an H200 (FILE: WikiText-2, say)
+    python bench/sparsae.py --only search,speed    the cost of mask updates; throughput against dense
+    python bench/sparsae.py --small                the same on a CPU with tiny settings: does it run
+
+report: dense, static, SET, RigL and ES at 80 %, the same tokens, batch and rate, several seeds, loss on the whole
+validation set; runs of one seed go side by side. search: one mask update at 162M weights: seconds, extra memory for a
+candidate, share of the time at the default interval. speed: tokens/s with masks against sparsity=0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+METHODS = ("dense", "static", "set", "rigl", "es")
+DEFAULT_INTERVAL = 1000
+
+
+def main() -> int:
+    options = _parse()
+    if options.child:
+        _child(json.loads(options.child))
+        return 0
+    work = Path(options.work or tempfile.mkdtemp(prefix="bench-sparsae-"))
+    rows: dict[str, Any] = {}
+    for name in options.only.split(","):
+        rows[name] = {"report": report, "search": search, "speed": speed}[name](options, work)
+        if out := os.environ.get("OUT"):
+            (Path(out) / "sparsae.json").write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="search,speed,report")
+    parser.add_argument("--text", action="append", default=[], help="a text file as a second corpus")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--work", default="")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# -- the parent ----------------------------------------------------------------------------------------------------
+
+
+def report(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    found = []
+    steps = 20 if options.small else options.steps
+    for data in ["python-stdlib", *options.text]:
+        for seed in range(1 if options.small else options.seeds):
+            asked = [_request("train", work, data=data, method=m, seed=seed, steps=steps) for m in METHODS]
+            if not found or found[-1]["data"] != data:
+                _start(asked[0] | {"steps": 1}, options).wait()  # so that the tokens exist before five want them
+            children = [(one, _start(one, options)) for one in asked]
+            for one, child in children:
+                child.wait()
+                found.append(_answer(one))
+                print(f"  {data[-30:]} {one['method']:8} seed {seed}: {_short(found[-1])}", flush=True)
+    _print_report(found)
+    return found
+
+
+def _print_report(found: list[dict[str, Any]]) -> None:
+    print(f"{'corpus':28}{'method':10}{'val loss':>10}{'least..most':>18}{'less dense':>12}{'mask share %':>14}")
+    for data in dict.fromkeys(row["data"] for row in found):
+        rows = {m: [row for row in found if row["data"] == data and row["method"] == m] for m in METHODS}
+        losses = {m: [row["val_loss"] for row in rows[m] if row.get("val_loss")] for m in METHODS}
+        for method in METHODS:
+            if not losses[method]:
+                print(f"{data[-26:]:28}{method:10}   failed: {rows[method][:1]}")
+                continue
+            middle = statistics.mean(losses[method])
+            spread = f"{min(losses[method]):.4f}..{max(losses[method]):.4f}"
+            over = middle - statistics.mean(losses["dense"]) if losses["dense"] else float("nan")
+            share = statistics.mean(100 * row.get("mask_share", 0.0) for row in rows[method])
+            print(f"{data[-26:]:28}{method:10}{middle:10.4f}{spread:>18}{over:+12.4f}{share:14.2f}")
+
+
+def search(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    found = []
+    print(
+        f"{'mask update':14}{'weights M':>10}{'seconds':>9}{'bytes a weight and candidate':>30}{'% of the time':>15}"
+    )
+    for method in ("set", "rigl", "es"):
+        asked = _request("search", work, method=method, data="python-stdlib", seed=0, steps=0)
+        _start(asked, options).wait()
+        row = _answer(asked)
+        found.append(row)
+        if "error" in row:
+            print(f"{method:14} {row['error']}")
+            continue
+        per = row["extra_bytes"] / row["weights"] / row["candidates"]
+        share = 100 * row["update_s"] / (row["update_s"] + DEFAULT_INTERVAL * row["step_s"])
+        print(f"{method:14}{row['weights'] / 1e6:10.1f}{row['update_s']:9.3f}{per:30.2f}{share:15.2f}", flush=True)
+    print("  promised: at most 2 s, 1 byte, 5 %")
+    return found
+
+
+def speed(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    found = []
+    for turn in range(1 if options.small else 2):
+        for sparsity in (0.0, 0.8) if turn % 2 == 0 else (0.8, 0.0):
+            asked = _request("speed", work, data="python-stdlib", method="static", seed=0, sparsity=sparsity, steps=0)
+            _start(asked, options).wait()
+            found.append(_answer(asked))
+            print(f"  sparsity {sparsity}: {_short(found[-1])}", flush=True)
+    rates = {
+        s: [row["tokens_per_s"] for row in found if row.get("sparsity") == s and "error" not in row]
+        for s in (0.0, 0.8)
+    }
+    if all(rates.values()):
+        ratio = statistics.median(rates[0.8]) / statistics.median(rates[0.0])
+        print(f"masks / dense: {ratio:.3f} (promised at least 0.9)")
+    return found
+
+
+def _request(kind: str, work: Path, **more: Any) -> dict[str, Any]:
+    words = "-".join(str(value).replace("/", "_")[-20:] for value in more.values())
+    return {"kind": kind, "work": str(work), "name": f"{kind}-{words}", **more}
+
+
+def _start(request: dict[str, Any], options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    work = Path(request["work"])
+    work.mkdir(parents=True, exist_ok=True)
+    given = json.dumps(request | {"is_small": options.small})
+    with open(work / f"{request['name']}.log", "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, __file__, "--child", given], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
+        )
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    path = Path(request["work"]) / f"{request['name']}.json"
+    if path.exists():
+        answer: dict[str, Any] = json.loads(path.read_text())
+        return request | answer
+    log = (Path(request["work"]) / f"{request['name']}.log").read_text(errors="replace").strip().splitlines()
+    return request | {"error": log[-1][:200] if log else "no output"}
+
+
+def _short(row: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value:.4g}" for key, value in row.items() if isinstance(value, float))
+
+
+# -- one row, in a process of its own ------------------------------------------------------------------------------
+
+
+def _child(request: dict[str, Any]) -> None:
+    answer = {"train": _train, "search": _search, "speed": _speed}[request["kind"]](request)
+    (Path(request["work"]) / f"{request['name']}.json").write_text(json.dumps(answer))
+
+
+def _words(request: dict[str, Any]) -> list[str]:
+    is_small = request["is_small"]
+    sparsity = request.get("sparsity", 0.0 if request["method"] == "dense" else 0.8)
+    method = "static" if request["method"] == "dense" else request["method"]
+    words = [f"data={request['data']}", f"data_dir={request['work']}/cache", f"seed={request['seed']}"]
+    words += [f"sparsity={sparsity}", f"mask_update={method}", "compile=off", "rehearse=no", "min_chars=0"]
+    words += ["model=tiny", "tokenizer=train", "seq_len=64" if is_small else "seq_len=256"]
+    return [*words, "batch_size=4" if is_small else "batch_size=32", "max_train_examples=0", "max_val_examples=0"]
+
+
+def _train(request: dict[str, Any]) -> dict[str, Any]:
+    from jackline.rundir.layout import RunDir
+    from jackline.trainer.config import resolve
+    from jackline.trainer.loop import train
+
+    steps = request["steps"]
+    words = [*_words(request), f"max_steps={steps}", f"mask_opt_every={max(1, steps // 15)}", "eval_every=0"]
+    words += [f"distill_warmup={steps // 6}", "save_every_steps=1000000", "sentinels=warn"]
+    run = RunDir(Path(request["work"]) / "runs" / f"{request['name']}-{steps}")
+    began_s = time.monotonic()
+    outcome = train(resolve("sparsae", words), run)
+    shares = [json.loads(line).get("mask_share") for line in run.metrics(0).read_text().splitlines()]
+    known = [share for share in shares if share is not None]
+    return {
+        "val_loss": outcome.val_loss, "train_loss": outcome.last_loss, "took_s": time.monotonic() - began_s,
+        "mask_share": known[-1] if known else 0.0,
+    }  # fmt: skip
+
+
+def _parts(request: dict[str, Any], *words: str) -> Any:
+    from jackline.trainer.build import build
+    from jackline.trainer.config import resolve
+    from jackline.trainer.voice import Voice
+
+    size = "tiny" if request["is_small"] else "small"
+    batch = "batch_size=4" if request["is_small"] else "batch_size=8"
+    given = [*_words(request), f"model={size}", batch, "max_steps=1000", *words]
+    folder = Path(request["work"]) / "runs" / request["name"]
+    folder.mkdir(parents=True, exist_ok=True)
+    return build(resolve("sparsae", given).config, Voice(), folder)
+
+
+def _step_of(parts: Any) -> Any:
+    import torch
+
+    config = parts.config
+    window = torch.randint(0, 256, (config.batch_size, config.seq_len + 1), device=parts.device)
+
+    def step() -> None:
+        parts.method.begin_step(config.distill_warmup)
+        total, count = parts.loss_sum(window)
+        (total / count).backward()
+        parts.update()
+
+    return step
+
+
+def _timed(step: Any, count: int) -> float:
+    import torch
+
+    for _ in range(3):
+        step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    for _ in range(count):
+        step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began_s) / count
+
+
+def _search(request: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    parts = _parts(request)
+    with parts.kernels():
+        step_s = _timed(_step_of(parts), 3 if request["is_small"] else 20)
+        method = parts.method
+        has_card = torch.cuda.is_available()
+        took, extra = [], 0
+        for _ in range(3):
+            # A judging pass alone first: its activations are not the search's.
+            method._evaluate(0)
+            plain = torch.cuda.max_memory_allocated() if has_card else 0
+            began_s = time.perf_counter()
+            method.search.update(method._evaluate, method._gradients, method._tensors())
+            if has_card:
+                torch.cuda.synchronize()
+                extra = max(extra, torch.cuda.max_memory_allocated() - plain)
+                torch.cuda.reset_peak_memory_stats()
+            took.append(time.perf_counter() - began_s)
+    candidates = method.search.settings.num_mutants + 1 if request["method"] == "es" else 1
+    weights = sum(weight.numel() for weight in parts.model.parameters())
+    return {
+        "update_s": statistics.median(took), "extra_bytes": extra, "weights": weights, "candidates": candidates,
+        "step_s": step_s,
+    }  # fmt: skip
+
+
+def _speed(request: dict[str, Any]) -> dict[str, Any]:
+    parts = _parts(request)
+    with parts.kernels():
+        step_s = _timed(_step_of(parts), 3 if request["is_small"] else 60)
+    tokens = parts.config.batch_size * parts.config.seq_len
+    return {"tokens_per_s": tokens / step_s, "sparsity": request["sparsity"]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
