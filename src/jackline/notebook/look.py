@@ -175,13 +175,16 @@ def judge(run: RunDir, view: RunView) -> None:
     if state == "finished":
         say(f"run '{run.name}' has finished")
     elif state == "stopped":
-        say(f"run '{run.name}' was stopped, saved; running its cell again goes on with it")
+        say(f"run '{run.name}' was stopped; running its cell again goes on with it")
     elif state not in LIVE:
-        text = str(view.status.exit.get("text") or "nobody saw how it ended")
-        first, *rest = text.splitlines()
-        detail = tuple(line.strip() for line in rest if not line.startswith("hint: "))
-        raise JacklineError(
-            f"run '{run.name}' died: {first}",
-            detail=detail,
-            hint="run.why() tells more; running its cell again goes on from the last checkpoint",
-        )
+        raise death(run.name, str(view.status.exit.get("text") or "nobody saw how it ended"))
+
+
+def death(name: str, text: str) -> JacklineError:
+    """The explanation as it was written down, as an error."""
+    first, *rest = text.splitlines()
+    hints = [line.strip() for line in rest if line.strip().startswith("hint: ")]
+    detail = tuple(line.strip() for line in rest if not line.strip().startswith("hint: "))
+    more = "run.why() tells more; running its cell again goes on from the last checkpoint"
+    hint = "\n".join([*(hint.removeprefix("hint: ") for hint in hints), f"hint: {more}" if hints else more])
+    return JacklineError(f"run '{name}' died: {first}", detail=detail, hint=hint)
