@@ -116,6 +116,12 @@ class ChunkLoader:
             "data",
         )
 
+    def __enter__(self) -> ChunkLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def __iter__(self) -> Iterator[Batch]:
         return self
 
@@ -187,6 +193,10 @@ class ChunkLoader:
     def stop_when(self, is_asked: Callable[[], bool]) -> None:
         """A wish to end is heard while data is waited for."""
         self.should_stop = is_asked
+
+    def num_windows(self) -> int | None:
+        """How much is to come is not known."""
+        return None
 
     def close(self) -> None:
         self._stream.close()

@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from jackline.checkpoint.engine import CheckpointEngine
 from jackline.data.batches import ToDevice
+from jackline.data.bytefile import SourceUnavailable
 from jackline.data.command_line import first_text
 from jackline.data.loader import Batch, Loader
 from jackline.data.progress import Progress, describe
@@ -33,7 +35,9 @@ from jackline.memory.safe_step import SafeStep
 from jackline.models.gpt import GPT
 from jackline.rundir.layout import RunDir
 from jackline.session.proof import prove
+from jackline.session.stopping import NoMoreWaiting
 from jackline.trainer.build import Parts, device_name
+from jackline.trainer.chunks import ChunkSource, open_chunks
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, cache_settings, make_loader, spec_of
 from jackline.trainer.doctor_findings import StepTaken
@@ -57,7 +61,7 @@ _TIMED_S = 3.0
 class Opened:
     """The training data, its first text and its first batch."""
 
-    data: Data
+    data: Data | ChunkSource
     loader: Loader
     first_text: str
     first: Batch
@@ -66,29 +70,59 @@ class Opened:
 
     @property
     def vocab_size(self) -> int:
-        return self.data.cache.meta.vocab_size
+        return Corpus(self.data, None).vocab_size
 
 
 @contextlib.contextmanager
 def opened(config: TrainConfig, device: torch.device, voice: Voice) -> Iterator[Opened]:
     """Reads as far as the first batches. Raises what a training would raise."""
     began_s = time.monotonic()
+    with _source(config, voice) as data, make_loader(config, data, device=device) as loader:
+        listen: Any = getattr(loader, "stop_when", None)
+        if listen is not None:  # a stream may give a document a minute: that is no reason to wait for an hour
+            listen(lambda: time.monotonic() - began_s > GIVE_UP_AFTER_S)
+        try:
+            first = next(loader)
+        except NoMoreWaiting:
+            raise SourceUnavailable(
+                f"{config.data} gave less than a chunk within {GIVE_UP_AFTER_S:.0f} s",
+                hint="a training would wait for more; tokens_per_chunk is how much a step needs",
+            ) from None
+        took_s = time.monotonic() - began_s
+        floor = entropy_floor(_sample(loader, first), Corpus(data, None).vocab_size)
+        yield Opened(data, loader, _first_text(data, first), first, floor, took_s)
+
+
+def _sample(loader: Loader, first: Batch) -> NDArray[Any]:
+    """Some ten thousand tokens, or what there is in time."""
+    sample = [first.tokens.reshape(-1)]
+    with contextlib.suppress(NoMoreWaiting):
+        while sum(part.size for part in sample) < _FLOOR_TOKENS and loader.waited_s < GIVE_UP_AFTER_S:
+            more = next(loader, None)
+            if more is None:
+                break
+            sample.append(more.tokens.reshape(-1))
+    return np.concatenate(sample)
+
+
+@contextlib.contextmanager
+def _source(config: TrainConfig, voice: Voice) -> Iterator[Data | ChunkSource]:
+    if config.IS_STREAMED:
+        yield open_chunks(spec_of(config, "train"), voice)
+        return
 
     def report(progress: Progress) -> None:
         voice.now(f"data: {describe(progress)}")
 
     settings = replace(cache_settings(config), give_up_after_s=GIVE_UP_AFTER_S)
-    with (
-        open_data(spec_of(config, "train"), settings, report) as data,
-        make_loader(config, data, device=device) as loader,
-    ):
-        first = next(loader)
-        took_s = time.monotonic() - began_s
-        sample = [first.tokens.reshape(-1)]
-        while sum(part.size for part in sample) < _FLOOR_TOKENS and loader.waited_s < GIVE_UP_AFTER_S:
-            sample.append(next(loader).tokens.reshape(-1))
-        floor = entropy_floor(np.concatenate(sample), data.cache.meta.vocab_size)
-        yield Opened(data, loader, first_text(data.cache.folder), first, floor, took_s)
+    with open_data(spec_of(config, "train"), settings, report) as data:
+        yield data
+
+
+def _first_text(data: Data | ChunkSource, first: Batch) -> str:
+    if isinstance(data, Data):
+        return first_text(data.cache.folder)
+    return data.live.tokenizer.decode(first.tokens[0])
 
 
 def make_parts(config: TrainConfig, device: torch.device, precision: Precision, found: Opened) -> Parts:
