@@ -183,3 +183,11 @@ def test_how_long_it_will_take_is_known_for_the_data_set_and_with_a_limit_only()
         config = resolve("slimpajama", words.split()).config
         assert isinstance(config, SlimpajamaConfig)
         assert config.has_known_end is is_known, words
+
+
+def test_every_flag_the_guide_names_is_known_here() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "recipes" / "slimpajama.md").read_text(encoding="utf-8")
+    named = {word.replace("-", "_") for word in re.findall(r"`--([a-z][a-z_-]+)", guide)}
+    typed = " ".join([*WORKING, *REFUSED])
+    known = {word.replace("-", "_") for word in re.findall(r"--([a-z][a-z_-]+)", typed)}
+    assert named - known - {"checkpoint_dir", "model_size"} == set()
