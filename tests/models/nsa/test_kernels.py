@@ -149,6 +149,23 @@ def test_the_model_gives_the_same_loss_and_gradients_by_both_roads(length: int) 
 
 
 @needs_triton
+def test_a_compiler_sees_the_kernels_as_operators_of_one_graph() -> None:
+    torch.manual_seed(0)
+    model = NSAModel(replace(SMALL, num_layers=1), is_recomputing=True).to(DEVICE)
+    model.blocks[0].attention.has_kernels = True
+    ids, targets = torch.randint(0, 37, (2, 1, 70), device=DEVICE)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    found = []
+    for road in (model, compiled):
+        model.zero_grad()
+        loss = road(ids, targets)
+        loss.backward()
+        found.append([loss.detach(), *(weight.grad for weight in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
+
+
+@needs_triton
 def test_the_proof_compares_outputs_slopes_and_choice() -> None:
     off, same = proof.compare(SMALL, DEVICE, torch.float32)
     assert off < 1e-4

@@ -246,3 +246,18 @@ def test_statistics_say_what_gates_and_selection_do() -> None:
     reads = [min(t + 1, 3 * 16 + t % 16 + 1) / (t + 1) for t in range(128)]
     assert facts["selected_coverage"] == pytest.approx(sum(reads) / 128, abs=1e-5)
     assert 0 < facts["selected_far"] < 0.5
+
+
+def test_the_whole_model_is_one_graph_for_a_compiler() -> None:
+    torch.manual_seed(0)
+    model = NSAModel(replace(SMALL, num_layers=1), is_recomputing=True)
+    ids, targets = torch.randint(0, 37, (2, 2, 81))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    found = []
+    for road in (model, compiled):
+        model.zero_grad()
+        loss = road(ids, targets)
+        loss.backward()
+        found.append([loss.detach(), *(weight.grad for weight in model.parameters())])
+    torch.testing.assert_close(found[1], found[0])
+    torch.compiler.reset()

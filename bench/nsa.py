@@ -1,0 +1,227 @@
+"""Native Sparse Attention on one card: the m7c model and its attention alone, against dense attention. One run.
+
+    python bench/nsa.py                     attention alone, then tokens/s of the model, 1k to 64k tokens
+    python bench/nsa.py --only attention    one part: attention, model, profile
+    python bench/nsa.py --tune              the kernels alone with other tiles: what is fastest on this card
+    python bench/nsa.py --small             tiny, on the CPU by the plain road: does the script run
+
+Model: 12 x 768, 12 heads, 2 key/value groups, vocabulary 50,304, bf16 weights, AdamW, compiled as a whole. The dense
+one is the same but for its attention: one branch, the same key/value groups, the faster of cuDNN and flash. Attention
+alone is queries, keys and values in, mixed branches out, at 65,536 tokens a call. Other packages run where they
+import; flash-linear-attention's kernel asks for 16 heads a group, so it and ours are also timed with 32 heads.
+Rows that do not fit into --limit-s are named, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__file__).resolve().parents[1])]
+
+import torch  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from bench.nsa_rows import DenseAttention, attention_rows, peer_rows, tune_rows  # noqa: E402
+from jackline.models.loss import why_no_kernel  # noqa: E402
+from jackline.models.nsa.model import NSAModel  # noqa: E402
+from jackline.models.nsa.shape import NSAShape  # noqa: E402
+
+LENGTHS = (1024, 4096, 16384, 32768, 65536)
+# For the dense model, the first that can: cuDNN's is the fastest on Hopper cards.
+_BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
+SMALL = NSAShape(
+    num_layers=2, width=64, num_heads=4, num_groups=2, head_width=16, vocab_size=128,
+    compressed_length=8, compressed_stride=4, block_length=16, num_blocks=4, window=24,
+)  # fmt: skip
+
+
+class Clock:
+    """Milliseconds of a call on the device, the median of several; the device's own clock where it has one."""
+
+    def __init__(self, device: torch.device, *, repeats: int, limit_s: float) -> None:
+        self.device, self.repeats = device, repeats
+        self.end_s = time.monotonic() + limit_s
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.end_s
+
+    def time_ms(self, call: Callable[[], Any], *, warm: int = 3) -> float:
+        for _ in range(warm):
+            call()
+        if self.device.type != "cuda":
+            begin_s = time.perf_counter()
+            call()
+            return (time.perf_counter() - begin_s) * 1e3
+        found = []
+        for _ in range(self.repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end))
+        return statistics.median(found)
+
+
+def main() -> int:
+    options = _parse()
+    if not torch.cuda.is_available() and not options.small:
+        print("bench/nsa.py: no CUDA card here, nothing measured; --small runs the script on the CPU")
+        return 0
+    if options.small:
+        torch.set_num_threads(1)
+    device = torch.device("cpu" if options.small else "cuda")
+    clock = Clock(device, repeats=options.repeats, limit_s=options.limit_s)
+    shape = SMALL if options.small else replace(NSAShape(), vocab_size=50_304)
+    lengths = [96, 128] if options.small else [int(word) for word in options.lengths.split(",")]
+    parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "attention": lambda: attention_rows(clock, shape, lengths, 1 << (9 if options.small else 16)),
+        "peers": lambda: peer_rows(clock, shape, lengths, 1 << (9 if options.small else 16)),
+        "model": lambda: model_rows(clock, shape, lengths, options),
+        "profile": lambda: profile_rows(clock, shape, lengths),
+        "tune": lambda: tune_rows(clock, shape, lengths),
+    }
+    chosen = ["tune"] if options.tune else options.only.split(",")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}")
+    results = {}
+    for name in chosen:
+        results[name] = parts[name]()
+        _print(name, results[name])
+    if out := os.environ.get("OUT"):
+        (Path(out) / f"nsa-{'-'.join(chosen)}.json").write_text(json.dumps(results, indent=1))
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="attention,peers,model")
+    parser.add_argument("--lengths", default=",".join(str(length) for length in LENGTHS))
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--limit-s", type=float, default=540.0)
+    parser.add_argument("--tokens", type=int, default=32_768, help="per step of the model, at least one sequence")
+    parser.add_argument("--compile", choices=("whole", "block", "off"), default="whole")
+    return parser.parse_args()
+
+
+def model_rows(
+    clock: Clock, shape: NSAShape, lengths: list[int], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    rows = []
+    for length in lengths:
+        for name in ("sparse", "dense"):
+            row: dict[str, Any] = {"what": f"model {name}", "length": length}
+            rows.append(row)
+            if clock.is_over():
+                row["error"] = "not measured: no time left"
+                continue
+            try:
+                with sdpa_kernel([*_BACKENDS], set_priority=True):
+                    row |= _time_model(clock, shape, length, name, options)
+            except Exception as problem:
+                row["error"] = f"{type(problem).__name__}: {str(problem)[:160]}"
+            print(f"   {json.dumps(row)}", file=sys.stderr, flush=True)
+    return rows
+
+
+def _time_model(clock: Clock, shape: NSAShape, length: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    began_s = time.monotonic()
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    is_card = clock.device.type == "cuda"
+    model = NSAModel(shape)
+    if name == "dense":
+        for block in model.blocks:
+            block.attention = DenseAttention(shape)
+    model = model.to(clock.device, torch.bfloat16 if is_card else torch.float32)
+    model.has_loss_kernel = not why_no_kernel(model.head)  # as the trainer does, for both
+    reason = model.use_kernels() if name == "sparse" else ""
+    batch = max(1, (options.tokens if is_card else 256) // length)
+    ids = torch.randint(0, shape.vocab_size, (batch, length + 1), device=clock.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_card)
+    road: Any = model
+    if is_card and options.compile == "whole":
+        road = torch.compile(model, dynamic=False)
+    elif is_card and options.compile == "block":
+        for block in model.blocks:
+            block.compile(dynamic=False)
+
+    def step() -> None:
+        loss = road(ids[:, :-1], ids[:, 1:]) / (batch * length)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    first_s = time.monotonic() - began_s
+    if is_card:
+        torch.cuda.reset_peak_memory_stats()
+    milliseconds = clock.time_ms(step)
+    row = {"batch": batch, "ms": round(milliseconds, 2), "tokens_per_s": round(batch * length / milliseconds * 1e3)}
+    row |= {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if is_card else 0.0}
+    row |= {"first_s": round(first_s, 1), "kernels": reason or ("yes" if name == "sparse" else "-")}
+    if is_card:
+        del model, road, optimizer
+        torch.cuda.empty_cache()
+    return row
+
+
+def profile_rows(clock: Clock, shape: NSAShape, lengths: list[int]) -> list[dict[str, Any]]:
+    """Where the time of our attention goes, kernel by kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from bench.nsa_rows import attention_inputs, sparse_call
+
+    rows: list[dict[str, Any]] = []
+    for length in lengths:
+        forward_and_back = sparse_call(clock, shape, attention_inputs(clock, shape, length, 1 << 16))[1]
+        for _ in range(3):
+            forward_and_back()
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+            for _ in range(5):
+                forward_and_back()
+            if clock.device.type == "cuda":
+                torch.cuda.synchronize()
+        found = [(event.self_device_time_total / 5e3, event.count // 5, event.key) for event in seen.key_averages()]
+        rows += [
+            {"what": name[:60], "length": length, "ms": round(spent, 3), "calls": count}
+            for spent, count, name in sorted(found, reverse=True)[:16]
+            if spent > 0.005
+        ]
+    return rows
+
+
+def _print(name: str, rows: list[dict[str, Any]]) -> None:
+    print(f"\n{name}")
+    for row in rows:
+        words = [f"{key} {value:,}" if isinstance(value, int | float) else f"{key} {value}"
+                 for key, value in row.items() if key not in ("what", "length")]  # fmt: skip
+        print(f"  {row.get('length', ''):>6} {row['what']:60} " + "  ".join(words))
+    if name == "model":
+        _print_ratios(rows, "tokens_per_s")
+    elif name == "attention":
+        _print_ratios(rows, "both_ms")
+
+
+def _print_ratios(rows: list[dict[str, Any]], key: str) -> None:
+    """Sparse against the fastest dense row of the same length."""
+    for length in sorted({row["length"] for row in rows}):
+        ours = [row[key] for row in rows if row["length"] == length and "sparse" in row["what"] and key in row]
+        dense = [row[key] for row in rows if row["length"] == length and "dense" in row["what"] and key in row]
+        if ours and dense:
+            ratio = min(dense) / ours[0] if key.endswith("ms") else ours[0] / max(dense)
+            print(f"  {length:>6} {key}: sparse is {ratio:.2f} times as fast as dense")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""The rows of bench/nsa.py about attention alone: ours, dense, other packages, and ours with other tiles."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from jackline.models.nsa import reference
+from jackline.models.nsa.attention import SparseAttention, rotary_turns, rotate
+from jackline.models.nsa.reference import Memory
+from jackline.models.nsa.shape import NSAShape
+
+PEERS = ("fla", "native_sparse_attention_pytorch")
+Inputs = tuple[Tensor, Tensor, Tensor]  # queries, the six parts of the memory, gates
+Pair = tuple[Callable[[], Any], Callable[[], Any]]  # forward alone; forward and backward
+
+
+class DenseAttention(nn.Module):
+    """What the sparse module is compared with: the same heads and groups, one branch, every earlier token."""
+
+    def __init__(self, shape: NSAShape) -> None:
+        super().__init__()
+        self.shape = shape
+        heads, groups = shape.num_heads * shape.head_width, shape.num_groups * shape.head_width
+        self.query = nn.Linear(shape.width, heads, bias=False)
+        self.memory = nn.Linear(shape.width, 2 * groups, bias=False)
+        self.projection = nn.Linear(heads, shape.width, bias=False)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        batch, length, _ = normed.shape
+        width = self.shape.head_width
+        query = self.query(normed).view(batch, length, -1, width)
+        keys, values = self.memory(normed).view(batch, length, 2, self.shape.num_groups, width).unbind(2)
+        turns = rotary_turns(length, width, self.shape.rotary_base, normed.device)
+        query, keys = rotate(query, turns), rotate(keys, turns)
+        wide = (part.repeat_interleave(self.shape.heads_per_group, dim=2) for part in (keys, values))
+        heads = [part.transpose(1, 2) for part in (query, *wide)]
+        with sdpa_kernel(
+            [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True
+        ):
+            mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return projected
+
+
+def attention_inputs(clock: Any, shape: NSAShape, length: int, tokens: int) -> Inputs:
+    torch.manual_seed(0)
+    batch = max(1, tokens // length)
+    kind = torch.bfloat16 if clock.device.type == "cuda" else torch.float32
+
+    def draw(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, device=clock.device, dtype=kind).requires_grad_()
+
+    query = draw(batch, length, shape.num_heads, shape.head_width)
+    memory = draw(6, batch, length, shape.num_groups, shape.head_width)
+    gates = torch.softmax(draw(batch, length, shape.num_groups, 3).detach(), dim=-1).requires_grad_()
+    return query, memory, gates
+
+
+def _both(forward: Callable[[], Tensor], inputs: list[Tensor]) -> Pair:
+    slope = torch.randn_like(forward())
+
+    def forward_and_back() -> None:
+        torch.autograd.grad(forward(), inputs, slope)
+
+    def alone() -> None:
+        with torch.no_grad():
+            forward()
+
+    return alone, forward_and_back
+
+
+def sparse_call(clock: Any, shape: NSAShape, inputs: Inputs) -> Pair:
+    query, memory, gates = inputs
+    attend = reference.attend
+    if clock.device.type == "cuda":
+        from jackline.models.nsa import fast
+
+        attend = fast.attend
+
+    def mix(parts: tuple[Tensor, ...], gates: Tensor) -> Tensor:
+        spread = gates.repeat_interleave(shape.heads_per_group, dim=2)
+        total: Any = sum(spread[..., number, None] * part for number, part in enumerate(parts))
+        return total  # type: ignore[no-any-return]
+
+    fused = torch.compile(mix, dynamic=False) if clock.device.type == "cuda" else mix
+
+    def forward() -> Tensor:
+        return fused(attend(query, Memory(*memory.unbind()), shape)[:3], gates)
+
+    return _both(forward, [query, memory, gates])
+
+
+def dense_call(shape: NSAShape, inputs: Inputs, backend: SDPBackend, *, is_grouped: bool) -> Pair:
+    query, memory, _ = inputs
+    heads = query.detach().transpose(1, 2).requires_grad_()
+    parts = [part.detach().transpose(1, 2) for part in memory[:2]]
+    if not is_grouped:  # spread before the clock runs
+        parts = [part.repeat_interleave(shape.heads_per_group, dim=1) for part in parts]
+    keys, values = (part.contiguous().requires_grad_() for part in parts)
+
+    def forward() -> Tensor:
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(heads, keys, values, is_causal=True, enable_gqa=is_grouped)
+
+    return _both(forward, [heads, keys, values])
+
+
+def _row(clock: Any, what: str, length: int, make: Callable[[], Pair]) -> dict[str, Any]:
+    row: dict[str, Any] = {"what": what, "length": length}
+    if clock.is_over():
+        return row | {"error": "not measured: no time left"}
+    try:
+        forward, both = make()
+        row["forward_ms"] = round(clock.time_ms(forward), 3)
+        if clock.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        row["both_ms"] = round(clock.time_ms(both), 3)
+        if clock.device.type == "cuda":
+            row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    except Exception as problem:
+        row["error"] = f"{type(problem).__name__}: {str(problem).strip()[:160]}"
+    print(f"   {json.dumps(row)}", file=sys.stderr, flush=True)
+    return row
+
+
+def attention_rows(clock: Any, shape: NSAShape, lengths: list[int], tokens: int) -> list[dict[str, Any]]:
+    rows = []
+    for length in lengths:
+        inputs = attention_inputs(clock, shape, length, tokens)
+        rows.append(_row(clock, "sparse", length, lambda inputs=inputs: sparse_call(clock, shape, inputs)))
+        if clock.device.type != "cuda":
+            backends = [("dense math", SDPBackend.MATH, False)]
+        else:
+            backends = [
+                ("dense cuDNN", SDPBackend.CUDNN_ATTENTION, False),
+                ("dense flash", SDPBackend.FLASH_ATTENTION, False),
+                ("dense flash grouped", SDPBackend.FLASH_ATTENTION, True),
+            ]
+        for name, backend, is_grouped in backends:
+            rows.append(
+                _row(
+                    clock,
+                    name,
+                    length,
+                    lambda inputs=inputs, backend=backend, is_grouped=is_grouped: dense_call(
+                        shape, inputs, backend, is_grouped=is_grouped
+                    ),
+                )
+            )
+    return rows
+
+
+def peer_rows(clock: Any, shape: NSAShape, lengths: list[int], tokens: int) -> list[dict[str, Any]]:
+    """Other packages, each beside ours at a shape that it can do."""
+    missing = [name for name in PEERS if importlib.util.find_spec(name) is None]
+    rows: list[dict[str, Any]] = [{"what": name, "length": 0, "error": "not installed here"} for name in missing]
+    wide = replace(shape, num_heads=16 * shape.num_groups, width=16 * shape.num_groups * shape.head_width)
+    for length in lengths:
+        if PEERS[0] not in missing:
+            for each in (shape, wide):
+                inputs = attention_inputs(clock, each, length, tokens // 2)
+                heads = f"{each.num_heads} heads"
+                rows.append(_row(clock, f"sparse, {heads}", length,
+                                 lambda each=each, inputs=inputs: sparse_call(clock, each, inputs)))  # fmt: skip
+                rows.append(_row(clock, f"fla, {heads}", length,
+                                 lambda each=each, inputs=inputs: _fla_call(each, inputs)))  # fmt: skip
+        if PEERS[1] not in missing:
+            for what, make in (
+                ("sparse module", _our_module),
+                ("native-sparse-attention-pytorch module", _other_module),
+            ):
+                call = functools.partial(make, clock, shape, length, tokens // 2)
+                rows.append(_row(clock, what, length, call))
+    return rows
+
+
+def _fla_call(shape: NSAShape, inputs: Inputs) -> Pair:
+    """One pair of keys and values for all branches, blocks averaged without overlap: less work than ours."""
+    parallel_nsa = importlib.import_module("fla.ops.nsa").parallel_nsa
+    query, memory, gates = inputs
+    spread = gates.detach().repeat_interleave(shape.heads_per_group, dim=2)
+    gate = [part.contiguous().requires_grad_() for part in spread.unbind(-1)]
+
+    def forward() -> Tensor:
+        found: Tensor = parallel_nsa(
+            q=query, k=memory[0], v=memory[1], g_cmp=gate[0], g_slc=gate[1], g_swa=gate[2],
+            block_counts=shape.num_blocks, block_size=shape.block_length, window_size=shape.window,
+        )  # fmt: skip
+        return found
+
+    return _both(forward, [query, memory])
+
+
+def _module_call(clock: Any, module: nn.Module, shape: NSAShape, length: int, tokens: int) -> Pair:
+    kind = torch.bfloat16 if clock.device.type == "cuda" else torch.float32
+    module = module.to(clock.device, kind)
+    batch = max(1, tokens // length)
+    normed = torch.randn(batch, length, shape.width, device=clock.device, dtype=kind, requires_grad=True)
+    return _both(lambda: module(normed), [normed, *module.parameters()])
+
+
+def _our_module(clock: Any, shape: NSAShape, length: int, tokens: int) -> Pair:
+    module = SparseAttention(shape)
+    module.has_kernels = clock.device.type == "cuda"
+    return _module_call(clock, module, shape, length, tokens)
+
+
+def _other_module(clock: Any, shape: NSAShape, length: int, tokens: int) -> Pair:
+    package = importlib.import_module("native_sparse_attention_pytorch")
+    module = package.SparseAttention(
+        dim=shape.width, dim_head=shape.head_width, heads=shape.num_heads, kv_heads=shape.num_groups, causal=True,
+        sliding_window_size=shape.window, compress_block_size=shape.compressed_length,
+        compress_block_sliding_stride=shape.compressed_stride, selection_block_size=shape.block_length,
+        num_selected_blocks=shape.num_blocks, use_triton_kernel=True,
+    )  # fmt: skip
+    return _module_call(clock, module, shape, length, tokens)
+
+
+# Rows, keys of a tile, warps, stages (for the selected kernels without the keys: a tile is a block).
+_CANDIDATES: dict[tuple[str, str], list[tuple[int, ...]]] = {
+    ("band", "forward"): [(128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 2)],
+    ("band", "queries"): [(64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 3), (64, 128, 4, 2)],
+    ("band", "keys"): [(64, 64, 4, 2), (64, 128, 8, 2), (64, 128, 4, 2), (32, 128, 4, 3), (128, 64, 8, 2)],
+    ("choice", "score"): [(64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 4, 2), (64, 128, 8, 2), (64, 32, 4, 2)],
+    ("selected", "forward"): [(128, 4, 2), (128, 8, 2), (64, 4, 2), (64, 4, 3), (128, 4, 3), (256, 8, 2)],
+    ("selected", "backward"): [(64, 4, 2), (64, 4, 1), (64, 4, 3), (128, 8, 2), (128, 4, 2), (32, 4, 3), (64, 8, 2)],
+}  # fmt: skip
+
+
+def tune_rows(clock: Any, shape: NSAShape, lengths: list[int]) -> list[dict[str, Any]]:
+    """One kernel's tiles changed at a time; the whole attention is timed, since kernels share the caches."""
+    from jackline.models.nsa import band_kernel, choice_kernel, selected_kernel
+
+    modules: dict[str, Any] = {"band": band_kernel, "choice": choice_kernel, "selected": selected_kernel}
+    rows = []
+    for length in lengths:
+        forward, both = sparse_call(clock, shape, attention_inputs(clock, shape, length, 1 << 16))
+        for (module, kernel), candidates in _CANDIDATES.items():
+            usual, is_forward = modules[module].TILES[kernel], kernel in ("forward", "score")
+            for tiles in candidates:
+                modules[module].TILES[kernel] = tiles
+                call = forward if is_forward else both
+                what = f"{module} {kernel} {tiles}{' (now)' if tiles == usual else ''}"
+                rows.append(_row(clock, what, length, lambda call=call: (call, call)))
+            modules[module].TILES[kernel] = usual
+        span = selected_kernel._SPAN
+        for other in (128, 256, 512, 1024, 2048):
+            selected_kernel._SPAN = other
+            rows.append(_row(clock, f"selected span {other}{' (now)' if other == span else ''}", length,
+                             lambda pair=(forward, both): pair))  # fmt: skip
+        selected_kernel._SPAN = span
+    return rows
