@@ -149,6 +149,7 @@ def test_after_the_machine_is_lost_the_same_cells_go_on_from_the_save_folder(
     assert f"[jackline] run 'lost' is going, attempt 2: {run}\n" in second.printed
     wait_for(lambda: f"going on from step-{step:08d}" in person.run_dir("lost").log(), "the checkpoint to be used")
     wait_for(lambda: logged_steps(run)[-1] > step, "further steps")
+    assert "changed since it was saved" not in person.run_dir("lost").log()
     assert logged_steps(run)[: len(before) // 2] == before[: len(before) // 2], "the numbers from before are kept"
     beside = kernel.run("notebook.plan('demo', quick=True, name='lost', **settings)")
     assert beside.printed == "[jackline] run 'lost' is alive: nothing is tried beside it, run.watch() shows it\n"

@@ -70,6 +70,8 @@ def meant_by_recipe(
     recipe: str, asked: Sequence[str], *, name: str | None = None, is_new: bool = False
 ) -> tuple[Meant, list[str]]:
     """Which run `jackline train RECIPE ASKED` is, and what is to be asked with the second place in it."""
+    from jackline.cli.train import with_full_mirror
+
     options = read_options(recipe, asked)
     found = resolve(recipe, options["settings"])
     folder = runs_folder(options["runs_dir"])
@@ -77,7 +79,8 @@ def meant_by_recipe(
     added = [] if found["config"]["mirror"] or not mirror else [f"mirror={mirror}"]
     wanted = name or options["name"] or default_name([recipe], found["identity"])
     chosen = choose_folder(folder, wanted, mirror, is_new=is_new or options["is_new"])
-    argv = (*TRAINER, str(chosen.path), recipe, *options["settings"], *added)
+    # Word for word what `jackline train` starts, so that a run that was brought back is told of no change.
+    argv = (*TRAINER, str(chosen.path), recipe, *with_full_mirror((*options["settings"], *added), mirror or ""))
     settings = {**found["identity"], "cwd": str(Path.cwd())}
     return Meant(chosen, argv, settings, mirror), [*asked, *added]
 
