@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from jackline import notebook
 from jackline.errors import JacklineError, UsageError
 from jackline.notebook.command import Ended, as_words, call, environment, read_error
 from jackline.notebook.start import choose_folder, meant_by_recipe
-from tests.shell import Shell
+from tests.shell import Shell, wait_for
 
 
 def test_keywords_become_the_words_of_a_command_line() -> None:
@@ -99,6 +100,40 @@ notebook.run("python -c 'raise SystemExit(3)'", name="bad").watch()
     assert "run 'plain' is finished at " in done.out
     assert "jackline.errors.JacklineError: error: run 'bad' died: " in done.err
     assert done.err.endswith("hint: run.why() tells more; running its cell again goes on from the last checkpoint\n")
+
+
+SAVES = """
+import pathlib, sys, time
+print("begins with", sys.argv[1:], flush=True)
+pathlib.Path("out").mkdir(exist_ok=True)
+for step in range(1000000):
+    pathlib.Path(f"out/step-{step:07d}.txt").write_text(str(step))
+    time.sleep(0.5)
+"""
+OWN_SCRIPT = """
+from jackline import notebook
+notebook.setup(save_to="saved")
+how = dict(checkpoints="out/step-*.txt", resume_arg="--resume {checkpoint}")
+notebook.run("python saves.py", name="own", **how)
+"""
+
+
+@pytest.mark.zoo
+def test_an_own_script_goes_on_from_the_save_folder_after_the_machine_is_lost(person: Shell) -> None:
+    person.script("saves.py", SAVES)
+    cells = person.python("cells.py", OWN_SCRIPT)
+    assert person.call(cells).code == 0
+    wait_for(lambda: list((person.work / "out").glob("step-*1.txt")), "its second checkpoint")
+    assert person.jackline("stop", "own").code == 0
+    saved = person.work / "saved"
+    wait_for(lambda: list(saved.glob("own/foreign/*/where.json")), "the upload")
+    wait_for(lambda: not person.pids(), "everything to end")
+    for folder in (person.runs, person.folder / "state", person.work / "out"):
+        shutil.rmtree(folder)
+    again = person.call(cells)
+    assert again.code == 0, again
+    assert f"[jackline] this machine has nothing of run 'own'; its records are back from {saved}\n" in again.out
+    wait_for(lambda: "begins with ['--resume', " in person.run_dir("own").log(), "the checkpoint to be given to it")
 
 
 def test_a_question_about_another_card_goes_to_jackline_plan_and_tries_nothing() -> None:
