@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,10 +28,13 @@ from jackline.data.spec import DataSpec
 from jackline.data.state import ReadState, begin
 from jackline.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_identity
 from jackline.errors import JacklineError, UsageError
+from jackline.units import format_duration
 
 LEAD_PIECES = 32
 FIRST_PATIENCE_S = 45.0
 _PUT_AGAIN_S = 0.2
+_FRESH_S = 1.0  # while it waits, the reader says so several times a second
+_STILL_S = 5.0
 
 
 class Piece(NamedTuple):
@@ -87,20 +91,22 @@ def open_live(spec: DataSpec, patience: Patience, on_phase: Callable[[str], None
 
 
 class LiveTokens:
-    """One reading thread at a time. `waiting_for` says what of the network it waits for, `file_name` where it is."""
+    """One reading thread at a time. `file_name` is where it is."""
 
     def __init__(self, live: Live, *, epochs: int = 1, num_threads: int = 1) -> None:
         self._live, self._epochs, self._num_threads = live, epochs, num_threads
         self._ready: queue.Queue[Piece | End | BaseException] = queue.Queue(maxsize=LEAD_PIECES)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.waiting_for = ""
+        self._told: tuple[float, str] = (float("-inf"), "")
+        self._came_s = time.monotonic()
         self.file_name = ""
 
     def start(self, epoch: int, at: ReadState | None) -> None:
         """Read from there on; what was read before is dropped."""
         self.close()
         self._ready, self._stop = queue.Queue(maxsize=LEAD_PIECES), threading.Event()
+        self._came_s = time.monotonic()
         work = (epoch, at, self._ready, self._stop)
         self._thread = threading.Thread(target=self._read, args=work, name="jackline-live", daemon=True)
         self._thread.start()
@@ -108,6 +114,16 @@ class LiveTokens:
     @property
     def is_started(self) -> bool:
         return self._thread is not None
+
+    @property
+    def waiting_for(self) -> str:
+        """What the network said just now, else for how long nothing has come; "" while documents do."""
+        now_s = time.monotonic()
+        told_s, text = self._told
+        if now_s - told_s < _FRESH_S:
+            return text
+        still_s = now_s - self._came_s
+        return f"nothing has arrived for {format_duration(still_s)}" if still_s >= _STILL_S else ""
 
     def take(self, timeout_s: float) -> Piece | End | None:
         """The next piece; None when none came in time. Raises what stopped the reading."""
@@ -151,7 +167,7 @@ class LiveTokens:
         num_tokens = 0
         try:
             for block in packed:
-                self.waiting_for = ""
+                self._came_s = time.monotonic()
                 num_tokens += len(block.tokens)
                 if not _put(ready, Piece(epoch, block), stop):
                     return False
@@ -164,7 +180,7 @@ class LiveTokens:
         return True
 
     def _on_wait(self, text: str) -> None:
-        self.waiting_for = text
+        self._told = (time.monotonic(), text)
 
     def _on_open(self, index: int, found: Found, file: ByteFile) -> None:
         self.file_name = found.name.rsplit("/", 1)[-1]
