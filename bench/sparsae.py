@@ -168,7 +168,9 @@ def _words(request: dict[str, Any]) -> list[str]:
     is_small = request["is_small"]
     sparsity = request.get("sparsity", 0.0 if request["method"] == "dense" else 0.8)
     method = "static" if request["method"] == "dense" else request["method"]
-    words = [f"data={request['data']}", f"data_dir={request['work']}/cache", f"seed={request['seed']}"]
+    documents = "block" if request["data"].endswith(".txt") else "file"
+    words = [f"data={request['data']}", f"documents={documents}", f"data_dir={request['work']}/cache"]
+    words.append(f"seed={request['seed']}")
     words += [f"sparsity={sparsity}", f"mask_update={method}", "compile=off", "rehearse=no", "min_chars=0"]
     words += ["model=tiny", "tokenizer=train", "seq_len=64" if is_small else "seq_len=256"]
     return [*words, "batch_size=4" if is_small else "batch_size=32", "max_train_examples=0", "max_val_examples=0"]

@@ -182,7 +182,7 @@ class Attachment:
             self.saver.turn_off(f"{type(problem).__name__}: {problem}")
             return False
         marks = self.marks[1] if self.marks[0] == step else {}
-        ticket = self.saver.save(step, metrics={**self.scalars.latest, **marks}, is_last=is_last)
+        ticket = self.saver.save(step, metrics={**self.scalars.known(), **marks}, is_last=is_last)
         if ticket is None:
             return False
         self.reporter.hurry()

@@ -24,10 +24,11 @@ _SEND_EVERY_S = 0.25
 
 
 class Scalars:
-    """The loop's numbers. `latest` holds the last known value of each."""
+    """The loop's numbers. `latest` holds the last known value of each that was written down."""
 
     def __init__(self) -> None:
         self.latest: dict[str, float] = {}
+        self._on_host: dict[str, float] = {}
         self._waiting: deque[Line] = deque(maxlen=_MAX_WAITING)
         self._on_the_way: deque[tuple[list[Line], list[tuple[dict[str, Any], str]], Any, Any]] = deque()
         self._sent_s = 0.0
@@ -43,7 +44,13 @@ class Scalars:
                 taken[name] = _take_tensor(name, value)
             else:
                 taken[name] = _take_other(name, value)
+            if type(taken[name]) is not torch.Tensor:
+                self._on_host[name] = taken[name]
         self._waiting.append((step, time.time(), taken))
+
+    def known(self) -> dict[str, float]:
+        """The newest value of each that can be had without waiting: what goes with a checkpoint of this moment."""
+        return {**self.latest, **self._on_host}
 
     def resolve(self, *, wait: bool = False) -> list[Line]:
         """Lines whose numbers are known by now, oldest first. `wait`: all of them."""

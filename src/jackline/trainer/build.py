@@ -124,12 +124,7 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
             ahead.import_compiler()
     corpus = open_corpus(config, voice)
     loader = make_loader(config, corpus.train, device=device)
-    if 0 < config.vocab_size < corpus.vocab_size:
-        raise UsageError(
-            f"vocab_size={config.vocab_size} is too small for tokenizer '{config.tokenizer}' with its"
-            f" {corpus.vocab_size:,} tokens",
-            hint="vocab_size=0 takes the tokenizer's own, rounded up",
-        )
+    _check_vocabulary(config, corpus)
     shape = shape_of(config, corpus.vocab_size)
     with voice.phase("model", describe_shape(config.model, shape)):
         torch.manual_seed(config.seed)
@@ -138,12 +133,9 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
         ahead.wait_for(card)
         model = model.to(device)
         method: Method = find_method(config).make_method(model, config)
+        betas = (config.beta1, config.beta2)
         optimizer = make_optimizer(
-            model,
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-            precision=precision,
+            model, lr=config.lr, betas=betas, weight_decay=config.weight_decay, precision=precision
         )
         model.has_loss_kernel = precision == "bf16-weights" and not why_no_kernel(model.head)
     total_steps = count_steps(config, loader, voice)
@@ -174,6 +166,15 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     method.bind(parts)
     compile_if_it_pays(parts, voice, folder)
     return parts
+
+
+def _check_vocabulary(config: TrainConfig, corpus: Corpus) -> None:
+    if 0 < config.vocab_size < corpus.vocab_size:
+        raise UsageError(
+            f"vocab_size={config.vocab_size} is too small for tokenizer '{config.tokenizer}' with its"
+            f" {corpus.vocab_size:,} tokens",
+            hint="vocab_size=0 takes the tokenizer's own, rounded up",
+        )
 
 
 def choose_device(config: TrainConfig) -> torch.device:

@@ -43,6 +43,7 @@ class TrainConfig:
 
     data: str = ""
     text_column: str = ""
+    documents: Literal["file", "line", "block"] = "file"  # what of a text file is one document; block: a paragraph
     tokenizer: str = "gpt2"
     val_fraction: float = 0.01
     val_tokens: int = 10_000_000  # at most; the validation set of a huge corpus has no natural end

@@ -52,7 +52,7 @@ def spec_of(config: TrainConfig, split: Split) -> DataSpec:
     if config.val_fraction == 0:
         split = "all"
     spec = DataSpec(
-        sources=(Source(config.data, text_column=config.text_column or None),),
+        sources=(Source(config.data, documents=config.documents, text_column=config.text_column or None),),
         tokenizer=config.tokenizer,
         split=split,
         validation_fraction=config.val_fraction,

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from jackline.data.batches import ToDevice
+from jackline.errors import UsageError
 from jackline.memory.cards import Precision
 from jackline.memory.job import Job
 from jackline.models.masks import Change, Masks, maskable
 from jackline.models.shapes import GPTShape
 from jackline.rundir.jsonl import JsonlWriter, read_lines
-from jackline.trainer.evaluate import read_windows
+from jackline.trainer.evaluate import count_windows, read_windows
 from jackline.trainer.mask_search import MaskSearch, Record
 from jackline.trainer.method import Between, Method
 from jackline.trainer.precision import autocast
@@ -117,6 +118,13 @@ class SparseMethod(Method):
 
     def bind(self, parts: Parts) -> None:
         self._parts = parts
+        data = parts.corpus.validation
+        if self.config.sparsity and (data is None or not count_windows(data, self.config.seq_len)):
+            # Else it would be found at the first update of the masks, hours later.
+            raise UsageError(
+                f"masks are judged on validation data, and it has no window of {self.config.seq_len} tokens",
+                hint="more data, a larger val_fraction, or a shorter seq_len",
+            )
 
     def state(self) -> dict[str, Any]:
         return {"teacher": self.teacher, "mask_search": self.search, "burn_in": self.burn_in}
@@ -158,11 +166,12 @@ class SparseMethod(Method):
         self._parts.model.zero_grad(set_to_none=True)
         loss = self._judge(_POOL)  # a batch that no candidate was chosen on
         is_boosted = self.search.stagnation.see(loss, self.search.settings.boosted_updates)
-        self._spent_s += time.monotonic() - began_s
+        took_s = time.monotonic() - began_s
+        self._spent_s += took_s
         self._write(between.folder, records, between.step)
-        share = 100 * self._spent_s / max(1e-9, between.seconds)
+        share = 100 * self._spent_s / max(1e-9, between.seconds + took_s)
         self._last |= {"mask_loss": loss, "mask_share": share / 100}
-        between.tell(update_text(records, loss, time.monotonic() - began_s, share))
+        between.tell(update_text(records, loss, took_s, share))
         if is_boosted:
             between.tell("the mask has brought nothing lately: reshuffles are likelier for two updates")
 
