@@ -17,10 +17,14 @@ _HOME = {
     "Stopped": "jackline.session.stopping",
 }
 
-__all__ = ["__version__", *_HOME]
+_PARTS = ("notebook",)
+
+__all__ = ["__version__", *_HOME, *_PARTS]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"jackline.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'jackline' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)

@@ -11,6 +11,7 @@ from jackline.cli.run_view import RunView, listing, mapping, number
 from jackline.cli.text_safety import safe_lines, safe_text
 from jackline.units import format_bytes, format_duration
 
+_NUMBERS = 4
 _MAX_INCIDENTS = 3
 
 
@@ -109,6 +110,7 @@ def clock(at_s: float, now_s: float) -> str:
 def _live_lines(view: RunView) -> list[str]:
     found = [
         ("progress", progress_line(view)),
+        ("numbers", numbers_line(view)),
         ("now", now_line(view)),
         ("verdict", verdict_line(view)),
         ("memory", memory_line(view)),
@@ -125,6 +127,15 @@ def _live_lines(view: RunView) -> list[str]:
     if view.is_live:
         lines.append(row("if it dies", loss_line(view)))
     return lines
+
+
+def numbers_line(view: RunView) -> str:
+    """What the loop logged last, the loss first; a few of many."""
+    logged = mapping(view.session.get("metrics"))
+    known = [(safe_text(name, 30), number(value)) for name, value in logged.items()]
+    known.sort(key=lambda pair: (pair[0] != "loss", "loss" not in pair[0]))
+    shown = [f"{name} {value:.4g}" for name, value in known if value is not None]
+    return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "")
 
 
 def progress_line(view: RunView) -> str:

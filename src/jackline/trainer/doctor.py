@@ -91,6 +91,10 @@ def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> N
         tell(_not_tried("data, memory, step and saving"))
         return
     try:
+        from jackline.trainer.build import choose_device
+        from jackline.trainer.sizing import settle_size
+
+        config = settle_size(resolved, None, choose_device(config), voice).config
         _try_everything(config, request, voice, tell)
     except JacklineError as error:
         tell(Finding("trial", "problem", " ".join((error.message, *error.detail)), error.hint or ""))

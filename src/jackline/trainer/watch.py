@@ -216,6 +216,7 @@ class Watch:
         steps = max(0, step - self._first_step)
         tokens = steps * self.parts.tokens_per_step
         waited_s = min(self.parts.loader.waited_s, training_s)
+        saved_s = min(self._saving_s, training_s - waited_s)
         rate = tokens / training_s if steps else None
         facts = FinalFacts(
             outcome=outcome,
@@ -228,7 +229,12 @@ class Watch:
             best=best,
             tokens_per_s=rate,
             mfu=mfu(rate, self._flops, self._peak) if rate else None,
-            spent_s={"training": training_s - waited_s, "data wait": waited_s, **self._spent.parts},
+            spent_s={
+                "training": training_s - waited_s - saved_s,
+                "data wait": waited_s,
+                "saving": saved_s,
+                **self._spent.parts,
+            },
             peak_memory_bytes=peak_bytes(self.parts.device),
             checkpoint=newest_checkpoint(self.run),
             num_alarms=self.sentinels.num_alarms,

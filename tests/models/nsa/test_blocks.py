@@ -7,7 +7,7 @@ import torch
 
 from jackline.errors import UsageError
 from jackline.models.nsa import blocks
-from jackline.models.nsa.shape import NSAShape
+from jackline.models.nsa.shape import NSAShape, count_parameters, flops_per_token
 
 SMALL = NSAShape(
     num_layers=2, width=16, num_heads=4, num_groups=2, head_width=8, vocab_size=37,
@@ -82,6 +82,18 @@ def test_selected_blocks_become_tokens_up_to_the_query() -> None:
     assert seen[0, 1].nonzero().flatten().tolist() == [0, 1]
     assert seen[0, 9].nonzero().flatten().tolist() == [0, 1, 2, 3]
     assert seen[0, 8].nonzero().flatten().tolist() == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("length", [5, 64, 150])
+def test_work_per_token_counts_the_keys_that_are_read(length: int) -> None:
+    device = torch.device("cpu")
+    chosen = blocks.pick_blocks(torch.rand(length, SMALL.num_selectable(length)), SMALL)
+    reads = blocks.visible_compressed(length, SMALL, device).sum()
+    reads += blocks.visible_in_window(length, SMALL.window, device).sum()
+    reads += blocks.visible_in_blocks(chosen, length, SMALL.block_length).sum()
+
+    weights = count_parameters(SMALL) - SMALL.vocab_size * SMALL.width  # an embedding is looked up
+    assert flops_per_token(SMALL, length) == pytest.approx(6 * weights + 12 * 2 * 32 * int(reads) / length)
 
 
 @pytest.mark.parametrize(

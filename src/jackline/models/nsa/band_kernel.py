@@ -2,7 +2,7 @@
 
 Key i stands at position i * stride + last, and query t reads it if 0 <= t - position < reach. With stride 1 and last
 0 that is a sliding window; with the stride of the compressed blocks and their last token it is the compressed branch;
-with an endless reach and stride 1 it is plain causal attention. Tiles that lie inside the band are not masked.
+with an endless reach and stride 1 it is plain causal attention, where tiles before the edge are not masked.
 Deterministic: no atomics. Queries that read nothing get zeros. Layout as in `reference`; everything contiguous.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 ENDLESS = 1 << 30
 _LOG2_E = 1.4426950408889634
 # Rows of queries, keys of a tile, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
-TILES = {"forward": (128, 64, 4, 3), "queries": (64, 64, 4, 3), "keys": (64, 64, 4, 2)}
+TILES = {"forward": (128, 64, 8, 3), "queries": (64, 64, 4, 3), "keys": (64, 64, 4, 2)}
 _WIDE_TILES = (32, 32, 4, 2)  # float32 needs twice the room and is for checking
 _MANY_PROGRAMS = 512  # fewer leave parts of a large card idle
 
@@ -68,8 +68,8 @@ def _forward_part(state, query, position, keys, values, begin, end, num_keys, ro
 
 @triton.jit
 def _forward(queries, keys, values, out, logs, length, num_keys, scale, reach, heads: tl.constexpr,
-             per_group: tl.constexpr, stride: tl.constexpr, last: tl.constexpr, rows: tl.constexpr,
-             tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
+             per_group: tl.constexpr, stride: tl.constexpr, last: tl.constexpr, is_endless: tl.constexpr,
+             rows: tl.constexpr, tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
     # The longest first: late queries of the compressed branch read the most.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * rows
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -83,17 +83,15 @@ def _forward(queries, keys, values, out, logs, length, num_keys, scale, reach, h
     final = tl.minimum(first + rows, length) - 1
     begin = _first_in_reach(first, stride, last, reach) // tile * tile
     end = tl.minimum(_count_until(final, stride, last), num_keys)
-    inner = tl.cdiv(_first_in_reach(final, stride, last, reach), tile) * tile
-    inner = tl.minimum(tl.maximum(inner, begin), end)
-    outer = tl.maximum(_count_until(first, stride, last) // tile * tile, inner)
     state = (tl.zeros([rows, width], tl.float32), tl.full([rows], -float("inf"), tl.float32),
              tl.zeros([rows], tl.float32))  # fmt: skip
     keys, values, row = keys + memory, values + memory, groups * width
-    state = _forward_part(state, query, position, keys, values, begin, inner, num_keys, row, scale, reach,
-                          stride, last, True, tile, width)  # fmt: skip
-    state = _forward_part(state, query, position, keys, values, inner, outer, num_keys, row, scale, reach,
-                          stride, last, False, tile, width)  # fmt: skip
-    state = _forward_part(state, query, position, keys, values, outer, end, num_keys, row, scale, reach,
+    if is_endless:
+        inner = _count_until(first, stride, last) // tile * tile
+        state = _forward_part(state, query, position, keys, values, begin, inner, num_keys, row, scale, reach,
+                              stride, last, False, tile, width)  # fmt: skip
+        begin = inner
+    state = _forward_part(state, query, position, keys, values, begin, end, num_keys, row, scale, reach,
                           stride, last, True, tile, width)  # fmt: skip
     mixed, largest, total = state
     has_read = total > 0
@@ -128,7 +126,8 @@ def _query_part(total, query, slope, log, delta, position, keys, values, begin, 
 @triton.jit
 def _backward_query(queries, keys, values, slopes, logs, deltas, out, length, num_keys, scale, reach,
                     heads: tl.constexpr, per_group: tl.constexpr, stride: tl.constexpr, last: tl.constexpr,
-                    rows: tl.constexpr, tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
+                    is_endless: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr,
+                    width: tl.constexpr):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * rows
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     groups: tl.constexpr = heads // per_group
@@ -146,16 +145,14 @@ def _backward_query(queries, keys, values, slopes, logs, deltas, out, length, nu
     final = tl.minimum(first + rows, length) - 1
     begin = _first_in_reach(first, stride, last, reach) // tile * tile
     end = tl.minimum(_count_until(final, stride, last), num_keys)
-    inner = tl.cdiv(_first_in_reach(final, stride, last, reach), tile) * tile
-    inner = tl.minimum(tl.maximum(inner, begin), end)
-    outer = tl.maximum(_count_until(first, stride, last) // tile * tile, inner)
     total = tl.zeros([rows, width], tl.float32)
     keys, values, row = keys + memory, values + memory, groups * width
-    total = _query_part(total, query, slope, log, delta, position, keys, values, begin, inner, num_keys, row,
-                        scale, reach, stride, last, True, tile, width)  # fmt: skip
-    total = _query_part(total, query, slope, log, delta, position, keys, values, inner, outer, num_keys, row,
-                        scale, reach, stride, last, False, tile, width)  # fmt: skip
-    total = _query_part(total, query, slope, log, delta, position, keys, values, outer, end, num_keys, row,
+    if is_endless:
+        inner = _count_until(first, stride, last) // tile * tile
+        total = _query_part(total, query, slope, log, delta, position, keys, values, begin, inner, num_keys, row,
+                            scale, reach, stride, last, False, tile, width)  # fmt: skip
+        begin = inner
+    total = _query_part(total, query, slope, log, delta, position, keys, values, begin, end, num_keys, row,
                         scale, reach, stride, last, True, tile, width)  # fmt: skip
     total = total * (scale / 1.4426950408889634)
     tl.store(out + base + at, total.to(out.dtype.element_ty), mask=inside[:, None])
@@ -188,7 +185,8 @@ def _key_part(slope_k, slope_v, k, v, key, queries, slopes, logs, deltas, begin,
 @triton.jit
 def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, length, num_keys, scale, reach,
                    heads: tl.constexpr, per_group: tl.constexpr, at_once: tl.constexpr, stride: tl.constexpr,
-                   last: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
+                   last: tl.constexpr, is_endless: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr,
+                   width: tl.constexpr):  # fmt: skip
     """The slopes of one tile of keys from `at_once` heads: a whole group, or one head where programs are few."""
     start = tl.program_id(0) * tile
     slot, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -204,8 +202,9 @@ def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, le
     final = tl.minimum(start + tile, num_keys) - 1
     begin = (start * stride + last) // rows * rows
     end = tl.minimum(final * stride + last + reach, length)
-    inner = tl.minimum(tl.cdiv(final * stride + last, rows) * rows, end)
-    outer = tl.maximum(tl.minimum(start * stride + last + reach, length) // rows * rows, inner)
+    inner = end
+    if is_endless:
+        inner = tl.minimum(tl.cdiv(final * stride + last, rows) * rows, end)
     slope_k, slope_v = tl.zeros([tile, width], tl.float32), tl.zeros([tile, width], tl.float32)
     row = heads * width
     for number in range(at_once):
@@ -215,12 +214,10 @@ def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, le
         slope_k, slope_v = _key_part(slope_k, slope_v, k, v, key, queries + base, slopes + base, logs + line,
                                      deltas + line, begin, inner, length, row, scale, reach, stride, last, True,
                                      rows, width)  # fmt: skip
-        slope_k, slope_v = _key_part(slope_k, slope_v, k, v, key, queries + base, slopes + base, logs + line,
-                                     deltas + line, inner, outer, length, row, scale, reach, stride, last, False,
-                                     rows, width)  # fmt: skip
-        slope_k, slope_v = _key_part(slope_k, slope_v, k, v, key, queries + base, slopes + base, logs + line,
-                                     deltas + line, outer, end, length, row, scale, reach, stride, last, True,
-                                     rows, width)  # fmt: skip
+        if is_endless:
+            slope_k, slope_v = _key_part(slope_k, slope_v, k, v, key, queries + base, slopes + base, logs + line,
+                                         deltas + line, inner, end, length, row, scale, reach, stride, last, False,
+                                         rows, width)  # fmt: skip
     slope_k = slope_k * (scale / 1.4426950408889634)
     to = (batch * num_keys + key[:, None]) * (slots * width) + slot * width + lane
     tl.store(out_k + to, slope_k.to(out_k.dtype.element_ty), mask=there)
@@ -279,7 +276,7 @@ def band_attention(
     tiles = _tiles("forward", query)
     _forward[(triton.cdiv(length, tiles["rows"]), heads, batch)](
         query, keys, values, out, logs, length, keys.shape[1], _scale(query), reach,
-        stride=stride, last=last, **tiles, **_sizes(query, keys),
+        stride=stride, last=last, is_endless=reach >= ENDLESS, **tiles, **_sizes(query, keys),
     )  # fmt: skip
     return out, logs
 
@@ -294,7 +291,7 @@ def _band_back(
     num_keys, groups = keys.shape[1:3]
     deltas = row_products(out, slopes, is_by_head=True)
     slope_q = torch.empty_like(query)
-    shared = {"stride": stride, "last": last, **_sizes(query, keys)}
+    shared = {"stride": stride, "last": last, "is_endless": reach >= ENDLESS, **_sizes(query, keys)}
     scale, sizes = _scale(query), _tiles("queries", query)
     _backward_query[(triton.cdiv(length, sizes["rows"]), heads, batch)](
         query, keys, values, slopes, logs, deltas, slope_q, length, num_keys, scale, reach, **shared, **sizes

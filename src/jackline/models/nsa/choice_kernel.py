@@ -24,14 +24,6 @@ _SCRATCH_FLOATS = 1 << 25  # 128 MiB of scores at a time
 
 # Triton reads annotations, so its functions carry none but its own.
 @triton.jit
-def _overlap(offset: tl.constexpr, ratio: tl.constexpr, per_block: tl.constexpr):
-    """The weights of `blocks.overlap_weights`."""
-    begin: tl.constexpr = offset if offset > 0 else 0
-    end: tl.constexpr = offset + per_block if offset + per_block < ratio else ratio
-    return (end - begin) / per_block
-
-
-@triton.jit
 def _score(queries, keys, logs, scores, length, begin, num_queries, num_keys, num_blocks, scale,
            heads: tl.constexpr, per_group: tl.constexpr, ratio: tl.constexpr, per_block: tl.constexpr,
            stride: tl.constexpr, block_length: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr,
@@ -50,21 +42,23 @@ def _score(queries, keys, logs, scores, length, begin, num_queries, num_keys, nu
         inside = position < begin + num_queries
         lane = tl.arange(0, width)
         block = block_first + tl.arange(0, tile)
-        grid = keys + batch * num_keys * groups * width + group * width
+        grid = keys + batch * num_keys * groups * width + group * width + lane[:, None]
+        line = queries + (batch * length + position[:, None]) * (heads * width) + lane[None, :]
+        log_line = logs + batch * heads * length + position
         total = tl.zeros([rows, tile], tl.float32)
-        for number in range(per_group):
-            head = group * per_group + number
-            at = (batch * length + position[:, None]) * (heads * width) + head * width + lane[None, :]
-            query = tl.load(queries + at, mask=inside[:, None], other=0.0)
-            log = tl.load(logs + (batch * heads + head) * length + position, mask=inside, other=float("inf"))
-            for offset in tl.static_range(1 - per_block, ratio):
-                key = block * ratio + offset
-                there = (key >= 0) & (key < num_keys)
-                k = tl.load(grid + key[None, :] * (groups * width) + lane[:, None], mask=there[None, :], other=0.0)
-                score = tl.dot(query, k, input_precision="ieee") * scale
-                seen = there[None, :] & ((key * stride + per_block * stride - 1)[None, :] <= position[:, None])
-                share = tl.where(seen, tl.exp2(score - log[:, None]), 0.0)
-                total += share * _overlap(offset, ratio, per_block)
+        for offset in range(1 - per_block, ratio):
+            key = block * ratio + offset
+            there = (key >= 0) & (key < num_keys)
+            k = tl.load(grid + key[None, :] * (groups * width), mask=there[None, :], other=0.0)
+            share = tl.zeros([rows, tile], tl.float32)
+            for head in range(group * per_group, (group + 1) * per_group):
+                query = tl.load(line + head * width, mask=inside[:, None], other=0.0)
+                log = tl.load(log_line + head * length, mask=inside, other=float("inf"))
+                share += tl.exp2(tl.dot(query, k, input_precision="ieee") * scale - log[:, None])
+            # What lies ahead of the query may be endless here, and is left out here.
+            seen = there[None, :] & (((key + per_block) * stride - 1)[None, :] <= position[:, None])
+            overlap = tl.minimum(offset + per_block, ratio) - tl.maximum(offset, 0)
+            total += tl.where(seen, share, 0.0) * (overlap.to(tl.float32) / per_block)
         place = tl.program_id(2).to(tl.int64) * num_queries + (position - begin)
         to = place[:, None] * num_blocks + block[None, :]
         tl.store(scores + to, total, mask=inside[:, None] & (block < num_blocks)[None, :])

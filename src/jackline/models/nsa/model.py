@@ -90,11 +90,12 @@ class NSAModel(nn.Module):
             self.head, hidden, targets, chunk_rows=self.loss_chunk_rows, has_kernel=self.has_loss_kernel
         )
 
-    def use_kernels(self) -> str:
-        """Read by kernels from now on, or why not: call it where the model has its device and float type, and
-        before compiling it. Takes some seconds on a card, which the first step would take otherwise."""
+    def use_kernels(self, dtype: torch.dtype | None = None) -> str:
+        """Read by kernels from now on, or why not: call it where the model has its device and float type (`dtype` is
+        for autocast, which computes in another), and before compiling it. Takes some seconds on a card, which the
+        first step would take otherwise."""
         weight = self.head.weight
-        reason = why_no_kernels(self.shape, weight.device, weight.dtype)
+        reason = why_no_kernels(self.shape, weight.device, dtype or weight.dtype)
         for block in self.blocks:
             attention = block.attention
             if isinstance(attention, SparseAttention):

@@ -22,7 +22,7 @@ from jackline.models.nsa.band_kernel import row_products
 
 _LOG2_E = 1.4426950408889634
 # Rows of (query, head) pairs, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
-TILES = {"forward": (128, 4, 2), "backward": (64, 4, 2)}
+TILES = {"forward": (64, 4, 3), "backward": (64, 4, 2)}
 _WIDE_TILES = (32, 4, 2)  # float32 needs twice the room and is for checking
 _SPAN = 512  # queries of one program
 

@@ -88,16 +88,13 @@ def flops_per_token(shape: NSAShape, length: int) -> float:
 
 
 def _mean_reads(shape: NSAShape, length: int) -> float:
-    """Keys per query over all three branches; the scores of the compressed branch serve the selection too."""
-    selected = shape.num_blocks * shape.block_length
-    mean_capped = [_mean_of_capped(length, cap) for cap in (selected, shape.window)]
-    return shape.num_compressed(length) / 2 + sum(mean_capped)
-
-
-def _mean_of_capped(length: int, cap: int) -> float:
-    """Mean of min(t + 1, cap) over the positions of a sequence."""
-    rising = min(length, cap)
-    return (rising * (rising + 1) / 2 + (length - rising) * cap) / length
+    """Keys per query over all three branches."""
+    block, others = shape.block_length, (shape.num_blocks - 1) * shape.block_length
+    selected = sum(min(t + 1, others + t % block + 1) for t in range(length))
+    near = sum(min(t + 1, shape.window) for t in range(length))
+    count = shape.num_compressed(length)
+    compressed = count * (length - shape.compressed_length + 1) - shape.compressed_stride * count * (count - 1) // 2
+    return (selected + near + compressed) / length
 
 
 NSA_SHAPES: dict[str, NSAShape] = {
