@@ -38,6 +38,7 @@ class Hub:
         self.requests: list[tuple[str, str | None]] = []
         self.url = self.store_url = ""
         self.num_refusals = 0
+        self.newest = SHA  # an older commit stays readable
 
     def answer(self, path: str) -> tuple[int, Any]:
         root = "/api/datasets/some/set"
@@ -45,11 +46,12 @@ class Hub:
         if self.num_refusals >= 0:
             return 503, {"error": "busy"}
         if path in (root, f"{root}/revision/main"):
-            return 200, {"id": "some/set", "sha": SHA, "siblings": [], "tags": [], "private": False}
-        if path.startswith(f"{root}/tree/{SHA}"):
-            return 200, self.tree(path.removeprefix(f"{root}/tree/{SHA}").strip("/"))
-        if path.startswith(f"/datasets/some/set/resolve/{SHA}/"):
-            return 302, f"{self.store_url}/{path.split(SHA)[1].strip('/')}"
+            return 200, {"id": "some/set", "sha": self.newest, "siblings": [], "tags": [], "private": False}
+        for commit in {SHA, self.newest}:
+            if path.startswith(f"{root}/tree/{commit}"):
+                return 200, self.tree(path.removeprefix(f"{root}/tree/{commit}").strip("/"))
+            if path.startswith(f"/datasets/some/set/resolve/{commit}/"):
+                return 302, f"{self.store_url}/{path.split(commit)[1].strip('/')}"
         return 404, {"error": "not found"}
 
     def tree(self, folder: str) -> list[dict[str, Any]]:

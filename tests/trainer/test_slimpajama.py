@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 from jackline.rundir.layout import RunDir
+from jackline.trainer.recipes.slimpajama import SlimpajamaConfig
 from tests.data.corpora import jsonl_bytes, make_texts
 from tests.data.far_end import FarEnd, serving
 from tests.session.nursery import Child, Ended, Nursery
@@ -120,6 +121,23 @@ def test_a_document_is_used_as_soon_as_it_has_arrived_and_a_wish_to_end_is_heard
     )
     assert f"[end] chunks    {chunks} of 256 tokens, {256 * chunks:,} in all, average loss " in ended.output
     assert max(streams.run_dir("slow").checkpoints.glob("step-*")).name == f"step-{chunks:08d}"
+
+
+def test_it_ends_with_the_data_and_says_so_whether_a_limit_was_given_or_not(
+    streams: Streams, far_end: FarEnd
+) -> None:
+    data = far_end.address("train/chunk1/example_train_{2..2}.jsonl.zst")
+    num_chunks, rest = divmod(sum(len(text.encode()) + 1 for text in TEXTS[24:36]) - 1, 256)
+    ended = streams.finish("limited", f"--data={data}", "--max-chunks=1000")
+    told = f"[data] the data ended after {num_chunks} chunks; {rest + 1} tokens are left over: less than a chunk"
+    assert told in ended.output
+    assert f"[end] end       finished at step {num_chunks} of 1,000, after " in ended.output
+    limit = SlimpajamaConfig(seq_len=64, batch_size=4)._whole_steps()
+    ended = streams.finish("unlimited", f"--data={data}", f"--max-chunks={limit}")
+    assert told in ended.output
+    assert "[train] to the end of the data" in ended.output
+    assert f"[end] end       finished at step {num_chunks}, after " in ended.output
+    assert streams.parts("limited")["model.safetensors"] == streams.parts("unlimited")["model.safetensors"]
 
 
 def test_without_a_way_to_the_hub_it_says_so_and_how_to_give_other_data(streams: Streams) -> None:
