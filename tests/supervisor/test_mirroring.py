@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name
 from jackline.rundir.run_file import describe_run, read_run_file, write_run_file
-from jackline.supervisor.mirror_fetch import fetch_stranger, is_mirror
+from jackline.supervisor.mirror_fetch import argv_here, fetch_stranger, is_mirror
 from jackline.supervisor.mirroring import keep_mirrored, upload, whole_checkpoints
 
 GONE = ProcessId(2**22 + 7, 1, host_name(), boot_id())
@@ -140,3 +141,15 @@ def test_a_mirror_with_several_runs_or_none_is_an_error_that_says_what_to_type(r
 def test_a_run_folder_is_not_taken_for_a_mirror(run: RunDir, tmp_path: Path) -> None:
     assert not is_mirror(str(run.path))
     assert is_mirror("s3://bucket/runs")
+
+
+def test_a_command_from_another_machine_is_made_to_fit_this_one(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "job"
+    mine = ["/gone/bin/python3", "train.py", "mirror=/old"]
+
+    assert argv_here(mine, run, "/mnt/new") == (sys.executable, "train.py", "mirror=/old")
+    assert argv_here(["bash", "train.sh"], run, "/mnt/new") == ("bash", "train.sh")
+    ours = [sys.executable, "-m", "jackline.trainer", "/old/runs/job", "demo", "--quick", "mirror=/old/mirror"]
+    there = (sys.executable, "-m", "jackline.trainer", str(run), "demo", "--quick")
+    assert argv_here(ours, run, "/mnt/new") == (*there, "mirror=/mnt/new")
+    assert argv_here(ours, run, "s3://bucket/runs") == (*there, "mirror=s3://bucket/runs")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.run_file import check_name, read_run_file, write_run_file
 from jackline.supervisor.mirroring import WHERE, whole_checkpoints
+
+_RUN_WORD = 3  # of `python -m jackline.trainer RUN_DIR RECIPE ...`
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ def is_mirror(word: str) -> bool:
 
 def fetch_stranger(word: str, runs: Path, cwd: Path) -> Fetched:
     """`word` names a mirror with one run, or one run in a mirror. Raises when it is not clear or not whole."""
-    store, name = find_in_mirror(word)
+    place, name = find_in_mirror(word)
+    store = open_store(place)
     run = RunDir(runs / check_name(name))
     if run.path.exists():
         raise UsageError(f"there is a run '{name}' in {runs} already", hint=f"jackline resume {name}")
@@ -52,7 +57,8 @@ def fetch_stranger(word: str, runs: Path, cwd: Path) -> Fetched:
         said: list[str] = []
         checkpoint = _fetch_checkpoint(store, name, cwd, said)
         contents = read_run_file(draft)
-        moved = replace(contents, cwd=str(cwd), host=host_name(), boot_id=boot_id())
+        argv = argv_here(contents.argv, run.path.absolute(), place)
+        moved = replace(contents, argv=argv, cwd=str(cwd), host=host_name(), boot_id=boot_id())
         if contents.cwd != str(cwd):
             said.append(f"it ran in {contents.cwd} on '{contents.host}'; now it runs in {cwd}")
         write_run_file(draft, moved)
@@ -63,14 +69,29 @@ def fetch_stranger(word: str, runs: Path, cwd: Path) -> Fetched:
     return Fetched(run, checkpoint, tuple(said))
 
 
-def find_in_mirror(word: str) -> tuple[Store, str]:
+def argv_here(argv: Sequence[str], run: Path, place: str) -> tuple[str, ...]:
+    """The command for this machine. Of a person's command nothing is changed but a Python that is not here; our own
+    trainer's names its run's folder and its mirror, and both are elsewhere now. Pure but for that one look."""
+    words = list(argv)
+    is_python = bool(words) and Path(words[0]).name.startswith("python")
+    if is_python and Path(words[0]).is_absolute() and not Path(words[0]).exists():
+        words[0] = sys.executable
+    if words[1:3] == ["-m", "jackline.trainer"] and len(words) > _RUN_WORD:
+        words[_RUN_WORD] = str(run)
+        mirror = place if "://" in place else str(Path(place).expanduser().absolute())
+        words = [f"mirror={mirror}" if word.startswith("mirror=") else word for word in words]
+    return tuple(words)
+
+
+def find_in_mirror(word: str) -> tuple[str, str]:
+    """The mirror's place and the run's name."""
     parent, _, last = word.rstrip("/").rpartition("/")
     if parent and _has_story(open_store(parent), last):
-        return open_store(parent), last
+        return parent, last
     store = open_store(word)
     names = [name for name in store.names("") if _has_story(store, name)]
     if len(names) == 1:
-        return store, names[0]
+        return word, names[0]
     if not names:
         raise CannotResume(f"{word} holds no mirrored run", hint="name the folder or URL that was given as --mirror")
     raise UsageError(f"{word} holds {len(names)} runs: {', '.join(names)}", hint=f"name one: {word}/{names[0]}")
