@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jackline.cli import checkpoint_text as text
 from jackline.cli.options import find, json_option, run_argument, runs_dir_option
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
 
+_DELETED_WITHIN_S = 0.5
 _STEP = click.option("--step", type=click.IntRange(min=0), help="Which checkpoint; default: the newest.")
 
 
@@ -72,6 +74,8 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
         try:
             result["size_bytes"] = verify_checkpoint(folder / str(name)).size_bytes
         except Damage as damage:
+            if _is_deleted(folder / str(name)):
+                continue  # by a run that is alive: an old one went while it was being read
             result |= {"is_whole": False, "why": str(damage)}
         found.append(result)
         if not as_json:
@@ -80,6 +84,14 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
         click.echo(json.dumps(found, indent=1))
     if not all(result["is_whole"] for result in found):
         sys.exit(EXIT_FAILED)
+
+
+def _is_deleted(path: Path) -> bool:
+    """Whether it goes away by itself: deleting takes a moment, and the manifest goes first."""
+    deadline_s = time.monotonic() + _DELETED_WITHIN_S
+    while path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return not path.exists()
 
 
 @command.command(short_help="Delete old ones; the last two good ones stay.")
