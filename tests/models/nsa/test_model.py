@@ -168,6 +168,17 @@ def test_loss_and_gradients_agree_with_float64(dtype: torch.dtype, length: int) 
             assert (left.grad.double() - right.grad).norm() <= loose * right.grad.norm(), name
 
 
+def test_autocast_gives_nearly_the_loss_of_float32() -> None:
+    torch.manual_seed(0)
+    model = NSAModel(SMALL)
+    ids, targets = torch.randint(0, 37, (2, 2, 90))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model(ids, targets)
+    low.backward()
+    assert abs(low.item() / model(ids, targets).item() - 1) < 1e-3
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
 def test_random_bytes_cannot_be_predicted() -> None:
     """A leak of the next token or unshifted targets would go under ln 256 = 5.545, which no model can."""
     torch.manual_seed(0)

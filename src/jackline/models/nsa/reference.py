@@ -37,6 +37,11 @@ class Branches(NamedTuple):
 
 def attend(query: Tensor, memory: Memory, shape: NSAShape, selection: Tensor | None = None) -> Branches:
     """All three branches; with a `selection` nothing is chosen, for a comparison that rounding cannot disturb."""
+    with torch.autocast(query.device.type, enabled=False):  # it would compute scores in bf16 and so make ties
+        return _attend(query, memory, shape, selection)
+
+
+def _attend(query: Tensor, memory: Memory, shape: NSAShape, selection: Tensor | None) -> Branches:
     length, device = query.shape[1], query.device
     keys, values = (blocks.compress(part, shape) for part in memory[:2])
     seen = blocks.visible_compressed(length, shape, device)
