@@ -39,7 +39,7 @@ class RunningLoss:
         self.count = 0
 
     def add(self, loss: Tensor) -> None:
-        self.total = self.total.to(loss.device) + loss.detach().double()
+        self.total = self.total + loss.detach().double()
         self.count += 1
 
     def mean(self) -> float:
@@ -49,7 +49,7 @@ class RunningLoss:
         return {"total": self.total, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.total, self.count = state["total"].clone(), int(state["count"])
+        self.total, self.count = state["total"].to(self.total.device, copy=True), int(state["count"])
 
 
 class ChunkMethod(Method):
@@ -63,6 +63,7 @@ class ChunkMethod(Method):
         loader: Any = parts.loader
         assert isinstance(loader, ChunkLoader)
         self._loader = loader
+        self.running.total = self.running.total.to(parts.device)
 
     def state(self) -> dict[str, Any]:
         return {"running_loss": self.running}
@@ -114,11 +115,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
             hint="give a folder checkpoints/step-N of a run, or its model.safetensors",
         ) from None
     own = model.state_dict()
-    # A tied head is stored once; the other name follows it.
     wrong = [name for name, value in found.items() if name not in own or own[name].shape != value.shape]
-    if wrong or not found:
+    # A tied head is stored once: the other name is the same memory.
+    filled = {own[name].data_ptr() for name in found if name in own}
+    wrong += [name for name, value in own.items() if value.data_ptr() not in filled]
+    if wrong:
         raise UsageError(
-            f"pretrained_checkpoint={path} is of another model: {', '.join(wrong[:3]) or 'it is empty'} does not fit",
+            f"pretrained_checkpoint={path} is of another model: {', '.join(wrong[:3])} does not fit",
             hint="give the model_size, max_seq_length and tokenizer it was trained with",
         )
     with torch.no_grad():
