@@ -191,3 +191,9 @@ def test_every_flag_the_guide_names_is_known_here() -> None:
     typed = " ".join([*WORKING, *REFUSED])
     known = {word.replace("-", "_") for word in re.findall(r"--([a-z][a-z_-]+)", typed)}
     assert named - known - {"checkpoint_dir", "model_size"} == set()
+
+
+def test_what_follows_from_a_flag_does_not_claim_to_be_the_recipes_own() -> None:
+    origins = resolve("slimpajama", ["--test", "--max-chunks=2"]).origins
+    assert {origins[name] for name in ("seq_len", "tokens_per_chunk", "batch_size")} == {"follows from others"}
+    assert (origins["max_steps"], origins["lr"]) == ("command line", "recipe")

@@ -148,7 +148,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config and, for every field, who set it: recipe, quick, a file's name, or command line."""
+    """A config and, for every field, who set it: recipe, quick, a file's name, command line, or other fields."""
 
     config: TrainConfig
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -174,7 +174,10 @@ def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) 
     values, origins = _shorten_warmup(recipe, values, origins)
     if values.pop("recipe", target) != target:
         raise UsageError("'recipe' cannot be set", hint=f"the recipe is the word behind train: {target}")
-    return Resolved(replace(recipe, **values).settle(origins), {**origins, "recipe": "command line"})
+    made = replace(recipe, **values)
+    settled = made.settle(origins)
+    follows = [entry.name for entry in fields(kind) if getattr(made, entry.name) != getattr(settled, entry.name)]
+    return Resolved(settled, {**origins, **dict.fromkeys(follows, "follows from others"), "recipe": "command line"})
 
 
 def _shorten_warmup(
