@@ -230,13 +230,13 @@ def _other_module(clock: Any, shape: NSAShape, length: int, tokens: int) -> Pair
 
 # Rows, keys of a tile, warps, stages (for the selected kernels without the keys: a tile is a block).
 _CANDIDATES: dict[tuple[str, str], list[tuple[int, ...]]] = {
-    ("band", "forward"): [(128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 64, 4, 2)],
-    ("band", "queries"): [(64, 64, 4, 3), (128, 64, 8, 3), (128, 64, 4, 2), (128, 32, 4, 3), (64, 128, 4, 2)],
-    ("band", "keys"): [(64, 64, 4, 2), (64, 128, 8, 2), (64, 128, 4, 2), (32, 128, 4, 3), (128, 64, 8, 2)],
-    ("choice", "score"): [(64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 4, 2), (64, 128, 8, 2), (64, 32, 4, 2)],
-    ("selected", "forward"): [(128, 4, 2), (128, 8, 2), (64, 4, 2), (64, 4, 3), (128, 4, 3), (256, 8, 2)],
-    ("selected", "backward"): [(64, 4, 2), (64, 4, 1), (64, 4, 3), (128, 8, 2), (128, 4, 2), (32, 4, 3), (64, 8, 2)],
-}  # fmt: skip
+    ("band", "forward"): [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)],
+    ("band", "queries"): [(64, 64, 4, 3), (128, 64, 8, 3), (128, 32, 4, 3), (64, 128, 4, 2)],
+    ("band", "keys"): [(64, 64, 4, 2), (64, 128, 8, 2), (32, 64, 4, 3), (32, 128, 8, 3), (64, 64, 8, 2)],
+    ("choice", "score"): [(64, 64, 4, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 32, 4, 2), (64, 64, 4, 3)],
+    ("selected", "forward"): [(64, 4, 3), (64, 4, 2), (128, 4, 2), (128, 8, 2), (256, 8, 2)],
+    ("selected", "backward"): [(64, 4, 2), (64, 4, 1), (64, 4, 3), (32, 4, 3), (64, 8, 2)],
+}
 
 
 def tune_rows(clock: Any, shape: NSAShape, lengths: list[int]) -> list[dict[str, Any]]:
@@ -248,17 +248,30 @@ def tune_rows(clock: Any, shape: NSAShape, lengths: list[int]) -> list[dict[str,
     for length in lengths:
         forward, both = sparse_call(clock, shape, attention_inputs(clock, shape, length, 1 << 16))
         for (module, kernel), candidates in _CANDIDATES.items():
-            usual, is_forward = modules[module].TILES[kernel], kernel in ("forward", "score")
+            if module != "band" and length <= shape.reads_everything_up_to:
+                continue  # nothing is chosen there
+            usual = modules[module].TILES[kernel]
+            call = forward if kernel in ("forward", "score") else both
             for tiles in candidates:
                 modules[module].TILES[kernel] = tiles
-                call = forward if is_forward else both
                 what = f"{module} {kernel} {tiles}{' (now)' if tiles == usual else ''}"
-                rows.append(_row(clock, what, length, lambda call=call: (call, call)))
+                rows.append(_tuned(clock, what, length, call))
             modules[module].TILES[kernel] = usual
         span = selected_kernel._SPAN
-        for other in (128, 256, 512, 1024, 2048):
+        for other in (256, 512, 1024, 2048) if length > shape.reads_everything_up_to else ():
             selected_kernel._SPAN = other
-            rows.append(_row(clock, f"selected span {other}{' (now)' if other == span else ''}", length,
-                             lambda pair=(forward, both): pair))  # fmt: skip
+            rows.append(_tuned(clock, f"selected span {other}{' (now)' if other == span else ''}", length, both))
         selected_kernel._SPAN = span
     return rows
+
+
+def _tuned(clock: Any, what: str, length: int, call: Callable[[], Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"what": what, "length": length}
+    if clock.is_over():
+        return row | {"error": "not measured: no time left"}
+    try:
+        row["ms"] = round(clock.time_ms(call), 3)
+    except Exception as problem:
+        row["error"] = f"{type(problem).__name__}: {str(problem).strip()[:160]}"
+    print(f"   {json.dumps(row)}", file=sys.stderr, flush=True)
+    return row

@@ -121,3 +121,22 @@ def test_a_bare_run_is_seen_by_status_and_stopped_by_stop(folder: Path) -> None:
         assert bare.stderr is not None
         assert "SIGTERM: stopped at step 12, saved" in bare.stderr.read()
     assert ": stopped " in jackline(folder, "status").stdout
+
+
+CRASHING = SCRIPT.replace(
+    "        while run.step == 12",
+    "        if run.step == 12 and not os.path.exists('crashed'): open('crashed', 'w'); os.kill(os.getpid(), 11)\n"
+    "        while False and run.step == 12",
+)
+
+
+@pytest.mark.parametrize(("asked", "code", "attempts"), [((), 0, 2), (("--restart", "0"), 139, 1)])
+def test_a_crashed_script_that_attached_is_started_again_unless_that_was_forbidden(
+    folder: Path, asked: tuple[str, ...], code: int, attempts: int
+) -> None:
+    (folder / "train.py").write_text(CRASHING)
+    done = jackline(folder, "run", *asked, "--", sys.executable, "train.py")
+    assert len(list((run_of(folder) / "attempts").iterdir())) == attempts, done.stderr
+    assert done.returncode == code
+    assert ("final 30 " in done.stdout) == (code == 0)
+    assert ("restart 1 of 10" in done.stderr) == (code == 0), done.stderr

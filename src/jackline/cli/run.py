@@ -39,6 +39,7 @@ from jackline.supervisor.options import SuperviseOptions
 from jackline.units import parse_duration
 
 RESTARTS_WITH_CHECKPOINTS = 3
+RESTARTS_ATTACHED = 10  # while checkpoints advance: such a script goes on exactly where it was
 
 
 @click.command(
@@ -50,8 +51,14 @@ RESTARTS_WITH_CHECKPOINTS = 3
 @click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although the command changed.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 @click.option("--detach", is_flag=True, help="Start it and come back at once.")
-@click.option("--restart", type=click.IntRange(min=0), help="Restarts after a retryable death; 3 with --checkpoints.")
-@click.option("--on-stuck", type=click.Choice(["report", "restart", "stop"]), default="report", show_default=True)
+@click.option(
+    "--restart",
+    type=click.IntRange(min=0),
+    help="Restarts after a retryable death; 0, 3 with --checkpoints, 10 once attached.",
+)
+@click.option(
+    "--on-stuck", type=click.Choice(["report", "restart", "stop"]), help="Default: report; restart once attached."
+)
 @click.option("--checkpoints", metavar="GLOB", help="Your script's own checkpoints, files or folders.")
 @click.option("--resume-arg", metavar="WORDS", help='Added when it goes on: "--resume {checkpoint}".')
 @click.option("--resume-from", metavar="hf|lightning", help="Both of the above for a known trainer.")
@@ -181,7 +188,9 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
     size = shutil.get_terminal_size()
     return SuperviseOptions(
         restart=restart,
-        on_stuck=given["on_stuck"],
+        on_stuck=given["on_stuck"] or "report",
+        restart_attached=RESTARTS_ATTACHED if given["restart"] is None else None,
+        on_stuck_attached="restart" if given["on_stuck"] is None else None,
         resume_arg=resume_arg,
         checkpoints=checkpoints,
         time_limit_s=parse_duration(given["time_limit"]) if given["time_limit"] else None,

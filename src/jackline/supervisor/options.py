@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class SuperviseOptions:
-    """Defaults are those of `jackline run` for a stranger's command."""
+    """Defaults are those of `jackline run` for a stranger's command. `..._attached` counts once the script has
+    attached (`jackline.attach`), because it can then go on exactly; None: as for a stranger's."""
 
     restart: int = 0
     on_stuck: str = "report"  # report | restart | stop
+    restart_attached: int | None = None
+    on_stuck_attached: str | None = None
     resume_arg: str | None = None
     checkpoints: str | None = None
     time_limit_s: float | None = None
@@ -28,6 +31,13 @@ class SuperviseOptions:
     is_terminal: bool = False
     columns: int = 80
     rows: int = 24
+
+    def for_session(self, is_attached: bool) -> SuperviseOptions:
+        """What holds now."""
+        if not is_attached:
+            return self
+        restart = self.restart if self.restart_attached is None else self.restart_attached
+        return replace(self, restart=restart, on_stuck=self.on_stuck_attached or self.on_stuck)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

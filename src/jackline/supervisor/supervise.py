@@ -208,11 +208,16 @@ class Supervisor:
         self.last_autopsy = autopsy
         return autopsy
 
+    @property
+    def _chosen(self) -> SuperviseOptions:
+        """What was asked for, or what goes without saying for a script that has attached."""
+        return self.options.for_session(bool(self.run.session_files()))
+
     def _decide(self, watch: AttemptWatch) -> Restart | Stop:
         intent = atomic.read_json(watch.command.attempt.intent_file)
         return decide(
             self.summaries,
-            max_restarts=self.options.restart,
+            max_restarts=self._chosen.restart,
             is_stop_requested=bool(self.stop_requested_by),
             intent=intent if isinstance(intent, dict) else None,
         )
@@ -237,7 +242,7 @@ class Supervisor:
 
     def _finish(self, watch: AttemptWatch, autopsy: Autopsy, decision: Stop) -> int:
         self._announce_end(autopsy)
-        if decision.why and self.options.restart and autopsy.cause != "finished":
+        if decision.why and self._chosen.restart and autopsy.cause != "finished":
             self.events.emit("note", f"not starting again: {decision.why}")
         if self.options.when_done:
             self.events.run_hook(self.options.when_done, "done", autopsy.summary, exit_code=autopsy.exit_code)
@@ -289,8 +294,8 @@ class Supervisor:
 
     def _mind_stuck(self, watch: AttemptWatch) -> None:
         is_stuck = watch.verdict is not None and watch.verdict.kind == "STUCK"
-        if self.stopping is None and self.options.on_stuck != "report" and is_stuck and watch.incidents:
-            if self.options.on_stuck == "stop":
+        if self.stopping is None and is_stuck and watch.incidents and self._chosen.on_stuck != "report":
+            if self._chosen.on_stuck == "stop":
                 self.stop_requested_by = "--on-stuck stop"
             self.stopping = Stopping("stuck", min(STUCK_GRACE_S, self.options.grace_s))
 
