@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from jackline.data import records as records_module
 from jackline.data.bytefile import LocalFile
@@ -250,3 +252,36 @@ def test_long_text_is_cut_between_two_words() -> None:
 
 def test_a_run_is_a_mebibyte() -> None:
     assert records_module.RUN_BYTES == 1 << 20
+
+
+LINES = {
+    "plain": jsonl_bytes(make_texts(50)),
+    "byte order mark": b"\xef\xbb\xbf" + jsonl_bytes(make_texts(3)),
+    "no last line end": jsonl_bytes(make_texts(3))[:-1],
+    "blank lines and CR LF": jsonl_bytes(make_texts(4)).replace(b"\n", b"\r\n\n"),
+    "broken": b'{"text": "a"}\n{"text": \n[1]\n\xff\n{"other": 1}\n{"text": "b"}\n',
+    "longer than any record": jsonl_bytes(["before", "HUGE", "after"]),
+    "one mark and nothing else": b"\xef\xbb\xbf",
+}
+
+
+@pytest.mark.parametrize("kind", LINES)
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "jsonl.gz"])
+def test_lines_as_they_arrive_are_the_lines_of_whole_runs_each_with_its_own_place(
+    kind: str, ending: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a.{ending}"
+    pack = {"jsonl": bytes, "jsonl.zst": zstandard.compress, "jsonl.gz": gzip.compress}[ending]
+    path.write_bytes(pack(LINES[kind].replace(b"HUGE", b"x" * (MAX_RECORD_BYTES + 3_000_000))))
+    layout = layout_of(path.name, column="text")
+    assert layout is not None
+    texts, damaged, _ = read(path, layout)
+    file = LocalFile(str(path))
+    runs = list(read_records(file, layout, is_live=True))
+    assert [text.decode() for run in runs for text in run.texts] == texts
+    assert sum((Counter(run.damaged) for run in runs), Counter()) == damaged
+    assert all(len(run.texts) + sum(run.damaged.values()) <= 1 for run in runs)
+    for number in range(0, len(runs), 7):
+        rest = read_records(file, layout, runs[number].after, is_live=True)
+        assert [run.texts for run in rest] == [run.texts for run in runs[number + 1 :]]
+    file.close()
