@@ -11,7 +11,7 @@ inside the operator. Deterministic: partial results are folded in a fixed order,
 # ruff: noqa: PLR0913 - a kernel has no other way to be told
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -27,16 +27,11 @@ _WIDE_TILES = (32, 4, 2)  # float32 needs twice the room and is for checking
 _SPAN = 512  # queries of one program
 
 
-class Plan(NamedTuple):
-    """Who chose which block: per (batch, group) the entries query * slots + slot in the order of their blocks,
-    and where each block's entries begin."""
-
-    entries: Tensor
-    begins: Tensor
-
-
-def plan_blocks(selection: Tensor, num_blocks: int) -> Plan:
-    """Plain torch, no waiting for the device: all sizes follow from the shapes."""
+# An operator, though it is plain torch, so that a compiler leaves the sort alone.
+@torch.library.custom_op("jackline::plan_blocks", mutates_args=())
+def plan_blocks(selection: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Who chose which block: per (batch, group) the entries query * slots + slot in the order of their blocks, and
+    where each block's entries begin. No waiting for the device: all sizes follow from the shapes."""
     batch, groups, length, slots = selection.shape
     places, count = batch * groups, length * slots
     # One sort for all: the number of the (batch, group) is the higher part of the key. Half as many passes in int16.
@@ -48,7 +43,14 @@ def plan_blocks(selection: Tensor, num_blocks: int) -> Plan:
     entries = (order.indices.view(places, count) - place * count).int()
     wanted = torch.arange(num_blocks + 1, device=selection.device, dtype=torch.int32) + place * (num_blocks + 1)
     begins = torch.searchsorted(order.values, wanted.to(kind), out_int32=True) - place * count
-    return Plan(entries, begins)
+    return entries, begins
+
+
+@plan_blocks.register_fake
+def _(selection: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
+    batch, groups, length, slots = selection.shape
+    sizes = (batch * groups, length * slots), (batch * groups, num_blocks + 1)
+    return selection.new_empty(sizes[0], dtype=torch.int32), selection.new_empty(sizes[1], dtype=torch.int32)
 
 
 def _spans(begins: Tensor, num_entries: int, span: int) -> tuple[Tensor, Tensor]:
