@@ -15,7 +15,7 @@ from jackline.rundir.layout import RunDir
 from jackline.trainer.build import Parts, build
 from jackline.trainer.config import resolve
 from jackline.trainer.planning import Chosen, plan_on
-from jackline.trainer.rehearsal import rehearse_step
+from jackline.trainer.rehearsal import rehearse_step, remember
 from jackline.trainer.voice import Voice
 
 
@@ -44,7 +44,9 @@ def test_what_was_measured_is_kept_and_a_plan_far_off_is_made_anew(
     assert cautious.chosen.micro_batch < roomy.chosen.micro_batch == 8
     made = replace(cautious.chosen.made, room=Room(1 << 30), prediction=_doubled(cautious))  # type: ignore[arg-type]
 
-    found = rehearse_step(replace(cautious, chosen=replace(cautious.chosen, made=made)), Voice(), RunDir(tmp_path))
+    planned = replace(cautious, chosen=replace(cautious.chosen, made=made))
+    found = rehearse_step(planned, Voice(), RunDir(tmp_path))
+    remember(RunDir(tmp_path), planned, found)
 
     assert found.micro_batch == 8
     said = capsys.readouterr().out
@@ -66,9 +68,36 @@ def test_a_plan_that_holds_is_kept(parts: Parts, tmp_path: Path, capsys: pytest.
     capsys.readouterr()
 
     found = rehearse_step(planned, Voice(), RunDir(tmp_path))
+    remember(RunDir(tmp_path), planned, found)
 
     assert found.micro_batch == measured.micro_batch == 8
     correction = load_correction(RunDir(tmp_path))
     assert correction is not None
     said = capsys.readouterr().out
     assert ("planned anew" in said) == (abs(correction - 1) > 0.03)
+
+
+def test_a_later_attempt_on_the_same_device_does_not_rehearse_again(
+    parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path)
+    first = rehearse_step(parts, Voice(), run)
+    remember(run, parts, first)
+    capsys.readouterr()
+
+    assert rehearse_step(parts, Voice(), run) == first
+    assert "measured by an attempt before, on the same device" in capsys.readouterr().out
+    elsewhere = replace(parts, device_name="NVIDIA T4")
+    assert rehearse_step(elsewhere, Voice(), run).micro_batch == first.micro_batch
+    assert "one step at micro-batch 8, measured and undone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rehearsed": 3}', '{"rehearsed": {"device": "X", "micro_batch": "8"}}'])
+def test_a_torn_memory_file_means_a_rehearsal(
+    parts: Parts, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path)
+    run.memory_file.write_text(text.replace('"X"', f'"{parts.device_name}"'))
+
+    assert rehearse_step(parts, Voice(), run).micro_batch == 8
+    assert "measured and undone" in capsys.readouterr().out

@@ -189,8 +189,13 @@ def corrected_room(room: Room, correction: float) -> Room:
 
 
 def store_correction(run: RunDir, predicted: Prediction, measured: Rehearsal) -> None:
-    """memory.json: what was predicted, what was measured, the ratio. The next attempt plans with it."""
-    record = {
+    """memory.json. The next attempt plans with it."""
+    atomic.write_json(run.memory_file, correction_record(predicted, measured))
+
+
+def correction_record(predicted: Prediction, measured: Rehearsal) -> dict[str, Any]:
+    """What was predicted, what was measured, the ratio."""
+    return {
         "micro_batch": predicted.micro_batch,
         "predicted_allocated_bytes": predicted.peak_allocated_bytes,
         "predicted_reserved_bytes": predicted.peak_reserved_bytes,
@@ -200,7 +205,6 @@ def store_correction(run: RunDir, predicted: Prediction, measured: Rehearsal) ->
         "failed_act": measured.failed_act,
         "correction": correction_of(predicted, measured),
     }
-    atomic.write_json(run.memory_file, record)
 
 
 def load_correction(run: RunDir) -> float | None:

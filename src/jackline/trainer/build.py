@@ -194,7 +194,11 @@ def plan_text(config: TrainConfig, chosen: Chosen, precision: str, total_steps: 
     return (
         f"batch {config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch} ({chosen.text}), "
         f"{config.num_threads} loader threads, {precision}; "
-        f"{total_steps:,} steps of {tokens:,} tokens, {total_steps * tokens:,} in all"
+        + (
+            f"{total_steps:,} steps of {tokens:,} tokens, {total_steps * tokens:,} in all"
+            if config.has_known_end
+            else f"steps of {tokens:,} tokens, until the data ends"
+        )
     )
 
 

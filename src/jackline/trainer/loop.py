@@ -18,7 +18,7 @@ from jackline.data.batches import ToDevice
 from jackline.rundir.layout import RunDir
 from jackline.session.attach import attach
 from jackline.session.stopping import Stopped
-from jackline.trainer.build import build
+from jackline.trainer.build import Parts, build
 from jackline.trainer.config import Resolved, TrainConfig, save_config
 from jackline.trainer.facts import (
     ask_for_the_end,
@@ -31,7 +31,7 @@ from jackline.trainer.facts import (
     session_settings,
 )
 from jackline.trainer.method import Between
-from jackline.trainer.rehearsal import Rehearsed, rehearse_step, with_micro_batch
+from jackline.trainer.rehearsal import Rehearsed, rehearse_step, remember, with_micro_batch
 from jackline.trainer.schedule import lr_at
 from jackline.trainer.sentinels import Sentinels
 from jackline.trainer.sentinels_machine import read_surroundings
@@ -49,6 +49,13 @@ class Outcome:
     last_loss: float | None
     val_loss: float | None
     best: tuple[str, float, int] | None
+
+
+def _write_down(run_dir: RunDir, resolved: Resolved, parts: Parts, rehearsed: Rehearsed | None) -> None:
+    """What the next attempt and a person want to know of this one."""
+    run_dir.path.mkdir(parents=True, exist_ok=True)  # with JACKLINE=off nobody else has
+    save_config(run_dir, resolved)
+    remember(run_dir, parts, rehearsed)
 
 
 def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None = None) -> Outcome:
@@ -84,7 +91,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                 **parts.method.state(),
                 **session_settings(config, run_dir),
             ) as run:
-                save_config(run_dir, resolved)
+                _write_down(run_dir, resolved, parts, rehearsed)
                 total = parts.total_steps if config.has_known_end else None
                 left = f"{total - run.step:,} steps to go" if total is not None else "to the end of the data"
                 stack.enter_context(voice.phase("train", left))

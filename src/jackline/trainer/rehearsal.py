@@ -7,8 +7,9 @@ measuring and the putting back are memory/rehearse.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -21,16 +22,19 @@ from jackline.memory.rehearse import (
     Rehearsal,
     corrected_room,
     correction_of,
+    correction_record,
     must_plan_again,
     rehearse,
-    store_correction,
 )
+from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.trainer import compiling
 from jackline.trainer.build import Parts
 from jackline.trainer.planning import Chosen, plan_on
 from jackline.trainer.voice import Voice
 from jackline.units import format_bytes, format_duration
+
+_KEPT = ("micro_batch", "step_s", "reserved_bytes", "window_s")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Rehearsed:
     step_s: float
     reserved_bytes: int
     window_s: float = 0.0
+    against_plan: Mapping[str, Any] = field(default_factory=dict)  # measured and predicted, where it was planned
 
 
 class _TimedMeter:
@@ -62,21 +67,48 @@ class _TimedMeter:
 
 def rehearse_step(parts: Parts, voice: Voice, run: RunDir | None = None) -> Rehearsed:
     """Shrinks the micro-batch until it fits; one that leaves much unused grows once. Losses afterwards are bit for
-    bit those without a rehearsal. What was measured against the prediction is kept in the run, for its next attempt.
+    bit those without a rehearsal. One that an earlier attempt of the run did on the same device is not done again.
     """
+    if run is not None and (before := _remembered(run, parts)) is not None:
+        fits = f"micro-batch {before.micro_batch} fits, {format_bytes(before.reserved_bytes)}"
+        voice.say(f"{fits}: measured by an attempt before, on the same device", "rehearsal")
+        return before
     good = _fit(parts, parts.chosen.micro_batch, voice)
-    better = _planned_anew(parts, good, voice, run)
+    better = _planned_anew(parts, good, voice)
+    against = _against_plan(parts, good)
     if better and better != good.micro_batch:
         tried = _attempt(parts, better, voice)
         good = tried if not tried.found.failed_act else good
     slices = -(-parts.config.batch_size // good.micro_batch)
     step_s = good.step_s * slices / min(2, slices)
+    whole = f", all {parts.total_steps:,} about {format_duration(step_s * parts.total_steps)}"
     voice.say(
-        f"fits: {format_bytes(good.found.reserved_bytes)}; a step takes about {format_duration(step_s)}, "
-        f"all {parts.total_steps:,} about {format_duration(step_s * parts.total_steps)}",
+        f"fits: {format_bytes(good.found.reserved_bytes)}; a step takes about {format_duration(step_s)}"
+        f"{whole if parts.config.has_known_end else ''}",
         "rehearsal",
     )
-    return Rehearsed(good.micro_batch, step_s, good.found.reserved_bytes, good.eval_s / good.micro_batch)
+    window_s = good.eval_s / good.micro_batch
+    return Rehearsed(good.micro_batch, step_s, good.found.reserved_bytes, window_s, against)
+
+
+def remember(run: RunDir, parts: Parts, rehearsed: Rehearsed | None) -> None:
+    """memory.json, once the run's folder is one: what was measured against what was predicted, and that it fits."""
+    if rehearsed is None:
+        return
+    found = {"device": parts.device_name, **{name: getattr(rehearsed, name) for name in _KEPT}}
+    atomic.write_json(run.memory_file, {**rehearsed.against_plan, "rehearsed": found})
+
+
+def _remembered(run: RunDir, parts: Parts) -> Rehearsed | None:
+    """Of an attempt before, when nothing that decides has changed; settings have not, or the run would be refused."""
+    record = atomic.read_json(run.memory_file)
+    found = record.pop("rehearsed", None) if isinstance(record, dict) else None
+    if record is None or not isinstance(found, dict) or found.get("device") != parts.device_name:
+        return None
+    known = {name: found.get(name) for name in _KEPT}
+    if not all(isinstance(value, int | float) and value >= 0 for value in known.values()) or not known["micro_batch"]:
+        return None
+    return Rehearsed(**known, against_plan=record)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -109,14 +141,19 @@ def _fit(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
         micro_batch = max(1, micro_batch // 2)
 
 
-def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice, run: RunDir | None) -> int:
+def _against_plan(parts: Parts, tried: _Attempt) -> dict[str, Any]:
+    made = parts.chosen.made
+    if made is None or tried.micro_batch != made.micro_batch:
+        return {}
+    return correction_record(made.prediction, tried.found)
+
+
+def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice) -> int:
     """The micro-batch of a plan that knows what was measured, where it differs by more than 3 %; 0: stay."""
     made = parts.chosen.made
     if made is None or tried.micro_batch != made.micro_batch:
         return 0
     correction = correction_of(made.prediction, tried.found)
-    if run is not None:
-        store_correction(run, made.prediction, tried.found)
     off = f"measured {format_bytes(tried.found.allocated_bytes)}, {correction - 1:+.1%} of what was predicted"
     if not must_plan_again(correction, tried.found):
         voice.say(off, "rehearsal")

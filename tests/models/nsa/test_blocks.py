@@ -104,6 +104,10 @@ def test_work_per_token_counts_the_keys_that_are_read(length: int) -> None:
         ({"compressed_length": 40}, "compressed_length 40 is not a multiple of compressed_stride 16"),
         ({"block_length": 8}, "block_length 8 is not a multiple of compressed_stride 16"),
         ({"num_blocks": 2}, "num_blocks 2 has no room for block 0 and the 2 local blocks"),
+        (
+            {"compressed_length": 1040},
+            "compressed_length 1040 is longer than all 16 selected blocks: there would be nothing to choose them by",
+        ),
         ({"window": 0}, "num_local and window must be at least 1: a token always sees itself"),
     ],
 )

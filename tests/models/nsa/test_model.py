@@ -72,6 +72,19 @@ def test_no_token_changes_what_was_predicted_before_it(length: int) -> None:
     assert moved.triu(1).max() > 1e-6 or length == 1
 
 
+def test_no_token_leaks_back_in_the_real_geometry() -> None:
+    model = lively(NSAShape(num_layers=1, width=32, num_heads=2, num_groups=1, head_width=16, vocab_size=37))
+    ids = torch.randint(0, 37, (1, 1100))
+    with torch.no_grad():
+        before = model(ids)
+        for place in (1, 16, 31, 32, 47, 63, 64, 511, 512, 513, 1023, 1024, 1025, 1087, 1088, 1099):
+            changed = ids.clone()
+            changed[0, place] = (changed[0, place] + 1) % 37
+            moved = (model(changed) - before).abs().amax(dim=-1)[0]
+            assert moved[:place].max() < 1e-12
+            assert moved[place] > 1e-6
+
+
 @pytest.mark.parametrize("length", [48, 80])
 def test_each_branch_reads_exactly_the_keys_it_may(length: int) -> None:
     query, memory = random_memory(length, SMALL, batch=1)

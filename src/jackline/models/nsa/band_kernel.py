@@ -40,10 +40,9 @@ def _count_until(query, stride: tl.constexpr, last: tl.constexpr):
 
 
 @triton.jit
-def _forward_part(state, query, position, keys, values, begin, end, num_keys, row, scale, reach,
+def _forward_part(mixed, largest, total, query, position, keys, values, begin, end, num_keys, row, scale, reach,
                   stride: tl.constexpr, last: tl.constexpr, is_edge: tl.constexpr,
                   tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
-    mixed, largest, total = state
     lane = tl.arange(0, width)
     for start in range(begin, end, tile):
         key = start + tl.arange(0, tile)
@@ -83,17 +82,17 @@ def _forward(queries, keys, values, out, logs, length, num_keys, scale, reach, h
     final = tl.minimum(first + rows, length) - 1
     begin = _first_in_reach(first, stride, last, reach) // tile * tile
     end = tl.minimum(_count_until(final, stride, last), num_keys)
-    state = (tl.zeros([rows, width], tl.float32), tl.full([rows], -float("inf"), tl.float32),
-             tl.zeros([rows], tl.float32))  # fmt: skip
+    mixed, total = tl.zeros([rows, width], tl.float32), tl.zeros([rows], tl.float32)
+    largest = tl.full([rows], -float("inf"), tl.float32)
     keys, values, row = keys + memory, values + memory, groups * width
     if is_endless:
         inner = _count_until(first, stride, last) // tile * tile
-        state = _forward_part(state, query, position, keys, values, begin, inner, num_keys, row, scale, reach,
-                              stride, last, False, tile, width)  # fmt: skip
+        mixed, largest, total = _forward_part(mixed, largest, total, query, position, keys, values, begin, inner,
+                                              num_keys, row, scale, reach, stride, last, False, tile,
+                                              width)  # fmt: skip
         begin = inner
-    state = _forward_part(state, query, position, keys, values, begin, end, num_keys, row, scale, reach,
-                          stride, last, True, tile, width)  # fmt: skip
-    mixed, largest, total = state
+    mixed, largest, total = _forward_part(mixed, largest, total, query, position, keys, values, begin, end, num_keys,
+                                          row, scale, reach, stride, last, True, tile, width)  # fmt: skip
     has_read = total > 0
     mixed = mixed / tl.where(has_read, total, 1.0)[:, None]
     tl.store(out + base + at, mixed.to(out.dtype.element_ty), mask=(position < length)[:, None])

@@ -43,6 +43,11 @@ class NSAShape:
             raise UsageError(
                 f"num_blocks {self.num_blocks} has no room for block 0 and the {self.num_local} local blocks"
             )
+        if self.compressed_length > self.reads_everything_up_to:
+            raise UsageError(
+                f"compressed_length {self.compressed_length} is longer than all {self.num_blocks} selected blocks:"
+                " there would be nothing to choose them by"
+            )
         if self.num_local < 1 or self.window < 1:
             raise UsageError("num_local and window must be at least 1: a token always sees itself")
 
