@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given, settings
@@ -145,11 +146,20 @@ def test_the_buffer_stays_small_for_a_hundred_megabytes_without_a_line_end(unit:
     assert held <= MAX_PIECE_BYTES
 
 
-def test_a_million_lines_cost_well_under_two_seconds_of_cpu() -> None:
+def test_a_line_costs_little_more_than_decoding_it() -> None:
+    """Against the same machine in the same moment: a share of a core says nothing where two share one."""
     data = b"step 123456 loss 2.3456 lr 3e-4 tok/s 12345 abc\n" * 10_000
-    splitter = LineSplitter()
+    splitter, shares = LineSplitter(), []
+    for _ in range(5):
+        plain_s = _cpu_s(lambda: [line.decode() for line in data.split(b"\n")])
+        shares.append(_cpu_s(lambda: splitter.feed(data)) / plain_s)
+
+    assert len(splitter.feed(data)) == 10_000
+    assert min(shares) < 12, shares
+
+
+def _cpu_s(work: Callable[[], object]) -> float:
     started_s = time.process_time()
-    count = sum(len(splitter.feed(data)) for _ in range(100))
-    cpu_s = time.process_time() - started_s
-    assert count == 1_000_000
-    assert cpu_s < 2.0  # CPU time, not wall time: other jobs on the machine do not count
+    for _ in range(10):
+        work()
+    return time.process_time() - started_s

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from jackline.models.embedding import embed
 from jackline.models.loss import summed_cross_entropy
 from jackline.models.shapes import GPTShape
 
@@ -96,14 +97,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(weight)
 
     def _embed(self, ids: Tensor) -> Tensor:
-        weight = self.tokens.weight
-        if weight.is_cuda and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
-            # So that its gradient is summed in float32: for bf16 torch sorts the ids instead of adding atomically,
-            # 1.5 ms of a step of GPT-2 on an H200, and rounds after each addition. A compiler never makes the copy.
-            # Not an autograd.Function, because torch keeps no compiled code of a graph that holds one.
-            return functional.embedding(ids, weight.float()).to(weight.dtype)
-        plain: Tensor = self.tokens(ids)
-        return plain
+        return embed(self.tokens, ids)
 
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
         stream = self._embed(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from jackline.models.embedding import embed
 from jackline.models.loss import summed_cross_entropy
 from jackline.models.nsa.attention import BRANCHES, SparseAttention
 from jackline.models.nsa.proof import why_no_kernels
@@ -67,16 +68,8 @@ class NSAModel(nn.Module):
                 is_residual = name.endswith(("projection.weight", "down.weight"))
                 nn.init.normal_(weight, std=residual_std if is_residual else _INIT_STD)
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        weight = self.tokens.weight
-        if weight.is_cuda and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
-            # As in `models.gpt`: the gradient is then summed in float32, and without sorting the ids first.
-            return functional.embedding(ids, weight.float()).to(weight.dtype)
-        plain: Tensor = self.tokens(ids)
-        return plain
-
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        stream = self._embed(ids)
+        stream = embed(self.tokens, ids)
         for block in self.blocks:
             if self.is_recomputing and self.training:
                 stream = checkpoint(block, stream, use_reentrant=False)
@@ -109,7 +102,7 @@ class NSAModel(nn.Module):
         Apart from the training step, because values carried out of a compiled and recomputed step cost more than
         this. One transfer from the device.
         """
-        stream, facts = self._embed(ids), []
+        stream, facts = embed(self.tokens, ids), []
         for block in self.blocks:
             assert isinstance(block, SparseBlock)
             if not isinstance(block.attention, SparseAttention):
