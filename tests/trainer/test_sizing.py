@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize(
     ("card", "free_gib", "size", "batch"),
-    [("8", 6.5, "small", 8), ("8", 3.0, "tiny", 4)],
+    [("8", 6.5, "small", 8)],
 )
 def test_the_size_goes_with_the_card_and_brings_batch_and_data(
     card: str, free_gib: float, size: str, batch: int
