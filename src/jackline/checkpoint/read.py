@@ -27,7 +27,7 @@ from jackline.checkpoint.stage import is_plain_memory
 from jackline.checkpoint.verify import open_to_read, wrong_chunk
 
 READ_THREADS = min(4, len(os.sched_getaffinity(0)))
-# What stays in a core's own cache until it is hashed. With a map of the file instead of reads it was no faster (6 to 7
+# What stays in a core's own cache until it is hashed. With a map of the file instead of reads it was no faster (6-7
 # GB/s on two cores either way, against 9 to 10 for a copy without a proof), and a disk that fails under a map kills.
 _SIP_BYTES = 512 << 10
 _MAX_PIECES = 512  # the kernel takes 1024 in one call
