@@ -78,7 +78,10 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     for note in home.notes:
         say(note)
     engine_settings = EngineSettings(
-        keep=settings.keep(), mirror=settings.mirror, resume_from_mirror=not settings.new
+        keep=settings.keep(),
+        mirror=settings.mirror,
+        resume_from_mirror=not settings.new,
+        leave_out_frozen=settings.leave_out_frozen,
     )
     engine = CheckpointEngine(home.run, engine_settings)
     chance = ProcessRandom()

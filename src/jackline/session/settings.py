@@ -35,6 +35,7 @@ class Settings:
     name, new, runs_dir     which run this is; without a name it is the script's and a hash of its arguments
     save_every_steps, _s    neither: automatic, as often as costs under 0.5 %
     keep_last, _every, _best  see checkpoints; keep_best='loss' (low is good) or '+accuracy'
+    leave_out_frozen        parameters that do not train are named by their hash instead of stored
     accumulate              batches to a step, when the optimizers cannot tell
     seed                    of the data order and the augmentation; None: torch's own
     seekable                rebuild a plain DataLoader with an order that can be seeked
@@ -57,6 +58,7 @@ class Settings:
     keep_every: int | None = None
     keep_best: str | None = None
     mirror: str | None = None
+    leave_out_frozen: bool = False
     accumulate: int | None = None
     seed: int | None = None
     seekable: bool = True
