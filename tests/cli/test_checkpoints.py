@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from jackline.checkpoint.catalogue import BEST, MIRROR, STATUS, list_names, point_at, write_notes
 from jackline.checkpoint.format import Name
-from jackline.cli.checkpoints import command
+from jackline.cli.checkpoints import _is_deleted, command
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import write_small
@@ -189,3 +190,15 @@ def test_a_damaged_checkpoint_is_not_exported(run: RunDir) -> None:
         "model.safetensors is 1 B, the manifest says 4.1 KiB\n"
         "hint: `jackline checkpoints verify` tells which ones are; choose one with --step"
     )
+
+
+def test_one_that_is_being_deleted_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    going, staying = tmp_path / "going", tmp_path / "staying"
+    going.mkdir()
+    staying.mkdir()
+    thread = threading.Timer(0.1, going.rmdir)
+    thread.start()
+
+    assert _is_deleted(going)
+    assert not _is_deleted(staying)
+    thread.join()

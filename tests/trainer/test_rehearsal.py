@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from jackline.errors import UsageError
 from jackline.memory.cards import find_card
 from jackline.memory.plan import Room
 from jackline.memory.rehearse import load_correction
@@ -16,6 +18,7 @@ from jackline.trainer.build import Parts, build
 from jackline.trainer.config import resolve
 from jackline.trainer.planning import Chosen, plan_on
 from jackline.trainer.rehearsal import _remembered, rehearse_step, remember
+from jackline.trainer.validation import Validation
 from jackline.trainer.voice import Voice
 
 
@@ -87,6 +90,8 @@ def test_a_later_attempt_on_the_same_device_does_not_rehearse_again(
 
     assert rehearse_step(parts, Voice(), run) == first
     assert "measured by an attempt before, on the same device" in capsys.readouterr().out
+    smaller = replace(parts, config=replace(parts.config, micro_batch=4), chosen=Chosen(4, 2, "as asked"))
+    assert rehearse_step(smaller, Voice(), run).micro_batch == 4  # what a person asks for later is not overruled
     elsewhere = replace(parts, device_name="NVIDIA T4")
     assert rehearse_step(elsewhere, Voice(), run).micro_batch == first.micro_batch
     assert "one step at micro-batch 8, measured and undone" in capsys.readouterr().out
@@ -97,3 +102,29 @@ def test_a_torn_memory_file_means_a_rehearsal(parts: Parts, tmp_path: Path) -> N
     for text in ("", "[]", '{"rehearsed": 3}', '{"rehearsed": {"device": "X", "micro_batch": "8"}}'):
         run.memory_file.write_text(text.replace('"X"', f'"{parts.device_name}"'))
         assert _remembered(run, parts) is None, text
+
+
+def test_masks_without_a_validation_window_are_refused_before_step_1(corpus: Path, tmp_path: Path) -> None:
+    words = ["--quick", "seq_len=30000", "batch_size=1", f"data={corpus / 'text'}", f"data_dir={corpus / 'data'}"]
+
+    with pytest.raises(UsageError) as caught:
+        build(resolve("sparsae", words).config, Voice(), tmp_path)
+
+    assert str(caught.value) == (
+        "error: masks are judged on validation data, and it has no window of 30000 tokens\n"
+        "hint: more data, a larger val_fraction, or a shorter seq_len"
+    )
+
+
+def test_a_validation_that_nobody_can_do_is_not_passed_over_in_silence(
+    parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validation = Validation(replace(parts, corpus=replace(parts.corpus, validation=None)), Voice())
+    request = tmp_path / "validation-request"
+    request.touch()
+
+    validation.after_step(SimpleNamespace(step=3), None, 3, request)  # type: ignore[arg-type]
+
+    said = capsys.readouterr().out
+    assert said.endswith("[eval] a full validation was asked for, and this run has no validation data\n")
+    assert not request.exists()

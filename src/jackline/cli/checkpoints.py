@@ -74,8 +74,9 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
         try:
             result["size_bytes"] = verify_checkpoint(folder / str(name)).size_bytes
         except Damage as damage:
-            if _is_deleted(folder / str(name)):
-                continue  # by a run that is alive: an old one went while it was being read
+            if _is_deleted(folder / str(name)):  # by a run that is alive: an old one went while it was being read
+                click.echo(f"{name} was deleted meanwhile", err=True)
+                continue
             result |= {"is_whole": False, "why": str(damage)}
         found.append(result)
         if not as_json:

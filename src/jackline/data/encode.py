@@ -73,11 +73,11 @@ def packed_blocks(blocks: Iterable[Block], packing: Packing, num_threads: int) -
             last: BaseException | None = None
             try:
                 for block in blocks:
-                    if not _put(ready, pool.submit(pack, block, packing), stop):
+                    if not put_if_wanted(ready, pool.submit(pack, block, packing), stop):
                         return
             except BaseException as error:
                 last = error
-            _put(ready, last, stop)
+            put_if_wanted(ready, last, stop)
 
         reader = threading.Thread(target=read, name="jackline-read", daemon=True)
         reader.start()
@@ -91,7 +91,8 @@ def packed_blocks(blocks: Iterable[Block], packing: Packing, num_threads: int) -
             reader.join(timeout=5)
 
 
-def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+def put_if_wanted(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+    """Waits for room in a bounded queue; False when nobody wants more."""
     while not stop.is_set():
         try:
             ready.put(item, timeout=_PUT_AGAIN_S)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from jackline.data.bytefile import ByteFile, Patience
 from jackline.data.documents import Surroundings, find_text_columns, read_blocks
-from jackline.data.encode import PackedBlock, Packing, packed_blocks
+from jackline.data.encode import PackedBlock, Packing, packed_blocks, put_if_wanted
 from jackline.data.hub import pin_hub_url
 from jackline.data.listing import Found
 from jackline.data.spec import DataSpec
@@ -32,7 +32,6 @@ from jackline.units import format_duration
 
 LEAD_PIECES = 32
 FIRST_PATIENCE_S = 45.0
-_PUT_AGAIN_S = 0.2
 _FRESH_S = 1.0  # while it waits, the reader says so several times a second
 _STILL_S = 5.0
 
@@ -153,7 +152,7 @@ class LiveTokens:
                 epoch, at = epoch + 1, None
         except BaseException as error:
             last = error
-        _put(ready, last, stop)
+        put_if_wanted(ready, last, stop)
 
     def _read_epoch(
         self, epoch: int, at: ReadState | None, ready: queue.Queue[object], stop: threading.Event
@@ -169,7 +168,7 @@ class LiveTokens:
             for block in packed:
                 self._came_s = time.monotonic()
                 num_tokens += len(block.tokens)
-                if not _put(ready, Piece(epoch, block), stop):
+                if not put_if_wanted(ready, Piece(epoch, block), stop):
                     return False
         finally:
             packed.close()
@@ -184,13 +183,3 @@ class LiveTokens:
 
     def _on_open(self, index: int, found: Found, file: ByteFile) -> None:
         self.file_name = found.name.rsplit("/", 1)[-1]
-
-
-def _put(ready: queue.Queue[object], item: object, stop: threading.Event) -> bool:
-    while not stop.is_set():
-        try:
-            ready.put(item, timeout=_PUT_AGAIN_S)
-            return True
-        except queue.Full:
-            continue
-    return False

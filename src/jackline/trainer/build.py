@@ -127,11 +127,10 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     _check_vocabulary(config, corpus)
     shape = shape_of(config, corpus.vocab_size)
     with voice.phase("model", describe_shape(config.model, shape)):
+        ahead.wait_for(card)  # before the seed: one that is set while a card opens may miss the card's generator
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
-        model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows)
-        ahead.wait_for(card)
-        model = model.to(device)
+        model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows).to(device)
         method: Method = find_method(config).make_method(model, config)
         betas = (config.beta1, config.beta2)
         optimizer = make_optimizer(

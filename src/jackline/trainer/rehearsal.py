@@ -6,6 +6,7 @@ measuring and the putting back are memory/rehearse.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.trainer import compiling
 from jackline.trainer.build import Parts
+from jackline.trainer.config import identity
 from jackline.trainer.planning import Chosen, plan_on
 from jackline.trainer.voice import Voice
 from jackline.units import format_bytes, format_duration
@@ -95,20 +97,27 @@ def remember(run: RunDir, parts: Parts, rehearsed: Rehearsed | None) -> None:
     """memory.json, once the run's folder is one: what was measured against what was predicted, and that it fits."""
     if rehearsed is None:
         return
-    found = {"device": parts.device_name, **{name: getattr(rehearsed, name) for name in _KEPT}}
+    found = {**_conditions(parts), **{name: getattr(rehearsed, name) for name in _KEPT}}
     atomic.write_json(run.memory_file, {**rehearsed.against_plan, "rehearsed": found})
 
 
 def _remembered(run: RunDir, parts: Parts) -> Rehearsed | None:
-    """Of an attempt before, when nothing that decides has changed; settings have not, or the run would be refused."""
+    """Of an attempt before, when neither device nor settings have changed since (--continue-with-changes may)."""
     record = atomic.read_json(run.memory_file)
     found = record.pop("rehearsed", None) if isinstance(record, dict) else None
-    if record is None or not isinstance(found, dict) or found.get("device") != parts.device_name:
+    conditions = _conditions(parts)
+    if record is None or not isinstance(found, dict) or {name: found.get(name) for name in conditions} != conditions:
         return None
     known = {name: found.get(name) for name in _KEPT}
     if not all(isinstance(value, int | float) and value >= 0 for value in known.values()) or not known["micro_batch"]:
         return None
     return Rehearsed(**known, against_plan=record)  # type: ignore[arg-type]
+
+
+def _conditions(parts: Parts) -> dict[str, Any]:
+    """What a rehearsal is true for, as JSON has it."""
+    settings: dict[str, Any] = json.loads(json.dumps(identity(parts.config)))
+    return {"device": parts.device_name, "settings": settings}
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ class Validation:
         if is_due(run.step, before, self._parts.config, self._parts.total_steps):
             self.quick(run, watch)
         if _take(request):
+            if not self.num_windows:
+                self._voice.say("a full validation was asked for, and this run has no validation data", "eval")
             self.full(run, watch)
 
     def quick(self, run: Run | OffRun, watch: Watch) -> None:

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import custom_op
 
 ENDLESS = 1 << 30
 _LOG2_E = 1.4426950408889634
@@ -264,7 +265,7 @@ def _scale(query: Tensor) -> float:
     return float(query.shape[-1] ** -0.5 * _LOG2_E)
 
 
-@torch.library.custom_op("jackline::band_attention", mutates_args=())
+@custom_op("jackline::band_attention", mutates_args=())
 def band_attention(
     query: Tensor, keys: Tensor, values: Tensor, stride: int, last: int, reach: int
 ) -> tuple[Tensor, Tensor]:
@@ -280,7 +281,7 @@ def band_attention(
     return out, logs
 
 
-@torch.library.custom_op("jackline::band_attention_back", mutates_args=())
+@custom_op("jackline::band_attention_back", mutates_args=())
 def _band_back(
     tensors: list[Tensor], slopes: Tensor, stride: int, last: int, reach: int
 ) -> tuple[Tensor, Tensor, Tensor]:

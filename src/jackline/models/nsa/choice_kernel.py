@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import custom_op
 
 from jackline.models.nsa.shape import NSAShape
 
@@ -85,7 +86,7 @@ def _pick(scores, selection, length, begin, num_queries, num_blocks, block_lengt
         rank = tl.where(block == at[:, None], -1.0, rank)
 
 
-@torch.library.custom_op("jackline::choose_blocks", mutates_args=())
+@custom_op("jackline::choose_blocks", mutates_args=())
 def _choose(query: Tensor, keys: Tensor, logs: Tensor, lengths: list[int]) -> Tensor:
     compressed_length, stride, block_length, slots, num_local = lengths
     query, keys, logs = query.contiguous(), keys.contiguous(), logs.contiguous()

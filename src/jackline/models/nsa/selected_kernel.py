@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import custom_op
 
 from jackline.models.nsa.band_kernel import row_products
 
@@ -28,7 +29,7 @@ _SPAN = 512  # queries of one program
 
 
 # An operator, though it is plain torch, so that a compiler leaves the sort alone.
-@torch.library.custom_op("jackline::plan_blocks", mutates_args=())
+@custom_op("jackline::plan_blocks", mutates_args=())
 def plan_blocks(selection: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
     """Who chose which block: per (batch, group) the entries query * slots + slot in the order of their blocks, and
     where each block's entries begin. No waiting for the device: all sizes follow from the shapes."""
@@ -239,7 +240,7 @@ def _scale(query: Tensor) -> float:
     return float(query.shape[-1] ** -0.5 * _LOG2_E)
 
 
-@torch.library.custom_op("jackline::selected_attention", mutates_args=())
+@custom_op("jackline::selected_attention", mutates_args=())
 def _selected(
     query: Tensor, keys: Tensor, values: Tensor, choice: list[Tensor], block_length: int
 ) -> tuple[Tensor, Tensor]:
@@ -264,7 +265,7 @@ def _selected(
     return out, sums
 
 
-@torch.library.custom_op("jackline::selected_attention_back", mutates_args=())
+@custom_op("jackline::selected_attention_back", mutates_args=())
 def _selected_back(
     tensors: list[Tensor], slopes: Tensor, choice: list[Tensor], block_length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
