@@ -1,4 +1,4 @@
-"""Rank correlation and its noise: exact with ties, silent where it is not defined, and in agreement with plain ways."""
+"""Rank correlation and its noise: exact with ties, silent where it is not defined, agreeing with plain ways."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """How good predicted affinities are: rank correlation with ties, its interval, and whether one model beats another.
 
-    measure(predicted, wanted)                   Spearman, Pearson, RMSE, Recall@pKd>=9, distinct predictions
-    interval(spearman, num_rows)                 95 %, by Fisher's z with the standard error of Bonett and Wright (2000)
-    compare(before, after, wanted)               the gain of `after` over `before` on the same rows, and its interval
+    measure(predicted, wanted)         Spearman, Pearson, RMSE, Recall@pKd>=9, distinct predictions
+    interval(spearman, num_rows)       95 %, by Fisher's z with the standard error of Bonett and Wright (2000)
+    compare(before, after, wanted)     the gain of `after` over `before` on the same rows, and its interval
 
-Pure, numpy alone. What cannot be told (constant predictions, fewer than 3 rows, a NaN) is None with a reason, never 0
-and never a best. The comparison is a paired bootstrap: the same resampled rows for both, so that what is hard for both
-cancels out. Rows of one antigen are not independent of each other; the intervals treat them as if they were.
+Pure, numpy alone. What cannot be told (constant predictions, fewer than 3 rows, a NaN) is None with a reason, never
+0 and never a best. The comparison is a paired bootstrap: the same resampled rows for both, so that what is hard for
+both cancels out. Rows of one antigen are not independent of each other; the intervals treat them as if they were.
 """
 
 from __future__ import annotations
