@@ -1,0 +1,61 @@
+"""Amino-acid sequences as text: which letters are legal, one spelling for each sequence, and its hash.
+
+Legal are the 20 amino acids and the six other letters of the IUPAC code: X (any), B (D or N), Z (E or Q), J (I or L),
+U (selenocysteine) and O (pyrrolysine). Lower case is taken as upper case, white space around a chain is dropped.
+Gaps (-), stops (*), digits and everything else are illegal: what they mean is not for a reader to guess.
+An antibody is `heavy|light` or `heavy` alone. Does not own what a model makes of the six (features, language_models).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+OTHER_LETTERS = "XBZJUO"
+LEGAL = AMINO_ACIDS + OTHER_LETTERS
+SEPARATOR = "|"
+EMPTY = "empty sequence"
+ILLEGAL = "illegal residue"
+TOO_MANY_CHAINS = "more than two chains"
+
+_LEGAL_BYTES = LEGAL.encode()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a sequence cannot be used; `shown` names the letters or whatever a person wants to see."""
+
+    reason: str
+    shown: str = ""
+
+
+def canonical_chain(text: str) -> bytes | Refused:
+    """One chain in its one spelling."""
+    chain = text.strip().upper().encode("utf-8", "replace")
+    if not chain:
+        return Refused(EMPTY)
+    wrong = chain.translate(None, _LEGAL_BYTES)
+    if wrong:
+        return Refused(ILLEGAL, "".join(sorted(set(wrong.decode("utf-8", "replace"))))[:8])
+    return chain
+
+
+def canonical_antibody(text: str) -> bytes | Refused:
+    """`heavy|light` with both chains in their one spelling, `heavy` when there is no light one."""
+    heavy, bar, light = text.partition(SEPARATOR)
+    if not bar:
+        return canonical_chain(text)
+    if SEPARATOR in light:
+        return Refused(TOO_MANY_CHAINS)
+    first = canonical_chain(heavy)
+    if isinstance(first, Refused) or not light.strip():
+        return first
+    second = canonical_chain(light)
+    return second if isinstance(second, Refused) else first + b"|" + second
+
+
+def sequence_hash(sequence: bytes) -> bytes:
+    """The 16 bytes that stand for a canonical sequence."""
+    return bytes(xxhash.xxh3_128_digest(sequence))
