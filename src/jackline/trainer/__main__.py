@@ -21,6 +21,7 @@ from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, identity, resolve_words
+from jackline.trainer.recipes.m7c_environment import unread_lines
 from jackline.trainer.voice import Voice
 
 _SHORT_LIVED = ("colab", "kaggle")
@@ -91,7 +92,7 @@ def _check_unchanged(run: RunDir, config: TrainConfig) -> None:
 
 def first_screen(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     """What a person must know before it starts."""
-    lines = []
+    lines = list(unread_lines(config.OLD_ENVIRONMENT, environ))
     if config.quick:
         lines.append(f"quick: tiny settings, to see that everything works; data: {config.data}")
     place = find_notebook(environ)

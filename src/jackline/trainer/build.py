@@ -19,9 +19,6 @@ from jackline.data.loader import Loader
 from jackline.errors import UsageError
 from jackline.memory.cards import Precision
 from jackline.memory.rehearse import load_correction
-from jackline.models.gpt import GPT
-from jackline.models.loss import why_no_kernel
-from jackline.models.shapes import GPTShape, describe_shape
 from jackline.rundir.layout import RunDir
 from jackline.session.exactness import make_exact
 from jackline.trainer import ahead, compiling
@@ -29,8 +26,9 @@ from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, count_steps, make_loader, open_corpus
 from jackline.trainer.flops import flops_per_token, peak_flops
 from jackline.trainer.method import Method, find_method
+from jackline.trainer.network import Shape, describe_shape, make_model, shape_of, use_kernels
 from jackline.trainer.optimizer import clip_gradients, make_optimizer
-from jackline.trainer.planning import Chosen, choose_micro_batch, shape_of
+from jackline.trainer.planning import Chosen, choose_micro_batch
 from jackline.trainer.precision import (
     Attention,
     attention_kernels,
@@ -54,7 +52,7 @@ class Parts:
     device_name: str
     corpus: Corpus
     loader: Loader
-    shape: GPTShape
+    shape: Shape
     model: nn.Module
     optimizer: torch.optim.Optimizer
     precision: Precision
@@ -130,13 +128,15 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
         ahead.wait_for(card)  # before the seed: one that is set while a card opens may miss the card's generator
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
-        model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows).to(device)
+        made = make_model(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows)
+        model = made.to(device)
         method: Method = find_method(config).make_method(model, config)
         betas = (config.beta1, config.beta2)
         optimizer = make_optimizer(
             model, lr=config.lr, betas=betas, weight_decay=config.weight_decay, precision=precision
         )
-        model.has_loss_kernel = precision == "bf16-weights" and not why_no_kernel(model.head)
+        if words := use_kernels(model, precision):
+            voice.say(words)
     total_steps = count_steps(config, loader, voice)
     schedule = schedule_of(config, total_steps)
     with voice.phase("plan", "which micro-batch fits"):

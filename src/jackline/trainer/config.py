@@ -120,6 +120,8 @@ class TrainConfig:
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
     METHOD: ClassVar[str] = "jackline.trainer.method"
     IS_STREAMED: ClassVar[bool] = False  # documents as they arrive (chunks.py), not windows of a cache
+    OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # variables that once decided, and what does now
+    SMALLEST: ClassVar[str] = "nano"  # the size that is of use on a CPU
     VOCAB_MULTIPLE: ClassVar[int] = 64  # rounding up makes the head's products fast
     UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
         "time_limit_s": parse_duration,
@@ -135,6 +137,11 @@ class TrainConfig:
     def shape_name(self) -> str:
         """Of models/shapes."""
         return self.model
+
+    @property
+    def cpu_micro_batch(self) -> int:
+        """Of a CPU, where slices gain nothing unless memory grows with more than the batch."""
+        return self.batch_size
 
     @property
     def has_known_end(self) -> bool:

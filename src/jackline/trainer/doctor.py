@@ -29,6 +29,7 @@ from jackline.trainer.doctor_findings import (
     TimeFacts,
     count_kept,
     judge_card,
+    judge_context,
     judge_disk,
     judge_memory,
     judge_schedule,
@@ -151,8 +152,8 @@ def device_findings(config: TrainConfig) -> Iterator[Finding]:
             yield Finding("device", "problem", "device=cuda, but no NVIDIA card is to be seen", "device=auto")
         return
     else:
-        is_small = config.model == "nano"
-        hint = "" if is_small else "only model=nano is of use on a CPU"
+        is_small = config.model == config.SMALLEST
+        hint = "" if is_small else f"only model={config.SMALLEST} is of use on a CPU"
         yield Finding("device", "ok" if is_small else "note", device_name(device), hint)
     try:
         precision = choose_precision(config.precision, device)
@@ -201,7 +202,7 @@ def _try_everything(config: TrainConfig, request: Request, voice: Voice, tell: T
 
 
 def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
-    from jackline.trainer.planning import shape_of
+    from jackline.trainer.network import context_of, shape_of
 
     size = found.first.tokens.shape
     text = f"{config.data}: first batch of {size[0]} x {size[1] - 1:,} tokens after {format_duration(found.took_s)}"
@@ -219,16 +220,13 @@ def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
         tell(Finding("data", "ok", text + low))
     shape = shape_of(config, found.vocab_size)
     tell(judge_vocabulary(config.tokenizer, found.vocab_size, shape.vocab_size, int(found.first.tokens.max())))
-    fits = "fits" if config.seq_len <= shape.context else "does not fit"
-    state: Any = "ok" if config.seq_len <= shape.context else "problem"
-    tell(Finding("context", state, f"seq_len={config.seq_len} {fits} into the model's context of {shape.context}"))
+    tell(judge_context(config.seq_len, context_of(shape)))
 
 
 def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, tell: Tell) -> None:
-    from jackline.models.shapes import describe_shape
     from jackline.trainer.build import choose_device
     from jackline.trainer.doctor_trial import make_parts, predict_host_bytes, state_bytes, take_step
-    from jackline.trainer.planning import shape_of
+    from jackline.trainer.network import describe_shape, shape_of
     from jackline.trainer.precision import choose_precision
     from jackline.trainer.rehearsal import with_micro_batch
 

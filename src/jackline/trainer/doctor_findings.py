@@ -103,6 +103,14 @@ def judge_vocabulary(tokenizer: str, tokens: int, model_tokens: int, largest_id:
     return Finding("vocabulary", "ok", text)
 
 
+def judge_context(seq_len: int, context: int | None) -> Finding:
+    """The windows against the positions the model has; None: as many as one likes."""
+    if context is None:
+        return Finding("context", "ok", f"seq_len={seq_len}: the model turns its positions, so any length fits")
+    fits, state = ("fits", "ok") if seq_len <= context else ("does not fit", "problem")
+    return Finding("context", state, f"seq_len={seq_len} {fits} into the model's context of {context}")  # type: ignore[arg-type]
+
+
 def judge_schedule(schedule: Schedule) -> Finding:
     points = [f"{point.name} (step {point.step:,}): {point.lr:.3g}" for point in key_points(schedule)]
     text = "\n".join([describe_schedule(schedule), *points, *plot_lines(schedule, width=50, height=5)])

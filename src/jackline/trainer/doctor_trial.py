@@ -32,7 +32,6 @@ from jackline.data.supply import Data, open_data
 from jackline.memory.cards import Card, Precision
 from jackline.memory.predict import CannotTrace, predict
 from jackline.memory.safe_step import SafeStep
-from jackline.models.gpt import GPT
 from jackline.rundir.layout import RunDir
 from jackline.session.proof import prove
 from jackline.session.stopping import NoMoreWaiting
@@ -42,8 +41,9 @@ from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, cache_settings, make_loader, spec_of
 from jackline.trainer.doctor_findings import StepTaken
 from jackline.trainer.method import Method, find_method
+from jackline.trainer.network import make_model, shape_of, use_kernels
 from jackline.trainer.optimizer import make_optimizer
-from jackline.trainer.planning import choose_micro_batch, job_of, shape_of
+from jackline.trainer.planning import choose_micro_batch, job_of
 from jackline.trainer.precision import choose_attention, make_scaler
 from jackline.trainer.schedule import lr_at, schedule_of
 from jackline.trainer.sentinel_floor import Floor, entropy_floor
@@ -129,11 +129,13 @@ def make_parts(config: TrainConfig, device: torch.device, precision: Precision, 
     """As build.py does, without validation data (a whole pass over the corpus) and without compiling."""
     shape = shape_of(config, found.vocab_size)
     torch.manual_seed(config.seed)
-    model = GPT(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows).to(device)
+    made = make_model(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows)
+    model = made.to(device)
     method: Method = find_method(config).make_method(model, config)
     optimizer = make_optimizer(
         model, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay, precision=precision
     )
+    use_kernels(model, precision)
     total_steps = count_steps(config, found.loader)
     parts = Parts(
         config=config,
@@ -158,9 +160,9 @@ def make_parts(config: TrainConfig, device: torch.device, precision: Precision, 
 
 def predict_host_bytes(config: TrainConfig, vocab_size: int, precision: Precision) -> int:
     """Of a step on the CPU, by tracing it without values, before anything is built; 0 where it cannot be traced."""
-    job = job_of(config, shape_of(config, vocab_size), precision)
+    job = job_of(config, shape_of(config, vocab_size), precision, is_on_card=False)
     host = Card("this CPU", 1 << 40, compute_capability=80, context_bytes=0)
-    micro_batch = config.micro_batch or config.batch_size
+    micro_batch = config.micro_batch or config.cpu_micro_batch
     try:
         found = predict(job, micro_batch, host, is_accumulating=micro_batch < config.batch_size)
     except CannotTrace:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from jackline.models.nsa import shape as nsa
+from jackline.models.nsa.shape import NSAShape
 from jackline.models.shapes import GPTShape, count_parameters
 
 _TERA = 1e12
@@ -29,12 +31,14 @@ _PEAKS: tuple[tuple[str, float | None, float, float], ...] = (
 )
 
 
-def flops_per_token(shape: GPTShape, seq_len: int) -> float:
+def flops_per_token(shape: GPTShape | NSAShape, seq_len: int) -> float:
     """Of one training step, for each token of it.
 
     N are the weights that are multiplied: a position is only looked up, and so is an embedding that is not the head
     as well.
     """
+    if isinstance(shape, NSAShape):
+        return nsa.flops_per_token(shape, seq_len)  # the keys that are read, not all there are
     multiplied = count_parameters(shape) - shape.context * shape.width
     if not shape.is_tied:
         multiplied -= shape.vocab_size * shape.width

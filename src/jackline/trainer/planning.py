@@ -5,7 +5,7 @@ Owns the Job that stands for a config (the same model, batch and loss as the loo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,11 @@ from jackline.memory.plan import Plan, Room, plan, room_of
 from jackline.memory.predict import CannotTrace
 from jackline.memory.rehearse import corrected_room
 from jackline.memory.target import Candidate
-from jackline.models.gpt import GPT
-from jackline.models.shapes import GPTShape, count_parameters, describe_shape, find_shape
+from jackline.models.nsa.shape import NSAShape
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.method import find_method
+from jackline.trainer.network import Shape, count_parameters, describe_shape, make_model, shape_of
+from jackline.trainer.nsa_memory import make_planned
 from jackline.units import format_bytes
 
 TOKENIZER_SIZES = {"gpt2": 50_257, "bytes": 257}
@@ -35,15 +36,13 @@ class Chosen:
     made: Plan | None = None
 
 
-def shape_of(config: TrainConfig, vocab_size: int) -> GPTShape:
-    """`vocab_size` is the tokenizer's own."""
-    wanted = config.vocab_size or -(-vocab_size // config.VOCAB_MULTIPLE) * config.VOCAB_MULTIPLE
-    return replace(find_shape(config.shape_name), context=config.seq_len, vocab_size=wanted, dropout=config.dropout)
+def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_card: bool = True) -> Job:
+    # The kernels are for bf16 and float32; what they keep is not what plain torch would.
+    has_kernels = is_on_card and isinstance(shape, NSAShape) and precision != "fp16"
 
-
-def job_of(config: TrainConfig, shape: GPTShape, precision: Precision) -> Job:
     def build(options: StepOptions) -> nn.Module:
-        return GPT(shape, is_recomputing=options.is_recomputing, loss_chunk_rows=options.loss_chunk_rows)
+        make = make_planned if has_kernels else make_model
+        return make(shape, is_recomputing=options.is_recomputing, loss_chunk_rows=options.loss_chunk_rows)
 
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
         summed: Tensor = model(ids, ids) / float(ids.numel())
@@ -80,7 +79,7 @@ def candidate_of(config: TrainConfig, card: Card) -> Candidate:
 
 
 def choose_micro_batch(
-    config: TrainConfig, shape: GPTShape, precision: Precision, *, is_on_card: bool, correction: float | None = None
+    config: TrainConfig, shape: Shape, precision: Precision, *, is_on_card: bool, correction: float | None = None
 ) -> Chosen:
     """An asked one is kept. On a CPU the whole batch; on a card what the traced step says fits.
 
@@ -89,7 +88,10 @@ def choose_micro_batch(
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")
     if not is_on_card:
-        return _chosen(config, config.batch_size, "the whole batch: on a CPU nothing is gained by slices")
+        micro_batch = min(config.batch_size, config.cpu_micro_batch)
+        whole = "the whole batch: on a CPU nothing is gained by slices"
+        square = "plain attention takes memory with the square of the sequence"
+        return _chosen(config, micro_batch, whole if micro_batch == config.batch_size else square)
     properties = torch.cuda.get_device_properties(0)
     card = match_card(properties.name, properties.total_memory)
     # What this process holds already (context, weights) is in the prediction too. Asked of the driver and not of
@@ -103,7 +105,7 @@ def choose_micro_batch(
     return _chosen(config, made.micro_batch, f"{made.fit}, {needs}", made)
 
 
-def plan_on(config: TrainConfig, shape: GPTShape, precision: Precision, *, card: Card, room: Room) -> Plan:
+def plan_on(config: TrainConfig, shape: Shape, precision: Precision, *, card: Card, room: Room) -> Plan:
     make_job = getattr(find_method(config), "job_of", job_of)
     return plan(make_job(config, shape, precision), card, room=room)
 

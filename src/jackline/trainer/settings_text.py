@@ -26,7 +26,10 @@ def chosen_values(config: TrainConfig) -> Mapping[str, str]:
     if has_card:
         micro_batch, precision, why = _planned(config)
     else:
-        micro_batch, why = config.micro_batch or config.batch_size, "the whole batch: no GPU here"
+        micro_batch = config.micro_batch or config.cpu_micro_batch
+        why = (
+            f"{'the whole batch' if micro_batch == config.batch_size else 'what a CPU takes at a time'}: no GPU here"
+        )
         precision = "fp32" if config.precision == "auto" else config.precision
     return {
         "-> batch": f"{config.batch_size} x {config.seq_len} tokens",
@@ -39,7 +42,8 @@ def chosen_values(config: TrainConfig) -> Mapping[str, str]:
 
 def _planned(config: TrainConfig) -> tuple[int, str, str]:
     from jackline.trainer.build import choose_device
-    from jackline.trainer.planning import TOKENIZER_SIZES, choose_micro_batch, shape_of
+    from jackline.trainer.network import shape_of
+    from jackline.trainer.planning import TOKENIZER_SIZES, choose_micro_batch
     from jackline.trainer.precision import choose_precision
 
     device = choose_device(config)

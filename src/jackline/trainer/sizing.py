@@ -16,7 +16,8 @@ from jackline.memory.cards import Card, Precision, match_card
 from jackline.memory.plan import MAX_ACCUMULATION, Plan, room_of
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import Resolved, TrainConfig, resolve
-from jackline.trainer.planning import TOKENIZER_SIZES, plan_on, shape_of
+from jackline.trainer.network import shape_of
+from jackline.trainer.planning import TOKENIZER_SIZES, plan_on
 from jackline.trainer.voice import Voice
 from jackline.units import format_bytes
 

@@ -21,6 +21,7 @@ RECIPES = {
     "demo": ("jackline.trainer.recipes.demo", "A small GPT on the Python standard library's own sources."),
     "sparsae": ("jackline.trainer.recipes.sparsae", "A sparse language model whose mask is found by evolution."),
     "slimpajama": ("jackline.trainer.recipes.slimpajama", "A GPT on a stream of jsonl.zst, chunk by chunk."),
+    "m7c": ("jackline.trainer.recipes.m7c", "A language model with native sparse attention on FineWeb-Edu."),
 }
 
 

@@ -1,0 +1,158 @@
+"""M7C: a language model with Native Sparse Attention on FineWeb-Edu, called 125M where it comes from.
+
+Owns the recipe's settings, the names its forerunner had for them, and what of its environment is no longer read.
+The model is models/nsa, what is measured while it trains is nsa_method.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from jackline.errors import UsageError
+from jackline.models.nsa.shape import NSA_SHAPES
+from jackline.trainer.config import TrainConfig, resolve
+from jackline.trainer.recipes.m7c_environment import OLD_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from jackline.memory.cards import Card
+    from jackline.memory.target import Candidate
+
+# A random sample over all crawls; 50,000 steps of the large model read a twelfth of it.
+FINEWEB_EDU = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet"
+_SHAPE_NAMES = {"125m": "m7c", "smoke": "m7c-smoke", "toy": "m7c-showcase"}
+_ROOM_ON_CPU = 1 << 30  # bytes of scores, in all layers
+_RESUME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
+_SAVED = (
+    "a run keeps its checkpoints: --runs-dir DIR says where, `jackline checkpoints export RUN` takes the weights out"
+)
+_SUBSTITUTE = "data that cannot be had is an error and never replaced by noise; `jackline doctor m7c` tries it first"
+_PATIENCE = (
+    "a source is waited for 45 s before the first batch and 15 min later, with a word every 2 s; "
+    "`jackline doctor m7c` tries it for 20 s"
+)
+
+
+@dataclass(frozen=True)
+class M7cConfig(TrainConfig):
+    """`batch_size` is the sequences of an update. What came as so many batches to accumulate is multiplied out."""
+
+    model: Literal["125m", "smoke", "toy"] = "125m"  # type: ignore[assignment]
+    data: str = FINEWEB_EDU
+    val_tokens: int = 1_000_000
+    batch_size: int = 16
+    max_steps: int = 50_000
+    lr: float = 2e-4
+    min_lr: float = 2e-5
+    warmup_steps: int = 2000
+    weight_decay: float = 0.01
+    beta2: float = 0.999
+    seed: int = 1337
+    eval_every: int = 500
+    log_every: int = 5
+    save_every_steps: int = 5000
+
+    dataset: Literal["", "fineweb_edu", "fineweb_edu_local", "synthetic"] = ""
+    local_path: str = ""
+    accum_batches: int = 0
+    no_gc: bool = False
+    ddp: int = -1
+    stats_every: int = 50  # steps; a forward pass over one sequence
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **TrainConfig.ALIASES,
+        "steps": "max_steps",
+        "gradient_checkpointing": "recompute",
+    }
+    REPLACED: ClassVar[Mapping[str, str]] = {
+        **TrainConfig.REPLACED,
+        "save": _SAVED,
+        "resume": _RESUME,
+        "synthetic_on_fail": _SUBSTITUTE,
+        "loader_timeout": _PATIENCE,
+        "fwe_report_docs": "documents, tokens and their rate are told at least every 2 s while data is read",
+    }
+    QUICK: ClassVar[Mapping[str, Any]] = {"model": "toy", "seq_len": 128, "stats_every": 10, "log_every": 0}
+    METHOD: ClassVar[str] = "jackline.trainer.nsa_method"
+    SMALLEST: ClassVar[str] = "toy"
+    OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = OLD_ENVIRONMENT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dropout:
+            raise UsageError(f"dropout={self.dropout}: this model has none", hint="weight_decay is what it has")
+        if self.stats_every < 0 or self.accum_batches < 0:
+            raise UsageError("stats_every and accum_batches must be 0 or more")
+        _check_processes(self.ddp)
+
+    @property
+    def shape_name(self) -> str:
+        return _SHAPE_NAMES[self.model]
+
+    @property
+    def cpu_micro_batch(self) -> int:
+        """Plain attention holds its scores, the square of the sequence for each head, layer and branch."""
+        shape = NSA_SHAPES[self.shape_name]
+        scores = shape.num_layers * shape.num_heads * self.seq_len * (2 * self.seq_len)
+        copies = 4  # before and after masking, their shares, and one on the way back
+        return max(1, min(self.batch_size, _ROOM_ON_CPU // (4 * copies * scores)))
+
+    def settle(self, origins: Mapping[str, str]) -> M7cConfig:
+        """The forerunner's names become ours: where the data is, how large a batch, recomputed or not."""
+        made = replace(self, data=_find_data(self, origins))
+        if self.accum_batches:
+            # Only a size from the same place was meant as one of so many.
+            is_beside = origins.get("batch_size") == origins.get("accum_batches")
+            each = self.batch_size if is_beside else 1
+            made = replace(made, batch_size=each * self.accum_batches, accum_batches=0)
+        if self.no_gc and self.recompute:
+            raise UsageError(
+                "no_gc says that nothing is computed twice, recompute that it is", hint="give one of the two"
+            )
+        return made
+
+
+def _find_data(config: M7cConfig, origins: Mapping[str, str]) -> str:
+    """What `dataset` and `local_path` mean as a source."""
+    is_asked = origins.get("data") not in ("recipe", "quick")
+    if config.dataset == "synthetic":
+        raise UsageError(
+            "dataset=synthetic: nothing can be learnt from noise, and nothing is trained on it here",
+            hint="--quick trains a tiny model on real text that every machine has; --data SOURCE on your own",
+        )
+    if config.dataset == "fineweb_edu_local" and not config.local_path:
+        raise UsageError(
+            "dataset=fineweb_edu_local does not say where it lies",
+            hint="--local-path FOLDER with *.parquet, or a file or glob",
+        )
+    if config.dataset == "fineweb_edu" and config.local_path:
+        raise UsageError(
+            f"dataset=fineweb_edu is read from the hub, local_path={config.local_path} is not",
+            hint="--dataset fineweb_edu_local --local-path PATH",
+        )
+    wanted = config.local_path or (FINEWEB_EDU if config.dataset else config.data)
+    if is_asked and config.data != wanted:
+        raise UsageError(f"data={config.data} and {wanted} are both asked for", hint="--data SOURCE alone is enough")
+    return wanted
+
+
+def _check_processes(ddp: int) -> None:
+    if ddp not in (-1, 0, 1):
+        raise UsageError(f"ddp={ddp} is not -1, 0 or 1", hint="--ddp 0 is one process on one card")
+    if ddp == 1:
+        raise UsageError(
+            "ddp=1: training on several cards is not there yet",
+            hint="--ddp 0 trains on one card; batch_size, lr and steps mean the same there",
+        )
+
+
+def recipe() -> M7cConfig:
+    return M7cConfig()
+
+
+def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """For `jackline plan m7c`."""
+    from jackline.trainer.planning import candidate_of
+
+    return (candidate_of(resolve("m7c", words).config, card),)
