@@ -270,6 +270,19 @@ def test_statistics_say_what_gates_and_selection_do() -> None:
     reads = [min(t + 1, 3 * 16 + t % 16 + 1) / (t + 1) for t in range(128)]
     assert facts["selected_coverage"] == pytest.approx(sum(reads) / 128, abs=1e-5)
     assert 0 < facts["selected_far"] < 0.5
+    assert facts["selected_blocks_most"] == 4
+
+
+def test_statistics_name_the_layer_whose_gate_has_collapsed() -> None:
+    torch.manual_seed(0)
+    model = NSAModel(SMALL)
+    with torch.no_grad():
+        model.blocks[1].attention.gate_out.bias.copy_(torch.tensor([0.0, 9.0, 0.0]))
+    facts = model.statistics(torch.randint(0, 37, (1, 40)))
+
+    assert facts["gate_entropy"] > 0.5 and facts["gate_max"] < 0.7  # the mean of both layers looks healthy
+    assert facts["gate_entropy_least"] < 0.01 and facts["gate_max_most"] > 0.99
+    assert facts["gate_collapsed"] == 0.5
 
 
 def test_the_whole_model_is_one_graph_for_a_compiler() -> None:

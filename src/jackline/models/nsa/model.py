@@ -97,7 +97,7 @@ class NSAModel(nn.Module):
 
     @torch.no_grad()
     def statistics(self, ids: Tensor) -> dict[str, float]:
-        """Means over all layers, from a forward pass of its own over `ids`: give it one row, now and then.
+        """Means over all layers and the worst of them, from a forward pass of its own over `ids`: give it one row.
 
         Apart from the training step, because values carried out of a compiled and recomputed step cost more than
         this. One transfer from the device.
@@ -110,7 +110,11 @@ class NSAModel(nn.Module):
             added, gates, found = block.attention.attend(block.attention_norm(stream))
             stream = block.feed(stream + added)
             facts.append(torch.cat((_gate_facts(gates.float()), _selection_facts(found.selection, self.shape))))
-        return dict(zip(_FACTS, torch.stack(facts).mean(dim=0).tolist(), strict=True))
+        table = torch.stack(facts)
+        at = _FACTS.index
+        worst = (table[:, at("gate_entropy")].amin(), table[:, at("gate_max")].amax(), table[:, -1].amax())
+        found = torch.cat((table[:, :-1].mean(dim=0), torch.stack(worst))).tolist()
+        return dict(zip(_FACTS, found, strict=True))
 
 
 _FACTS = (
@@ -121,6 +125,10 @@ _FACTS = (
     "selected_blocks",
     "selected_coverage",  # selected tokens among all that a query could read
     "selected_far",  # share of the choice that nobody forced
+    # Of the layer where it is worst: a mean over twelve hides one that has collapsed.
+    "gate_entropy_least",
+    "gate_max_most",
+    "selected_blocks_most",  # by any query
 )
 
 
@@ -138,4 +146,5 @@ def _selection_facts(selection: Tensor, shape: NSAShape) -> Tensor:
     coverage = tokens.sum(dim=-1) / (position[:, 0] + 1)
     is_far = is_used & (selection > 0) & (selection <= position // shape.block_length - shape.num_local)
     counts = is_used.sum(dim=-1)
-    return torch.stack([counts.float().mean(), coverage.mean(), (is_far.sum(dim=-1) / counts).mean()])
+    far = is_far.sum(dim=-1) / counts
+    return torch.stack([counts.float().mean(), coverage.mean(), far.mean(), counts.amax().float()])

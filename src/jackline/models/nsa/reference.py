@@ -37,6 +37,8 @@ class Branches(NamedTuple):
 
 def attend(query: Tensor, memory: Memory, shape: NSAShape, selection: Tensor | None = None) -> Branches:
     """All three branches; with a `selection` nothing is chosen, for a comparison that rounding cannot disturb."""
+    if query.device.type == "meta":  # traced for its memory; that device has no autocast to switch off
+        return _attend(query, memory, shape, selection)
     with torch.autocast(query.device.type, enabled=False):  # it would compute scores in bf16 and so make ties
         return _attend(query, memory, shape, selection)
 
