@@ -113,8 +113,8 @@ class NSAModel(nn.Module):
         table = torch.stack(facts)
         at = _FACTS.index
         worst = (table[:, at("gate_entropy")].amin(), table[:, at("gate_max")].amax(), table[:, -1].amax())
-        found = torch.cat((table[:, :-1].mean(dim=0), torch.stack(worst))).tolist()
-        return dict(zip(_FACTS, found, strict=True))
+        values = torch.cat((table[:, :-1].mean(dim=0), torch.stack(worst))).tolist()
+        return dict(zip(_FACTS, values, strict=True))
 
 
 _FACTS = (
