@@ -95,6 +95,7 @@ class SafeStep:
         scaler: Any = None,
         on_change: Callable[[Shrunk], None] | None = None,
         shrink: Callable[[int], int] = half,
+        on_phase: Callable[[str], None] | None = None,
     ) -> None:
         self._modules = (model,) if isinstance(model, nn.Module) else tuple(model)
         if any(uses_cuda_graphs(module) for module in self._modules):
@@ -108,6 +109,7 @@ class SafeStep:
         self._scaler = scaler
         self._on_change = on_change
         self._shrink = shrink
+        self._on_phase = on_phase
         self._buffers = Buffers(self._modules)
         self._has_warned = False
 
@@ -132,6 +134,7 @@ class SafeStep:
         while True:
             micro_batch = min(self.micro_batch or num_samples, num_samples)
             attempt = _Attempt(fn, weight, count, self._scaler, self._modules)
+            attempt.on_phase = self._on_phase
             failure = attempt.run(batch, num_samples, micro_batch)
             if failure is None:
                 break
@@ -237,6 +240,7 @@ class _Attempt:
         self._divisor = count
         self._sum: Tensor | None = None
         self._phase = "forward"
+        self.on_phase: Callable[[str], None] | None = None
         self.total = 0.0
         self.num_slices = 0
 
@@ -250,21 +254,27 @@ class _Attempt:
         return None
 
     def go(self, batch: Any, num_samples: int, micro_batch: int) -> None:
+        num_slices = -(-num_samples // micro_batch)
         for begin in range(0, num_samples, micro_batch):
             part = take_slice(batch, begin, begin + micro_batch)
-            self._phase = "forward"
+            self._enter("forward", num_slices)
             loss_sum, count = self._evaluate(part)
             if self._divisor is None:
                 # Of the first slice on the whole: exact when all samples count alike, and put right at the end
                 # otherwise. Without a divisor fp16 gradients of a sum would overflow.
                 self._divisor = max(1.0, count * num_samples / min(micro_batch, num_samples))
             loss = loss_sum / self._divisor
-            self._phase = "backward"
+            self._enter("backward", num_slices)
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
             self._sum = loss_sum.detach() if self._sum is None else self._sum + loss_sum.detach()
             self.total += count
             self.num_slices += 1
         self._put_right()
+
+    def _enter(self, phase: str, num_slices: int) -> None:
+        self._phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase if num_slices == 1 else f"{phase} {self.num_slices + 1} of {num_slices}")
 
     def _evaluate(self, part: Any) -> tuple[Tensor, float]:
         made = self._fn(part)

@@ -24,6 +24,7 @@ from jackline.session.home import Home, command_line, find_home, is_notebook, wr
 from jackline.session.host_memory import loading_of, settings_to_start_with, use_less
 from jackline.session.memory import CardMemory, prepare_card
 from jackline.session.off import OffRun
+from jackline.session.pulse import Pulse
 from jackline.session.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
 from jackline.session.reporting import Reporter, keep_standard_descriptors, say
 from jackline.session.run import Run
@@ -90,7 +91,13 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     scalars = Scalars()
     fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
     stop = StopRequest()
-    stepper = Stepper(state, settings.accumulate, saver.before_change)
+    pulse = Pulse()
+
+    def before_change() -> None:
+        pulse.now("optimizer")
+        saver.before_change()
+
+    stepper = Stepper(state, settings.accumulate, before_change)
     reporter = Reporter(home.run, 0, scalars)
     attached = Attachment(
         home=home,
@@ -104,7 +111,8 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         chance=chance,
         fingerprint=fingerprint,
         values=values,
-        card=CardMemory(state, stepper.optimizers, reporter.event),
+        card=CardMemory(state, stepper.optimizers, reporter.event, pulse.now),
+        pulse=pulse,
     )
     saver.report_to(attached.reporter.event)
     attached.reporter.read_state = attached.read_state

@@ -117,7 +117,9 @@ class Attachment:
             self.feed.open(self.position.epoch, self.position.batch)
 
     def take(self) -> Any:
+        self.pulse.now("fetch")
         batch = self.feed.take()
+        self.pulse.now("")
         self.card.look_at(batch)
         return batch
 
@@ -145,6 +147,7 @@ class Attachment:
     def come_round(self) -> float:
         """At a boundary. Returns the time."""
         now_s = time.monotonic()
+        self.pulse.now("")
         self.saver.poll(now_s)
         if self.stepper.steps_done == self.saver.asked_step + 1:
             # The losses a resumed run compares itself with: worth having on disk soon.
@@ -181,12 +184,15 @@ class Attachment:
         except Exception as problem:
             self.saver.turn_off(f"{type(problem).__name__}: {problem}")
             return False
+        self.pulse.now("save")
         marks = self.marks[1] if self.marks[0] == step else {}
         ticket = self.saver.save(step, metrics={**self.scalars.known(), **marks}, is_last=is_last)
         if ticket is None:
             return False
         self.reporter.hurry()
-        return self.saver.wait() if is_waited_for else ticket.outcome not in ("failed", "skipped")
+        is_saved = self.saver.wait() if is_waited_for else ticket.outcome not in ("failed", "skipped")
+        self.pulse.now("")
+        return is_saved
 
     def note_schedule(self, **words: Any) -> None:
         """`total` or `epochs` as the loop asks for them, into the checkpoints and against the saved ones."""

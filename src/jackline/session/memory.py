@@ -31,11 +31,18 @@ Fn = Callable[[Any], Any]
 class CardMemory:
     """One session's. `tell` writes an event."""
 
-    def __init__(self, state: Mapping[str, Any], optimizers: list[torch.optim.Optimizer], tell: Tell) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        optimizers: list[torch.optim.Optimizer],
+        tell: Tell,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> None:
         self._modules = find_modules(state)
         self._scaler = find_scaler(state)
         self._optimizers = optimizers
         self._tell = tell
+        self._on_phase = on_phase
         self._safe: SafeStep | None = None
         self._asked: int | None = None  # the micro-batch the loop gave last
         self._kept: Mapping[str, Any] | None = None  # of the checkpoint, until the first safe step
@@ -62,7 +69,13 @@ class CardMemory:
                 "safe_step does not know the model whose gradients it makes",
                 hint="jackline.attach(model=model, ...)",
             )
-        made = SafeStep(self._modules, micro_batch=micro_batch, scaler=self._scaler, on_change=self._on_change)
+        made = SafeStep(
+            self._modules,
+            micro_batch=micro_batch,
+            scaler=self._scaler,
+            on_change=self._on_change,
+            on_phase=self._on_phase,
+        )
         if self._kept is not None:
             made.load_state_dict(self._kept)
         return made

@@ -33,6 +33,7 @@ class OffRun:
         self.name = settings.name or "off"
         self.should_stop = False
         self.saving_s = 0.0
+        self.doing = ""
 
     @property
     def step(self) -> int:

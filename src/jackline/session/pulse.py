@@ -20,12 +20,17 @@ class Pulse:
 
     name: str = "start"
     ending: str = ""
+    doing: str = ""  # which part of a step: fetch, forward, backward, optimizer, save
     total: int | None = None
     _inner: list[Phase] = field(default_factory=list)
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def end(self, cause: str) -> None:
         self.ending = cause
+
+    def now(self, doing: str) -> None:
+        """Called several times a step, so it only remembers."""
+        self.doing = doing
 
     def inside(self, phase: Phase) -> Phase:
         """Until `phase` is over, it is what is going on."""
@@ -44,7 +49,7 @@ class Pulse:
         left = None if total is None else max(0, total - step)
         inner = self._inner[-1] if self._inner else None
         if inner is not None:
-            return {**inner.progress(), "rate_per_s": None, "eta_s": None, "ending": None}
+            return {**inner.progress(), "rate_per_s": None, "eta_s": None, "ending": None, "doing": None}
         return {
             "phase": self.name,
             "done": step,
@@ -53,4 +58,5 @@ class Pulse:
             "rate_per_s": rate or None,
             "eta_s": left / rate if rate and left is not None else None,
             "ending": self.ending or None,
+            "doing": self.doing or None,
         }

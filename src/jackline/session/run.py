@@ -67,6 +67,11 @@ class Run:
         return self._attached.stop.is_made
 
     @property
+    def doing(self) -> str:
+        """Which part of a step is under way, as far as it can be seen from here: 'fetch', 'backward 2 of 16' ..."""
+        return self._attached.pulse.doing
+
+    @property
     def saving_s(self) -> float:
         """What saves have cost this loop so far; writing goes on beside it and is not in it."""
         return self._attached.saver.engine.stalled_s

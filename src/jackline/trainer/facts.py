@@ -77,6 +77,12 @@ def event_of(run: Run | OffRun) -> Callable[[str, str], None]:
     return lambda kind, text: reporter.event("alarm", text, alarm=kind, step=run.step)
 
 
+def doing_text(run: Run | OffRun, total: int | None) -> str:
+    """'step 13/100, backward 2 of 16': which part of which step is under way."""
+    step = f"step {run.step + 1:,}{f'/{total:,}' if total else ''}"
+    return f"{step}, {run.doing}" if run.doing else f"{step} under way"
+
+
 def find_deadline_s(config: TrainConfig) -> float:
     """Under a supervisor the limit is the supervisor's: two requests to end would mean "at once, unsaved"."""
     if not config.time_limit_s or os.environ.get("JACKLINE_RUN_DIR"):

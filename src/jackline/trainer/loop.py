@@ -22,6 +22,7 @@ from jackline.trainer.build import Parts, build
 from jackline.trainer.config import Resolved, TrainConfig, save_config
 from jackline.trainer.facts import (
     ask_for_the_end,
+    doing_text,
     event_of,
     find_deadline_s,
     forbid_restart,
@@ -38,7 +39,7 @@ from jackline.trainer.sentinels_machine import read_surroundings
 from jackline.trainer.sentinels_torch import first_bad_tensor
 from jackline.trainer.validation import Validation, best_of
 from jackline.trainer.voice import Voice
-from jackline.trainer.watch import AlarmRaised, Step, Watch
+from jackline.trainer.watch import AlarmRaised, Step, Watch, plain_numbers
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                 stack.enter_context(voice.phase("train", left))
                 say_curves(run_dir, voice)
                 watch.begin(run.step, event_of(run))
+                voice.now(partial(doing_text, run, total))
                 for batch in run.steps(total=total):
-                    voice.now(f"step {run.step + 1:,}{f'/{total:,}' if total else ''} under way")
                     rate, before = lr_at(run.step, parts.schedule), run.step
                     parts.set_rate(rate)
                     parts.method.begin_step(run.step)
@@ -108,7 +109,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         parts.loss_sum, tokens, micro_batch=parts.chosen.micro_batch, count=parts.tokens_per_step
                     )
                     norm = parts.update()
-                    run.log(loss=result.loss, lr=rate, grad_norm=norm, **parts.method.metrics())
+                    run.log(loss=result.loss, lr=rate, grad_norm=norm, **(more := parts.method.metrics()))
                     seconds, waited_s = watch.clock()
                     step = Step(
                         step=run.step,
@@ -120,6 +121,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         micro_batch=result.micro_batch,
                         saved_s=watch.saved_s(run.saving_s),
                         is_skipped=run.step == before,
+                        values=plain_numbers(more),
                     )
                     watch.after_step(step, result.loss, norm)
                     if run.step != before:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jackline.trainer.schedule import Schedule
@@ -42,6 +42,7 @@ class StepFacts:
     epoch: int = 0
     windows: Sequence[int] = ()
     is_skipped: bool = False  # the fp16 scaler found infinite gradients and did not step, which is its way
+    values: Mapping[str, float] = field(default_factory=dict)  # of the recipe's own, by name
 
 
 @dataclass(frozen=True)

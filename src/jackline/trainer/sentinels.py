@@ -20,6 +20,7 @@ from typing import Any
 from jackline.trainer.sentinel_data import RepeatedData
 from jackline.trainer.sentinel_eval import SmallValidation
 from jackline.trainer.sentinel_facts import Alarm, EvalFacts, Facts, Found, Rule, StepFacts, Surroundings
+from jackline.trainer.sentinel_gates import CollapsedGates
 from jackline.trainer.sentinel_loss import FlatLoss, LossSpike, LossUnderFloor
 from jackline.trainer.sentinel_numbers import NotFinite, WrongRate, ZeroGradient
 from jackline.trainer.sentinel_speed import SlowSteps
@@ -48,6 +49,7 @@ class Sentinels:
             "spike": LossSpike(facts),
             "rate": WrongRate(facts),
             "gradient": ZeroGradient(),
+            "gates": CollapsedGates(),
             "repeat": RepeatedData(),
             "speed": SlowSteps(read_surroundings),
         }

@@ -24,7 +24,8 @@ class Voice:
         self._clock = clock
         self._lock = threading.Lock()
         self._said_s = self._began_s = clock()
-        self._tag, self._detail = "start", "starting"
+        self._tag = "start"
+        self._detail: str | Callable[[], str] = "starting"
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -61,8 +62,8 @@ class Voice:
         finally:
             self._tag, self._detail, self._began_s = before
 
-    def now(self, detail: str) -> None:
-        """What the sign of life tells from here on: how far the phase is."""
+    def now(self, detail: str | Callable[[], str]) -> None:
+        """What the sign of life tells from here on: how far the phase is. A function is asked when it is said."""
         self._detail = detail
 
     def begin(self) -> None:
@@ -72,4 +73,5 @@ class Voice:
     def _watch(self) -> None:
         while not self._is_over.wait(max(0.05, SILENT_AT_MOST_S - self.silent_s)):
             if self.silent_s >= SILENT_AT_MOST_S:
-                self.say(f"... {self._detail}, {format_duration(self._clock() - self._began_s)} so far")
+                detail = self._detail if isinstance(self._detail, str) else self._detail()
+                self.say(f"... {detail}, {format_duration(self._clock() - self._began_s)} so far")

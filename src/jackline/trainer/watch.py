@@ -11,7 +11,7 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -54,6 +54,7 @@ class Step:
     micro_batch: int
     saved_s: float = 0.0
     is_skipped: bool = False
+    values: Mapping[str, float] = field(default_factory=dict)  # of the recipe's own
 
 
 @dataclass
@@ -136,7 +137,7 @@ class Watch:
             facts = step_facts(arrived, self.parts.tokens_per_step)
             values = {"loss": arrived.loss, "lr": arrived.facts.lr, "grad_norm": arrived.grad_norm}
             rate = {"tokens_per_s": facts.tokens_per_s} if facts.tokens_per_s else {}
-            self._board.add(facts.step, {**values, **rate})
+            self._board.add(facts.step, {**values, **rate, **facts.values})
             self._look(partial(self.sentinels.look, facts))
 
     def _look(self, ask: Callable[[], list[Alarm]]) -> None:
@@ -263,7 +264,13 @@ def step_facts(arrived: Arrived[Step], tokens_per_step: int) -> StepFacts:
         epoch=step.epoch,
         windows=step.windows,
         is_skipped=step.is_skipped,
+        values=step.values,
     )
+
+
+def plain_numbers(values: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Without those that are still on their way: reading them would make the device wait."""
+    return {name: value for name, value in values.items() if not isinstance(value, Tensor)}
 
 
 def memory_bytes(device: torch.device) -> int:
