@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from jackline.units import format_bytes, format_duration
 
-Phase = Literal["list", "download", "tokenise", "pack", "wait", "done"]
+Phase = Literal["list", "download", "tokenise", "pack", "read", "encode", "wait", "done"]
 TICK_S = 1.0
 _RATE_WINDOW_S = 10.0
 _STILL_S = 5.0
@@ -122,7 +122,7 @@ class Board:
                 self._seen.popleft()
             first_at, first_done = self._seen[0]
             still_s = at - self._moved_at
-        if still_s >= _STILL_S and now.phase in ("download", "tokenise", "pack"):
+        if still_s >= _STILL_S and now.phase in ("download", "tokenise", "pack", "encode"):
             now = replace(now, detail=f"{now.detail} (no progress for {format_duration(still_s)})".lstrip())
         rate = (now.done - first_done) / (at - first_at) if now.done > first_done else None
         return replace(now, rate_per_s=rate)

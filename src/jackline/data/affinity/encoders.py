@@ -5,14 +5,18 @@ Owns what every encoder is to the cache (name, revision, width) and which one a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jackline.data.affinity.features import EmbeddedEncoder
+from jackline.data.affinity.language_models import LanguageModelEncoder
 from jackline.data.affinity.pairs import Side
-from jackline.errors import UsageError
+from jackline.data.affinity.weights import find_weights
+from jackline.data.spec import default_cache_root
 
 EMBEDDED_DIMS: dict[Side, int] = {"antibody": 1024, "antigen": 1280}
 
@@ -23,13 +27,16 @@ class Encoder(Protocol):
     name: str
     revision: str
     dim: int
-    shard_rows: int
+    shard_rows: int  # sequences encoded and written at a time
+    max_residues: int | None  # what is beyond is not looked at
 
-    def encode(self, sequences: list[bytes]) -> NDArray[np.float16]:
-        """A row for each sequence, in their order."""
+    def encode(self, sequences: list[bytes], moved: Callable[[int], None]) -> NDArray[np.float16]:
+        """A row for each sequence, in their order; `moved` is told how many are done, now and then."""
 
 
-def open_encoder(name: str, side: Side) -> Encoder:
+def open_encoder(name: str, side: Side, root: Path | None = None, device: str = "cpu") -> Encoder:
+    """`embedded`, `igt5`, `esm2-650m`, OWNER/NAME[@REVISION] or a folder. Loads no weights."""
     if name == "embedded":
         return EmbeddedEncoder(EMBEDDED_DIMS[side])
-    raise UsageError(f"unknown encoder '{name}'")
+    memo = (root or default_cache_root()) / "embeddings" / "folders.json"
+    return LanguageModelEncoder(find_weights(name, memo), device)

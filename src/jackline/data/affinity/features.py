@@ -22,6 +22,7 @@ is done with the vectors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ NUM_CHAIN_FEATURES = 70
 NUM_FIXED = 2 * NUM_CHAIN_FEATURES + 400
 _OTHER = 20
 _SEGMENTS = 8
-_BATCH_RESIDUES = 1 << 17  # the working arrays stay near 20 MB and mostly in cache
+_BATCH_RESIDUES = 1 << 14  # the working arrays stay in the second-level cache: 2.4 times as fast as 1 << 17
 
 # Shares in the public protein data base, in the order of AMINO_ACIDS; thousandths.
 _USUAL = (83, 14, 55, 67, 39, 71, 23, 59, 58, 97, 24, 41, 47, 39, 55, 66, 53, 69, 11, 29)
@@ -131,12 +132,13 @@ class EmbeddedEncoder:
         self.revision = VERSION
         self.dim = dim
         self.shard_rows = SHARD_ROWS
+        self.max_residues: int | None = None
         rest = dim - NUM_FIXED
         self._triples = _slots(_OTHER + 1, 3, rest // 2, _OTHER)
         self._classes = _slots(len(_CLASSES) + 1, 4, rest - rest // 2, len(_CLASSES))
         self._num_triples, self._num_classes = rest // 2, rest - rest // 2
 
-    def encode(self, sequences: list[bytes]) -> NDArray[np.float16]:
+    def encode(self, sequences: list[bytes], moved: Callable[[int], None]) -> NDArray[np.float16]:
         """A row for every canonical sequence (`heavy|light` or one chain)."""
         out = np.empty((len(sequences), self.dim), np.float16)
         first, residues = 0, 0
@@ -145,50 +147,46 @@ class EmbeddedEncoder:
             if residues >= _BATCH_RESIDUES or at + 1 == len(sequences):
                 out[first : at + 1] = self._encode_batch(sequences[first : at + 1])
                 first, residues = at + 1, 0
+                moved(first)
         return out
 
     def _encode_batch(self, sequences: list[bytes]) -> NDArray[np.float32]:
         chains = [part for sequence in sequences for part in (sequence.split(b"|") + [b""])[:2]]
         count = len(sequences)
         lengths = np.fromiter(map(len, chains), np.int64, len(chains))
-        codes = _CODE_OF[np.frombuffer(b"".join(chains), np.uint8)]
-        chain_of = np.repeat(np.arange(len(chains)), lengths)
-        row_of = chain_of >> 1
-        out = np.zeros((count, self.dim), np.float32)
-        out[:, : 2 * NUM_CHAIN_FEATURES] = _chain_features(codes, chain_of, lengths).reshape(count, -1)
-        out[:, 2 * NUM_CHAIN_FEATURES : NUM_FIXED] = _dipeptides(codes, chain_of, count)
-        at = NUM_FIXED
-        for alphabet, letters, slots, width in (
-            (_OTHER + 1, codes, self._triples, self._num_triples),
-            (len(_CLASSES) + 1, _CLASS_OF[codes], self._classes, self._num_classes),
-        ):
-            size = 3 if alphabet == _OTHER + 1 else 4
-            out[:, at : at + width] = _hashed(_Words(letters, chain_of, row_of, count), alphabet, size, slots, width)
-            at += width
+        # Each chain ends with a byte that is in no k-mer, so that none reaches into the next chain.
+        codes = _CODE_OF[np.frombuffer(b".".join(chains) + b".", np.uint8)]
+        row_of = np.repeat(np.arange(count), (lengths + 1).reshape(count, 2).sum(axis=1))
+        pairs = codes[:-1] * (_OTHER + 1) + codes[1:]
+        triples = pairs[:-1] * (_OTHER + 1) + codes[2:]
+        classes = _CLASS_OF[codes]
+        two = classes[:-1] * (len(_CLASSES) + 1) + classes[1:]
+        fours = two[:-2] * (len(_CLASSES) + 1) ** 2 + two[2:]
+        out = np.empty((count, self.dim), np.float32)
+        out[:, : 2 * NUM_CHAIN_FEATURES] = _chain_features(codes, lengths).reshape(count, -1)
+        out[:, 2 * NUM_CHAIN_FEATURES : NUM_FIXED] = _dipeptides(pairs, row_of, count)
+        middle = NUM_FIXED + self._num_triples
+        out[:, NUM_FIXED:middle] = _hashed(self._triples[triples], row_of, count, self._num_triples)
+        out[:, middle:] = _hashed(self._classes[fours], row_of, count, self._num_classes)
         return out
 
 
-class _Words:
-    """The letters of many chains one after the other, for k-mers."""
-
-    def __init__(self, letters: Counts, chain_of: Counts, row_of: Counts, num_rows: int) -> None:
-        self.letters, self.chain_of, self.row_of, self.num_rows = letters, chain_of, row_of, num_rows
-
-
-def _chain_features(codes: Counts, chain_of: Counts, lengths: Counts) -> NDArray[np.float64]:
+def _chain_features(codes: Counts, lengths: Counts) -> NDArray[np.float64]:
+    """`codes` has one code more than residues after every chain; it falls into a ninth stretch, which is dropped."""
     count = len(lengths)
-    starts = np.cumsum(lengths) - lengths
-    place = np.arange(len(codes)) - starts[chain_of]
-    segment = place * _SEGMENTS // np.maximum(lengths, 1)[chain_of]
-    cells = (chain_of * _SEGMENTS + segment) * (_OTHER + 1) + codes
-    counts = np.bincount(cells, minlength=count * _SEGMENTS * (_OTHER + 1)).reshape(count, _SEGMENTS, _OTHER + 1)
+    ends = -(-np.arange(_SEGMENTS + 1) * lengths[:, None] // _SEGMENTS)
+    stretches = np.concatenate([np.diff(ends, axis=1), np.ones((count, 1), np.int64)], axis=1)
+    first_cells = np.arange(count * (_SEGMENTS + 1)) * (_OTHER + 1)
+    cells = np.repeat(first_cells, stretches.ravel()) + codes
+    counts = np.bincount(cells, minlength=count * (_SEGMENTS + 1) * (_OTHER + 1))
+    counts = counts.reshape(count, _SEGMENTS + 1, _OTHER + 1)[:, :_SEGMENTS]
     whole = counts.sum(axis=1)
     length = np.maximum(lengths, 1)[:, None].astype(np.float64)
     mean = (whole @ _PROPERTY).astype(np.float64) / (length * _SCALE)
     square = (whole @ _PROPERTY**2).astype(np.float64) / (length * _SCALE**2)
     spread = np.sqrt(np.maximum(square - mean * mean, 0.0))
-    in_segment = np.maximum(counts.sum(axis=2), 1)[:, :, None].astype(np.float64)
-    regional = (counts @ _PROPERTY[:, :4]).astype(np.float64) / (in_segment * _SCALE)
+    in_stretch = np.maximum(stretches[:, :_SEGMENTS], 1)[:, :, None].astype(np.float64)
+    regional = (counts @ _PROPERTY[:, :4]).astype(np.float64) / (in_stretch * _SCALE)
     features = np.concatenate(
         [
             np.sqrt(length / 200) - 1,
@@ -203,27 +201,20 @@ def _chain_features(codes: Counts, chain_of: Counts, lengths: Counts) -> NDArray
     return features
 
 
-def _dipeptides(codes: Counts, chain_of: Counts, count: int) -> NDArray[np.float64]:
+def _dipeptides(pairs: Counts, row_of: Counts, count: int) -> NDArray[np.float64]:
     width = (_OTHER + 1) ** 2
-    same = chain_of[:-1] == chain_of[1:]
-    cells = (chain_of[:-1] >> 1) * width + codes[:-1] * (_OTHER + 1) + codes[1:]
-    counts = np.bincount(cells[same], minlength=count * width).reshape(count, _OTHER + 1, _OTHER + 1)[:, :20, :20]
+    counts = np.bincount(row_of[:-1] * width + pairs, minlength=count * width)
+    counts = counts.reshape(count, _OTHER + 1, _OTHER + 1)[:, :_OTHER, :_OTHER]
     total = np.maximum(counts.sum(axis=(1, 2)), 1)[:, None, None]
-    made: NDArray[np.float64] = ((counts / total - _USUAL_PAIRS) / 0.004).reshape(count, 400)
+    made: NDArray[np.float64] = ((counts / total - _USUAL_PAIRS) / 0.004).reshape(count, _OTHER**2)
     return made
 
 
-def _hashed(words: _Words, alphabet: int, size: int, slots: Counts, width: int) -> NDArray[np.float64]:
+def _hashed(cells: Counts, row_of: Counts, count: int, width: int) -> NDArray[np.float64]:
     """Signed counts of k-mers. Twice as many cells as places: the pluses and the minuses are counted apart."""
-    num = max(0, len(words.letters) - size + 1)
-    code = words.letters[:num].copy()
-    for step in range(1, size):
-        code *= alphabet
-        code += words.letters[step : step + num]
-    inside = words.chain_of[:num] == words.chain_of[size - 1 : size - 1 + num]
-    cells = words.row_of[:num] * (2 * width + 1) + slots[code]
-    counts = np.bincount(cells[inside], minlength=words.num_rows * (2 * width + 1))
-    counts = counts.reshape(words.num_rows, 2 * width + 1)[:, : 2 * width]
+    per_row = 2 * width + 1
+    counts = np.bincount(row_of[: len(cells)] * per_row + cells, minlength=count * per_row)
+    counts = counts.reshape(count, per_row)[:, : 2 * width]
     total = np.maximum(counts.sum(axis=1), 1)[:, None]
     made: NDArray[np.float64] = (counts[:, :width] - counts[:, width:]) * np.sqrt(width / total)
     return made

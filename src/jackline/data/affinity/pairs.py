@@ -1,8 +1,8 @@
 """The pairs of a table: checked row by row, with everything that was left out counted and shown.
 
 Owns: what makes a row usable, the counts per reason with the first places, and the table of pairs that is kept in
-memory: two hashes of 16 bytes and a float32 for each pair, whatever the length of its sequences. The sequences
-themselves are read again by `texts_of` when they are to be encoded. Does not own reading cells (rows.py).
+memory: 44 bytes for each pair (two hashes, two lengths, the value), however long its sequences. These are read
+again by `texts_of` when they are to be encoded. Does not own reading cells (rows.py).
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class PairTable:
     antibody: Hashes
     antigen: Hashes
     pkd: NDArray[np.float32]
+    antibody_length: NDArray[np.int32]  # residues of both chains
+    antigen_length: NDArray[np.int32]
     tally: Tally
 
     def content_hash(self) -> str:
@@ -95,17 +97,22 @@ class PairTable:
 def read_pairs(path: str, rules: PairRules, board: Board | None = None) -> PairTable:
     """Every usable pair; raises UsageError when there is none."""
     tally = Tally()
-    antibodies, antigens, pkds = bytearray(), bytearray(), array("f")
+    hashes = bytearray(), bytearray()
+    lengths, pkds = array("i"), array("f")
     for run in read_tables(path):
-        for pair in _usable(run, rules, tally):
-            antibodies += sequence_hash(pair[0])
-            antigens += sequence_hash(pair[1])
-            pkds.append(pair[2])
+        for antibody, antigen, pkd in _usable(run, rules, tally):
+            hashes[0].extend(sequence_hash(antibody))
+            hashes[1].extend(sequence_hash(antigen))
+            lengths.append(len(antibody) - antibody.count(b"|"))
+            lengths.append(len(antigen))
+            pkds.append(pkd)
         if board is not None:
-            board.set("list", done=run.offset, total=run.size, unit="B", detail=f"{tally.rows:,} rows")
+            board.set("read", done=run.offset, total=run.size, unit="B", detail=f"{tally.rows:,} rows")
     if not tally.used:
         raise _nothing_usable(path, rules, tally)
-    return PairTable(_as_hashes(antibodies), _as_hashes(antigens), np.frombuffer(pkds, np.float32), tally)
+    both = np.frombuffer(lengths, np.int32).reshape(-1, 2)
+    values = np.frombuffer(pkds, np.float32)
+    return PairTable(_as_hashes(hashes[0]), _as_hashes(hashes[1]), values, both[:, 0], both[:, 1], tally)
 
 
 def texts_of(path: str, rules: PairRules, side: Side, wanted: NDArray[np.int64]) -> Iterator[bytes]:

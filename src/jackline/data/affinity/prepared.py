@@ -7,19 +7,25 @@ the parts are split.py, the vectors are embeddings.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from jackline.data.affinity.embeddings import Job, Store
 from jackline.data.affinity.encoders import Encoder, open_encoder
+from jackline.data.affinity.matrix import embed
 from jackline.data.affinity.pairs import Hashes, PairRules, PairTable, Side, read_pairs, report, texts_of
 from jackline.data.affinity.split import split_pairs
+from jackline.data.progress import Board, Progress, Reporter, describe, ticking
 
 FORMAT = 1
+TICK_S = 1.5
+SIDES: tuple[Side, Side] = ("antibody", "antigen")
+PLURAL: dict[Side, str] = {"antibody": "antibodies", "antigen": "antigens"}
 Say = Callable[[str], None]
 
 
@@ -46,14 +52,16 @@ class AffinitySettings:
 class AffinityData:
     """The pairs as arrays. Vectors are float16, one row for each different sequence, in the order of the file."""
 
-    antibody: NDArray[np.float16]
+    antibody: NDArray[np.float16]  # memory-mapped, read-only
     antigen: NDArray[np.float16]
-    antibody_row: NDArray[np.int32]
+    antibody_row: NDArray[np.int32]  # of every pair
     antigen_row: NDArray[np.int32]
     pkd: NDArray[np.float32]
-    parts: dict[str, NDArray[np.int64]]
-    counts: dict[str, int] = field(default_factory=dict)
-    fingerprint: str = ""
+    parts: dict[str, NDArray[np.int64]]  # train, validation, test: ascending pair numbers
+    counts: dict[str, int]  # rows, used, and rows left out by reason (pairs.REASONS)
+    fingerprint: str  # equal: the same arrays, bit for bit
+    identity: str  # equal: the same pairs, encoders and split; another device may have rounded otherwise
+    cache_keys: tuple[str, str]  # of the two stores, for `mirrored`
 
 
 @dataclass(frozen=True)
@@ -66,29 +74,49 @@ class Unique:
 
 
 def prepare_affinity(settings: AffinitySettings, say: Say) -> AffinityData:
-    """Read, check, split and embed. The second call finds every vector in the cache."""
+    """Read, check, split and embed. The second call finds every vector in the cache.
+
+    `say` gets lines for people, progress among them at most 2 s apart, and those from a thread of their own.
+    """
+    board = Board(_progress_lines(say))
     rules = settings.rules()
-    table = read_pairs(settings.path, rules)
-    for line in report(table.tally, rules):
-        say(line)
-    antibody, antigen = unique_rows(table.antibody), unique_rows(table.antigen)
-    parts = split_pairs(antigen.row, antigen.hashes, settings.split, settings.seed)
-    for line in parts.lines:
-        say(line)
-    encoders = (
-        open_encoder(settings.antibody_encoder, "antibody"),
-        open_encoder(settings.antigen_encoder, "antigen"),
-    )
+    with ticking(board, TICK_S):
+        table = read_pairs(settings.path, rules, board)
+        for line in report(table.tally, rules):
+            say(line)
+        sides = unique_rows(table.antibody), unique_rows(table.antigen)
+        parts = split_pairs(sides[1].row, sides[1].hashes, settings.split, settings.seed)
+        for line in parts.lines:
+            say(line)
+        encoders = _encoders(settings)
+        for name, encoder, unique, length in zip(
+            SIDES, encoders, sides, (table.antibody_length, table.antigen_length), strict=True
+        ):
+            _tell_cut(name, encoder, length[unique.first_pair], say)
+        stores = Store(encoders[0], settings.cache_dir), Store(encoders[1], settings.cache_dir)
+        jobs = _job(settings, "antibody", sides[0]), _job(settings, "antigen", sides[1])
+        antibody = embed(stores[0], encoders[0], jobs[0], board, say)
+        antigen = embed(stores[1], encoders[1], jobs[1], board, say)
+        board.set("done")
+    identity = _identity(settings, table, stores)
     return AffinityData(
-        _embed(settings, encoders[0], "antibody", antibody),
-        _embed(settings, encoders[1], "antigen", antigen),
-        antibody.row,
-        antigen.row,
+        antibody.vectors,
+        antigen.vectors,
+        sides[0].row,
+        sides[1].row,
         table.pkd,
         parts.indices,
         table.tally.counts(),
-        _fingerprint(settings, table, encoders),
+        str(xxhash.xxh3_128_hexdigest(f"{identity} {antibody.checksum} {antigen.checksum}".encode())),
+        identity,
+        (stores[0].key, stores[1].key),
     )
+
+
+def cache_keys(settings: AffinitySettings) -> tuple[str, str]:
+    """Names of the two stores, before anything is encoded: what to fetch from a mirror."""
+    encoders = _encoders(settings)
+    return Store(encoders[0], settings.cache_dir).key, Store(encoders[1], settings.cache_dir).key
 
 
 def unique_rows(hashes: Hashes) -> Unique:
@@ -106,15 +134,45 @@ def unique_rows(hashes: Hashes) -> Unique:
     return Unique(hashes[first[by_first]], first[by_first], row)
 
 
-def _embed(settings: AffinitySettings, encoder: Encoder, side: Side, unique: Unique) -> NDArray[np.float16]:
-    return encoder.encode(list(texts_of(settings.path, settings.rules(), side, unique.first_pair)))
+def _encoders(settings: AffinitySettings) -> tuple[Encoder, Encoder]:
+    root, device = settings.cache_dir, settings.device
+    return (
+        open_encoder(settings.antibody_encoder, "antibody", root, device),
+        open_encoder(settings.antigen_encoder, "antigen", root, device),
+    )
 
 
-def _fingerprint(settings: AffinitySettings, table: PairTable, encoders: tuple[Encoder, Encoder]) -> str:
+def _job(settings: AffinitySettings, side: Side, unique: Unique) -> Job:
+    def texts(places: NDArray[np.int64]) -> Iterator[bytes]:
+        return texts_of(settings.path, settings.rules(), side, unique.first_pair[places])
+
+    return Job(unique.hashes, texts, PLURAL[side])
+
+
+def _tell_cut(side: Side, encoder: Encoder, lengths: NDArray[np.int32], say: Say) -> None:
+    if encoder.max_residues is None:
+        return
+    too_long = lengths[lengths > encoder.max_residues]
+    if len(too_long):
+        say(
+            f"warning: {len(too_long):,} of {len(lengths):,} {PLURAL[side]} are longer than {encoder.max_residues:,} "
+            f"residues (up to {too_long.max():,}): {encoder.name} reads their beginning only"
+        )
+
+
+def _progress_lines(say: Say) -> Reporter:
+    def show(progress: Progress) -> None:
+        if progress.phase not in ("list", "done"):  # nothing has begun, all is over
+            say(describe(progress))
+
+    return show
+
+
+def _identity(settings: AffinitySettings, table: PairTable, stores: tuple[Store, Store]) -> str:
     identity = {
         "format": FORMAT,
         "pairs": table.content_hash(),
-        "encoders": [[encoder.name, encoder.revision, encoder.dim] for encoder in encoders],
+        "encoders": [store.identity for store in stores],
         "split": settings.split,
         "seed": settings.seed,
     }

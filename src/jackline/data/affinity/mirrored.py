@@ -1,0 +1,84 @@
+"""The shards of a store in a second place, and back: copied one by one, so that either can be gone on with.
+
+Owns the copying; whoever mirrors a run decides when. A shard is never changed after it is written, so a file that is
+there with the same header is the same file. Nothing in the mirror is trusted on the way back: a shard whose checksums
+do not hold is left there and said so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from jackline.data.affinity.embeddings import store_folder
+from jackline.data.affinity.shards import DamagedShard, check_vectors, list_shards, read_hashes, read_head
+from jackline.rundir.atomic import sync_directory
+
+Say = Callable[[str], None]
+
+
+def files_of(cache_key: str, root: Path | None = None) -> tuple[Path, ...]:
+    """The files that are worth mirroring: what the store is, and its shards. Matrices are made from them."""
+    folder = store_folder(cache_key, root)
+    told = folder / "store.json"
+    return ((told,) if told.is_file() else ()) + tuple(list_shards(folder))
+
+
+def copy_out(cache_key: str, mirror: Path, root: Path | None = None, say: Say = print) -> int:
+    """Copy what the mirror folder does not have; returns how many files. Can be killed and called again."""
+    folder = mirror / "embeddings" / cache_key
+    folder.mkdir(parents=True, exist_ok=True)
+    return sum(_copy(path, folder / path.name) for path in files_of(cache_key, root))
+
+
+def copy_in(mirror: Path, cache_key: str, root: Path | None = None, say: Say = print) -> int:
+    """Copy back what this machine does not have; a shard that is damaged there is left out and told."""
+    source, folder = mirror / "embeddings" / cache_key, store_folder(cache_key, root)
+    if not source.is_dir():
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    copied = 0
+    for path in [source / "store.json", *list_shards(source)]:
+        if not path.is_file() or (folder / path.name).exists():
+            continue
+        try:
+            if path.suffix == ".emb":
+                read_hashes(path, read_head(path).width)
+                check_vectors(path)
+            copied += _copy(path, folder / path.name)
+        except DamagedShard as damage:
+            say(f"warning: in the mirror {source}, {damage}; its sequences are encoded again")
+    return copied
+
+
+def _copy(source: Path, target: Path) -> bool:
+    """Whole or absent, also when killed; False when it is there."""
+    if _is_same(source, target):
+        return False
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.copy")
+    try:
+        shutil.copyfile(source, temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    with contextlib.suppress(OSError):
+        sync_directory(target.parent)  # not every mounted drive can
+    return True
+
+
+def _is_same(source: Path, target: Path) -> bool:
+    """Same length, and for a shard the same header, which holds the checksums of the rest."""
+    if not target.is_file() or target.stat().st_size != source.stat().st_size:
+        return False
+    if source.suffix != ".emb":
+        return source.read_bytes() == target.read_bytes()
+    try:
+        return read_head(source) == read_head(target)
+    except DamagedShard:
+        return False
