@@ -211,10 +211,12 @@ def test_the_real_shape_in_bf16_agrees_with_plain_torch_and_repeats_its_bits(len
     total = sum(branch.square().sum() for branch in expected[:3])
     right = [*expected[:3], *torch.autograd.grad(total, exact)]
     for left, other in zip(runs[0][:3] + runs[0][4:], right, strict=True):
-        assert (left.float() - other).norm() <= 0.02 * other.norm()
+        # One key has no slope at all: what is left there is rounding.
+        assert (left.float() - other).norm() <= max(0.02 * float(other.norm()), 1e-3)
 
 
 @needs_card
+@pytest.mark.filterwarnings("ignore")  # torch.compile has its own to say on some cards
 @pytest.mark.parametrize("is_recomputing", [False, True])
 def test_a_compiled_model_in_bf16_has_the_loss_of_the_plain_one(is_recomputing: bool) -> None:
     torch.manual_seed(0)
@@ -223,6 +225,7 @@ def test_a_compiled_model_in_bf16_has_the_loss_of_the_plain_one(is_recomputing: 
     ids, targets = torch.randint(0, 512, (2, 2, 2048), device="cuda")
     plain = model(ids, targets).item()
     assert model.use_kernels() == ""
+    torch.compiler.reset()
     compiled = torch.compile(model, dynamic=False)
     loss = compiled(ids, targets)
     loss.backward()
