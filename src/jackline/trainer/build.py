@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from jackline.checkpoint.catalogue import list_names
+from jackline.data.batches import ToDevice
 from jackline.data.loader import Loader
 from jackline.errors import UsageError
 from jackline.memory.cards import Precision
@@ -63,9 +64,33 @@ class Parts:
     total_steps: int
     method: Method = field(default_factory=Method)
 
+    UNIT: ClassVar[str] = "tokens"  # what a step is counted in
+
     @property
     def tokens_per_step(self) -> int:
         return self.config.batch_size * self.config.seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        """0: nothing is guessed out of a vocabulary."""
+        return self.shape.vocab_size
+
+    @property
+    def flops_each(self) -> float:
+        """Of a training step, for each token of it."""
+        return flops_per_token(self.shape, self.config.seq_len)
+
+    def on_device(self, batch: Any, to_device: ToDevice) -> Tensor:
+        """What slices are taken of."""
+        return to_device(batch.tokens)
+
+    def count_of(self, batch: Any) -> int:
+        """What the summed loss of a batch is divided by."""
+        return self.tokens_per_step
+
+    def blank_batch(self, count: int) -> Tensor:
+        """As large as `count` samples are, for a rehearsal."""
+        return torch.zeros((count, self.config.seq_len + 1), dtype=torch.long, device=self.device)
 
     def loss_sum(self, tokens: Tensor) -> tuple[Tensor, int]:
         """Of a slice of windows of seq_len + 1 tokens: the summed loss, and over how many targets."""
@@ -109,7 +134,12 @@ class Parts:
 
 
 def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
-    """`folder` is the run's: compiled code is kept there."""
+    """`folder` is the run's: compiled code is kept there. What is no language model builds its own parts."""
+    build_parts = getattr(find_method(config), "build_parts", None)
+    return build_parts(config, voice) if build_parts else _build_language(config, voice, folder)
+
+
+def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     device = choose_device(config)
     if config.exact:
         make_exact()
@@ -227,5 +257,5 @@ def steps_done(folder: Path) -> int:
 def guess_step_s(parts: Parts) -> float:
     """By arithmetic alone; 0 where the device's peak is not known."""
     peak = peak_flops(parts.device_name, parts.precision)
-    flops = flops_per_token(parts.shape, parts.config.seq_len) * parts.tokens_per_step
+    flops = parts.flops_each * parts.tokens_per_step
     return flops / (peak * _EAGER_MFU) if peak else 0.0

@@ -17,6 +17,7 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.trainer.recipes import load_recipe
 from jackline.trainer.recipes.settings import read_words, read_yaml
+from jackline.trainer.recipes.shipped import find_settings_file
 from jackline.units import parse_bytes, parse_duration
 
 QUIET_FIELDS = (
@@ -118,7 +119,9 @@ class TrainConfig:
         "use_synthetic": "nothing is substituted silently; --data python-stdlib is real text on every machine",
     }
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
+    UNUSED: ClassVar[frozenset[str]] = frozenset()  # fields that mean nothing to a recipe: neither taken nor shown
     METHOD: ClassVar[str] = "jackline.trainer.method"
+    IS_HIGH_GOOD: ClassVar[bool] = False  # of `metric`
     IS_STREAMED: ClassVar[bool] = False  # documents as they arrive (chunks.py), not windows of a cache
     OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # variables that once decided, and what does now
     SMALLEST: ClassVar[str] = "nano"  # the size that is of use on a CPU
@@ -163,7 +166,7 @@ class Resolved:
 
 def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) -> Resolved:
     """A recipe's own config, changed by --quick, then by files in their order, then by the words."""
-    recipe = replace(load_recipe(target), recipe=target)
+    recipe = load_recipe(target)
     kind = type(recipe)
     origins = {entry.name: "recipe" for entry in fields(kind)}
     values: dict[str, Any] = {}
@@ -181,7 +184,7 @@ def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) 
     values, origins = _shorten_warmup(recipe, values, origins)
     if values.pop("recipe", target) != target:
         raise UsageError("'recipe' cannot be set", hint=f"the recipe is the word behind train: {target}")
-    made = replace(recipe, **values)
+    made = replace(recipe, **values, recipe=target)  # with its name, and so checked for data
     settled = made.settle(origins)
     follows = [entry.name for entry in fields(kind) if getattr(made, entry.name) != getattr(settled, entry.name)]
     return Resolved(settled, {**origins, **dict.fromkeys(follows, "follows from others"), "recipe": "command line"})
@@ -209,9 +212,9 @@ def resolve_words(target: str, words: Sequence[str]) -> Resolved:
         if word == "--config":
             if not waiting:
                 raise UsageError("--config needs a file", hint="--config settings.yaml")
-            files.append(Path(waiting.pop(0)))
+            files.append(find_settings_file(waiting.pop(0)))
         elif word.startswith("--config="):
-            files.append(Path(word.removeprefix("--config=")))
+            files.append(find_settings_file(word.removeprefix("--config=")))
         else:
             rest.append(word)
     return resolve(target, rest, files)
@@ -258,6 +261,8 @@ def config_text(resolved: Resolved) -> str:
 
     lines = [f"# {resolved.config.recipe}: resolved settings, each with its origin"]
     for name, value in asdict(resolved.config).items():
+        if name in resolved.config.UNUSED:
+            continue
         text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
         lines.append(f"{name}: {text}".ljust(43) + f" # {resolved.origins.get(name, 'recipe')}")
     return "\n".join(lines) + "\n"

@@ -41,7 +41,7 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
         "save_every_s": config.save_every_s or None,
         "keep_last": config.keep_last,
         "keep_every": config.keep_every or None,
-        "keep_best": f"best_{config.metric}",
+        "keep_best": f"{'+' if config.IS_HIGH_GOOD else ''}best_{config.metric}",
         "mirror": config.mirror or None,
         "seed": config.seed,
         "exact": config.exact,
@@ -51,7 +51,7 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
 
 def sentinel_facts(parts: Parts, validation: Validation) -> Facts:
     return Facts(
-        vocab_size=parts.shape.vocab_size,
+        vocab_size=parts.vocab_size,
         schedule=parts.schedule,
         tokens_per_step=parts.tokens_per_step,
         floor=floor_of(parts, validation),

@@ -37,7 +37,7 @@ from jackline.trainer.schedule import lr_at
 from jackline.trainer.sentinels import Sentinels
 from jackline.trainer.sentinels_machine import read_surroundings
 from jackline.trainer.sentinels_torch import first_bad_tensor
-from jackline.trainer.validation import Validation, best_of
+from jackline.trainer.validation import best_of, make_validation
 from jackline.trainer.voice import Voice
 from jackline.trainer.watch import AlarmRaised, Step, Watch, plain_numbers
 
@@ -73,9 +73,9 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
         if config.rehearse:
             rehearsed = rehearse_step(parts, voice, run_dir)
             parts = with_micro_batch(parts, rehearsed.micro_batch)
-        validation = Validation(parts, voice, rehearsed.window_s if rehearsed else 0.0)
-        name_bad = partial(first_bad_tensor, parts.model)
-        sentinels = Sentinels(sentinel_facts(parts, validation), read_surroundings, name_bad)
+        validation = make_validation(parts, voice, rehearsed.window_s if rehearsed else 0.0)
+        facts = sentinel_facts(parts, validation)
+        sentinels = Sentinels(facts, read_surroundings, partial(first_bad_tensor, parts.model))
         watch = Watch(parts, run_dir, voice, sentinels)
         to_device = ToDevice(parts.device)
         deadline_s = find_deadline_s(config)
@@ -86,7 +86,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                 optimizer=parts.optimizer,
                 sentinels=sentinels,
                 loader=parts.loader,
-                best_loss=None,
+                best_value=None,
                 best_step=None,
                 **({"scaler": parts.scaler} if parts.scaler is not None else {}),
                 **parts.method.state(),
@@ -103,10 +103,10 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                     rate, before = lr_at(run.step, parts.schedule), run.step
                     parts.set_rate(rate)
                     parts.method.begin_step(run.step)
-                    tokens = to_device(batch.tokens)
+                    given = parts.on_device(batch, to_device)
                     # Gradients of the whole batch, in slices that fit; the sum is divided by the count of all of it.
                     result = run.safe_step(
-                        parts.loss_sum, tokens, micro_batch=parts.chosen.micro_batch, count=parts.tokens_per_step
+                        parts.loss_sum, given, micro_batch=parts.chosen.micro_batch, count=parts.count_of(batch)
                     )
                     norm = parts.update()
                     run.log(loss=result.loss, lr=rate, grad_norm=norm, **(more := parts.method.metrics()))
@@ -133,7 +133,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                         deadline_s = float("inf")
                         ask_for_the_end(voice, config.time_limit_s)
                 outcome = "finished"
-                full = validation.full(run, watch) if config.full_eval else None
+                full = validation.finish(run, watch, run_dir.path)
         except AlarmRaised as alarm:
             outcome = f"stopped by a sentinel: {alarm.message}"
             forbid_restart(run_dir, alarm.message)

@@ -175,7 +175,7 @@ def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice) -> int:
 
 def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float, float]:
     config, device = parts.config, parts.device
-    window = torch.zeros((micro_batch, config.seq_len + 1), dtype=torch.long, device=device)
+    window = parts.blank_batch(micro_batch)
     # A second slice meets the gradients of the first: more memory than one alone.
     num_slices = min(2, -(-config.batch_size // micro_batch))
 

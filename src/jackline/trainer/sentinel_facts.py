@@ -12,7 +12,8 @@ from jackline.trainer.sentinel_floor import Floor
 
 @dataclass(frozen=True)
 class Facts:
-    """What holds for the whole run. Without a floor only a loss below 0 is impossible."""
+    """What holds for the whole run. Without a floor only a loss below 0 is impossible. Without a vocabulary the loss
+    is no cross-entropy: it has no ln(V) to begin at, and a few odd samples may be most of it."""
 
     vocab_size: int
     schedule: Schedule | None = None
@@ -46,6 +47,19 @@ class StepFacts:
 
 
 @dataclass(frozen=True)
+class PairFacts:
+    """One validation of a model that guesses numbers. `spread` is the standard deviation of its guesses; both losses
+    are without dropout."""
+
+    num_rows: int
+    num_distinct: int
+    spread: float
+    wanted_spread: float
+    loss: float
+    train_loss: float
+
+
+@dataclass(frozen=True)
 class EvalFacts:
     """One validation: the mean loss of each part (an evaluation batch, all of the same size), in a fixed order."""
 
@@ -53,6 +67,7 @@ class EvalFacts:
     losses: Sequence[float]
     tokens_per_part: int = 1
     is_subset: bool = True
+    pairs: PairFacts | None = None
 
 
 @dataclass(frozen=True)

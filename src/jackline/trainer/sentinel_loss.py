@@ -145,17 +145,20 @@ class LossSpike:
     _SCATTERS = 10.0
     _LEAST_NATS = 0.3
     _ODD_NATS = 40.0  # over the square root of the tokens of a step
+    _ODD_TIMES = 100.0  # a loss with powers of the error is looked at by its logarithm
     _LASTING = 64
 
     def __init__(self, facts: Facts) -> None:
-        self._least = max(self._LEAST_NATS, self._ODD_NATS / math.sqrt(max(1, facts.tokens_per_step)))
+        self._is_language = bool(facts.vocab_size)
+        few = max(self._LEAST_NATS, self._ODD_NATS / math.sqrt(max(1, facts.tokens_per_step)))
+        self._least = few if self._is_language else math.log(self._ODD_TIMES)
         self._usual: deque[float] = deque(maxlen=self._WINDOW)
         self._high_steps = 0
 
     def look(self, step: StepFacts) -> Iterator[Found]:
-        loss = step.loss
-        if loss is None or not math.isfinite(loss):
+        if step.loss is None or not math.isfinite(step.loss):
             return
+        loss = step.loss if self._is_language else math.log(max(step.loss, 1e-30))
         if len(self._usual) < self._FIRST:
             self._usual.append(loss)
             return
@@ -172,21 +175,25 @@ class LossSpike:
             return
         self._high_steps += 1
         if self._high_steps == 1:
-            yield self._spike(step, loss, middle)
+            yield self._spike(step, middle)
         if self._high_steps == self._LASTING:
             self._usual.clear()
             yield Alarm(
                 "loss-diverged",
-                f"loss {loss:.4g} has not come down for {self._LASTING} steps; it was {middle:.4g} before",
+                f"loss {step.loss:.4g} has not come down for {self._LASTING} steps; it was"
+                f" {self._shown(middle):.4g} before",
                 "go back to a checkpoint before it, with a lower lr or a longer warm-up",
                 True,
             )
 
-    def _spike(self, step: StepFacts, loss: float, middle: float) -> Found:
+    def _shown(self, value: float) -> float:
+        return value if self._is_language else math.exp(value)
+
+    def _spike(self, step: StepFacts, middle: float) -> Found:
         ids = f"; its windows: {batch_ids(step.windows)}" if len(step.windows) else ""
         return Alarm(
             "loss-spike",
-            f"loss jumped to {loss:.4g} from {middle:.4g}{ids}",
+            f"loss jumped to {step.loss:.4g} from {self._shown(middle):.4g}{ids}",
             "one spike that comes down is common; several ask for a lower lr, clip=1.0 or a look at that batch",
         )
 

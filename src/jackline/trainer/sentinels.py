@@ -19,13 +19,23 @@ from typing import Any
 
 from jackline.trainer.sentinel_data import RepeatedData
 from jackline.trainer.sentinel_eval import SmallValidation
-from jackline.trainer.sentinel_facts import Alarm, EvalFacts, Facts, Found, Rule, StepFacts, Surroundings
+from jackline.trainer.sentinel_facts import (
+    Alarm,
+    EvalFacts,
+    Facts,
+    Found,
+    PairFacts,
+    Rule,
+    StepFacts,
+    Surroundings,
+)
 from jackline.trainer.sentinel_gates import CollapsedGates
 from jackline.trainer.sentinel_loss import FlatLoss, LossSpike, LossUnderFloor
 from jackline.trainer.sentinel_numbers import NotFinite, WrongRate, ZeroGradient
+from jackline.trainer.sentinel_regression import Collapse, Overfit
 from jackline.trainer.sentinel_speed import SlowSteps
 
-__all__ = ["Alarm", "EvalFacts", "Facts", "Sentinels", "StepFacts", "Surroundings"]
+__all__ = ["Alarm", "EvalFacts", "Facts", "PairFacts", "Sentinels", "StepFacts", "Surroundings"]
 
 # A fault that lasts is said again after this many steps, then twice as many, and so on.
 SAY_AGAIN_AFTER = 200
@@ -45,7 +55,7 @@ class Sentinels:
         self._rules: dict[str, Rule] = {
             "finite": NotFinite(),
             "floor": LossUnderFloor(facts),
-            "flat": FlatLoss(facts),
+            **({"flat": FlatLoss(facts)} if facts.vocab_size else {}),
             "spike": LossSpike(facts),
             "rate": WrongRate(facts),
             "gradient": ZeroGradient(),
@@ -55,6 +65,8 @@ class Sentinels:
         }
         self._eval = SmallValidation(facts)
         self._floor_of_eval = LossUnderFloor(facts)
+        self._is_language = bool(facts.vocab_size)
+        self._pair_rules: dict[str, Collapse | Overfit] = {"collapse": Collapse(), "overfit": Overfit()}
         self._said: dict[str, list[int]] = {}  # kind -> [step it was said at, how often]
         self.num_alarms = 0
 
@@ -64,7 +76,11 @@ class Sentinels:
 
     def look_eval(self, facts: EvalFacts) -> list[Alarm]:
         """The alarms of one validation."""
-        found = [*self._floor_of_eval.look_eval(facts), *self._eval.look(facts)]
+        found = [*self._floor_of_eval.look_eval(facts)]
+        if self._is_language:
+            found += self._eval.look(facts)
+        if facts.pairs is not None:
+            found += [alarm for rule in self._pair_rules.values() for alarm in rule.look(facts.pairs)]
         return self._spoken(facts.step, found)
 
     def _spoken(self, step: int, found: Iterable[Found]) -> list[Alarm]:
@@ -84,7 +100,7 @@ class Sentinels:
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON, a few kilobytes."""
         return {
-            "rules": {name: rule.state() for name, rule in self._rules.items()},
+            "rules": {name: rule.state() for name, rule in (self._rules | self._pair_rules).items()},
             "eval": self._eval.state(),
             "said": self._said,
             "num_alarms": self.num_alarms,
@@ -92,7 +108,7 @@ class Sentinels:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """What is missing or new since it was written begins afresh: alarms are never a reason not to resume."""
-        for name, rule in self._rules.items():
+        for name, rule in (self._rules | self._pair_rules).items():
             kept = state.get("rules", {}).get(name)
             if kept:
                 rule.load(kept)

@@ -14,7 +14,8 @@ from jackline.trainer.config import Resolved, TrainConfig
 
 def settings_text(resolved: Resolved) -> str:
     config = resolved.config
-    rows = [(name, _shown(value), resolved.origins.get(name, "recipe")) for name, value in asdict(config).items()]
+    values = {name: value for name, value in asdict(config).items() if name not in config.UNUSED}
+    rows = [(name, _shown(value), resolved.origins.get(name, "recipe")) for name, value in values.items()]
     rows += [(name, value, "chosen by plan") for name, value in chosen_values(config).items()]
     left, middle = (max(len(row[place]) for row in rows) for place in (0, 1))
     return "\n".join(f"{name:<{left}}  {value:<{middle}}  {origin}" for name, value, origin in rows)
@@ -22,6 +23,8 @@ def settings_text(resolved: Resolved) -> str:
 
 def chosen_values(config: TrainConfig) -> Mapping[str, str]:
     """What a run would use here: batch, micro-batch, accumulation, loader threads, precision."""
+    if "seq_len" in config.UNUSED:  # no language model: nothing is planned
+        return {"-> batch": f"{config.batch_size} samples, {config.micro_batch or config.batch_size} at a time"}
     has_card = config.device != "cpu" and bool(read_gpus())
     if has_card:
         micro_batch, precision, why = _planned(config)

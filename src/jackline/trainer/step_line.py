@@ -14,6 +14,8 @@ from pathlib import Path
 from jackline.units import format_bytes, format_duration
 
 TENSORBOARD_PORT = 6006
+TOKENS = "tokens"
+_SHORT = {TOKENS: "tok"}
 _MAX_EXPONENT = 80.0  # past e^80 a perplexity says nothing
 # What the two losses read without a number.
 EVERYTHING = "everything since the start"
@@ -44,19 +46,20 @@ class StepLine:
     eta_s: float | None = None
     bounds: LossBounds | None = None
     notes: tuple[str, ...] = ()
+    unit: str = TOKENS
 
 
 def step_line(facts: StepLine) -> str:
     """step 1,200/10,000  loss 3.4121  ppl 30.33  lr 2.9e-04  grad 0.84  489,803 tok/s  MFU 53.7 %  wait 0.3 % ..."""
     parts = [f"step {facts.step:,}/{facts.total_steps:,}" if facts.total_steps else f"step {facts.step:,}"]
     if facts.loss is not None:
-        parts += [f"loss {facts.loss:.4f}", f"ppl {format_ppl(facts.loss)}"]
+        parts += [f"loss {facts.loss:.4f}", *([f"ppl {format_ppl(facts.loss)}"] if facts.unit == TOKENS else [])]
     if facts.lr is not None:
         parts.append(f"lr {facts.lr:.2e}")
     if facts.grad_norm is not None:
         parts.append(f"grad {facts.grad_norm:.3g}")
     if facts.tokens_per_s is not None:
-        parts.append(f"{format_rate(facts.tokens_per_s)} tok/s")
+        parts.append(f"{format_rate(facts.tokens_per_s)} {_SHORT.get(facts.unit, facts.unit)}/s")
     if facts.mfu is not None:
         parts.append(f"MFU {100 * facts.mfu:.1f} %")
     if facts.data_wait_share is not None:
@@ -115,6 +118,7 @@ class FinalFacts:
     num_alarms: int = 0
     commands: tuple[str, ...] = ()
     more: Mapping[str, str] = field(default_factory=dict)  # rows of the recipe's own, by label
+    unit: str = TOKENS  # what `tokens` counts
 
 
 def final_lines(facts: FinalFacts) -> list[str]:
@@ -122,7 +126,7 @@ def final_lines(facts: FinalFacts) -> list[str]:
     of = f" of {facts.total_steps:,}" if facts.total_steps else ""
     rows = [
         ("end", f"{facts.outcome} at step {facts.step:,}{of}, after {format_duration(facts.seconds)}"),
-        ("tokens", _tokens_text(facts)),
+        (facts.unit, _tokens_text(facts)),
         *facts.more.items(),
         ("loss", _loss_text(facts)),
         ("best", _best_text(facts.best)),
@@ -148,7 +152,7 @@ def _loss_text(facts: FinalFacts) -> str:
     if facts.last_loss is None:
         return ""
     first = f"{facts.first_loss:.4f} -> " if facts.first_loss is not None else ""
-    return f"{first}{facts.last_loss:.4f} (ppl {format_ppl(facts.last_loss)})"
+    return f"{first}{facts.last_loss:.4f}" + (f" (ppl {format_ppl(facts.last_loss)})" if facts.unit == TOKENS else "")
 
 
 def _best_text(best: tuple[str, float, int] | None) -> str:

@@ -15,6 +15,7 @@ from jackline.session.run import Run
 from jackline.trainer.build import Parts
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.evaluate import Evaluation, count_windows, evaluate, subset_size
+from jackline.trainer.method import find_method
 from jackline.trainer.voice import Voice
 from jackline.trainer.watch import Watch
 from jackline.units import format_duration
@@ -28,9 +29,16 @@ def is_due(step: int, before: int, config: TrainConfig, total_steps: int) -> boo
 
 
 def best_of(run: Run | OffRun | None, config: TrainConfig) -> Best | None:
-    if run is None or run.values.get("best_loss") is None:
+    if run is None or run.values.get("best_value") is None:
         return None
-    return config.metric, float(run.values["best_loss"]), int(run.values["best_step"])
+    return config.metric, float(run.values["best_value"]), int(run.values["best_step"])
+
+
+def make_validation(parts: Parts, voice: Voice, window_s: float) -> Validation:
+    """The plain one, or that of the recipe's module, which has the same face."""
+    own = getattr(find_method(parts.config), "make_validation", None)
+    made: Validation = own(parts, voice, window_s) if own is not None else Validation(parts, voice, window_s)
+    return made
 
 
 class Validation:
@@ -70,15 +78,19 @@ class Validation:
         if found is None:
             return
         values, metric = run.values, self._parts.config.metric
-        is_best = values.get("best_loss") is None or found.loss < values["best_loss"]
+        is_best = values.get("best_value") is None or found.loss < values["best_value"]
         run.log({metric: found.loss})
         watch.after_eval(run.step, metric, found, is_subset=self.num_quick < self.num_windows)
-        before = "" if values.get("best_loss") is None else f", best was {values['best_loss']:.4f}"
+        before = "" if values.get("best_value") is None else f", best was {values['best_value']:.4f}"
         words = "a new best" if is_best else "not better"
         self._voice.say(f"step {run.step:,}: {metric} {found.loss:.4f}, {words}{before}", "eval")
         if is_best:
-            values["best_loss"], values["best_step"] = found.loss, run.step
+            values["best_value"], values["best_step"] = found.loss, run.step
             run.save(**{f"best_{metric}": found.loss})
+
+    def finish(self, run: Run | OffRun, watch: Watch, folder: Path) -> Evaluation | None:
+        """After the last step."""
+        return self.full(run, watch) if self._parts.config.full_eval else None
 
     def full(self, run: Run | OffRun, watch: Watch) -> Evaluation | None:
         """All of it, at the end or on request."""

@@ -25,9 +25,9 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.trainer.build import Parts
 from jackline.trainer.evaluate import Evaluation
-from jackline.trainer.flops import flops_per_token, mfu, peak_flops
+from jackline.trainer.flops import mfu, peak_flops
 from jackline.trainer.late import Arrived, LateNumbers
-from jackline.trainer.sentinels import Alarm, EvalFacts, Sentinels, StepFacts
+from jackline.trainer.sentinels import Alarm, EvalFacts, PairFacts, Sentinels, StepFacts
 from jackline.trainer.step_line import FinalFacts, LossBounds, StepLine, final_lines, step_line
 from jackline.trainer.tensorboard import Board
 from jackline.trainer.voice import Voice
@@ -75,7 +75,7 @@ class Watch:
         self._event: Event = lambda kind, text: None
         self._late: LateNumbers[Step] = LateNumbers(parts.device)
         self._board = Board(run.tensorboard, voice.say)
-        self._flops = flops_per_token(parts.shape, parts.config.seq_len)
+        self._flops = parts.flops_each
         self._peak = peak_flops(parts.device_name, parts.precision)
         self._limit_bytes = _limit_bytes(parts.device)
         self._total_steps = parts.total_steps if parts.config.has_known_end else 0
@@ -180,6 +180,7 @@ class Watch:
                 memory_limit_bytes=self._limit_bytes,
                 eta_s=pace_s * (self._total_steps - step) if pace_s and self._total_steps else None,
                 bounds=read_bounds(self.run),
+                unit=self.parts.UNIT,
                 notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
             )
         )
@@ -201,9 +202,14 @@ class Watch:
             self._aside_s += taken_s
             self._step_s = time.monotonic()
 
-    def after_eval(self, step: int, name: str, found: Evaluation, *, is_subset: bool) -> None:
+    def add_curves(self, step: int, values: Mapping[str, float]) -> None:
+        self._board.add(step, values)
+
+    def after_eval(
+        self, step: int, name: str, found: Evaluation, *, is_subset: bool, pairs: PairFacts | None = None
+    ) -> None:
         self._board.add(step, {name: found.loss})
-        facts = EvalFacts(step, found.losses, found.tokens_per_part, is_subset)
+        facts = EvalFacts(step, found.losses, found.tokens_per_part, is_subset, pairs)
         self._look(partial(self.sentinels.look_eval, facts))
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -229,6 +235,7 @@ class Watch:
             last_loss=self.last_loss,
             best=best,
             tokens_per_s=rate,
+            unit=self.parts.UNIT,
             mfu=mfu(rate, self._flops, self._peak) if rate else None,
             spent_s={
                 "training": training_s - waited_s - saved_s,

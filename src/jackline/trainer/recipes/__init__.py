@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 RECIPES = {
     "demo": ("jackline.trainer.recipes.demo", "A small GPT on the Python standard library's own sources."),
     "sparsae": ("jackline.trainer.recipes.sparsae", "A sparse language model whose mask is found by evolution."),
+    "agab": ("jackline.trainer.recipes.agab", "How strongly an antibody binds an antigen, from a table of pairs."),
     "slimpajama": ("jackline.trainer.recipes.slimpajama", "A GPT on a stream of jsonl.zst, chunk by chunk."),
     "m7c": ("jackline.trainer.recipes.m7c", "A language model with native sparse attention on FineWeb-Edu."),
 }

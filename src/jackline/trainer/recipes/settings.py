@@ -63,7 +63,8 @@ def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
 
 def _types(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    unused = getattr(kind, "UNUSED", ())
+    return {field.name: hints[field.name] for field in fields(kind) if field.name not in unused}
 
 
 def _pairs(words: Sequence[str], flags: set[str], recipe: str) -> Iterator[tuple[str, str]]:
@@ -92,6 +93,8 @@ def _field(kind: type, given: str, types: Mapping[str, Any], where: str) -> str:
     replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
     if given in replaced:
         raise UsageError(f"'{given}' is not a setting here", hint=replaced[given])
+    if name in getattr(kind, "UNUSED", ()):
+        raise UsageError(f"'{given}' means nothing to {where}", hint="known settings: " + ", ".join(types))
     near = get_close_matches(given, [*types, *aliases], n=1)
     hint = f"did you mean '{near[0]}'?" if near else "known settings: " + ", ".join(types)
     raise UsageError(f"unknown setting '{given}' for {where}", hint=hint)
@@ -99,9 +102,10 @@ def _field(kind: type, given: str, types: Mapping[str, Any], where: str) -> str:
 
 def _value(kind: type, name: str, text: str, kind_of: Any) -> Any:
     unit = getattr(kind, "UNITS", {}).get(name)
-    if unit is not None:
-        return unit(text)
     choices = get_args(kind_of)
+    if unit is not None:
+        found = unit(text)
+        return _choice(name, found, choices) if choices else found
     if choices:
         return _choice(name, text, choices)
     try:
