@@ -100,41 +100,57 @@ class M7cConfig(TrainConfig):
 
     def settle(self, origins: Mapping[str, str]) -> M7cConfig:
         """The forerunner's names become ours: where the data is, how large a batch, recomputed or not."""
-        made = replace(self, data=_find_data(self, origins))
+        made = _with_data(self, origins)
         if self.accum_batches:
             # Only a size from the same place was meant as one of so many.
             is_beside = origins.get("batch_size") == origins.get("accum_batches")
             each = self.batch_size if is_beside else 1
             made = replace(made, batch_size=each * self.accum_batches, accum_batches=0)
         if self.no_gc and self.recompute:
-            raise UsageError(
-                "no_gc says that nothing is computed twice, recompute that it is", hint="give one of the two"
-            )
+            wins = _later(origins, "no_gc", "recompute")
+            if not wins:
+                raise UsageError(
+                    "no_gc says that nothing is computed twice, recompute that it is", hint="give one of the two"
+                )
+            made = replace(made, no_gc=wins == "no_gc", recompute=wins == "recompute")
         return made
 
 
-def _find_data(config: M7cConfig, origins: Mapping[str, str]) -> str:
+def _later(origins: Mapping[str, str], one: str, other: str) -> str:
+    """Which of two settings that contradict each other was typed, where the other is a file's; '' when neither."""
+    is_typed = [name for name in (one, other) if origins.get(name) == "command line"]
+    return is_typed[0] if len(is_typed) == 1 else ""
+
+
+def _with_data(config: M7cConfig, origins: Mapping[str, str]) -> M7cConfig:
     """What `dataset` and `local_path` mean as a source."""
-    is_asked = origins.get("data") not in ("recipe", "quick")
     if config.dataset == "synthetic":
         raise UsageError(
             "dataset=synthetic: nothing can be learnt from noise, and nothing is trained on it here",
             hint="--quick trains a tiny model on real text that every machine has; --data SOURCE on your own",
         )
+    if config.dataset == "fineweb_edu" and config.local_path:
+        wins = _later(origins, "dataset", "local_path")
+        if not wins:
+            raise UsageError(
+                f"dataset=fineweb_edu is read from the hub, local_path={config.local_path} is not",
+                hint="--dataset fineweb_edu_local --local-path PATH",
+            )
+        is_hub = wins == "dataset"
+        config = replace(config, local_path="") if is_hub else replace(config, dataset="fineweb_edu_local")
     if config.dataset == "fineweb_edu_local" and not config.local_path:
         raise UsageError(
             "dataset=fineweb_edu_local does not say where it lies",
             hint="--local-path FOLDER with *.parquet, or a file or glob",
         )
-    if config.dataset == "fineweb_edu" and config.local_path:
-        raise UsageError(
-            f"dataset=fineweb_edu is read from the hub, local_path={config.local_path} is not",
-            hint="--dataset fineweb_edu_local --local-path PATH",
-        )
+    named = "local_path" if config.local_path else "dataset" if config.dataset else ""
     wanted = config.local_path or (FINEWEB_EDU if config.dataset else config.data)
-    if is_asked and config.data != wanted:
+    if origins.get("data") in ("recipe", "quick") or config.data == wanted:
+        return replace(config, data=wanted)
+    wins = _later(origins, named, "data")
+    if not wins:
         raise UsageError(f"data={config.data} and {wanted} are both asked for", hint="--data SOURCE alone is enough")
-    return wanted
+    return replace(config, dataset="", local_path="") if wins == "data" else replace(config, data=wanted)
 
 
 def _check_processes(ddp: int) -> None:
