@@ -23,6 +23,8 @@ def status_text(view: RunView) -> str:
     if not is_over(view):
         lines += _live_lines(view)
     lines += _ending_lines(view)
+    if is_over(view):
+        lines += _reached_lines(view)
     lines += _common_lines(view)
     lines += [f"hint: {hint}" for hint in [hint_for(view)] if hint]
     return "\n".join(lines)
@@ -110,6 +112,9 @@ def clock(at_s: float, now_s: float) -> str:
 def _live_lines(view: RunView) -> list[str]:
     found = [
         ("progress", progress_line(view)),
+        ("epoch", epoch_line(view)),
+        ("best", best_line(view)),
+        ("saved", saved_line(view)),
         ("numbers", numbers_line(view)),
         ("now", now_line(view)),
         ("verdict", verdict_line(view)),
@@ -127,6 +132,12 @@ def _live_lines(view: RunView) -> list[str]:
     if view.is_live:
         lines.append(row("if it dies", loss_line(view)))
     return lines
+
+
+def _reached_lines(view: RunView) -> list[str]:
+    """Of a run that is over: how far it came, and what is kept of it."""
+    found = [("epoch", epoch_line(view)), ("best", best_line(view)), ("saved", saved_line(view))]
+    return [row(label, text) for label, text in found if text]
 
 
 def numbers_line(view: RunView) -> str:
@@ -158,6 +169,36 @@ def progress_line(view: RunView) -> str:
         left_s = max(0.0, (view.status.last_seen_at_s or view.now_s) + eta_s - view.now_s)
         parts.append(f"done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})")
     return ", ".join(parts)
+
+
+def epoch_line(view: RunView) -> str:
+    """'2 of 50, batch 34 of 437 (8 %)'; nothing where neither has an end that is known: the steps say it then."""
+    place = mapping(view.session.get("place"))
+    epoch, batch, batches = (number(place.get(name)) for name in ("epoch", "batch", "num_batches"))
+    epochs = number(place.get("epochs"))
+    if epoch is None or not batch or not (batches or epochs):
+        return ""
+    text = f"{_count(epoch)} of {_count(epochs)}" if epochs else _count(epoch)
+    share = f" of {_count(batches)} ({100 * batch / batches:.0f} %)" if batches else ""
+    return f"{text}, batch {_count(batch)}{share}"
+
+
+def best_line(view: RunView) -> str:
+    """'val_spearman 0.6213 at step 1,200', of the best checkpoint that is kept."""
+    best = mapping(view.session.get("best"))
+    value, step = number(best.get("value")), number(best.get("step"))
+    if value is None or step is None:
+        return ""
+    return f"{safe_text(best.get('name'), 40)} {value:.4f} at step {_count(step)}"
+
+
+def saved_line(view: RunView) -> str:
+    """'2.1 min ago, at step 1,100': the newest checkpoint of the session."""
+    newest = mapping(view.session.get("last_checkpoint"))
+    at_s, step = number(newest.get("at_s")), number(newest.get("step"))
+    if at_s is None or step is None:
+        return ""
+    return f"{format_duration(max(0.0, view.now_s - at_s))} ago, at step {_count(step)}"
 
 
 def now_line(view: RunView) -> str:

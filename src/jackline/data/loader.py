@@ -141,6 +141,12 @@ class Loader:
         self._epoch, self._position = self._planned = int(state["epoch"]), int(state["position"])
         self._enter_era(self._planner.era_at(self._position))
 
+    def place(self) -> dict[str, Any]:
+        """Which epoch, and which batch of how many (None while the corpus is not finished), counted from 1."""
+        windows, size = self._planner.num_windows(), self.settings.batch_size
+        done = -(-self._position // size)
+        return {"epoch": self._epoch + 1, "batch": done, "num_batches": None if windows is None else windows // size}
+
     def num_windows(self) -> int | None:
         """Windows of an epoch; None while the corpus is not finished."""
         if not self.cache.ledger.is_sealed:

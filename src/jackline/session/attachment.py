@@ -250,6 +250,8 @@ class Attachment:
             "step": self.stepper.steps_done,
             "epoch": self.position.epoch,
             "batch": self.position.batch,
+            "place": self._place(),
+            "best": self.saver.best(),
             "loss_bounds": self.saver.bounds(newest),
             "last_checkpoint": newest,
             "metrics": dict(self.scalars.latest),
@@ -276,6 +278,19 @@ class Attachment:
                 self.reporter.event("grace", text, is_loud=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _place(self) -> dict[str, Any]:
+        """Which epoch of how many, which batch of how many, counted from 1. A loader that counts its own says so."""
+        place = self.position
+        own: dict[str, Any] = getattr(self.feed, "place", dict)()
+        epochs = self.fingerprint["schedule"].get("epochs")
+        return {
+            "epoch": place.epoch + 1,
+            "epochs": epochs,
+            "batch": place.batch,
+            "num_batches": self.feed.num_batches,
+            **own,
+        }
 
     def _begin(self) -> None:
         self.saver.begin(self.stepper.steps_done)

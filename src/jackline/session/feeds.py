@@ -143,6 +143,11 @@ class StatefulFeed:
         """Of loaders that know: the end of the data is the end of the run."""
         return bool(getattr(self._loader, "is_exhausted", False))
 
+    def place(self) -> dict[str, Any]:
+        """Of loaders that go from epoch to epoch by themselves: where they are."""
+        tell = getattr(self._loader, "place", None)
+        return dict(tell()) if callable(tell) else {}
+
     def stop_when(self, is_asked: Callable[[], bool]) -> None:
         """To loaders that can wait for a long time: they look, and leave by `NoMoreWaiting`."""
         if callable(listen := getattr(self._loader, "stop_when", None)):

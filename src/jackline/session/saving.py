@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jackline.checkpoint.catalogue import list_names
+from jackline.checkpoint.catalogue import BEST, list_names
 from jackline.checkpoint.engine import FORKED, CheckpointEngine, Mode
+from jackline.checkpoint.format import Damage
 from jackline.checkpoint.mirror_watch import LossBounds
 from jackline.checkpoint.schedule import Progress, save_is_due
 from jackline.checkpoint.ticket import Ticket
+from jackline.checkpoint.verify import read_manifest
 from jackline.session.settings import Settings
 from jackline.units import format_duration
 
@@ -42,6 +44,7 @@ class Saver:
         self._asked_wall_s = time.time()
         self._stall_s = self._write_s = 0.0
         self._polled_s = self._looked_s = 0.0
+        self._best_name, self._best = "", dict[str, Any]()
 
     def report_to(self, event: Event) -> None:
         self._event = event
@@ -131,6 +134,21 @@ class Saver:
         if step == self.asked_step and step != self.last_step:
             at_s = self._asked_wall_s
         return {"step": step, "at_s": at_s, "path": str(self.engine.folder / str(names[0]))}
+
+    def best(self) -> dict[str, Any] | None:
+        """The best checkpoint there is by `keep_best`: name of the number, value and step."""
+        if self._settings.keep_best is None:
+            return None
+        name = self._settings.keep_best.removeprefix("+")
+        try:
+            pointed = (self.engine.folder / BEST).read_text().strip()
+            if pointed != self._best_name:
+                manifest = read_manifest(self.engine.folder / pointed)
+                self._best = {"step": manifest.step, "value": manifest.metrics[name]}
+                self._best_name = pointed
+        except (OSError, Damage, KeyError):
+            return None
+        return {"name": name.removeprefix("best_"), **self._best}
 
     def bounds(self, newest: dict[str, Any] | None) -> dict[str, Any]:
         """What is lost if the process dies now, and if the machine does."""

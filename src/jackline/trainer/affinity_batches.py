@@ -47,6 +47,7 @@ class PairSettings:
     seed: int
     fingerprint: str = ""
     is_stratified: bool = False
+    epochs: int = 0  # 0: not known; for people alone
 
 
 class PairLoader:
@@ -103,7 +104,8 @@ class PairLoader:
         """Of the batch given out last: which epoch, which batch of how many. For people."""
         done = self._epoch * self.steps_per_epoch + -(-self._position // self.settings.batch_size)
         epoch, batch = divmod(max(0, done - 1), self.steps_per_epoch)
-        return {"epoch": epoch + 1, "batch": batch + 1 if done else 0, "num_batches": self.steps_per_epoch}
+        place = {"epoch": epoch + 1, "batch": batch + 1 if done else 0, "num_batches": self.steps_per_epoch}
+        return {**place, "epochs": self.settings.epochs} if self.settings.epochs else place
 
     def end_here(self) -> None:
         """No further batch: the run is complete after this step, and stays so after a resume."""

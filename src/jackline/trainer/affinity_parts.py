@@ -143,7 +143,7 @@ def build_parts(config: AgabConfig, voice: Voice) -> AffinityParts:
     with voice.phase("data", "gathering the embeddings"):
         pairs = Pairs(data, device)
         voice.say(_where(pairs), "data")
-    settings = PairSettings(config.batch_size, config.seed, data.fingerprint, config.stratified)
+    settings = PairSettings(config.batch_size, config.seed, data.fingerprint, config.stratified, config.epochs)
     loader = PairLoader(train, data.pkd, settings, device)
     with voice.phase("model", _head_text(pairs.num_inputs)):
         torch.manual_seed(config.seed)

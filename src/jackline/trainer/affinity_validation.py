@@ -98,6 +98,9 @@ class AffinityValidation:
     # -- what --------------------------------------------------------------------------------------------------------
 
     def quick(self, run: Run | OffRun, watch: Watch) -> None:
+        if self.num_quick == self.num_windows:
+            self.full(run, watch)  # so few that it is the same
+            return
         found = self._examine(run, watch, "quick validation", self._all[self._quick_places])
         if found is None:
             return
