@@ -53,14 +53,3 @@ def test_before_the_first_step_every_pair_is_near_the_guess() -> None:
     head.guess(7.5)
     with torch.no_grad():
         assert (head(torch.randn(100, 24)) - 7.5).abs().max() < 0.3
-
-
-def test_features_are_centred_and_scaled_before_anything_else() -> None:
-    torch.manual_seed(0)
-    plain, scaled = AffinityHead(3).eval(), AffinityHead(3).eval()
-    scaled.load_state_dict(plain.state_dict())
-    centre, scale = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 0.5, 1.0])
-    scaled.set_scale(centre, scale)
-    features = torch.randn(5, 3)
-    with torch.no_grad():
-        assert torch.equal(scaled(features), plain((features - centre) * scale))

@@ -21,12 +21,9 @@ LAST_WIDTH = 128
 class AffinityHead(nn.Module):
     """Three blocks Linear, GELU, Dropout, LayerNorm; one without a norm; one number.
 
-    Features are centred and scaled by what the training pairs have (`set_scale`), which is no parameter but belongs
-    to the model: without it a prediction could not be repeated.
+    Features are taken as the encoders give them. Scaled to the same spread they fitted known antigens better and new
+    ones worse: Spearman 0.863 against 0.884 on 20,000 planted pairs.
     """
-
-    input_centre: Tensor
-    input_scale: Tensor
 
     def __init__(self, num_inputs: int, *, dropout: float = 0.3) -> None:
         super().__init__()
@@ -39,14 +36,6 @@ class AffinityHead(nn.Module):
         layers += [nn.Linear(width, LAST_WIDTH), nn.GELU(), nn.Dropout(dropout)]
         self.body = nn.Sequential(*layers)
         self.last = nn.Linear(LAST_WIDTH, 1)
-        self.register_buffer("input_centre", torch.zeros(num_inputs))
-        self.register_buffer("input_scale", torch.ones(num_inputs))
-
-    @torch.no_grad()
-    def set_scale(self, centre: Tensor, scale: Tensor) -> None:
-        """Features become (x - centre) * scale."""
-        self.input_centre.copy_(centre)
-        self.input_scale.copy_(scale)
 
     @torch.no_grad()
     def guess(self, pkd: float) -> None:
@@ -56,8 +45,7 @@ class AffinityHead(nn.Module):
         self.last.bias.fill_(pkd)
 
     def forward(self, features: Tensor) -> Tensor:
-        centred = (features.float() - self.input_centre.float()) * self.input_scale.float()
-        hidden = self.body(centred.to(self.last.weight.dtype))
+        hidden = self.body(features.to(self.last.weight.dtype))
         # bf16 has steps of 0.0625 around 9: a number rounded to it takes a dozen values over all of a test set.
         with torch.autocast(hidden.device.type, enabled=False):
             last = self.last

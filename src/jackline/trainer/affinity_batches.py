@@ -191,22 +191,3 @@ def _on_device(array: NDArray[Any], device: torch.device) -> Tensor:
         part = np.array(array[begin : begin + _COPY_ROWS])
         made[begin : begin + len(part)].copy_(torch.from_numpy(part))
     return made
-
-
-def feature_scale(data: AffinityData, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Mean of each feature over the training pairs, and 1 over its standard deviation (1 where it never varies)."""
-    sides = ((data.antibody, data.antibody_row), (data.antigen, data.antigen_row))
-    found = [_moments(table, np.bincount(place[rows], minlength=len(table))) for table, place in sides]
-    centre, spread = (np.concatenate([side[part] for side in found]) for part in (0, 1))
-    scale = np.where(spread > 1e-6, 1.0 / np.maximum(spread, 1e-6), 1.0)
-    return torch.from_numpy(centre.astype(np.float32)), torch.from_numpy(scale.astype(np.float32))
-
-
-def _moments(table: NDArray[Any], counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation of each column, row i counted `counts[i]` times; read in pieces, twice."""
-    total = counts.sum()
-    pieces = [slice(begin, begin + _COPY_ROWS) for begin in range(0, len(table), _COPY_ROWS)]
-    weights = counts.astype(np.float64)
-    mean = sum(weights[piece] @ np.asarray(table[piece], np.float64) for piece in pieces) / total
-    square = sum(weights[piece] @ (np.asarray(table[piece], np.float64) - mean) ** 2 for piece in pieces) / total
-    return np.asarray(mean), np.sqrt(square)

@@ -22,7 +22,7 @@ from jackline.memory.cards import Precision
 from jackline.models.affinity import AffinityHead, count_parameters, focal_loss
 from jackline.session.exactness import make_exact
 from jackline.session.phase import phase
-from jackline.trainer.affinity_batches import PairBatch, PairLoader, Pairs, PairSettings, feature_scale
+from jackline.trainer.affinity_batches import PairBatch, PairLoader, Pairs, PairSettings
 from jackline.trainer.build import Parts, choose_device, device_name
 from jackline.trainer.corpus import Corpus
 from jackline.trainer.method import Method
@@ -150,8 +150,6 @@ def build_parts(config: AgabConfig, voice: Voice) -> AffinityParts:
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
         head = AffinityHead(pairs.num_inputs, dropout=config.dropout)
         head.guess(float(np.mean(data.pkd[train], dtype=np.float64)))
-        if config.standardise:
-            head.set_scale(*feature_scale(data, train))
         model = head.to(device)
         optimizer = _optimizer(model, config, precision)
     total_steps = min(config.epochs * loader.steps_per_epoch or config.max_steps, config.max_steps)

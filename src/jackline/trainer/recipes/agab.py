@@ -68,7 +68,6 @@ class AgabConfig(TrainConfig):
     pkd_max: float = 14.0
     affinity_type: str = ""
     focal_gamma: float = 2.0
-    standardise: bool = True
     stratified: bool = False
     warmup_epochs: float = 0.0
     full_eval_every: int = 1  # epochs
