@@ -28,6 +28,9 @@ POINTS = {
     "checkpoint.rename": ("os.rename", "/checkpoints/"),
     "checkpoint.replace": ("os.replace", "/checkpoints/"),
     "checkpoint.sync": ("os.fsync", "/checkpoints/"),
+    "embedding.write": ("os.write", "/embeddings/"),
+    "embedding.replace": ("os.replace", "/embeddings/"),
+    "embedding.sync": ("os.fsync", "/embeddings/"),
 }
 
 

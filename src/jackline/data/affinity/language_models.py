@@ -188,7 +188,7 @@ def load_model(weights: Weights, device: str) -> Model:
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Unused parts (a head that is not wanted) are no news; its progress bars would break our lines."""
+    """Unused parts (a decoder, a head) are no news. Bars of a download stay: it may take minutes."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:

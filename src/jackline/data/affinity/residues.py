@@ -38,7 +38,7 @@ def canonical_chain(text: str) -> bytes | Refused:
         return Refused(EMPTY)
     wrong = chain.translate(None, _LEGAL_BYTES)
     if wrong:
-        return Refused(ILLEGAL, "".join(sorted(set(wrong.decode("utf-8", "replace"))))[:8])
+        return Refused(ILLEGAL, repr("".join(sorted(set(wrong.decode("utf-8", "replace"))))[:8]))
     return chain
 
 

@@ -107,8 +107,12 @@ def _csv_rows(file: ByteFile, layout: Layout) -> Iterator[tuple[list[Row | BadRo
             cells = next(reader)
         except StopIteration:
             break
+        except DamagedBytes:
+            yield rows, stream.file_offset
+            raise
         except csv.Error as error:
             if "unexpected end of data" in str(error) or "field larger" in str(error):
+                yield rows, stream.file_offset
                 raise DamagedBytes(f"a quote that opens at line {line} is never closed") from error
             rows.append(BadRow(line))
             continue

@@ -1,0 +1,129 @@
+"""Parts without a shared antigen, near 70/15/15 however lopsided the table, and epochs drawn evenly over pKd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jackline.data.affinity.pairs import Hashes
+from jackline.data.affinity.split import PARTS, Parts, split_pairs, stratified_order
+from jackline.errors import UsageError
+
+
+def antigens(count: int) -> Hashes:
+    return np.random.default_rng(count).integers(0, 2**63, (count, 2)).astype(np.uint64)
+
+
+def split(sizes: list[int], seed: int = 42) -> tuple[Parts, np.ndarray]:
+    rows = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    return split_pairs(rows, antigens(len(sizes)), "antigen", seed), rows
+
+
+def shares(parts: Parts) -> list[float]:
+    total = sum(map(len, parts.indices.values()))
+    return [len(parts.indices[name]) / total for name in PARTS]
+
+
+@given(st.lists(st.integers(1, 60), min_size=3, max_size=40), st.integers(0, 2**40))
+@settings(max_examples=150, deadline=None)
+def test_every_pair_is_in_one_part_and_no_antigen_in_two(sizes: list[int], seed: int) -> None:
+    parts, rows = split(sizes, seed)
+    together = np.concatenate([parts.indices[name] for name in PARTS])
+    assert sorted(together.tolist()) == list(range(sum(sizes)))
+    seen = [set(rows[parts.indices[name]].tolist()) for name in PARTS]
+    assert not seen[0] & seen[1] | seen[0] & seen[2] | seen[1] & seen[2]
+    assert all(seen)
+    assert all((np.diff(parts.indices[name]) > 0).all() for name in PARTS)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [1] * 400,
+        [int(3000 / (rank + 1)) + 1 for rank in range(300)],
+        [20_000, 9_000, 4_000, 3_000, *[30] * 500],
+        [500, 400, *[20] * 45],
+    ],
+    ids=["even", "zipf", "few giants", "two giants"],
+)
+def test_the_shares_are_near_the_wanted_ones(sizes: list[int]) -> None:
+    for seed in range(5):
+        assert shares(split(sizes, seed)[0]) == pytest.approx([0.70, 0.15, 0.15], abs=0.02)
+
+
+def test_one_giant_antigen_is_for_training_and_the_miss_is_told() -> None:
+    parts, rows = split([9_000, 200, 200, 200, 200, 200])
+    assert set(rows[parts.indices["train"]].tolist()) == {0}
+    assert parts.lines == (
+        "split by antigen: train 9,000 pairs (90.0 %) of 1 antigens, validation 600 pairs (6.0 %) of 3 antigens, "
+        "test 400 pairs (4.0 %) of 2 antigens",
+        "warning: only 6 antigens; validation and test scores stand for a few of them",
+        "warning: the parts are not near 70/15/15: an antigen is never divided, and one has 90 % of the pairs",
+    )
+
+
+def test_the_split_is_a_function_of_seed_and_antigens_only() -> None:
+    sizes = list(range(1, 60))
+    first, rows = split(sizes, 7)
+    again, _ = split(sizes, 7)
+    other, _ = split(sizes, 8)
+    assert all(np.array_equal(first.indices[name], again.indices[name]) for name in PARTS)
+    assert not np.array_equal(first.indices["test"], other.indices["test"])
+    # The same antigens under other row numbers fall into the same parts.
+    renamed = np.random.default_rng(1).permutation(len(sizes))
+    hashes = antigens(len(sizes))
+    moved = split_pairs(renamed[rows].astype(np.int32), hashes[np.argsort(renamed)], "antigen", 7)
+    assert all(np.array_equal(first.indices[name], moved.indices[name]) for name in PARTS)
+
+
+def test_too_few_antigens_and_unknown_splits_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        split([5, 5])
+    assert str(caught.value) == (
+        "error: a split by antigen needs at least 3 antigens, and there are only 2\n"
+        "hint: split=random splits the pairs instead; its scores say nothing about new antigens"
+    )
+    with pytest.raises(UsageError, match="split is 'scaffold'"):
+        split_pairs(np.zeros(9, np.int32), antigens(1), "scaffold", 0)
+
+
+def test_a_random_split_has_the_seeds_counts_and_says_what_it_is_worth() -> None:
+    parts = split_pairs(np.zeros(159_735, np.int32), antigens(1), "random", 42)
+    assert [len(parts.indices[name]) for name in PARTS] == [111_814, 23_960, 23_961]
+    assert len(np.unique(np.concatenate(list(parts.indices.values())))) == 159_735
+    assert parts.lines[1] == "note: the same antigens are in all parts; scores say nothing about new antigens"
+
+
+PKD = np.concatenate([np.full(40, 5.5), np.full(3000, 7.2), np.full(1900, 8.9), np.full(60, 11.0)]).astype(np.float32)
+
+
+def test_a_stratified_epoch_is_a_pure_function_and_shows_rare_values_more_often() -> None:
+    order = stratified_order(PKD, 1, 3)
+    assert np.array_equal(order, stratified_order(PKD, 1, 3))
+    assert not np.array_equal(order, stratified_order(PKD, 1, 4))
+    assert not np.array_equal(order, stratified_order(PKD, 2, 3))
+    assert len(order) == len(PKD)
+    drawn = {value: int((PKD[order] == np.float32(value)).sum()) for value in (5.5, 7.2, 8.9, 11.0)}
+    assert drawn[5.5] == pytest.approx(5000 * 40**0.5 / (40**0.5 + 3000**0.5 + 1900**0.5 + 60**0.5), abs=30)
+    assert drawn[5.5] > 6 * 40
+    assert np.bincount(order).max() <= 8
+
+
+def test_no_row_waits_for_ever_and_none_is_worn_out() -> None:
+    seen = np.zeros(len(PKD), int)
+    for epoch in range(3):
+        seen += np.bincount(stratified_order(PKD, 1, epoch, evenness=1.0), minlength=len(PKD))
+    assert seen.min() >= 1
+    assert seen[:40].tolist() == [3 * 8] * 40
+
+
+def test_evenness_nought_is_a_plain_shuffle() -> None:
+    order = stratified_order(PKD, 1, 0, evenness=0.0)
+    assert sorted(order.tolist()) == list(range(len(PKD)))
+    assert not np.array_equal(order, np.arange(len(PKD)))
+    assert stratified_order(PKD[:1], 1, 0).tolist() == [0]
+    with pytest.raises(UsageError, match="evenness must be from 0 to 1, not 2"):
+        stratified_order(PKD, 1, 0, evenness=2)
