@@ -1,6 +1,7 @@
 """A training as a program: `training.py RUN_DIR CORPUS [settings]`. It may be told to die or to run out of memory.
 
 KILL_AT=n        SIGKILL in the middle of the n-th update of this process
+SLOW_AT=n        the forward pass of the n-th step takes longer than the trainer may be silent
 OOM_AT=n         out of memory in every slice of more than two sequences, in the n-th step of the run
 The losses of the run stand in its metrics, the final weights in its last checkpoint.
 """
@@ -8,6 +9,7 @@ The losses of the run stand in its metrics, the final weights in its last checkp
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from jackline.rundir.layout import RunDir
 from jackline.trainer.build import Parts
 from jackline.trainer.config import resolve
 from jackline.trainer.loop import train
+from jackline.trainer.voice import SILENT_AT_MOST_S
 
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.90 GiB of which 613.56 MiB is"
@@ -39,6 +42,8 @@ def dying_update(parts: Parts) -> torch.Tensor:
 
 
 def hungry_loss(parts: Parts, tokens: torch.Tensor) -> tuple[torch.Tensor, int]:
+    if num_updates + 1 == int(os.environ.get("SLOW_AT") or 0):
+        time.sleep(1.5 * SILENT_AT_MOST_S)
     if num_updates + 1 == int(os.environ.get("OOM_AT") or 0) and len(tokens) > 2:
         raise torch.OutOfMemoryError(MESSAGE)
     return loss_sum(parts, tokens)

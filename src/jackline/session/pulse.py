@@ -34,6 +34,7 @@ class Pulse:
 
     def inside(self, phase: Phase) -> Phase:
         """Until `phase` is over, it is what is going on."""
+        self.doing = ""
         self._inner.append(phase)
         phase.on_end = lambda: self._inner.remove(phase)
         return phase

@@ -290,6 +290,7 @@ def test_the_whole_model_is_one_graph_for_a_compiler() -> None:
     model = NSAModel(replace(SMALL, num_layers=1), is_recomputing=True)
     ids, targets = torch.randint(0, 37, (2, 2, 81))
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    torch._dynamo.utils.counters.clear()
     found = []
     for road in (model, compiled):
         model.zero_grad()
@@ -297,4 +298,7 @@ def test_the_whole_model_is_one_graph_for_a_compiler() -> None:
         loss.backward()
         found.append([loss.detach(), *(weight.grad for weight in model.parameters())])
     torch.testing.assert_close(found[1], found[0])
+    model.statistics(ids)  # now and then in a training: it must not cost a compilation
+    compiled(ids, targets)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch.compiler.reset()
