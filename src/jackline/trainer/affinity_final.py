@@ -98,7 +98,7 @@ def _lines(
     sequences: Iterable[tuple[bytes, bytes]], order: NDArray[Any], wanted: NDArray[Any], predicted: NDArray[Any]
 ) -> Iterator[list[str]]:
     for (antibody, antigen), place in zip(sequences, order, strict=False):
-        yield [antibody.decode(), antigen.decode(), f"{wanted[place]:.6g}", f"{predicted[place]:.6g}"]
+        yield [antibody.decode(), antigen.decode(), f"{wanted[place]:.8g}", f"{predicted[place]:.8g}"]
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
