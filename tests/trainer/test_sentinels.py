@@ -370,3 +370,46 @@ def test_a_healthy_step_costs_microseconds() -> None:
         watch.look(step)
     # CPU time, and ten times what was measured: it must only notice a different order of magnitude.
     assert (time.process_time() - began) / len(steps) < 500e-6
+
+
+# -- the gates of sparse attention
+
+
+def gated(entropy: float, largest: float, steps: Iterable[int]) -> Iterator[StepFacts]:
+    """Healthy steps, some of which were looked at."""
+    values = {
+        "gate_entropy_least": entropy,
+        "gate_max_most": largest,
+        "gate_compressed": 0.2,
+        "gate_selected": 0.7,
+        "gate_window": 0.1,
+    }
+    for step in healthy(300):
+        yield replace(step, values=values) if step.step in steps else step
+
+
+@pytest.mark.parametrize(("entropy", "largest"), [(0.08, 0.7), (0.5, 0.97)])
+def test_a_layer_whose_gates_have_collapsed_is_told_the_third_time_it_is_seen(entropy: float, largest: float) -> None:
+    alarm = only(alarms_of(gated(entropy, largest, range(50, 300, 50))), "gates")
+    assert alarm.text == (
+        f"step 150: the gates of a layer have collapsed: their entropy is {entropy:.2f} of 1.10, one branch gets"
+        f" {largest:.2f} of the weight; over all layers most goes to 'selected' (0.70)"
+    )
+    assert alarm.hint == (
+        "it was so at step 50 already: from a checkpoint before it with a lower lr or a longer warm-up, and"
+        " --continue-with-changes"
+    )
+    assert alarm.is_fatal and not alarm.is_ruin
+
+
+def test_gates_that_are_well_or_collapse_once_hear_nothing() -> None:
+    assert alarms_of(gated(0.9, 0.6, range(1, 300))) == []
+    assert alarms_of(gated(0.01, 0.99, (50, 100))) == []
+
+
+def test_a_collapse_is_counted_on_after_a_resume() -> None:
+    steps = list(gated(0.01, 0.99, (50, 100, 150)))
+    first, second = Sentinels(FACTS), Sentinels(FACTS)
+    assert [alarm for step in steps[:120] for alarm in first.look(step)] == []
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert only([alarm for step in steps[120:] for alarm in second.look(step)], "gates").text.startswith("step 150: ")
