@@ -86,26 +86,29 @@ def test_every_reason_is_counted_with_its_first_places(tmp_path: Path) -> None:
         "EVQLV,MKT",
         'EV"QLV,"MK"T,8',
         "xbzjuo,MKT,4",
+        f"EVQLV,{'M' * 100_001},8",
     ]
     table = read_pairs(write(tmp_path / "a.csv", *lines), PairRules())
     assert report(table.tally, PairRules()) == [
-        "16 rows read, 1 pairs used, 15 left out",
+        "17 rows read, 1 pairs used, 16 left out",
         "left out 2: unreadable row: a.csv line 15, a.csv line 16",
         "left out 4: pKd missing or not a number: a.csv line 2 ('nan'), a.csv line 3 (''), "
         "a.csv line 4 ('about 8'), ...",
         "left out 3: pKd out of range [4, 14]: a.csv line 6 (-2.96), a.csv line 7 (inf), a.csv line 8 (14.5)",
         "left out 3: empty sequence: a.csv line 9 (antibody), a.csv line 10 (antibody), a.csv line 11 (antigen)",
         "left out 2: illegal residue: a.csv line 12 (antibody '*-1'), a.csv line 13 (antigen ' ')",
+        "left out 1: longer than 100,000 residues: a.csv line 18 (antigen 100,001)",
         "left out 1: more than two chains: a.csv line 14 (antibody)",
     ]
     assert table.tally.counts() == {
-        "rows": 16,
+        "rows": 17,
         "used": 1,
         "unreadable row": 2,
         "pKd missing or not a number": 4,
         "pKd out of range": 3,
         "empty sequence": 3,
         "illegal residue": 2,
+        "longer than 100,000 residues": 1,
         "more than two chains": 1,
         "other affinity type": 0,
     }

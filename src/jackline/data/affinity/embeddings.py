@@ -19,7 +19,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ from jackline.units import format_bytes
 FORMAT = 1
 _WAIT_S = 0.25
 _MAX_REPAIRS = 3
+_MAX_CHUNK_BYTES = 16 << 20  # of texts in memory
 
 Say = Callable[[str], None]
 
@@ -84,7 +84,7 @@ class Store:
         self.damaged: dict[Path, str] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if read_json(self.folder / "store.json") is None:
+            if read_json(self.folder / "store.json") != self.identity:
                 write_json(self.folder / "store.json", self.identity, durable=True)
         except OSError as error:
             raise JacklineError(
@@ -191,7 +191,7 @@ def _encode(store: Store, encoder: Encoder, job: Job, missing: NDArray[np.int64]
         board.set("encode", done=done + count, total=total, unit=job.what, detail=f"with {encoder.name}")
 
     moved(0)
-    while chunk := list(islice(texts, encoder.shard_rows)):
+    while chunk := _take(texts, encoder.shard_rows):
         hashes = job.hashes[missing[done : done + len(chunk)]]
         _check_texts(chunk, hashes)
         vectors = encoder.encode(chunk, moved)
@@ -205,6 +205,19 @@ def _encode(store: Store, encoder: Encoder, job: Job, missing: NDArray[np.int64]
         moved(0)
     if done != total:
         raise _changed()
+
+
+def _take(texts: Iterator[bytes], num_rows: int) -> list[bytes]:
+    """The next shard's texts. Its border follows from its texts alone, so it is the same after a death."""
+    taken: list[bytes] = []
+    num_bytes = 0
+    while len(taken) < num_rows and num_bytes < _MAX_CHUNK_BYTES:
+        text = next(texts, None)
+        if text is None:
+            break
+        taken.append(text)
+        num_bytes += len(text)
+    return taken
 
 
 def _check_texts(chunk: list[bytes], hashes: Hashes) -> None:

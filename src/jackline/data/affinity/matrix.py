@@ -77,7 +77,12 @@ def _gather(store: Store, found: Found, path: Path, board: Board, what: str) -> 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            _write_rows(file, store.width, found, lambda done: board.set("read", done=done, total=total, unit=what))
+            _write_rows(
+                file,
+                store.width,
+                found,
+                lambda done: board.set("pack", done=done, total=total, unit="vectors", detail=f"of {what}"),
+            )
             file.flush()
             os.fsync(file.fileno())
         checksum = _checksum(temporary)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from jackline.data.affinity.residues import (
     EMPTY,
     ILLEGAL,
+    TOO_LONG,
     TOO_MANY_CHAINS,
     Refused,
     canonical_antibody,
@@ -34,7 +35,7 @@ from jackline.errors import UsageError
 NO_PKD = "pKd missing or not a number"
 OUT_OF_RANGE = "pKd out of range"
 OTHER_KIND = "other affinity type"
-REASONS = (BAD_ROW, NO_PKD, OUT_OF_RANGE, EMPTY, ILLEGAL, TOO_MANY_CHAINS, OTHER_KIND)
+REASONS = (BAD_ROW, NO_PKD, OUT_OF_RANGE, EMPTY, ILLEGAL, TOO_LONG, TOO_MANY_CHAINS, OTHER_KIND)
 _EXAMPLES = 3
 _MAX_KINDS = 64
 

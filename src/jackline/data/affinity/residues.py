@@ -2,7 +2,8 @@
 
 Legal are the 20 amino acids and the six other letters of the IUPAC code: X (any), B (D or N), Z (E or Q), J (I or L),
 U (selenocysteine) and O (pyrrolysine). Lower case is taken as upper case, white space around a chain is dropped.
-Gaps (-), stops (*), digits and everything else are illegal: what they mean is not for a reader to guess.
+Gaps (-), stops (*), digits and everything else are illegal: what they mean is not for a reader to guess. A chain of
+more than 100,000 residues is no protein.
 An antibody is `heavy|light` or `heavy` alone. Does not own what a model makes of the six (features, language_models).
 """
 
@@ -19,6 +20,8 @@ SEPARATOR = "|"
 EMPTY = "empty sequence"
 ILLEGAL = "illegal residue"
 TOO_MANY_CHAINS = "more than two chains"
+MAX_RESIDUES = 100_000  # the longest protein known has 38,000: what is longer is no protein
+TOO_LONG = f"longer than {MAX_RESIDUES:,} residues"
 
 _LEGAL_BYTES = LEGAL.encode()
 
@@ -36,6 +39,8 @@ def canonical_chain(text: str) -> bytes | Refused:
     chain = text.strip().upper().encode("utf-8", "replace")
     if not chain:
         return Refused(EMPTY)
+    if len(chain) > MAX_RESIDUES:
+        return Refused(TOO_LONG, f"{len(chain):,}")
     wrong = chain.translate(None, _LEGAL_BYTES)
     if wrong:
         return Refused(ILLEGAL, repr("".join(sorted(set(wrong.decode("utf-8", "replace"))))[:8]))

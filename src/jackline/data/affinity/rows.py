@@ -25,6 +25,7 @@ ANTIBODY, ANTIGEN, PKD, KIND = "antibody_sequence", "antigen_sequence", "pKd", "
 NEEDED = (ANTIBODY, ANTIGEN, PKD)
 BAD_ROW = "unreadable row"
 _BATCH_ROWS = 1024
+_BATCH_CHARS = 1 << 20
 _SHOWN_COLUMNS = 20
 _KINDS_OF_TABLE = "it must be csv, tsv, jsonl or parquet (.gz and .zst too)"
 
@@ -101,6 +102,7 @@ def _csv_rows(file: ByteFile, layout: Layout) -> Iterator[tuple[list[Row | BadRo
         raise DamagedBytes(f"bad header ({error})") from error
     places = _find_columns(header, file.name)
     rows: list[Row | BadRow] = []
+    num_chars = 0
     while True:
         line = reader.line_num + 1
         try:
@@ -119,9 +121,10 @@ def _csv_rows(file: ByteFile, layout: Layout) -> Iterator[tuple[list[Row | BadRo
         if not cells:
             continue
         rows.append(_row(cells, places, line))
-        if len(rows) >= _BATCH_ROWS:
+        num_chars += sum(map(len, cells))
+        if len(rows) >= _BATCH_ROWS or num_chars >= _BATCH_CHARS:
             yield rows, stream.file_offset
-            rows = []
+            rows, num_chars = [], 0
     yield rows, stream.file_offset
 
 
@@ -169,7 +172,7 @@ def _parquet_rows(file: ByteFile, layout: Layout) -> Iterator[tuple[list[Row | B
     columns = [header[at] for at in places if at is not None]
     done, size, total = 0, file.size() or 0, max(1, table.metadata.num_rows)
     try:
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS // 4, columns=columns):
             cells = [batch.column(name).to_pylist() for name in columns]
             cells += [[None] * batch.num_rows] * (4 - len(cells))
             rows: list[Row | BadRow] = [Row(done + at + 1, *row) for at, row in enumerate(zip(*cells, strict=True))]
