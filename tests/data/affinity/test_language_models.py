@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from jackline.data.affinity import language_models
 from jackline.data.affinity.encoders import open_encoder
 from jackline.data.affinity.language_models import LanguageModelEncoder, load_model
 from jackline.data.affinity.weights import find_weights
@@ -91,6 +93,46 @@ def test_frozen_means_evaluation_mode_and_no_gradient(kind: str, folders: dict[s
     network = encoder._model.network  # type: ignore[union-attr]
     assert not network.training
     assert not any(parameter.requires_grad for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("kind", ["esm", "t5"])
+def test_a_card_gives_nearly_the_vectors_of_the_processor(kind: str, folders: dict[str, Path]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    weights = find_weights(str(folders[kind]), folders[kind].parent / "memo.json")
+    card, processor = LanguageModelEncoder(weights, "cuda"), LanguageModelEncoder(weights, "cpu")
+    assert card.revision == processor.revision
+    found, wanted = (encoder.encode(SEQUENCES, lambda done: None).astype(float) for encoder in (card, processor))
+    np.testing.assert_allclose(found, wanted, atol=1e-2)
+    card.release()
+
+
+@pytest.mark.parametrize("kind", ["esm", "t5"])
+def test_a_batch_that_does_not_fit_is_halved_and_one_that_never_fits_is_told(
+    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = encoder_of(folders[kind])
+    wanted = encoder.encode(SEQUENCES, lambda done: None).astype(float)
+    original, sizes = language_models._pool, []
+
+    def small(model: Any, batch: list[Any], name: str) -> Any:
+        sizes.append(len(batch))
+        if len(batch) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore words")
+        return original(model, batch, name)
+
+    monkeypatch.setattr(language_models, "_pool", small)
+    limit = 2
+    found = encoder.encode(SEQUENCES, lambda done: None).astype(float)
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
+    assert max(sizes) > 2
+    limit = 0
+    with pytest.raises(JacklineError) as caught:
+        encoder.encode(SEQUENCES, lambda done: None)
+    assert str(caught.value) == (
+        f"error: {kind} does not fit into the memory of cpu: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "hint: device=cpu, or a smaller model (esm2-150m, esm2-35m)"
+    )
 
 
 def test_what_is_too_long_is_cut_at_the_end(folders: dict[str, Path]) -> None:

@@ -173,6 +173,8 @@ def encode_missing(store: Store, encoder: Encoder, job: Job, board: Board, say: 
                 _encode(store, encoder, job, found.missing, board)
             except OSError as error:
                 raise store.trouble(error) from error
+            finally:
+                encoder.release()
             found = store.find(job.hashes)
         if not _remove_damaged(store, found, say) and not len(found.missing):
             return found
@@ -184,6 +186,8 @@ def encode_missing(store: Store, encoder: Encoder, job: Job, board: Board, say: 
 
 def _encode(store: Store, encoder: Encoder, job: Job, missing: NDArray[np.int64], board: Board) -> None:
     _check_room(store, len(missing))
+    board.set("wait", done=0, total=None, unit="weights", detail=f"the weights of {encoder.name}")
+    encoder.load()
     texts = iter(job.texts(missing))
     done, total = 0, len(missing)
 

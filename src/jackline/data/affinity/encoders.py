@@ -30,8 +30,14 @@ class Encoder(Protocol):
     shard_rows: int  # sequences encoded and written at a time
     max_residues: int | None  # what is beyond is not looked at
 
+    def load(self) -> None:
+        """Get ready; may take minutes the first time. `encode` does it too."""
+
     def encode(self, sequences: list[bytes], moved: Callable[[int], None]) -> NDArray[np.float16]:
         """A row for each sequence, in their order; `moved` is told how many are done, now and then."""
+
+    def release(self) -> None:
+        """Give the memory back."""
 
 
 def open_encoder(name: str, side: Side, root: Path | None = None, device: str = "cpu") -> Encoder:

@@ -138,6 +138,12 @@ class EmbeddedEncoder:
         self._classes = _slots(len(_CLASSES) + 1, 4, rest - rest // 2, len(_CLASSES))
         self._num_triples, self._num_classes = rest // 2, rest - rest // 2
 
+    def load(self) -> None:
+        """There is nothing to load."""
+
+    def release(self) -> None:
+        """There is nothing to give back."""
+
     def encode(self, sequences: list[bytes], moved: Callable[[int], None]) -> NDArray[np.float16]:
         """A row for every canonical sequence (`heavy|light` or one chain)."""
         out = np.empty((len(sequences), self.dim), np.float16)

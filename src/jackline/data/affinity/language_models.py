@@ -62,9 +62,9 @@ class LanguageModelEncoder:
 
     def encode(self, sequences: list[bytes], moved: Callable[[int], None]) -> NDArray[np.float16]:
         """A row for every canonical sequence; work goes from long to short, so that running out comes first."""
-        import torch
+        model = self._ready()
+        import torch  # after loading, which says what to install when it is not there
 
-        model = self._model = self._model or load_model(self._weights, self._device)
         texts = [text for at, sequence in enumerate(sequences) for text in self._texts(at, sequence)]
         texts.sort(key=lambda text: (-text.num_residues, text.sequence))
         sums = np.zeros((len(sequences), self.dim), np.float64)
@@ -75,9 +75,9 @@ class LanguageModelEncoder:
                 batch = _first_batch(texts[done:], self._tokens_per_batch)
                 try:
                     pooled, num_residues = _pool(model, batch, self.name)
-                except torch.OutOfMemoryError:
+                except torch.OutOfMemoryError as error:
                     if len(batch) == 1:
-                        raise
+                        raise _too_large(self._weights.name, self._device, error) from error
                     self._tokens_per_batch //= 2
                     continue
                 rows = [text.sequence for text in batch]
@@ -86,6 +86,24 @@ class LanguageModelEncoder:
                 done += len(batch)
                 moved(done * len(sequences) // len(texts))
         return (sums / counts).astype(np.float16)
+
+    def load(self) -> None:
+        """The weights, from the hub when they are not on this machine's disk."""
+        if self._model is None:
+            self._model = load_model(self._weights, self._device)
+
+    def release(self) -> None:
+        """A second encoder, and the training after it, need the room."""
+        self._model = None
+        if self._device.startswith("cuda"):
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _ready(self) -> Model:
+        self.load()
+        assert self._model is not None
+        return self._model
 
     def _texts(self, at: int, sequence: bytes) -> Iterator[Text]:
         chains = _cut(sequence.translate(_TO_X[self._weights.kind]).decode().split("|"))
@@ -181,9 +199,19 @@ def load_model(weights: Weights, device: str) -> Model:
                 f"cannot load {weights.name}: {reason}", hint=f"check its files; {PIP_LINE} brings what it needs"
             ) from error
     network.requires_grad_(False)
-    network.eval().to(device)
+    try:
+        network.eval().to(device)
+    except torch.OutOfMemoryError as error:
+        raise _too_large(weights.name, device, error) from error
     special = torch.tensor(sorted(tokenizer.all_special_ids))
     return Model(network, tokenizer, special, int(tokenizer.unk_token_id))
+
+
+def _too_large(name: str, device: str, error: Exception) -> JacklineError:
+    return JacklineError(
+        f"{name} does not fit into the memory of {device}: {str(error).splitlines()[0]}",
+        hint="device=cpu, or a smaller model (esm2-150m, esm2-35m)",
+    )
 
 
 @contextlib.contextmanager
