@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +204,34 @@ def test_without_transformers_the_line_to_type_is_told(folders: dict[str, Path])
         "error: the encoder t5 needs the package transformers\n"
         "hint: pip install 'jackline[bio]'; the encoder `embedded` needs neither\n"
     ), done.stderr
+
+
+def test_a_model_of_the_hub_is_taken_from_this_machines_disk_without_a_network(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--Exscientia--IgT5"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(folders["t5"], repository / "snapshots" / commit)
+    code = (
+        "from pathlib import Path\n"
+        "from jackline.data.affinity.encoders import open_encoder\n"
+        f"encoder = open_encoder('igt5', 'antibody', Path({str(tmp_path)!r}))\n"
+        "print(encoder.name, encoder.revision, encoder.encode([b'EVQ|DIQ'], lambda done: None).shape)\n"
+        "try: open_encoder('esm2-8m', 'antigen', None)\n"
+        "except Exception as error: print(error)\n"
+    )
+    environment = {
+        **os.environ,
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"Exscientia/IgT5 {commit}-first-1022 (1, 16)", done.stderr
+    assert lines[1].startswith("error: cannot get facebook/esm2_t6_8M_UR50D from the hub: ")
+    assert lines[2] == (
+        "hint: check the name and the network, or give a local folder with its files; `embedded` needs no download"
+    )

@@ -1,8 +1,8 @@
-"""Which pair is for training, validation and test, and in which order a stratified epoch sees its pairs.
+"""Which pair is for training, validation and test.
 
 Owns: 70/15/15 by antigen group (an antigen's sequence is in one part only) or by random pairs, as a pure function of
-the seed and the antigens' hashes; the words about what came out; the order of an epoch that is drawn evenly over bins
-of pKd. Nothing here uses a library's random generator: the same seed must give the same parts for ever.
+the seed and the antigens' hashes; the words about what came out. Nothing here uses a library's random generator: the
+same seed must give the same parts for ever. Does not own the order of an epoch.
 
 An antigen is its exact sequence: two mutants of one protein are two antigens and may fall into different parts.
 """
@@ -137,51 +137,3 @@ def _described(parts: dict[str, Indices], antigen_row: NDArray[np.int32], split:
 
 def _are(count: int) -> str:
     return "is only 1" if count == 1 else f"are only {count}"
-
-
-def stratified_order(pkd: NDArray[np.float32], seed: int, epoch: int, *, evenness: float = 0.5) -> Indices:
-    """Places in `pkd` for one epoch, as many as there are, drawn so that rare values come more often.
-
-    Bins are one pKd wide. A bin with n of N rows is drawn about n^(1 - evenness) times relative to the others:
-    evenness 0 is a plain shuffle, 1 gives every bin the same number. No row comes more than 8 times an epoch, and
-    rows of a bin that is drawn less than whole take turns from epoch to epoch. A pure function of its arguments;
-    16 bytes of memory a row.
-    """
-    if not 0 <= evenness <= 1:
-        raise UsageError(f"evenness must be from 0 to 1, not {evenness}")
-    _, bin_of = np.unique(np.floor(pkd), return_inverse=True)
-    counts = np.bincount(bin_of)
-    quotas = _quotas(counts, evenness)
-    by_bin = np.argsort(bin_of, kind="stable")
-    ends = np.cumsum(counts)
-    drawn = [
-        by_bin[end - count : end][_turn(int(count), int(quota), mix(seed, number), epoch)]
-        for number, (count, quota, end) in enumerate(zip(counts, quotas, ends, strict=True))
-    ]
-    places = np.concatenate(drawn)
-    return places[Permutation(len(places), mix(seed, epoch, 0x57A7)).take(0, len(places)).astype(np.int64)]
-
-
-_MAX_REPEATS = 8
-
-
-def _quotas(counts: NDArray[np.int64], evenness: float) -> NDArray[np.int64]:
-    """Whole numbers near the wanted shares, none above 8 times its bin, adding up to all rows."""
-    total = int(counts.sum())
-    most = counts * _MAX_REPEATS
-    wanted = counts.astype(np.float64) ** (1 - evenness)
-    quotas = np.zeros(len(counts), np.int64)
-    while (left := total - int(quotas.sum())) > 0:
-        open_bins = quotas < most
-        share = np.where(open_bins, wanted, 0.0)
-        more = np.minimum((share / share.sum() * left).astype(np.int64), most - quotas)
-        if not more.any():
-            more[np.flatnonzero(open_bins)[:left]] = 1
-        quotas += more
-    return quotas
-
-
-def _turn(count: int, quota: int, key: int, epoch: int) -> Indices:
-    """`quota` places of a bin of `count`, going round a fixed order of it so that all have had their turn."""
-    order = Permutation(count, key).take(0, count).astype(np.int64)
-    return order[(np.arange(quota, dtype=np.int64) + epoch * quota) % count]
