@@ -167,6 +167,7 @@ class Attachment:
         self,
         *,
         is_last: bool = False,
+        is_wanted: bool = False,
         is_repeated: bool = False,
         is_waited_for: bool = False,
         takes_back: bool = False,
@@ -186,7 +187,8 @@ class Attachment:
             return False
         self.pulse.now("save")
         marks = self.marks[1] if self.marks[0] == step else {}
-        ticket = self.saver.save(step, metrics={**self.scalars.known(), **marks}, is_last=is_last)
+        metrics = {**self.scalars.known(), **marks}
+        ticket = self.saver.save(step, metrics=metrics, is_last=is_last, is_wanted=is_wanted)
         if ticket is None:
             return False
         self.reporter.hurry()

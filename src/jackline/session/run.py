@@ -205,7 +205,7 @@ class Run:
         if self._is_total_reached():
             return  # the last save follows at once
         if self._is_save_wanted or attached.saver.why_due(self.step, now_s):
-            attached.save(is_last=self._is_save_wanted)  # one that a person asked for is not skipped
+            attached.save(is_wanted=self._is_save_wanted)  # one that was asked for is not skipped
             self._is_save_wanted = False
 
     def _stop(self) -> None:

@@ -66,14 +66,17 @@ class Saver:
         """How long a save will take until it is acknowledged: as the last one, or by a slow disk's pace."""
         return (self._stall_s + self._write_s) or 0.5 + state_bytes / 100e6
 
-    def save(self, step: int, *, metrics: dict[str, float], is_last: bool = False) -> Ticket | None:
-        """Takes the state now. `is_last`: nothing will change after it, and it may wait for the writer."""
+    def save(
+        self, step: int, *, metrics: dict[str, float], is_last: bool = False, is_wanted: bool = False
+    ) -> Ticket | None:
+        """Takes the state now. `is_last`: nothing will change after it, and it may wait for the writer. `is_wanted`:
+        somebody asked for this one, so a busy writer is waited for."""
         if self.why_off:
             return None
         try:
             mode: Mode = "auto" if self._settings.overlap and not is_last else "blocking"
             ticket = self.engine.save(
-                self.state, step=step, metrics=metrics, mode=mode, if_busy="wait" if is_last else "skip"
+                self.state, step=step, metrics=metrics, mode=mode, if_busy="wait" if is_last or is_wanted else "skip"
             )
         except Exception as problem:
             self.turn_off(f"{type(problem).__name__}: {problem}")
