@@ -18,6 +18,7 @@ from jackline.data.affinity.mirrored import copy_in, copy_out, files_of
 from jackline.data.affinity.prepared import AffinityData, AffinitySettings, cache_keys, prepare_affinity
 from jackline.data.affinity.shards import list_shards
 from jackline.errors import JacklineError
+from jackline.rundir.lock import RunLock
 from tests.data.affinity.encode_program import SHARD_ROWS
 from tests.data.affinity.planted import write_planted
 from tests.faults import Fault, fail_at, kill_at
@@ -146,6 +147,22 @@ def test_two_processes_at_once_encode_every_sequence_once(
     said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1]
+    assert contents(tmp_path) == undisturbed
+
+
+def test_who_waits_says_for_whom(table: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    key = cache_keys(AffinitySettings(str(table), cache_dir=tmp_path))[0]
+    path = tmp_path / "embeddings" / key / "lock"
+    lock = RunLock(path)
+    assert lock.try_acquire()
+    path.write_text(str(os.getpid()))
+    command = [sys.executable, "-u", "-m", "tests.data.affinity.encode_program", str(table), str(tmp_path)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        wanted = f"waiting for process {os.getpid()}, which writes {key}\n"
+        assert next(line for line in process.stdout if line.startswith("waiting")) == wanted
+        lock.release()
+        assert process.wait(timeout=120) == 0
     assert contents(tmp_path) == undisturbed
 
 

@@ -158,6 +158,15 @@ def test_mixed_scales_are_told_and_one_can_be_taken(tmp_path: Path) -> None:
     )
 
 
+def test_a_type_asked_of_a_table_without_types_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "EVQ,MKT,8")
+    assert refusal(path, PairRules(kinds=("pKd",))) == (
+        f"error: none of the 1 rows of {path} can be used\n"
+        "       left out 1: other affinity type: a.csv line 2 (none)\n"
+        "hint: the table has no affinity_type; leave that setting out"
+    )
+
+
 def test_a_missing_column_names_the_columns_there_are(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "x,y,1", header="heavy,antigen_sequence,Kd")
     assert refusal(path) == (

@@ -112,11 +112,13 @@ class Store:
         lock = RunLock(self.folder / "lock")
         try:
             while not lock.try_acquire():
-                board.set("wait", done=0, total=None, unit="s", detail=f"another process that writes {self.key}")
+                board.set("wait", done=0, total=None, unit="s", detail=f"{self._holder()}, which writes {self.key}")
                 time.sleep(_WAIT_S)
         except OSError as error:
             raise self.trouble(error) from error
         try:
+            with contextlib.suppress(OSError):  # for those who wait; on a full disk they do without
+                (self.folder / "lock").write_text(str(os.getpid()))
             self._clear_leavings()
             yield
         finally:
@@ -145,6 +147,12 @@ class Store:
         return JacklineError(
             f"the embedding cache {self.folder} is gone", hint="run the same command again and it is made anew"
         )
+
+    def _holder(self) -> str:
+        try:
+            return f"process {int((self.folder / 'lock').read_text())}"
+        except (OSError, ValueError):
+            return "another process"
 
     def _clear_leavings(self) -> None:
         """Temporary files of a process that was killed. Only the holder of the lock writes, so they are nobody's."""

@@ -217,6 +217,8 @@ def _nothing_usable(path: str, rules: PairRules, tally: Tally) -> UsageError:
         return UsageError(f"{path} has no row under its header", hint="check that the export was complete")
     lines = report(tally, rules)[1:]
     hint = "check the columns, pkd_range and the sequences' letters"
-    if tally.rejected.get(OTHER_KIND):
+    if tally.other_kinds == {""}:
+        hint = "the table has no affinity_type; leave that setting out"
+    elif tally.rejected.get(OTHER_KIND):
         hint = f"the affinity types there are: {', '.join(sorted(name or 'none' for name in tally.other_kinds)[:10])}"
     return UsageError(f"none of the {tally.rows:,} rows of {path} can be used", detail=tuple(lines), hint=hint)
