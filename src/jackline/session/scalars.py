@@ -70,23 +70,24 @@ class Scalars:
         return found
 
     def send(self, now_s: float) -> None:
-        """Starts the way home for everything that waits, now and then: one transfer for each device."""
+        """Starts the way home for everything that waits, now and then: one transfer for each kind of number."""
         if now_s - self._sent_s < _SEND_EVERY_S or not self._waiting:
             return
         self._sent_s = min(now_s, time.monotonic())
         lines: list[Line] = []
         while self._waiting:
             lines.append(self._waiting.popleft())
-        by_device: dict[torch.device, list[tuple[dict[str, Any], str]]] = {}
+        # By kind as well: casting each number on its own would cost a kernel for each.
+        alike: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
         for _, _, values in lines:
             for name, value in values.items():
                 if isinstance(value, torch.Tensor):
-                    by_device.setdefault(value.device, []).append((values, name))
-        if not by_device and lines:
+                    alike.setdefault((value.device, value.dtype), []).append((values, name))
+        if not alike and lines:
             self._on_the_way.append((lines, [], None, None))
-        for position, (device, places) in enumerate(by_device.items()):
-            # The lines follow their last transfer: transfers of other devices arrive before or with it.
-            is_last = position == len(by_device) - 1
+        for position, ((device, _), places) in enumerate(alike.items()):
+            # The lines follow their last transfer: the others arrive before or with it.
+            is_last = position == len(alike) - 1
             self._on_the_way.append((lines if is_last else [], places, *_bring_home(device, places)))
 
 
@@ -113,8 +114,7 @@ def _take_tensor(name: str, value: torch.Tensor) -> Any:
         raise UsageError(f"log({name}=...) has {value.numel()} numbers", hint=f"log({name}=value.mean())")
     if value.device.type == "cpu":
         return value.item()
-    # float64 holds every float, bfloat16 and count exactly.
-    return value.detach().to(torch.float64, copy=True).reshape(())
+    return value.detach().clone() if value.dim() == 0 else value.detach().clone().reshape(())
 
 
 def _take_other(name: str, value: Any) -> Any:
@@ -127,7 +127,8 @@ def _take_other(name: str, value: Any) -> Any:
 
 
 def _bring_home(device: torch.device, places: list[tuple[dict[str, Any], str]]) -> tuple[torch.Tensor, Any]:
-    stacked = torch.stack([values[name] for values, name in places])
+    # float64 holds every float, bfloat16 and count exactly.
+    stacked = torch.stack([values[name] for values, name in places]).to(torch.float64)
     if device.type != "cuda":
         return stacked.cpu(), None
     with torch.cuda.device(device):
