@@ -101,6 +101,15 @@ def test_a_session_tells_both_bounds_and_its_own_progress(runs: Path) -> None:
     assert "  if it dies: you lose 41 s; if the machine dies, everything since the start" in lines_of()
 
 
+def test_the_last_numbers_are_shown_the_loss_first_and_what_part_of_a_step_is_under_way(runs: Path) -> None:
+    run = live_run(runs)
+    numbers = {"lr": 2e-4, "grad_norm": 0.81, "loss": 3.25, "gate_max": 0.4, "gate_entropy": 1.09}
+    atomic.write_json(run.session_file(), {"done": 3, "metrics": numbers, "doing": "backward 3 of 16"})
+    lines = lines_of()
+    assert "  numbers:    loss 3.25, lr 0.0002, grad_norm 0.81, gate_max 0.4, ..." in lines
+    assert "  now:        backward 3 of 16" in lines
+
+
 def test_a_stuck_run_points_to_why(runs: Path) -> None:
     verdict = {"kind": "STUCK", "for_s": 290.0, "text": "waits for a lock at train.py:17"}
     live_run(runs, verdict=verdict, incidents=[{"number": n, "path": f"i-{n}", "text": "stuck"} for n in range(1, 6)])

@@ -104,7 +104,7 @@ def test_every_file_that_is_named_exists() -> None:
 
 
 def is_file(place: str) -> bool:
-    is_document = place.startswith(("docs/", "scripts/", "notebooks/"))
+    is_document = place.startswith(("configs/", "docs/", "scripts/", "notebooks/"))
     return (ROOT / (place if is_document else f"src/jackline/{place}")).is_file()
 
 

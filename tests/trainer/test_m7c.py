@@ -17,6 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jackline.data.spec import DataSpec
+from jackline.memory.__main__ import _all_sizes
 from jackline.memory.cards import find_card
 from jackline.memory.predict import predict
 from jackline.models.nsa.shape import NSAShape
@@ -172,6 +173,8 @@ def test_the_plan_knows_that_kernels_take_no_square_of_the_sequence_and_plain_to
 def test_the_plan_shows_the_parameters_there_are() -> None:
     shown = candidates(find_card("H200"), ["--seq-len", "4096"])[0].shown
     assert (shown["parameters"], shown["batch_size"], shown["precision"]) == (155_169_060, 16, "bf16-weights")
+    table = _all_sizes("jackline.trainer.recipes.m7c", find_card("T4"), [])  # for `plan --table`
+    assert [candidate.job.name for candidate in table] == ["m7c 125m"]
 
 
 def test_on_a_cpu_as_many_sequences_at_a_time_as_their_square_leaves_room_for() -> None:

@@ -202,6 +202,13 @@ def saved_line(view: RunView) -> str:
 
 
 def now_line(view: RunView) -> str:
+    """Which part of a step by the loop's own word, and where in the code by that of whoever looks at it."""
+    doing = view.session.get("doing")
+    parts = [safe_text(doing, 60)] if isinstance(doing, str) and doing else []
+    return "; ".join(part for part in (*parts, _place_line(view)) if part)
+
+
+def _place_line(view: RunView) -> str:
     now = mapping(view.state.get("now"))
     if not now:
         return ""

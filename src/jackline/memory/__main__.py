@@ -110,9 +110,18 @@ def choose(found: Sequence[Candidate], card: Card, room: Room) -> tuple[Candidat
 
 def _print_table(target: str, gpu: str | None, words: Sequence[str]) -> None:
     cards = [find_card(gpu)] if gpu else list(CARDS.values())
-    candidates = load_candidates(target, cards[0], [*words, "model_size=auto"] if ":" not in target else words)
+    candidates = _all_sizes(target, cards[0], words)
     jobs = {str(candidate.shown.get("model_size", candidate.job.name)): candidate.job for candidate in candidates}
     print(table_text(fit_table(jobs, _TABLE_BATCHES, cards), cards))
+
+
+def _all_sizes(target: str, card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+    if ":" in target:
+        return load_candidates(target, card, words)
+    try:
+        return load_candidates(target, card, [*words, "model_size=auto"])
+    except UsageError:  # a recipe that has its size as it is told
+        return load_candidates(target, card, words)
 
 
 def _say(text: str) -> None:

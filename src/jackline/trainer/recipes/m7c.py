@@ -51,7 +51,6 @@ class M7cConfig(TrainConfig):
     seed: int = 1337
     eval_every: int = 500
     log_every: int = 5
-    save_every_steps: int = 5000
 
     dataset: Literal["", "fineweb_edu", "fineweb_edu_local", "synthetic"] = ""
     local_path: str = ""
