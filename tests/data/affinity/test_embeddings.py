@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jackline.data.affinity import embeddings, features
+from jackline.data.affinity import embeddings, features, mirrored
 from jackline.data.affinity.mirrored import copy_in, copy_out, files_of
 from jackline.data.affinity.prepared import AffinityData, AffinitySettings, cache_keys, prepare_affinity
 from jackline.data.affinity.shards import list_shards
@@ -262,14 +262,19 @@ def test_shards_go_to_a_mirror_and_come_back_and_nothing_damaged_comes(
     here, mirror, there = tmp_path / "here", tmp_path / "mirror", tmp_path / "there"
     keys = prepare(table, here).cache_keys
     assert [len(files_of(key, here)) for key in keys] == [6, 2]
+    left = mirror / "embeddings" / keys[0] / ".shard-00000-x.emb.1.copy"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half a shard of a copy that was killed")
+    os.utime(left, (0, 0))
     assert [copy_out(key, mirror, here) for key in keys] == [6, 2]
+    assert not left.exists()
     assert [copy_out(key, mirror, here) for key in keys] == [0, 0]
     broken = list_shards(mirror / "embeddings" / keys[0])[1]
     damage(broken, "vectors")
     list_shards(mirror / "embeddings" / keys[0])[3].unlink()
     lines: list[str] = []
     assert [copy_in(mirror, key, there, lines.append) for key in keys] == [4, 2]
-    assert lines == [
+    assert [line for line in lines if line.startswith("warning")] == [
         f"warning: in the mirror {broken.parent}, {broken.name}: the vectors are damaged; its sequences are encoded "
         "again"
     ]
@@ -279,3 +284,7 @@ def test_shards_go_to_a_mirror_and_come_back_and_nothing_damaged_comes(
     assert contents(there) == undisturbed
     assert copy_out(keys[0], mirror, there) == 1  # what was missing; the damaged one has the same header and stays
     assert copy_in(tmp_path / "nowhere", keys[0], there) == 0
+    monkeypatch.setattr(mirrored, "_TELL_EVERY_S", 0.0)
+    lines.clear()
+    copy_out(keys[1], mirror, there, lines.append)
+    assert lines == [f"copied {number} of 2 files to {mirror}/embeddings/{keys[1]}" for number in range(2)]

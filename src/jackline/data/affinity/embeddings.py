@@ -102,7 +102,7 @@ class Store:
                 shards.append(path)
             except FileNotFoundError:
                 continue  # another process found it damaged
-            except DamagedShard as damage:
+            except (DamagedShard, OSError) as damage:  # a sector that cannot be read is damage too
                 self.damaged[path] = str(damage)
         return _find(shards, parts, hashes)
 
@@ -193,7 +193,7 @@ def encode_missing(store: Store, encoder: Encoder, job: Job, board: Board, say: 
 
 
 def _encode(store: Store, encoder: Encoder, job: Job, missing: NDArray[np.int64], board: Board) -> None:
-    _check_room(store, len(missing))
+    _check_room(store, len(missing), len(job.hashes))
     board.set("wait", done=0, total=None, unit="weights", detail=f"the weights of {encoder.name}")
     encoder.load()
     texts = iter(job.texts(missing))
@@ -244,13 +244,14 @@ def _changed() -> JacklineError:
     )
 
 
-def _check_room(store: Store, num_sequences: int) -> None:
-    """Twice: the shards, and the matrix that is made of them."""
+def _check_room(store: Store, num_missing: int, num_sequences: int) -> None:
+    """For the shards to come, and for the matrix of all."""
     stat = os.statvfs(store.folder)
-    free, needed = stat.f_bavail * stat.f_frsize, 2 * num_sequences * (store.width * DTYPE.itemsize + 16)
+    free = stat.f_bavail * stat.f_frsize
+    needed = (num_missing + num_sequences) * (store.width * DTYPE.itemsize + 16)
     if needed > free:
         raise JacklineError(
-            f"{num_sequences:,} sequences need {format_bytes(needed)} of disk for their vectors, and "
+            f"{num_missing:,} sequences need {format_bytes(needed)} of disk for their vectors, and "
             f"{format_bytes(free)} are free in {store.folder}",
             hint="free some space or name another place: cache_dir=PATH",
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jackline.data.affinity.embeddings import store_folder
@@ -18,6 +19,8 @@ from jackline.data.affinity.shards import DamagedShard, check_vectors, list_shar
 from jackline.rundir.atomic import sync_directory
 
 Say = Callable[[str], None]
+_LEFT_AFTER_S = 3600.0
+_TELL_EVERY_S = 2.0
 
 
 def files_of(cache_key: str, root: Path | None = None) -> tuple[Path, ...]:
@@ -31,7 +34,7 @@ def copy_out(cache_key: str, mirror: Path, root: Path | None = None, say: Say = 
     """Copy what the mirror folder does not have; returns how many files. Can be killed and called again."""
     folder = mirror / "embeddings" / cache_key
     folder.mkdir(parents=True, exist_ok=True)
-    return sum(_copy(path, folder / path.name) for path in files_of(cache_key, root))
+    return sum(_copy(path, folder / path.name) for path in _told(files_of(cache_key, root), f"to {folder}", say))
 
 
 def copy_in(mirror: Path, cache_key: str, root: Path | None = None, say: Say = print) -> int:
@@ -40,10 +43,9 @@ def copy_in(mirror: Path, cache_key: str, root: Path | None = None, say: Say = p
     if not source.is_dir():
         return 0
     folder.mkdir(parents=True, exist_ok=True)
+    names = [path for path in (source / "store.json", *list_shards(source)) if path.is_file()]
     copied = 0
-    for path in [source / "store.json", *list_shards(source)]:
-        if not path.is_file() or (folder / path.name).exists():
-            continue
+    for path in _told([path for path in names if not (folder / path.name).exists()], f"from {source}", say):
         try:
             if path.suffix == ".emb":
                 read_hashes(path, read_head(path).width)
@@ -54,10 +56,21 @@ def copy_in(mirror: Path, cache_key: str, root: Path | None = None, say: Say = p
     return copied
 
 
+def _told(paths: Sequence[Path], where: str, say: Say) -> Iterator[Path]:
+    """The paths, with a line between two of them when two seconds have gone by."""
+    told_at = time.monotonic()
+    for number, path in enumerate(paths):
+        if time.monotonic() - told_at >= _TELL_EVERY_S:
+            told_at = time.monotonic()
+            say(f"copied {number:,} of {len(paths):,} files {where}")
+        yield path
+
+
 def _copy(source: Path, target: Path) -> bool:
     """Whole or absent, also when killed; False when it is there."""
     if _is_same(source, target):
         return False
+    _clear_leavings(target.parent)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.copy")
     try:
         shutil.copyfile(source, temporary)
@@ -70,6 +83,14 @@ def _copy(source: Path, target: Path) -> bool:
     with contextlib.suppress(OSError):
         sync_directory(target.parent)  # not every mounted drive can
     return True
+
+
+def _clear_leavings(folder: Path) -> None:
+    """Halves left by a copy that was killed, perhaps on another machine; a living one writes every few seconds."""
+    for path in folder.glob(".*.copy"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _LEFT_AFTER_S:
+                path.unlink()
 
 
 def _is_same(source: Path, target: Path) -> bool:
