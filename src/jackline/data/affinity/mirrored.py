@@ -34,7 +34,9 @@ def copy_out(cache_key: str, mirror: Path, root: Path | None = None, say: Say = 
     """Copy what the mirror folder does not have; returns how many files. Can be killed and called again."""
     folder = mirror / "embeddings" / cache_key
     folder.mkdir(parents=True, exist_ok=True)
-    return sum(_copy(path, folder / path.name) for path in _told(files_of(cache_key, root), f"to {folder}", say))
+    paths = _told(files_of(cache_key, root), f"to {folder}", say)
+    # One that is gone meanwhile was found damaged by whoever encodes.
+    return sum(_copy(path, folder / path.name) for path in paths if path.exists())
 
 
 def copy_in(mirror: Path, cache_key: str, root: Path | None = None, say: Say = print) -> int:
