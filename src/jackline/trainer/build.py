@@ -165,6 +165,7 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
         optimizer = make_optimizer(
             model, lr=config.lr, betas=betas, weight_decay=config.weight_decay, precision=precision
         )
+        voice.now("comparing our kernels with plain torch on this device")
         if words := use_kernels(model, precision):
             voice.say(words)
     total_steps = count_steps(config, loader, voice)

@@ -68,5 +68,5 @@ def use_kernels(model: Network, precision: Precision) -> str:
         return ""
     why_not = model.use_kernels(_CAST.get(precision))
     if why_not:
-        return f"attention in plain torch, which needs memory with the square of the sequence: no kernels, {why_not}"
+        return f"attention in plain torch, with memory for the square of the sequence; no kernels: {why_not}"
     return "attention by our own kernels: compared with plain torch on this card, outputs, slopes and chosen blocks"
