@@ -1,6 +1,6 @@
 """Pairs in a shuffled order that can be seeked, and their features gathered from the cached embeddings.
 
-    loader = PairLoader(train_rows, PairSettings(batch_size=256, seed=42), device)
+    loader = PairLoader(data, PairSettings(batch_size=256, seed=42), device)
     batch = next(loader)                        # batch.rows: numbers of pairs, on the device
     loader.state(), loader.seek(state)          # epoch and place in it; O(1)
     features, wanted = pairs.gather(batch.rows)
@@ -11,7 +11,7 @@ epoch, the last batch may be short. The order depends on (seed, epoch) alone. Em
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from jackline.data.order import Permutation, mix
 from jackline.errors import CannotResume
 
 Rows = NDArray[np.int64]
+Tell = Callable[[str], None]
 
 _SHARE_OF_FREE = 0.5  # of the card's memory for embeddings; a head needs next to nothing
 _COPY_ROWS = 1 << 16
@@ -45,7 +46,6 @@ class PairBatch:
 class PairSettings:
     batch_size: int
     seed: int
-    fingerprint: str = ""
     is_stratified: bool = False
     epochs: int = 0  # 0: not known; for people alone
 
@@ -53,16 +53,17 @@ class PairSettings:
 class PairLoader:
     """An iterator over batches that never ends, unless `end_here` was called. State is what was given out."""
 
-    def __init__(self, rows: Rows, pkd: NDArray[np.float32], settings: PairSettings, device: torch.device) -> None:
-        """`rows` are the training pairs; `pkd` is that of all pairs."""
-        if not len(rows):
-            raise ValueError("no pairs to train on")
-        self.settings = settings
+    def __init__(
+        self, data: AffinityData, settings: PairSettings, device: torch.device, tell: Tell = lambda text: None
+    ) -> None:
+        """Of the training pairs; `tell` hears of embeddings that are no longer the same in every bit."""
+        rows: Rows = data.parts["train"]
+        self.settings, self._data, self._tell = settings, data, tell
         self.waited_s = 0.0  # nothing is waited for: what a step needs is in memory or mapped
         self.is_exhausted = False
         self.steps_per_epoch = -(-len(rows) // settings.batch_size)
         self._rows, self._device = rows, device
-        self._bins = _bins_of(pkd[rows]) if settings.is_stratified else [np.arange(len(rows))]
+        self._bins = _bins_of(data.pkd[rows]) if settings.is_stratified else [np.arange(len(rows))]
         self._epoch = self._position = 0
         self._open_epoch = -1
         self._order: Rows = rows
@@ -85,6 +86,7 @@ class PairLoader:
         """Where the next batch begins, and what proves that it is the same data in the same order."""
         return {
             **self._identity(),
+            "fingerprint": self._data.fingerprint,
             "epoch": self._epoch,
             "position": self._position,
             "is_exhausted": self.is_exhausted,
@@ -97,6 +99,10 @@ class PairLoader:
                     f"the data of this checkpoint is not the data of this run: {key} was {state[key]}, is {now}",
                     hint="give the same file, encoders, split and seed, or start a new run with --new",
                 )
+        if state["fingerprint"] != self._data.fingerprint:
+            self._tell(
+                "warning: the embeddings were computed anew and differ in some bits; it goes on, not bit-exactly"
+            )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self.is_exhausted = bool(state["is_exhausted"])
 
@@ -120,7 +126,7 @@ class PairLoader:
     def _identity(self) -> dict[str, Any]:
         settings = self.settings
         return {
-            "fingerprint": settings.fingerprint,
+            "identity": self._data.identity,
             "num_pairs": len(self._rows),
             "batch_size": settings.batch_size,
             "seed": settings.seed,
@@ -154,10 +160,11 @@ def _spread(parts: list[Rows]) -> Rows:
 class Pairs:
     """All pairs with their embeddings: on the device when they fit, else mapped from the cache and gathered there."""
 
-    def __init__(self, data: AffinityData, device: torch.device) -> None:
+    def __init__(self, data: AffinityData, device: torch.device, *, is_resident: bool | None = None) -> None:
+        """`is_resident`: None decides by the card's free memory."""
         self.data, self.device = data, device
         self.num_inputs = int(data.antibody.shape[1] + data.antigen.shape[1])
-        self.is_resident = device.type == "cuda" and fits_on(data, device)
+        self.is_resident = fits_on(data, device) if is_resident is None else is_resident
         if self.is_resident:
             self._antibody, self._antigen = _on_device(data.antibody, device), _on_device(data.antigen, device)
             self._antibody_row = torch.from_numpy(np.array(data.antibody_row, np.int64)).to(device)
@@ -179,6 +186,8 @@ class Pairs:
 
 
 def fits_on(data: AffinityData, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False  # a map of the page cache is memory enough
     needed = data.antibody.nbytes + data.antigen.nbytes
     return needed < _SHARE_OF_FREE * torch.cuda.mem_get_info(device)[0]
 

@@ -7,22 +7,27 @@ data.affinity's, the loop that of every recipe (loop.py), the judgement of a mod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jackline.checkpoint.place import choose_place
+from jackline.data.affinity import sample
 from jackline.data.affinity.prepared import AffinityData, prepare_affinity
 from jackline.data.batches import ToDevice
 from jackline.data.loader import Loader
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.cards import Precision
 from jackline.models.affinity import AffinityHead, count_parameters, focal_loss
+from jackline.rundir.layout import RunDir
 from jackline.session.exactness import make_exact
 from jackline.session.phase import phase
 from jackline.trainer.affinity_batches import PairBatch, PairLoader, Pairs, PairSettings
+from jackline.trainer.affinity_mirror import mirrored_embeddings
 from jackline.trainer.build import Parts, choose_device, device_name
 from jackline.trainer.corpus import Corpus
 from jackline.trainer.method import Method
@@ -72,6 +77,11 @@ class AffinityParts(Parts):
 
     def count_of(self, batch: PairBatch) -> int:
         return len(batch.windows)  # the last of an epoch may be short
+
+    def place_text(self) -> str:
+        place = self.pair_loader.place()
+        of = f"/{place['epochs']}" if place.get("epochs") else ""
+        return f"(epoch {place['epoch']}{of}, batch {place['batch']:,}/{place['num_batches']:,})"
 
     def blank_batch(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int64, device=self.device)
@@ -131,20 +141,20 @@ def make_validation(parts: AffinityParts, voice: Voice, window_s: float) -> Affi
     return AffinityValidation(parts, voice)
 
 
-def build_parts(config: AgabConfig, voice: Voice) -> AffinityParts:
+def build_parts(config: AgabConfig, voice: Voice, folder: Path) -> AffinityParts:
     device = choose_device(config)
     if config.exact:
         make_exact()
     name = device_name(device)
     voice.say(f"device {name}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device) if config.precision != "auto" else "fp32"
-    data = open_pairs(config, device, voice)
+    data = open_pairs(config, device, voice, config.mirror or choose_place(RunDir(folder)).mirror or "")
     train = data.parts["train"]
     with voice.phase("data", "gathering the embeddings"):
         pairs = Pairs(data, device)
         voice.say(_where(pairs), "data")
-    settings = PairSettings(config.batch_size, config.seed, data.fingerprint, config.stratified, config.epochs)
-    loader = PairLoader(train, data.pkd, settings, device)
+    settings = PairSettings(config.batch_size, config.seed, config.stratified, config.epochs)
+    loader = PairLoader(data, settings, device, lambda text: voice.say(text, "data"))
     with voice.phase("model", _head_text(pairs.num_inputs)):
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
@@ -159,7 +169,7 @@ def build_parts(config: AgabConfig, voice: Voice) -> AffinityParts:
     with voice.phase("plan", "how many steps"):
         voice.say(_plan_text(loader, total_steps, precision))
         voice.say(describe_schedule(schedule))
-        if loader.steps_per_epoch < FEW_STEPS and config.batch_size > 8:
+        if loader.steps_per_epoch < FEW_STEPS and config.batch_size > 8 and not config.quick:
             voice.say(f"{loader.steps_per_epoch} steps an epoch are few: a smaller --batch_size learns more of them")
     method = AffinityMethod()
     parts = AffinityParts(
@@ -194,11 +204,17 @@ class NoCorpus:
         """Nothing is open."""
 
 
-def open_pairs(config: AgabConfig, device: torch.device, voice: Voice) -> AffinityData:
+def open_pairs(config: AgabConfig, device: torch.device, voice: Voice, mirror: str) -> AffinityData:
     """The pairs with their embeddings. What is wrong is said with the table's name; nothing takes its place."""
+    settings = config.affinity_settings(str(device))
+    if config.data == sample.NAME:
+        voice.say(
+            f"'{sample.NAME}' is made up: {sample.NUM_ROWS:,} pairs of no protein there is, with a rule in them"
+        )
     with voice.phase("data", f"pairs of {config.data}"), phase("data: pairs and embeddings"):
         try:
-            data = prepare_affinity(config.affinity_settings(str(device)), lambda text: voice.say(text, "data"))
+            with mirrored_embeddings(mirror, settings, voice):
+                data = prepare_affinity(settings, lambda text: voice.say(text, "data"))
         except JacklineError as error:
             made = type(error)(
                 f"the data of recipe '{config.recipe}' cannot be had: {config.data}",
@@ -221,8 +237,6 @@ def _optimizer(model: nn.Module, config: AgabConfig, precision: Precision) -> to
 
 
 def _schedule(config: AgabConfig, loader: PairLoader, total_steps: int) -> Schedule:
-    from dataclasses import replace
-
     if not config.warmup_epochs:
         return schedule_of(config, total_steps)
     warmup = round(config.warmup_epochs * loader.steps_per_epoch)

@@ -88,6 +88,10 @@ class Parts:
         """What the summed loss of a batch is divided by."""
         return self.tokens_per_step
 
+    def place_text(self) -> str:
+        """Which epoch it is, where steps alone do not tell what a person counts in."""
+        return ""
+
     def blank_batch(self, count: int) -> Tensor:
         """As large as `count` samples are, for a rehearsal."""
         return torch.zeros((count, self.config.seq_len + 1), dtype=torch.long, device=self.device)
@@ -136,7 +140,7 @@ class Parts:
 def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     """`folder` is the run's: compiled code is kept there. What is no language model builds its own parts."""
     build_parts = getattr(find_method(config), "build_parts", None)
-    return build_parts(config, voice) if build_parts else _build_language(config, voice, folder)
+    return build_parts(config, voice, folder) if build_parts else _build_language(config, voice, folder)
 
 
 def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:

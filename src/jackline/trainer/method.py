@@ -8,8 +8,8 @@
 
 A recipe names its module in `METHOD` of its config; the module has `make_method(model, config)` and, when it needs
 more memory than the plain step, `job_of(config, shape, precision)`. One that trains no language model has
-`build_parts(config, voice)` and `make_validation(parts, voice, window_s)` in their place. This one is the plain
-method: nothing added.
+`build_parts(config, voice, folder)` and `make_validation(parts, voice, window_s)` in their place. This one is the
+plain method: nothing added.
 """
 
 from __future__ import annotations

@@ -47,11 +47,13 @@ class StepLine:
     bounds: LossBounds | None = None
     notes: tuple[str, ...] = ()
     unit: str = TOKENS
+    place: str = ""  # '(epoch 2/50, batch 34/437)'
 
 
 def step_line(facts: StepLine) -> str:
     """step 1,200/10,000  loss 3.4121  ppl 30.33  lr 2.9e-04  grad 0.84  489,803 tok/s  MFU 53.7 %  wait 0.3 % ..."""
     parts = [f"step {facts.step:,}/{facts.total_steps:,}" if facts.total_steps else f"step {facts.step:,}"]
+    parts += [facts.place] if facts.place else []
     if facts.loss is not None:
         parts += [f"loss {facts.loss:.4f}", *([f"ppl {format_ppl(facts.loss)}"] if facts.unit == TOKENS else [])]
     if facts.lr is not None:

@@ -181,6 +181,7 @@ class Watch:
                 eta_s=pace_s * (self._total_steps - step) if pace_s and self._total_steps else None,
                 bounds=read_bounds(self.run),
                 unit=self.parts.UNIT,
+                place=self.parts.place_text(),
                 notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
             )
         )

@@ -150,12 +150,14 @@ class AgabConfig(TrainConfig):
         from pathlib import Path
 
         from jackline.data.affinity.prepared import AffinitySettings
+        from jackline.data.affinity.sample import NAME, planted_table
 
+        root = Path(self.data_dir).expanduser() if self.data_dir else None
         return AffinitySettings(
-            path=self.data,
+            path=str(planted_table(root)) if self.data == NAME else self.data,
             antibody_encoder=self.antibody_encoder,
             antigen_encoder=self.antigen_encoder,
-            cache_dir=Path(self.data_dir).expanduser() if self.data_dir else None,
+            cache_dir=root,
             split=self.split,
             seed=self.seed,
             pkd_range=(self.pkd_min, self.pkd_max),
