@@ -101,6 +101,28 @@ def test_a_session_tells_both_bounds_and_its_own_progress(runs: Path) -> None:
     assert "  if it dies: you lose 41 s; if the machine dies, everything since the start" in lines_of()
 
 
+def test_a_session_tells_epoch_batch_best_and_how_old_the_last_checkpoint_is(runs: Path) -> None:
+    run = live_run(runs)
+    place = {"epoch": 2, "epochs": 50, "batch": 34, "num_batches": 437}
+    best = {"name": "val_spearman", "value": 0.62134, "step": 400}
+    newest = {"step": 460, "at_s": NOW_S - 126, "path": "x"}
+    session = {"done": 471, "total": 21_850, "place": place, "best": best, "last_checkpoint": newest}
+    atomic.write_json(run.session_file(), session)
+    lines = lines_of()
+    assert "  epoch:      2 of 50, batch 34 of 437 (8 %)" in lines
+    assert "  best:       val_spearman 0.6213 at step 400" in lines
+    assert "  saved:      2 min 6 s ago, at step 460" in lines
+    atomic.write_json(run.session_file(), {**session, "place": {**place, "epochs": None}})
+    assert "  epoch:      2, batch 34 of 437 (8 %)" in lines_of()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", [], {"epoch": "x"}, {"epoch": 1, "batch": 5, "num_batches": None}])
+def test_what_a_session_does_not_know_of_its_place_is_left_out(wrong: object, runs: Path) -> None:
+    run = live_run(runs)
+    atomic.write_json(run.session_file(), {"done": 1, "place": wrong, "best": wrong, "last_checkpoint": wrong})
+    assert not [line for line in lines_of() if line.startswith(("  epoch:", "  best:", "  saved:"))]
+
+
 def test_the_last_numbers_are_shown_the_loss_first_and_what_part_of_a_step_is_under_way(runs: Path) -> None:
     run = live_run(runs)
     numbers = {"lr": 2e-4, "grad_norm": 0.81, "loss": 3.25, "gate_max": 0.4, "gate_entropy": 1.09}
