@@ -165,7 +165,8 @@ def build_parts(config: AgabConfig, voice: Voice, folder: Path) -> AffinityParts
     total_steps = min(config.epochs * loader.steps_per_epoch or config.max_steps, config.max_steps)
     schedule = _schedule(config, loader, total_steps)
     micro_batch = config.micro_batch or config.batch_size
-    chosen = Chosen(micro_batch, -(-config.batch_size // micro_batch), "as asked" if config.micro_batch else "")
+    why = "as asked" if config.micro_batch else "the whole batch: a head is small"
+    chosen = Chosen(micro_batch, -(-config.batch_size // micro_batch), why)
     with voice.phase("plan", "how many steps"):
         voice.say(_plan_text(loader, total_steps, precision))
         voice.say(describe_schedule(schedule))

@@ -147,6 +147,11 @@ class TrainConfig:
         return self.batch_size
 
     @property
+    def is_language(self) -> bool:
+        """Whether it is windows of text that are learnt; what is not has neither a size nor a context."""
+        return "seq_len" not in self.UNUSED
+
+    @property
     def has_known_end(self) -> bool:
         """Whether `max_steps` says how long it will take; a stream may end before."""
         return True

@@ -80,7 +80,8 @@ def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> N
     """All checks, in the order in which a run would fail. Stops where nothing further can be tried."""
     config = resolved.config
     tell(settings_finding(resolved))
-    tell(judge_schedule(schedule_of(config)))
+    if config.is_language:  # else the number of steps follows from the data
+        tell(judge_schedule(schedule_of(config)))
     with voice.phase("doctor", "importing torch, usually 2 to 20 s"):
         import torch
     tell(versions_finding(torch.__version__))
@@ -96,7 +97,7 @@ def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> N
         from jackline.trainer.sizing import settle_size
 
         config = settle_size(resolved, None, choose_device(config), voice).config
-        _try_everything(config, request, voice, tell)
+        (_try_everything if config.is_language else _try_own)(config, request, voice, tell)
     except JacklineError as error:
         tell(Finding("trial", "problem", " ".join((error.message, *error.detail)), error.hint or ""))
 
@@ -152,7 +153,7 @@ def device_findings(config: TrainConfig) -> Iterator[Finding]:
             yield Finding("device", "problem", "device=cuda, but no NVIDIA card is to be seen", "device=auto")
         return
     else:
-        is_small = config.model == config.SMALLEST
+        is_small = config.model == config.SMALLEST or not config.is_language
         hint = "" if is_small else f"only model={config.SMALLEST} is of use on a CPU"
         yield Finding("device", "ok" if is_small else "note", device_name(device), hint)
     try:
@@ -225,10 +226,9 @@ def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
 
 def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, tell: Tell) -> None:
     from jackline.trainer.build import choose_device
-    from jackline.trainer.doctor_trial import make_parts, predict_host_bytes, state_bytes, take_step
+    from jackline.trainer.doctor_trial import make_parts, predict_host_bytes
     from jackline.trainer.network import describe_shape, shape_of
     from jackline.trainer.precision import choose_precision
-    from jackline.trainer.rehearsal import with_micro_batch
 
     device = choose_device(config)
     precision, free_bytes = choose_precision(config.precision, device), _free_memory(device)
@@ -244,19 +244,45 @@ def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, 
             return
     with voice.phase("doctor", "building the model and choosing a micro-batch"):
         parts = make_parts(config, device, precision, found)
-    memory = _try_memory(parts, free_bytes, voice)
+    _try_parts(parts, found.first, request, voice, tell)
+
+
+def _try_own(config: TrainConfig, request: Request, voice: Voice, tell: Tell) -> None:
+    """What is no language model builds its own parts, data and all; what it caches the training finds there."""
+    from jackline.trainer.build import build
+
+    try:
+        parts = build(config, voice, request.runs_folder / ".doctor")
+    except JacklineError as error:
+        tell(Finding("data", "problem", "\n".join((error.message, *error.detail)), error.hint or ""))
+        tell(_not_tried("memory, step and saving"))
+        return
+    loader: Any = parts.loader
+    tell(Finding("data", "ok", f"{config.data}: {loader.num_windows():,} {parts.UNIT} to train on"))
+    tell(judge_schedule(parts.schedule))
+    _try_parts(parts, next(loader), request, voice, tell)
+
+
+def _try_parts(parts: Any, first: Any, request: Request, voice: Voice, tell: Tell) -> None:
+    """Memory, a step, the disk, saving, and the time of all of it."""
+    from jackline.trainer.doctor_trial import state_bytes, take_step
+    from jackline.trainer.rehearsal import with_micro_batch
+
+    config = parts.config
+    memory = _try_memory(parts, _free_memory(parts.device), voice)
     tell(memory.finding)
     if memory.finding.state == "problem":
         tell(_not_tried("step and saving"))
         return
     parts = with_micro_batch(parts, memory.micro_batch)
     with voice.phase("doctor", "one real step on real data"):
-        taken = take_step(parts, found.first)
+        taken = take_step(parts, first)
     tell(judge_step(taken))
     disk = read_disk(request.runs_folder)
     free_disk = disk.free_bytes if disk is not None else 0
     size = state_bytes(parts)
-    kept = count_kept(config.keep_last, config.keep_every, parts.total_steps, keeps_best=config.val_fraction > 0)
+    keeps_best = config.val_fraction > 0 or not config.is_language
+    kept = count_kept(config.keep_last, config.keep_every, parts.total_steps, keeps_best=keeps_best)
     budget = judge_disk(DiskFacts(size, kept, free_disk, str(request.runs_folder)))
     tell(budget)
     if budget.state == "problem":
@@ -309,7 +335,7 @@ def _time_facts(config: TrainConfig, parts: Any, step_s: float) -> TimeFacts:
     from jackline.trainer.compiling import decide, why_not
 
     num_evals = parts.total_steps // config.eval_every if config.eval_every else 0
-    passes = (num_evals * config.eval_share + config.full_eval) if config.val_fraction else 0.0
+    passes = (num_evals * config.eval_share + config.full_eval) if config.val_fraction and config.is_language else 0.0
     forward_s = step_s / 3 / max(1, parts.tokens_per_step) * config.val_tokens
     decision = decide(
         config.compile,
@@ -327,6 +353,7 @@ def _time_facts(config: TrainConfig, parts: Any, step_s: float) -> TimeFacts:
         is_compiling=decision.is_compiled,
         limit_s=config.time_limit_s,
         session=find_notebook(os.environ) or "",
+        unit=parts.UNIT,
     )
 
 

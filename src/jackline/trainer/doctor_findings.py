@@ -160,6 +160,7 @@ class TimeFacts:
     is_compiling: bool = False
     limit_s: float = 0.0
     session: str = ""  # 'colab', 'kaggle'
+    unit: str = "tokens"
 
     @property
     def total_s(self) -> float:
@@ -168,7 +169,7 @@ class TimeFacts:
 
 def judge_time(facts: TimeFacts) -> Finding:
     """Against the limit that was set, or the one the notebook's host has."""
-    rate = f"{format_rate(facts.tokens_per_step / facts.step_s)} tokens/s" if facts.step_s > 0 else "?"
+    rate = f"{format_rate(facts.tokens_per_step / facts.step_s)} {facts.unit}/s" if facts.step_s > 0 else "?"
     text = (
         f"{facts.total_steps:,} steps of about {format_duration(facts.step_s)} ({rate}):"
         f" {format_duration(facts.total_s)} with validation"
@@ -195,7 +196,7 @@ class StepTaken:
     """What one real step on real data showed."""
 
     loss: float
-    guessing_loss: float  # ln V
+    guessing_loss: float  # ln V; 0: there is no vocabulary to guess out of
     grad_norm: float
     untouched: tuple[str, ...]  # weights without a gradient
     num_weights: int
@@ -203,7 +204,8 @@ class StepTaken:
 
 
 def judge_step(taken: StepTaken) -> Finding:
-    numbers = f"loss {taken.loss:.4f} (guessing is {taken.guessing_loss:.4f}), gradient norm {taken.grad_norm:.3g}"
+    guessing = f" (guessing is {taken.guessing_loss:.4f})" if taken.guessing_loss else ""
+    numbers = f"loss {taken.loss:.4f}{guessing}, gradient norm {taken.grad_norm:.3g}"
     if taken.loss - taken.loss != 0 or taken.grad_norm - taken.grad_norm != 0:
         hint = "precision=fp32 tells whether it is the precision"
         return Finding("step", "problem", f"{numbers}: not a finite number in the first step", hint)
@@ -212,7 +214,7 @@ def judge_step(taken: StepTaken) -> Finding:
         text = f"{numbers}; {len(taken.untouched)} of {taken.num_weights} weights get no gradient: {names}"
         return Finding("step", "problem", text, "they would never learn: the loss is cut off from them")
     text = f"{numbers}; all {taken.num_weights} weights get a gradient; {format_duration(taken.step_s)}"
-    if abs(taken.loss - taken.guessing_loss) > _FAR_FROM_GUESSING * taken.guessing_loss:
+    if taken.guessing_loss and abs(taken.loss - taken.guessing_loss) > _FAR_FROM_GUESSING * taken.guessing_loss:
         return Finding("step", "note", text, "an untrained model should be near guessing: look at its initialisation")
     return Finding("step", "ok", text)
 

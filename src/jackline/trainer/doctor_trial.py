@@ -176,9 +176,9 @@ def count_steps(config: TrainConfig, loader: Loader) -> int:
     return config.max_steps if windows is None else max(1, config.epochs * (windows // config.batch_size))
 
 
-def take_step(parts: Parts, batch: Batch) -> StepTaken:
+def take_step(parts: Parts, batch: Any) -> StepTaken:
     """A real step on real data, and a few more for the time: the first one allocates and is not counted."""
-    tokens: Tensor = ToDevice(parts.device)(batch.tokens)
+    given = parts.on_device(batch, ToDevice(parts.device))
     safe_step = SafeStep(parts.model, micro_batch=parts.chosen.micro_batch, scaler=parts.scaler)
     untouched: list[str] = []
     losses: list[float] = []
@@ -190,7 +190,7 @@ def take_step(parts: Parts, batch: Batch) -> StepTaken:
             number = len(took_s)
             began_s = time.perf_counter()
             parts.set_rate(lr_at(number, parts.schedule))
-            result = safe_step(parts.loss_sum, tokens, count=float(parts.tokens_per_step))
+            result = safe_step(parts.loss_sum, given, count=float(parts.count_of(batch)))
             if number == 0:
                 untouched = weights_without_gradient(parts.model)
             norms.append(float(parts.update()))
@@ -198,7 +198,7 @@ def take_step(parts: Parts, batch: Batch) -> StepTaken:
             took_s.append(time.perf_counter() - began_s)
     return StepTaken(
         loss=losses[0],
-        guessing_loss=math.log(parts.shape.vocab_size),
+        guessing_loss=math.log(parts.vocab_size) if parts.vocab_size else 0.0,
         grad_norm=norms[0],
         untouched=tuple(untouched),
         num_weights=sum(1 for _ in parts.model.parameters()),

@@ -23,7 +23,7 @@ def settings_text(resolved: Resolved) -> str:
 
 def chosen_values(config: TrainConfig) -> Mapping[str, str]:
     """What a run would use here: batch, micro-batch, accumulation, loader threads, precision."""
-    if "seq_len" in config.UNUSED:  # no language model: nothing is planned
+    if not config.is_language:  # nothing is planned
         return {"-> batch": f"{config.batch_size} samples, {config.micro_batch or config.batch_size} at a time"}
     has_card = config.device != "cpu" and bool(read_gpus())
     if has_card:

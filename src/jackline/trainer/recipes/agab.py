@@ -176,7 +176,7 @@ def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
     from jackline.models.affinity import count_parameters
     from jackline.trainer.affinity_memory import head_job
 
-    config = resolve("agab", words).config
+    config = resolve("agab", ["data=none", *words]).config
     precision = "fp32" if config.precision == "auto" else config.precision
     shown: dict[str, object] = {
         "inputs": EMBEDDED_INPUTS,
