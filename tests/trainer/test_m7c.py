@@ -23,10 +23,12 @@ from jackline.memory.predict import predict
 from jackline.models.nsa.shape import NSAShape
 from jackline.trainer.config import resolve
 from jackline.trainer.corpus import spec_of
-from jackline.trainer.doctor_findings import judge_context
+from jackline.trainer.doctor import Request, examine
+from jackline.trainer.doctor_findings import Finding, judge_context
 from jackline.trainer.nsa_method import is_due
 from jackline.trainer.planning import choose_micro_batch, job_of, shape_of
 from jackline.trainer.recipes.m7c import candidates
+from jackline.trainer.voice import Voice
 from tests.data.corpora import all_tokens, build_cache, expected_bytes, make_texts, read_texts
 from tests.session.nursery import Nursery
 from tests.shell import Shell
@@ -183,6 +185,23 @@ def test_on_a_cpu_as_many_sequences_at_a_time_as_their_square_leaves_room_for() 
     square = "plain attention takes memory with the square of the sequence"
     assert (chosen.micro_batch, chosen.accumulation, chosen.text) == (1, 16, square)
     assert choose_micro_batch(small, NSAShape(), "fp32", is_on_card=False).micro_batch == small.batch_size == 8
+
+
+def test_the_doctor_tries_it_through_and_names_variables_nobody_reads(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_SEQ_LEN", "9")
+    words = ("--quick", "--seq-len=40", "--batch-size=2", f"--data={corpus / 'text'}", f"--data-dir={tmp_path / 'd'}")
+    told: list[Finding] = []
+    with Voice() as voice:
+        examine(resolve("m7c", words), Request("m7c", words, tmp_path / "runs"), voice, told.append)
+    states = {finding.name: finding.state for finding in told}
+    assert states["environment"] == "note"
+    assert "problem" not in states.values(), told
+    assert {"device", "data", "context", "model", "memory", "step", "saving", "time"} <= set(states)
+    texts = {finding.name: finding.text for finding in told}
+    assert texts["environment"] == "$NSA_SEQ_LEN=9 is not read: --seq-len N"
+    assert "all 14 weights get a gradient" in texts["step"]
 
 
 def test_any_length_fits_a_model_that_turns_its_positions() -> None:

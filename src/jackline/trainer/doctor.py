@@ -38,6 +38,7 @@ from jackline.trainer.doctor_findings import (
     judge_unused_card,
     judge_vocabulary,
 )
+from jackline.trainer.recipes.m7c_environment import unread_lines
 from jackline.trainer.schedule import schedule_of
 from jackline.trainer.voice import Voice
 from jackline.units import format_bytes, format_duration
@@ -80,6 +81,8 @@ def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> N
     """All checks, in the order in which a run would fail. Stops where nothing further can be tried."""
     config = resolved.config
     tell(settings_finding(resolved))
+    for line in unread_lines(config.OLD_ENVIRONMENT, os.environ):
+        tell(Finding("environment", "note", line))
     if config.is_language:  # else the number of steps follows from the data
         tell(judge_schedule(schedule_of(config)))
     with voice.phase("doctor", "importing torch, usually 2 to 20 s"):
