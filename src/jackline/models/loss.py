@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from jackline.models.unfilled import UnfilledLinear
+
 IGNORED = -100
 _PROOF_ROWS = 16
 _PROOF_LIMIT = 0.02  # bf16 has 8 bits; a wrong kernel is off by everything
@@ -43,7 +45,7 @@ def summed_cross_entropy(
 
 def why_no_kernel(head: nn.Module) -> str:
     """Why the one-pass kernel is not for this head on this machine; empty after it gave the right loss and slopes."""
-    if type(head) is not nn.Linear or head.bias is not None:
+    if type(head) not in (nn.Linear, UnfilledLinear) or head.bias is not None:
         return "the head is more than one matrix"
     weight = head.weight
     if not weight.is_cuda or weight.dtype != torch.bfloat16:
