@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from jackline.data.affinity.prepared import AffinitySettings
 from jackline.errors import EXIT_CANNOT_RESUME
 from jackline.rundir.layout import RunDir
 from jackline.trainer.affinity_metrics import spearman
+from jackline.trainer.affinity_mirror import EmbeddingMirror
+from jackline.trainer.voice import Voice
 from tests.data.affinity.planted import write_planted, write_small
 from tests.session.nursery import Ended, Nursery
 
@@ -196,3 +199,24 @@ def test_a_table_that_cannot_be_used_is_named_and_nothing_takes_its_place(
     assert ended.output.endswith(error), ended.output
     assert ended.code in (1, 2)
     assert not trainings.run_dir("none").metrics(0).exists()
+
+
+def test_embeddings_go_to_the_mirror_and_come_back_on_another_machine(trainings: Trainings, tmp_path: Path) -> None:
+    mirror, words = tmp_path / "mirror", (*SHORT, "max_steps=2", "full_eval=no")
+    trainings.finish("here", *words, f"mirror={mirror}", f"data_dir={tmp_path / 'here'}")
+    files = sorted(path.name for path in (mirror / "embeddings").rglob("*") if path.is_file())
+    assert [name.partition("-")[0] for name in files] == ["shard", "shard", "store.json", "store.json"]
+    ended = trainings.finish("there", *words, f"mirror={mirror}", f"data_dir={tmp_path / 'there'}")
+    assert "[data] 2 files fetched\n" in ended.output
+    assert trainings.state("here") == trainings.state("there")
+
+
+def test_a_mirror_that_is_no_folder_is_told_and_no_reason_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    with Voice() as voice:
+        mirror = EmbeddingMirror("gs://bucket", AffinitySettings("pairs.csv"), voice)
+        mirror.fetch()
+        mirror.begin()
+        mirror.encoded()
+        mirror.wait()
+    said = capsys.readouterr().out
+    assert said == "[data] embeddings are mirrored into folders only, and gs://bucket is none\n"

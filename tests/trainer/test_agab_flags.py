@@ -167,3 +167,28 @@ def test_the_seeds_own_command_trains_saves_every_n_batches_and_status_tells_how
     assert re.search(r"^  epoch: {6}2 of 2, batch 41 of 41 \(100 %\)$", told.out, re.M), told
     assert re.search(r"^  best: {7}val_spearman -?0\.\d{4} at step \d+$", told.out, re.M), told
     assert re.search(rf"^  saved: {{6}}\S.* ago, at step {total}$", told.out, re.M), told
+
+
+def test_a_first_try_needs_no_data_and_says_that_they_are_made_up(shell: Shell) -> None:
+    done = shell.jackline("train", "agab", "--quick", "--max_steps", "9", "--name", "first")
+    assert done.code == 0, done
+    assert "[start] quick: tiny settings, to see that everything works; data: planted\n" in done.out
+    assert "'planted': 2,000 made-up pairs with a rule in them; no such protein exists\n" in done.out
+    assert (shell.runs / "first" / "test_predictions.csv").exists()
+
+
+def test_doctor_tries_the_head_on_the_table(shell: Shell) -> None:
+    write_small(shell.work / "small.csv")
+    done = shell.jackline("doctor", "agab", "--data", "small.csv")
+    assert done.code == 0, done
+    assert re.search(r"^ok +data +small\.csv: \d+ pairs to train on$", done.out, re.M), done
+    assert re.search(r"^ok +step +loss [\d.]+, gradient norm \S+; all 16 weights get a gradient; ", done.out, re.M)
+    assert re.search(r"^ok +saving +35\.0 MiB saved, loaded and equal in every bit", done.out, re.M)
+    assert re.search(r"^ok +time +\d+ steps of about .* pairs/s\): ", done.out, re.M), done
+
+
+def test_the_memory_of_the_head_is_planned_without_data(shell: Shell) -> None:
+    done = shell.jackline("plan", "agab", "--gpu", "T4")
+    assert done.code == 0, done
+    assert "agab on T4: fits\n" in done.out
+    assert "inputs=2304, parameters=3053057, batch_size=256, precision=fp32\n" in done.out

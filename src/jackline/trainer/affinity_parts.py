@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from jackline.checkpoint.place import choose_place
 from jackline.data.affinity import sample
-from jackline.data.affinity.prepared import AffinityData, prepare_affinity
+from jackline.data.affinity.prepared import AffinityData, AffinitySettings, prepare_affinity
 from jackline.data.batches import ToDevice
 from jackline.data.loader import Loader
 from jackline.errors import JacklineError, UsageError
@@ -27,7 +27,7 @@ from jackline.rundir.layout import RunDir
 from jackline.session.exactness import make_exact
 from jackline.session.phase import phase
 from jackline.trainer.affinity_batches import PairBatch, PairLoader, Pairs, PairSettings
-from jackline.trainer.affinity_mirror import mirrored_embeddings
+from jackline.trainer.affinity_mirror import EmbeddingMirror
 from jackline.trainer.build import Parts, choose_device, device_name
 from jackline.trainer.corpus import Corpus
 from jackline.trainer.method import Method
@@ -120,7 +120,8 @@ class Best:
 class AffinityMethod(Method):
     """The plain step; what is added is remembered between validations."""
 
-    def __init__(self) -> None:
+    def __init__(self, mirror: EmbeddingMirror | None = None) -> None:
+        self.mirror = mirror
         self.best = Best(torch.empty(0))
         self.rows: dict[str, str] = {}  # of the statistics at the end
 
@@ -148,13 +149,15 @@ def build_parts(config: AgabConfig, voice: Voice, folder: Path) -> AffinityParts
     name = device_name(device)
     voice.say(f"device {name}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device) if config.precision != "auto" else "fp32"
-    data = open_pairs(config, device, voice, config.mirror or choose_place(RunDir(folder)).mirror or "")
+    settings = config.affinity_settings(str(device))
+    mirror = EmbeddingMirror(config.mirror or choose_place(RunDir(folder)).mirror or "", settings, voice)
+    data = open_pairs(config, settings, mirror, voice)
     train = data.parts["train"]
     with voice.phase("data", "gathering the embeddings"):
         pairs = Pairs(data, device)
         voice.say(_where(pairs), "data")
-    settings = PairSettings(config.batch_size, config.seed, config.stratified, config.epochs)
-    loader = PairLoader(data, settings, device, lambda text: voice.say(text, "data"))
+    order = PairSettings(config.batch_size, config.seed, config.stratified, config.epochs)
+    loader = PairLoader(data, order, device, lambda text: voice.say(text, "data"))
     with voice.phase("model", _head_text(pairs.num_inputs)):
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
@@ -172,7 +175,7 @@ def build_parts(config: AgabConfig, voice: Voice, folder: Path) -> AffinityParts
         voice.say(describe_schedule(schedule))
         if loader.steps_per_epoch < FEW_STEPS and config.batch_size > 8 and not config.quick:
             voice.say(f"{loader.steps_per_epoch} steps an epoch are few: a smaller --batch_size learns more of them")
-    method = AffinityMethod()
+    method = AffinityMethod(mirror)
     parts = AffinityParts(
         config=config,
         device=device,
@@ -205,17 +208,15 @@ class NoCorpus:
         """Nothing is open."""
 
 
-def open_pairs(config: AgabConfig, device: torch.device, voice: Voice, mirror: str) -> AffinityData:
+def open_pairs(config: AgabConfig, settings: AffinitySettings, mirror: EmbeddingMirror, voice: Voice) -> AffinityData:
     """The pairs with their embeddings. What is wrong is said with the table's name; nothing takes its place."""
-    settings = config.affinity_settings(str(device))
     if config.data == sample.NAME:
-        voice.say(
-            f"'{sample.NAME}' is made up: {sample.NUM_ROWS:,} pairs of no protein there is, with a rule in them"
-        )
+        voice.say(f"'{sample.NAME}': {sample.NUM_ROWS:,} made-up pairs with a rule in them; no such protein exists")
     with voice.phase("data", f"pairs of {config.data}"), phase("data: pairs and embeddings"):
         try:
-            with mirrored_embeddings(mirror, settings, voice):
-                data = prepare_affinity(settings, lambda text: voice.say(text, "data"))
+            mirror.fetch()
+            mirror.begin()
+            data = prepare_affinity(settings, lambda text: voice.say(text, "data"))
         except JacklineError as error:
             made = type(error)(
                 f"the data of recipe '{config.recipe}' cannot be had: {config.data}",
@@ -223,6 +224,8 @@ def open_pairs(config: AgabConfig, device: torch.device, voice: Voice, mirror: s
                 hint=error.hint or "--data FILE: CSV or parquet with antibody_sequence, antigen_sequence, pKd",
             )
             raise made from error
+        finally:
+            mirror.encoded()
     empty = [name for name in ("train", "validation", "test") if not len(data.parts[name])]
     if empty:
         raise UsageError(

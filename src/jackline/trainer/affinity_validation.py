@@ -136,6 +136,8 @@ class AffinityValidation:
         text = f"{metrics_text(found)}; by {who}"
         self._voice.say(f"{text}; every prediction is in {folder / PREDICTIONS}", "test")
         self._method.rows["test"] = text
+        if self._method.mirror is not None:
+            self._method.mirror.wait()
         return done
 
     # -- inside ------------------------------------------------------------------------------------------------------

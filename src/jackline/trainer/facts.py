@@ -54,6 +54,7 @@ def sentinel_facts(parts: Parts, validation: Validation) -> Facts:
         vocab_size=parts.vocab_size,
         schedule=parts.schedule,
         tokens_per_step=parts.tokens_per_step,
+        unit=parts.UNIT,
         floor=floor_of(parts, validation),
         full_validation_parts=validation.num_parts if validation.num_quick < validation.num_windows else None,
     )

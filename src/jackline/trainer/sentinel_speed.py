@@ -27,8 +27,8 @@ _QUEUED = 0.2  # seconds a second
 class SlowSteps:
     """The usual speed is the median of steps 6 to 35 of this attempt, and moves up when a run gets faster."""
 
-    def __init__(self, read_surroundings: Callable[[], Surroundings] | None = None) -> None:
-        self._read = read_surroundings
+    def __init__(self, read_surroundings: Callable[[], Surroundings] | None = None, unit: str = "tokens") -> None:
+        self._read, self._unit = read_surroundings, unit
         self._num_seen = 0
         self._first: list[StepFacts] = []
         self._recent: deque[StepFacts] = deque(maxlen=_RECENT)
@@ -85,7 +85,7 @@ class SlowSteps:
             then = replace(began, allocator_retries=then.allocator_retries, swapped_bytes=then.swapped_bytes)
         cause, hint = find_cause(seen, self._usual_s, self._micro_batch, then, self._surroundings())
         less = f"{100 * (1 - now / self._usual):.0f} % less than before ({self._usual:,.0f})"
-        text = f"{now:,.0f} tokens/s, {less}: {cause}"
+        text = f"{now:,.0f} {self._unit}/s, {less}: {cause}"
         self._micro_batch = seen[-1].micro_batch
         return Alarm("slow", text, hint)
 

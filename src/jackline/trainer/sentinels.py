@@ -61,7 +61,7 @@ class Sentinels:
             "gradient": ZeroGradient(),
             "gates": CollapsedGates(),
             "repeat": RepeatedData(),
-            "speed": SlowSteps(read_surroundings),
+            "speed": SlowSteps(read_surroundings, facts.unit),
         }
         self._eval = SmallValidation(facts)
         self._floor_of_eval = LossUnderFloor(facts)

@@ -126,7 +126,8 @@ class Watch:
             self._say_line(step.step)
         if config.verbose:
             ids = ", ".join(f"{window:,}" for window in step.windows)
-            self.voice.say(f"step {step.step:,}: {step.seconds:.3f} s, epoch {step.epoch}, windows at tokens {ids}")
+            what = "windows at tokens" if self.parts.config.is_language else self.parts.UNIT
+            self.voice.say(f"step {step.step:,}: {step.seconds:.3f} s, epoch {step.epoch}, {what} {ids}")
 
     def take_in(self, *, wait: bool = False) -> None:
         """What has arrived: curves and alarms, in order of steps."""
