@@ -12,7 +12,15 @@ import pytest
 from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import boot_id, host_name
-from jackline.rundir.run_file import DamagedRun, check_name, describe_run, read_git, read_run_file, write_run_file
+from jackline.rundir.run_file import (
+    DamagedRun,
+    check_name,
+    describe_run,
+    read_git,
+    read_run_file,
+    with_cards,
+    write_run_file,
+)
 
 
 def make(folder: Path) -> RunDir:
@@ -36,6 +44,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert abs(contents.created_at_s - time.time()) < 600
     write_run_file(run, contents)
     assert read_run_file(run) == contents
+
+
+def test_the_cards_of_the_machine_are_kept_with_it(tmp_path: Path) -> None:
+    run = make(tmp_path / "train")
+    before = read_run_file(run)
+    write_run_file(run, with_cards(before, ["NVIDIA A100-SXM4-80GB"] * 2))
+    assert read_run_file(run).machine == {**before.machine, "cards": ["NVIDIA A100-SXM4-80GB"] * 2}
+    assert set(before.machine) == {"system", "num_cpus"}
 
 
 def test_it_can_be_read_without_jackline(tmp_path: Path) -> None:
@@ -121,12 +137,14 @@ def test_git_commit_and_difference_are_recorded(tmp_path: Path) -> None:
         return done.stdout.strip()
 
     assert read_git(tmp_path) == {}
-    git("init", "-q")
+    git("init", "-q", "-b", "work")
     (tmp_path / "train.py").write_text("x = 1\n")
     git("add", "train.py")
     git("commit", "-q", "-m", "first")
     clean = read_git(tmp_path)
-    assert clean == {"commit": git("rev-parse", "HEAD"), "is_dirty": False}
+    assert clean == {"commit": git("rev-parse", "HEAD"), "is_dirty": False, "branch": "work"}
+    git("checkout", "-q", "--detach")
+    assert read_git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "is_dirty": False}
     (tmp_path / "train.py").write_text("x = 2\n")
     dirty = read_git(tmp_path)
     assert dirty["is_dirty"] and len(dirty["diff_sha256"]) == 64

@@ -17,6 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jackline.data.spec import DataSpec
+from jackline.machine.gpu import card_names
 from jackline.memory.__main__ import _all_sizes
 from jackline.memory.cards import find_card
 from jackline.memory.predict import predict
@@ -87,6 +88,7 @@ def test_every_flag_at_once_really_trains_on_fineweb_and_tells_what_gates_and_bl
     assert re.findall(r"^\[eval\] step (\d+): val_loss ", done.out, re.M) == ["6", "12"]
     assert "[end] end       finished at step 12 of 12" in done.out
 
+    assert json.loads((shell.runs / "m" / "run.json").read_text())["machine"]["cards"] == card_names()
     lines = [json.loads(line) for line in (shell.runs / "m" / "metrics-0.jsonl").read_text().splitlines()]
     facts = {line["step"]: line for line in lines if "gate_entropy" in line}
     assert list(facts) == [1, 5, 10]  # and no other step waits for them

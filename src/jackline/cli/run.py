@@ -32,7 +32,7 @@ from jackline.rundir.identity import (
     numbered_name,
 )
 from jackline.rundir.layout import RunDir
-from jackline.rundir.run_file import check_name, describe_run, read_run_file, write_run_file
+from jackline.rundir.run_file import check_name, describe_run, read_run_file, with_cards, write_run_file
 from jackline.rundir.status import read_status
 from jackline.supervisor.foreign import preset
 from jackline.supervisor.options import SuperviseOptions
@@ -238,6 +238,8 @@ def create_run(
     folder: Path, name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions
 ) -> RunDir | None:
     """Make the run's folder in one step: it appears with a whole run.json, or not at all. None when it is there."""
+    from jackline.machine.gpu import card_names
+
     final = RunDir(folder / name)
     draft = RunDir(folder / f".{name}.{os.getpid()}.draft")
     try:
@@ -245,7 +247,7 @@ def create_run(
         contents = describe_run(
             name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
         )
-        write_run_file(draft, contents)
+        write_run_file(draft, with_cards(contents, card_names()))
         draft.path.rename(final.path)
     except OSError as error:
         shutil.rmtree(draft.path, ignore_errors=True)

@@ -65,6 +65,10 @@ def read_gpus(deadline_s: float = 1.0) -> tuple[GpuReading, ...]:
     return _reader.read(deadline_s)
 
 
+def card_names() -> list[str]:
+    return [card.name for card in read_gpus()]
+
+
 def is_hanging() -> bool:
     """The driver did not answer the last question and still does not."""
     return _reader.hanging is not None and _reader.hanging.is_alive()

@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,11 @@ def describe_run(
         machine={"system": platform.platform(), "num_cpus": os.cpu_count() or 1},
         user=_user(),
     )
+
+
+def with_cards(contents: RunFile, names: Sequence[str]) -> RunFile:
+    """The same with the machine's cards; who creates a run asks for them, because a driver may take its time."""
+    return replace(contents, machine={**contents.machine, "cards": list(names)})
 
 
 def write_run_file(run: RunDir, contents: RunFile) -> None:
@@ -156,14 +161,17 @@ def check_name(name: str) -> str:
 
 
 def read_git(folder: Path) -> dict[str, Any]:
-    """Commit and a hash of the uncommitted difference; empty outside a repository or without git."""
+    """Commit, branch and a hash of the uncommitted difference; empty outside a repository or without git."""
     import hashlib
 
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    names = _git(folder, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    if names is None:
         return {}
+    commit, branch = names.split("\n")[:2]
     diff = _git(folder, "diff", "HEAD") or ""
-    found: dict[str, Any] = {"commit": commit.strip(), "is_dirty": bool(diff)}
+    found: dict[str, Any] = {"commit": commit, "is_dirty": bool(diff)}
+    if branch != "HEAD":  # on none
+        found["branch"] = branch
     if diff:
         found["diff_sha256"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()
     return found

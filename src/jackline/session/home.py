@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
+from jackline.machine.gpu import card_names
 from jackline.rundir import atomic
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
@@ -33,7 +34,7 @@ from jackline.rundir.identity import (
 from jackline.rundir.layout import FORMAT, AttemptDir, RunDir
 from jackline.rundir.process_id import identify
 from jackline.rundir.registry import register
-from jackline.rundir.run_file import check_name, describe_run, read_run_file, write_run_file
+from jackline.rundir.run_file import check_name, describe_run, read_run_file, with_cards, write_run_file
 from jackline.rundir.status import read_status
 from jackline.session.settings import Settings
 
@@ -137,7 +138,7 @@ def _create(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> None:
     try:
         draft.path.mkdir(parents=True)
         contents = describe_run(run.name, kind="run", argv=argv, settings=wanted, options={}, cwd=Path.cwd())
-        write_run_file(draft, contents)
+        write_run_file(draft, with_cards(contents, card_names()))
         if run.path.exists() and not run.list_attempts():
             shutil.rmtree(run.path)  # empty: its creator died before the first attempt
         draft.path.rename(run.path)
