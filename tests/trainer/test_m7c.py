@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import random
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jackline.data.spec import DataSpec
@@ -36,6 +38,10 @@ from tests.shell import Shell
 from tests.trainer.test_loop import Trainings
 from tests.trainer.test_tensorboard import points
 
+needs_card = pytest.mark.skipif(
+    not torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="needs a CUDA card and Triton: compiled with our kernels it was not tried",
+)
 GATES = ("gate_compressed", "gate_selected", "gate_window")
 
 
@@ -138,6 +144,23 @@ def test_a_real_training_on_256_random_symbols_never_predicts_one(trainings: Tra
     assert min(losses) >= 5.5
     assert sum(losses[-10:]) / 10 < math.log(256) + 0.12  # it has learnt that all are alike: it does train
     assert trainings.metrics("noise", "val_loss")[45] >= 5.5
+
+
+@needs_card
+@pytest.mark.parametrize("recompute", ["no", "yes"])
+def test_on_a_card_it_is_compiled_in_bf16_and_read_by_our_kernels(recompute: str, shell: Shell) -> None:
+    typed = (
+        "--model smoke --tokenizer bytes --data python-stdlib --seq-len 512 --batch-size 16 --steps 40 --lr 1e-3 "
+        f"--warmup 4 --stats-every 20 --compile on --recompute {recompute} --name card"
+    )
+    done = shell.jackline("train", "m7c", *typed.split())
+    assert done.code == 0, done
+    assert "[model] attention by our own kernels: " in done.out
+    assert "[plan] compiled: compile=on\n" in done.out
+    lines = [json.loads(line) for line in (shell.runs / "card" / "metrics-0.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[0] > 5.5 and losses[-1] < 3.5
+    assert [line["step"] for line in lines if "gate_entropy" in line] == [1, 20, 40]
 
 
 def test_documents_are_packed_whole_and_none_is_in_both_splits(tmp_path: Path) -> None:
