@@ -2,11 +2,14 @@
 
     python bench/sparsae.py --text FILE            all of it, about 12 minutes on an H200 (FILE: WikiText-2, say)
     python bench/sparsae.py --only search,speed    the cost of mask updates; throughput against dense
+    python bench/sparsae.py --only memory          RAM of all processes on text as large as WikiText-103
     python bench/sparsae.py --small                the same on a CPU with tiny settings: does it run
 
 report: dense, static, SET, RigL and ES at 80 %, the same tokens, batch and rate, several seeds, loss on the whole
 validation set; runs of one seed go side by side. search: one mask update at 162M weights: seconds, extra memory for a
-candidate, share of the time at the default interval. speed: tokens/s with masks against sparsity=0.
+candidate, share of the time at the default interval. speed: tokens/s with masks against sparsity=0. memory: the tiny
+model through 20 steps on 540 MB of made-up text, all of it tokenised; what its processes hold at most (each shared
+page counted once), less what Python with torch holds.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ def main() -> int:
     work = Path(options.work or tempfile.mkdtemp(prefix="bench-sparsae-"))
     rows: dict[str, Any] = {}
     for name in options.only.split(","):
-        rows[name] = {"report": report, "search": search, "speed": speed}[name](options, work)
+        parts = {"report": report, "search": search, "speed": speed, "memory": memory}
+        rows[name] = parts[name](options, work)
         if out := os.environ.get("OUT"):
             (Path(out) / "sparsae.json").write_text(json.dumps(rows, indent=1))
     return 0
@@ -129,6 +133,65 @@ def speed(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     return found
 
 
+def memory(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    work.mkdir(parents=True, exist_ok=True)
+    text = work / "large.txt"
+    size = _write_text(text, (20 if options.small else 540) << 20)
+    bare = subprocess.Popen([sys.executable, "-c", "import torch; torch.zeros(1); print(flush=True); input()"],
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    assert bare.stdout is not None
+    bare.stdout.readline()
+    torch_bytes = sum(_held_by(bare.pid).values())
+    bare.communicate(b"\n")
+    asked = _request("memory", work, data=str(text), method="es", seed=0, steps=20)
+    child, most = _start(asked, options), {}
+    while child.poll() is None:
+        now = _held_by(child.pid)
+        most = now if sum(now.values()) > sum(most.values()) else most
+        time.sleep(1.0)  # a look walks through all pages, which the process itself waits for
+    row = _answer(asked) | {"held_bytes": sum(most.values()), "torch_bytes": torch_bytes, "text_bytes": size}
+    parts = ", ".join(f"{held / 1e9:.2f} GB {name}" for name, held in sorted(most.items(), key=lambda one: -one[1]))
+    print(
+        f"  {size / 1e6:.0f} MB of text, {row.get('took_s', 0):.0f} s, {row.get('error', 'finished')}; at most {parts}"
+    )
+    above = (row["held_bytes"] - torch_bytes) / 1e9
+    print(f"  above Python with torch ({torch_bytes / 1e9:.2f} GB): {above:.2f} GB (promised at most 2 GB)")
+    return [row]
+
+
+def _held_by(pid: int) -> dict[str, int]:
+    """Of a process and its children, by command: bytes, each shared page by its share."""
+    held: dict[str, int] = {}
+    waiting = [pid]
+    while waiting:
+        one = Path(f"/proc/{waiting.pop()}")
+        try:
+            waiting += [int(word) for word in (one / "task" / one.name / "children").read_text().split()]
+            lines = (one / "smaps_rollup").read_text().splitlines()
+            words = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        name = next((part for part in ("writer", "data", "child") if f"{part}" in words), "other")
+        held[name] = held.get(name, 0) + next(int(line.split()[1]) << 10 for line in lines if line[:4] == "Pss:")
+    return held
+
+
+def _write_text(path: Path, size: int) -> int:
+    """Paragraphs of made-up words, as often as words of a language are, one paragraph a line."""
+    import numpy as np
+
+    chance = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    words = np.array(["".join(letters[chance.geometric(0.12, n) % 26]) for n in chance.integers(2, 11, 50_000)])
+    written = 0
+    with open(path, "w") as file:
+        while written < size:
+            drawn = words[np.minimum(chance.zipf(1.3, 100_000) - 1, len(words) - 1)]
+            lines = [" ".join(drawn[at : at + 60]) for at in range(0, len(drawn), 60)]
+            written += file.write("\n".join(lines) + "\n")
+    return written
+
+
 def _request(kind: str, work: Path, **more: Any) -> dict[str, Any]:
     words = "-".join(str(value).replace("/", "_")[-20:] for value in more.values())
     return {"kind": kind, "work": str(work), "name": f"{kind}-{words}", **more}
@@ -161,7 +224,7 @@ def _short(row: dict[str, Any]) -> str:
 
 
 def _child(request: dict[str, Any]) -> None:
-    answer = {"train": _train, "search": _search, "speed": _speed}[request["kind"]](request)
+    answer = {"train": _train, "memory": _train, "search": _search, "speed": _speed}[request["kind"]](request)
     (Path(request["work"]) / f"{request['name']}.json").write_text(json.dumps(answer))
 
 
@@ -169,12 +232,15 @@ def _words(request: dict[str, Any]) -> list[str]:
     is_small = request["is_small"]
     sparsity = request.get("sparsity", 0.0 if request["method"] == "dense" else 0.8)
     method = "static" if request["method"] == "dense" else request["method"]
-    documents = "block" if request["data"].endswith(".txt") else "file"
+    documents = "file" if not request["data"].endswith(".txt") else "line" if request["kind"] == "memory" else "block"
     words = [f"data={request['data']}", f"documents={documents}", f"data_dir={request['work']}/cache"]
     words.append(f"seed={request['seed']}")
     words += [f"sparsity={sparsity}", f"mask_update={method}", "compile=off", "rehearse=no", "min_chars=0"]
     words += ["model=tiny", "tokenizer=train", "seq_len=64" if is_small else "seq_len=256"]
-    return [*words, "batch_size=4" if is_small else "batch_size=32", "max_train_examples=0", "max_val_examples=0"]
+    if request["kind"] != "train" and not is_small:
+        words.append("vocab_size=50257")  # the seeds' own sizes
+    batch_size = 4 if is_small else 2 if request["kind"] == "memory" else 32
+    return [*words, f"batch_size={batch_size}", "max_train_examples=0", "max_val_examples=0"]
 
 
 def _train(request: dict[str, Any]) -> dict[str, Any]:
