@@ -151,9 +151,8 @@ def memory(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         time.sleep(1.0)  # a look walks through all pages, which the process itself waits for
     row = _answer(asked) | {"held_bytes": sum(most.values()), "torch_bytes": torch_bytes, "text_bytes": size}
     parts = ", ".join(f"{held / 1e9:.2f} GB {name}" for name, held in sorted(most.items(), key=lambda one: -one[1]))
-    print(
-        f"  {size / 1e6:.0f} MB of text, {row.get('took_s', 0):.0f} s, {row.get('error', 'finished')}; at most {parts}"
-    )
+    print(f"  {size / 1e6:.0f} MB of text, {row.get('took_s', 0):.0f} s, {row.get('error', 'finished')}")
+    print(f"  at most {parts}")
     above = (row["held_bytes"] - torch_bytes) / 1e9
     print(f"  above Python with torch ({torch_bytes / 1e9:.2f} GB): {above:.2f} GB (promised at most 2 GB)")
     return [row]
@@ -258,8 +257,14 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
     known = [share for share in shares if share is not None]
     return {
         "val_loss": outcome.val_loss, "train_loss": outcome.last_loss, "took_s": time.monotonic() - began_s,
-        "mask_share": known[-1] if known else 0.0,
+        "mask_share": known[-1] if known else 0.0, "num_taken": _num_taken(run.path / "masks.jsonl"),
     }  # fmt: skip
+
+
+def _num_taken(path: Path) -> int:
+    """Updates after which the mask was another one."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum(one["is_taken"] and one["kind"] != "current" for one in map(json.loads, lines))
 
 
 def _parts(request: dict[str, Any], *words: str) -> Any:
