@@ -132,3 +132,13 @@ def test_features_are_the_same_from_a_map_and_from_the_devices_memory() -> None:
     expected = np.concatenate([data.antibody[data.antibody_row[0]], data.antigen[data.antigen_row[0]]])
     assert one[0][1].tolist() == expected.astype(np.float32).tolist()
     assert one[1].tolist() == data.pkd[rows.numpy()].tolist()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_card_embeddings_that_fit_are_kept_there_and_give_the_same_features() -> None:
+    data, card = make_data(), torch.device("cuda")
+    rows = next(PairLoader(data, PairSettings(8, 42), card)).rows
+    resident, mapped = Pairs(data, card), Pairs(data, card, is_resident=False)
+    assert resident.is_resident and rows.device.type == "cuda"
+    for one, other in zip(resident.gather(rows), mapped.gather(rows), strict=True):
+        assert one.device.type == other.device.type == "cuda" and torch.equal(one, other)
