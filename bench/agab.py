@@ -85,6 +85,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", default="epoch,batches,size,kill,rule")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--batches", default="8,16,32,64,128,256,512")
     parser.add_argument("--rule-rows", type=int, default=20_000)
     parser.add_argument("--json", default="")
     parser.add_argument("--work", default="")
@@ -116,7 +117,7 @@ def epoch(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 def batches(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Extrapolated from 300 steps (fewer for large batches) to 160,000 pairs."""
     table, found = _table(options, work), {}
-    for count in (8, 16, 32, 64, 128, 256, 512):
+    for count in map(int, options.batches.split(",")):
         steps = 300 if count <= 64 else 100
         words = [f"data={table}", f"batch_size={count}", f"max_steps={steps}", "full_eval=no"]
         spent = _spent(_train(options, work, f"batch-{count}", words))
