@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,7 @@ def kill(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     _write_random(table, 3000, antibodies=1500, antigens=40)
     words = [f"data={table}", "epochs=2", "batch_size=32", "save_every_steps=10", "rehearse=no", "exact=yes"]
     _train(options, work, "left-alone", words)
+    shutil.rmtree(work / "runs" / "killed", ignore_errors=True)
     killed_at = [_kill(options, work, words, step) for step in (25, 70)]
     _train(options, work, "killed", words)
     one, other = (_newest_bytes(work / "runs" / name) for name in ("left-alone", "killed"))
@@ -231,6 +233,8 @@ def _command(
 
 def _train(options: argparse.Namespace, work: Path, name: str, words: list[str], program: str = "") -> str:
     command, environment = _command(options, work, name, words, program)
+    if name != "killed":  # which goes on where it was killed; the others must begin anew
+        shutil.rmtree(work / "runs" / name, ignore_errors=True)
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout[-4000:]}")
