@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from jackline.checkpoint.catalogue import BEST, MIRROR, STATUS, list_names, point_at, write_notes
 from jackline.checkpoint.format import Name
+from jackline.checkpoint.rewind import go_back
 from jackline.cli.checkpoints import _is_deleted, command
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
@@ -73,8 +74,43 @@ def test_the_list_as_json(run: RunDir) -> None:
         "mirror": "local",
         "is_latest": True,
         "is_best": False,
+        "is_left_behind": False,
         "metrics": {"loss": 0.5},
     }
+
+
+def test_those_left_behind_are_listed_verified_and_deleted_only_when_asked(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        write_small(run.checkpoints, step)
+    go_back(run, "1", mirror=None, say=lambda text: None)
+    write_small(run.checkpoints, 2)
+    monkeypatch.setattr("time.time", lambda: 181.0)
+    expected = f"""\
+STEP         AGE    SIZE     STATE        MIRROR
+00000002-r1  3 min  4.1 KiB  saved        local   latest
+00000001     3 min  4.1 KiB  saved        local
+00000003     3 min  4.1 KiB  left behind  local
+00000002     3 min  4.1 KiB  left behind  local
+left behind by `jackline resume --step`: 2; no attempt goes on from them by itself
+  take one up again: jackline resume --step step-00000003
+  delete them: jackline checkpoints prune --left-behind
+in {run.checkpoints}"""
+    assert shown(call()) == expected
+    assert [row["is_left_behind"] for row in json.loads(call("--json").output)] == [False, False, True, True]
+    assert call("verify", "--step", "3").exit_code == 0
+    assert shown(call("prune", "--keep", "2")) == "nothing to delete"
+    assert shown(call("prune", "--left-behind")).split("\n") == [
+        "deleted step-00000003 (4.1 KiB)",
+        "deleted step-00000002 (4.1 KiB)",
+        "freed 8.2 KiB; 1 newest read and whole",
+    ]
+    assert [str(name) for name in list_names(run.checkpoints)] == ["step-00000002-r1", "step-00000001"]
+    for path in run.checkpoints.glob("step-*/state.json"):
+        path.unlink()
+    done = shown(call("prune", "--left-behind")).split("\n")
+    assert done[-1] == "nothing deleted: 0 could be proved whole, and one good one must stay"
 
 
 def test_verify_reads_all_names_the_damage_and_fails(run: RunDir) -> None:

@@ -6,6 +6,7 @@ Owns the listing, newest first, and the files beside the checkpoints:
     status.json   the writer's notes: what was acknowledged, read back, which is best (a hint, never trusted)
     mirror.json   the mirror's notes: what was uploaded and confirmed
     latest, best  names of checkpoints, for people and scripts (hints too)
+    rewind-N-rR.json   somebody went back to step N: what is later and below retry R is left behind (rewind.py)
 
 Does not judge bytes (verify.py).
 """
@@ -16,7 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jackline.checkpoint.format import DAMAGED, Damage, Manifest, Name, parse_name
+from jackline.checkpoint.format import (
+    DAMAGED,
+    Damage,
+    Manifest,
+    Name,
+    Rewind,
+    is_left_behind,
+    parse_name,
+    parse_rewind,
+)
 from jackline.checkpoint.verify import check_sizes, read_manifest
 from jackline.rundir import atomic
 
@@ -42,12 +52,33 @@ class Listed:
 
 
 def list_names(folder: Path) -> list[Name]:
-    """Newest first. What has another name is not a checkpoint."""
+    """Newest first, without those that were left behind. What has another name is not a checkpoint."""
+    names, rewinds = _names_and_rewinds(folder)
+    return [name for name in names if not is_left_behind(name, rewinds)]
+
+
+def list_left_behind(folder: Path) -> list[Name]:
+    """Newest first: those that somebody went back behind. They stay until a person deletes them."""
+    names, rewinds = _names_and_rewinds(folder)
+    return [name for name in names if is_left_behind(name, rewinds)]
+
+
+def list_rewinds(folder: Path) -> list[Rewind]:
+    return _names_and_rewinds(folder)[1]
+
+
+def write_rewind(folder: Path, rewind: Rewind, body: dict[str, Any]) -> None:
+    """Durable before anybody goes on from it. `body` is for people; the name alone counts."""
+    atomic.write_json(folder / str(rewind), body, durable=True)
+
+
+def _names_and_rewinds(folder: Path) -> tuple[list[Name], list[Rewind]]:
     try:
-        found = [parse_name(path.name) for path in folder.iterdir()]
+        entries = [path.name for path in folder.iterdir()]
     except OSError:
-        return []
-    return sorted((name for name in found if name is not None), reverse=True)
+        return [], []
+    names = sorted((name for name in map(parse_name, entries) if name is not None), reverse=True)
+    return names, sorted(rewind for rewind in map(parse_rewind, entries) if rewind is not None)
 
 
 def list_checkpoints(folder: Path) -> list[Listed]:

@@ -16,8 +16,18 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jackline.checkpoint.catalogue import list_rewinds
 from jackline.checkpoint.disk import Disk
-from jackline.checkpoint.format import DAMAGED, DELETED, MANIFEST, TEMPORARY, FileEntry, Manifest, Name
+from jackline.checkpoint.format import (
+    DAMAGED,
+    DELETED,
+    MANIFEST,
+    TEMPORARY,
+    FileEntry,
+    Manifest,
+    Name,
+    is_left_behind,
+)
 from jackline.checkpoint.hashing import CHUNK_BYTES, chunk_offsets, digest
 from jackline.checkpoint.header import ALIGNMENT
 
@@ -137,8 +147,10 @@ class Draft:
 
 
 def free_place(folder: Path, name: Name) -> Path:
-    """Where this step may go: a folder that stands is never replaced, the step gets a higher retry number."""
-    while os.path.lexists(folder / str(name)):
+    """Where this step may go: a folder that stands is never replaced, the step gets a higher retry number; so does
+    one whose name would count as left behind."""
+    rewinds = list_rewinds(folder)
+    while os.path.lexists(folder / str(name)) or is_left_behind(name, rewinds):
         name = Name(name.step, name.retry + 1)
     return folder / str(name)
 

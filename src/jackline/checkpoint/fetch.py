@@ -10,15 +10,26 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from jackline.checkpoint.bundle import unpack_run
-from jackline.checkpoint.catalogue import list_checkpoints
+from jackline.checkpoint.catalogue import list_checkpoints, list_rewinds, write_rewind
 from jackline.checkpoint.commit import free_place
 from jackline.checkpoint.disk import Disk
-from jackline.checkpoint.format import MANIFEST, TEMPORARY, Damage, Name, parse_manifest, parse_name
+from jackline.checkpoint.format import (
+    MANIFEST,
+    TEMPORARY,
+    Damage,
+    Name,
+    Rewind,
+    is_left_behind,
+    parse_manifest,
+    parse_name,
+    parse_rewind,
+)
 from jackline.checkpoint.store import Store, open_store
 from jackline.checkpoint.verify import verify_checkpoint
 from jackline.errors import CannotResume
@@ -26,6 +37,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name
 
 LIST_TIMEOUT_S = 20.0
+Result = TypeVar("Result")
 _GENERATION = re.compile(r"(step-\d{8,19}(?:-r\d+)?)-[0-9a-f]{12}-[0-9a-f]{4}")
 
 
@@ -38,21 +50,51 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class There:
+    """What the mirror has of one run: uploads, newest first, finished or not, and where somebody went back to."""
+
+    generations: tuple[Generation, ...]
+    rewinds: tuple[Rewind, ...]
+
+    def live(self, known: tuple[Rewind, ...] = ()) -> list[Generation]:
+        """Without what was left behind, by the mirror's own rewinds or by those `known` here."""
+        rules = (*self.rewinds, *known)
+        return [generation for generation in self.generations if not is_left_behind(generation.name, rules)]
+
+
+@dataclass(frozen=True)
 class Fetched:
     name: Name
     path: Path
     refused: tuple[str, ...]
 
 
+def look_into(store: Store, run: str) -> There:
+    """One listing."""
+    entries = store.names(f"{run}/checkpoints")
+    found = [generation for generation in map(parse_generation, entries) if generation is not None]
+    found.sort(key=lambda generation: (generation.name, generation.folder), reverse=True)
+    rewinds = (parse_rewind(entry) for entry in entries)
+    return There(tuple(found), tuple(rewind for rewind in rewinds if rewind is not None))
+
+
+def parse_generation(folder: str) -> Generation | None:
+    """The upload that a folder's name in the store means; None for anything that is not one."""
+    match = _GENERATION.fullmatch(folder)
+    name = parse_name(match[1]) if match else None
+    return None if name is None else Generation(name, folder)
+
+
 def list_generations(store: Store, run: str) -> list[Generation]:
-    """Newest first, finished or not."""
-    found = []
-    for folder in store.names(f"{run}/checkpoints"):
-        match = _GENERATION.fullmatch(folder)
-        name = parse_name(match[1]) if match else None
-        if name is not None:
-            found.append(Generation(name, folder))
-    return sorted(found, key=lambda generation: (generation.name, generation.folder), reverse=True)
+    """Newest first, finished or not, without what was left behind."""
+    return look_into(store, run).live()
+
+
+def learn_rewinds(there: There, folder: Path) -> None:
+    """What was decided on another machine holds here as well: else names would be given that count as left behind."""
+    for rewind in sorted(set(there.rewinds) - set(list_rewinds(folder))):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rewind(folder, rewind, {"to_step": rewind.step, "learned_from": "the mirror"})
 
 
 def list_runs(place: str) -> list[str]:
@@ -82,13 +124,15 @@ def bring_newer(place: str, run: str, folder: Path) -> list[str]:
     With checkpoints here a mirror that does not answer is passed over after a while; without any it is waited for,
     because there is nothing else to go on from.
     """
-    here = [listed.name for listed in list_checkpoints(folder) if listed.is_plausible]
-    newest = here[0] if here else None
+    newest = _newest_here(folder)
     try:
         store = open_store(place)
         if newest is not None:
-            there = within(LIST_TIMEOUT_S, lambda: list_generations(store, run))
-            if not any(generation.name > newest for generation in there):
+            there = within(LIST_TIMEOUT_S, lambda: look_into(store, run))
+            learn_rewinds(there, folder)
+            newest = _newest_here(folder)
+            live = there.live(tuple(list_rewinds(folder)))
+            if newest is not None and not any(generation.name > newest for generation in live):
                 return []
         fetched = fetch_newest(store, run, folder, newer_than=newest)
     except CannotResume:
@@ -100,9 +144,13 @@ def bring_newer(place: str, run: str, folder: Path) -> list[str]:
     return [] if fetched is None else [f"fetched {fetched.name} from the mirror {place}"]
 
 
-def within(timeout_s: float, work: Callable[[], list[Generation]]) -> list[Generation]:
+def _newest_here(folder: Path) -> Name | None:
+    return next((listed.name for listed in list_checkpoints(folder) if listed.is_plausible), None)
+
+
+def within(timeout_s: float, work: Callable[[], Result]) -> Result:
     """The result of `work`, or TimeoutError. A hanging store keeps its thread; the caller goes on."""
-    results: queue.SimpleQueue[list[Generation] | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
 
     def run() -> None:
         try:
@@ -122,20 +170,30 @@ def within(timeout_s: float, work: Callable[[], list[Generation]]) -> list[Gener
 
 def fetch_newest(store: Store, run: str, folder: Path, *, newer_than: Name | None = None) -> Fetched | None:
     """The newest whole checkpoint of the mirror; None when there is none (newer than the given one)."""
-    refused: list[str] = []
     folder.mkdir(parents=True, exist_ok=True)
-    for generation in list_generations(store, run):
-        if newer_than is not None and generation.name <= newer_than:
-            break
+    there = look_into(store, run)
+    learn_rewinds(there, folder)
+    live = there.live(tuple(list_rewinds(folder)))
+    wanted = [generation for generation in live if newer_than is None or generation.name > newer_than]
+    fetched, refused = fetch_first(store, run, folder, wanted)
+    if fetched is None and refused and newer_than is None:
+        raise CannotResume("no checkpoint in the mirror is whole", detail=refused)
+    return fetched
+
+
+def fetch_first(
+    store: Store, run: str, folder: Path, wanted: Sequence[Generation]
+) -> tuple[Fetched | None, tuple[str, ...]]:
+    """The first of these that is whole, and why those before it are not."""
+    refused: list[str] = []
+    for generation in wanted:
         try:
             path = _fetch(store, f"{run}/checkpoints/{generation.folder}", generation.name, folder)
         except (Damage, OSError) as problem:
             refused.append(f"{generation.folder}: {problem}")
             continue
-        return Fetched(generation.name, path, tuple(refused))
-    if refused and newer_than is None:
-        raise CannotResume("no checkpoint in the mirror is whole", detail=tuple(refused))
-    return None
+        return Fetched(generation.name, path, tuple(refused)), tuple(refused)
+    return None, tuple(refused)
 
 
 def _fetch(store: Store, place: str, name: Name, folder: Path) -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ MAX_MANIFEST_BYTES = 64 << 20
 MAX_STATE_BYTES = 1 << 30
 
 _NAME = re.compile(r"step-(\d{8,19})(?:-r([1-9]\d{0,5}))?")
+_REWIND = re.compile(r"rewind-(\d{8,19})-r([1-9]\d{0,5})\.json")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -59,6 +61,29 @@ def parse_name(text: str) -> Name | None:
     """The checkpoint a folder's name means, None for anything that is not one."""
     match = _NAME.fullmatch(text)
     return Name(int(match[1]), int(match[2] or 0)) if match else None
+
+
+class Rewind(NamedTuple):
+    """Somebody went back to `step`: later steps that were saved under a retry number below `retry` are left behind.
+
+    The whole rule is a file's name, so it is there or not, and no damage to its contents can change it.
+    """
+
+    step: int
+    retry: int
+
+    def __str__(self) -> str:
+        return f"rewind-{self.step:08d}-r{self.retry}.json"
+
+
+def parse_rewind(text: str) -> Rewind | None:
+    match = _REWIND.fullmatch(text)
+    return Rewind(int(match[1]), int(match[2])) if match else None
+
+
+def is_left_behind(name: Name, rewinds: Iterable[Rewind]) -> bool:
+    """Whether no attempt may go on from it by itself."""
+    return any(name.step > rewind.step and name.retry < rewind.retry for rewind in rewinds)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 A process of its own, with its own cadence: a slow, hanging or broken mirror delays nobody. Layout in the store:
 
     NAME/checkpoints/step-00001200-4f2a...-9c1e/   unique, never overwritten; manifest.json goes last
+    NAME/checkpoints/rewind-00000800-r1.json       somebody went back to step 800 (rewind.py)
     NAME/run-000012.tar.gz                         settings, events, metrics, findings, end of the log
 
 Three states are told apart: local (nothing here), uploaded (the store took every byte) and confirmed (the store named
@@ -26,8 +27,10 @@ from typing import Any
 
 from jackline.checkpoint import catalogue
 from jackline.checkpoint.bundle import pack_run
-from jackline.checkpoint.format import MANIFEST, Damage, Manifest, Name
+from jackline.checkpoint.fetch import parse_generation
+from jackline.checkpoint.format import MANIFEST, Damage, Manifest, Name, Rewind, is_left_behind
 from jackline.checkpoint.lock import AnotherWriter, WriterLock
+from jackline.checkpoint.rewind import tell_rewinds
 from jackline.checkpoint.store import Store, open_store
 from jackline.checkpoint.verify import read_manifest, verify_checkpoint
 from jackline.rundir import atomic
@@ -61,6 +64,8 @@ class Mirror:
     folder: Path
     store: Store
     every_s: float
+    place: str = ""
+    told: set[Rewind] = field(default_factory=set)
     notes: dict[Name, dict[str, Any]] = field(default_factory=dict)
     uploaded_at_s: float | None = None  # monotonic
     bundle: str = ""
@@ -125,20 +130,25 @@ class Mirror:
         return True
 
     def _forget_old(self) -> None:
-        """Keeps the newest generations; what was never finished goes with the old ones."""
+        """Keeps the newest generations and what was left behind; what was never finished goes with the old ones."""
         folder = f"{self.run.name}/checkpoints"
-        kept = sorted((note["place"] for note in self.notes.values() if "place" in note), reverse=True)
+        rewinds = catalogue.list_rewinds(self.folder)
+        live = {name: note for name, note in self.notes.items() if not is_left_behind(name, rewinds)}
+        kept = sorted((note["place"] for note in live.values() if "place" in note), reverse=True)
         kept = kept[:GENERATIONS_KEPT]
         if len(kept) < 2:
             return
-        for name in self.store.names(folder):
-            if f"{folder}/{name}" < min(kept) and f"{folder}/{name}" not in kept:
+        for entry in self.store.names(folder):
+            generation = parse_generation(entry)
+            if generation is None or is_left_behind(generation.name, rewinds):
+                continue
+            if f"{folder}/{entry}" < min(kept):
                 with contextlib.suppress(OSError):
-                    self.store.delete(f"{folder}/{name}")
+                    self.store.delete(f"{folder}/{entry}")
 
     def _write_notes(self) -> None:
         with contextlib.suppress(OSError):
-            catalogue.write_notes(self.folder, catalogue.MIRROR, self.notes, trouble=self.trouble)
+            catalogue.write_notes(self.folder, catalogue.MIRROR, self.notes, store=self.place, trouble=self.trouble)
 
 
 def keep_mirrored(mirror: Mirror, owner: ProcessId | None) -> None:
@@ -167,6 +177,9 @@ def try_upload(mirror: Mirror, now_s: float, *, is_last: bool = False) -> bool:
         if name is not None:
             mirror.uploaded_at_s = now_s
             mirror.trouble = {}
+        # Before anything later: a machine that has only the mirror must not take up what was left behind.
+        mirror.told |= tell_rewinds(mirror.store, mirror.run.name, mirror.folder, mirror.told)
+        if name is not None:
             mirror.upload(name)
         if name is not None or is_last:
             mirror.upload_story()
@@ -190,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     mirror = None
     try:
         lock.acquire(lambda holder: None)
-        mirror = Mirror(RunDir(Path(options.run)), folder, open_store(options.place), options.every_s)
+        mirror = Mirror(RunDir(Path(options.run)), folder, open_store(options.place), options.every_s, options.place)
         mirror.load()
         keep_mirrored(mirror, owner)
     except AnotherWriter:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.checkpoint import catalogue
-from jackline.checkpoint.format import Name
+from jackline.checkpoint.format import Name, is_left_behind
 from jackline.checkpoint.ticket import Event, describe_report
 from jackline.rundir import atomic
 from jackline.units import format_duration
@@ -51,7 +51,10 @@ class MirrorWatch:
             return []
         reports = []
         notes = catalogue.read_notes(self._folder, catalogue.MIRROR)
+        rewinds = catalogue.list_rewinds(self._folder)
         for name, note in sorted(notes.items()):
+            if is_left_behind(name, rewinds):
+                continue
             state = str(note.get("state"))
             self.newest = (float(note.get("saved_at_s", 0.0)), state)
             if self._newest_name is None or name > self._newest_name:

@@ -31,6 +31,7 @@ class Row:
     mirror: str
     is_latest: bool
     is_best: bool
+    is_left_behind: bool
     metrics: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
@@ -38,9 +39,10 @@ class Row:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Newest first. The notes are hints; what stands on the disk decides what is listed."""
+    """Newest first, then those left behind. The notes are hints; what stands on the disk decides what is listed."""
     notes = catalogue.read_notes(folder, catalogue.STATUS)
     mirrored = catalogue.read_notes(folder, catalogue.MIRROR)
+    left = catalogue.list_left_behind(folder)
     listed = catalogue.list_checkpoints(folder)
     latest = next((entry.name for entry in listed if entry.is_plausible), None)
     best = _read_pointer(folder, catalogue.BEST)
@@ -55,9 +57,10 @@ def read_rows(folder: Path) -> list[Row]:
             mirror=str(mirrored.get(entry.name, {}).get("state", "local")),
             is_latest=entry.name == latest,
             is_best=str(entry.name) == best,
+            is_left_behind=entry.name in left,
             metrics=entry.manifest.metrics if entry.manifest else {},
         )
-        for entry in listed
+        for entry in (*listed, *(catalogue.look_at(folder, name) for name in left))
     ]
 
 
@@ -76,6 +79,11 @@ def list_lines(folder: Path, rows: list[Row], now_s: float | None = None) -> lis
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
     ]
+    left = [row for row in rows if row.is_left_behind]
+    if left:
+        lines.append(f"left behind by `jackline resume --step`: {len(left)}; no attempt goes on from them by itself")
+        lines.append(f"  take one up again: jackline resume --step {left[0].name}")
+        lines.append("  delete them: jackline checkpoints prune --left-behind")
     aside = catalogue.list_set_aside(folder)
     if aside:
         lines.append(f"{len(aside)} damaged, set aside: {', '.join(path.name for path in aside)}")
@@ -89,9 +97,10 @@ def verify_line(result: dict[str, Any]) -> str:
     return safe_text(f"{result['name']}  damaged: {result['why']}", MAX_LINE)
 
 
-def prune_summary(count: int, freed: int, *, num_good: int, dry_run: bool) -> str:
-    if num_good < 2:
-        return f"nothing deleted: {num_good} could be proved whole, and two good ones must stay"
+def prune_summary(count: int, freed: int, *, num_good: int, dry_run: bool, num_asked: int = 2) -> str:
+    if num_good < num_asked:
+        must = "two good ones" if num_asked == 2 else "one good one"
+        return f"nothing deleted: {num_good} could be proved whole, and {must} must stay"
     if not count:
         return "nothing to delete"
     verb = "would free" if dry_run else "freed"
@@ -164,6 +173,8 @@ def size_text(size: int) -> str:
 def _state(row: Row, now_s: float) -> str:
     if row.problem:
         return f"DAMAGED: {row.problem}"
+    if row.is_left_behind:
+        return "left behind"
     if row.read_back_at_s is None:
         return "saved"
     return f"saved, read back {format_duration(max(0.0, now_s - row.read_back_at_s))} ago"

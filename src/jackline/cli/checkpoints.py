@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from jackline.checkpoint.place import choose_place
 from jackline.cli import checkpoint_text as text
 from jackline.cli.options import find, json_option, run_argument, runs_dir_option
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
+
+if TYPE_CHECKING:
+    from jackline.checkpoint.retention import Keep
 
 _DELETED_WITHIN_S = 0.5
 _STEP = click.option("--step", type=click.IntRange(min=0), help="Which checkpoint; default: the newest.")
@@ -100,26 +103,35 @@ def _is_deleted(path: Path) -> bool:
 @click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="How many of the newest stay.")
 @click.option("--keep-every", type=click.IntRange(min=1), help="Steps that are multiples of this stay as well.")
 @click.option("--best", metavar="METRIC", help="The best by this metric stays; '+METRIC' when high is good.")
+@click.option("--left-behind", is_flag=True, help="Instead those that `resume --step` went back behind: all of them.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @runs_dir_option
-def prune(
-    run: str | None, keep: int, keep_every: int | None, best: str | None, dry_run: bool, runs_dir: str | None
-) -> None:
+def prune(run: str | None, left_behind: bool, dry_run: bool, runs_dir: str | None, **given: Any) -> None:
     """Delete old checkpoints of RUN. Those that stay are read first: nothing goes before two good ones are proved."""
-    from jackline.checkpoint.retention import Keep, best_checkpoint, checkpoints_to_delete
+    from jackline.checkpoint.retention import Keep
 
     folder = _folder(run, runs_dir)
+    wanted = Keep(last=given["keep"], every=given["keep_every"], best=given["best"])
     listed = catalogue.list_checkpoints(folder)
-    wanted = Keep(last=keep, every=keep_every, best=best)
-    good = _prove_newest(listed, max(keep, 2))
+    # With --left-behind one good one is enough, the one the run goes on from: this line may have no second yet.
+    num_asked = 1 if left_behind else max(wanted.last, 2)
+    good = _prove_newest(listed, num_asked)
+    if not left_behind:
+        victims = _old_ones(listed, good, wanted)
+    else:
+        victims = [catalogue.look_at(folder, name) for name in catalogue.list_left_behind(folder)] if good else []
+    freed = sum(_delete(entry, dry_run=dry_run) for entry in victims)
+    must = min(num_asked, 2)
+    click.echo(text.prune_summary(len(victims), freed, num_good=len(good), num_asked=must, dry_run=dry_run))
+
+
+def _old_ones(listed: list[Listed], good: list[Name], keep: Keep) -> list[Listed]:
+    from jackline.checkpoint.retention import best_checkpoint, checkpoints_to_delete
+
     metrics = {entry.name: entry.manifest.metrics for entry in listed if entry.manifest is not None}
     names = [entry.name for entry in listed]
-    victims = checkpoints_to_delete(names, good=good, keep=wanted, best=best_checkpoint(metrics, best))
-    freed = 0
-    for entry in listed:
-        if entry.name in victims:
-            freed += _delete(entry, dry_run=dry_run)
-    click.echo(text.prune_summary(len(victims), freed, num_good=len(good), dry_run=dry_run))
+    victims = checkpoints_to_delete(names, good=good, keep=keep, best=best_checkpoint(metrics, keep.best))
+    return [entry for entry in listed if entry.name in victims]
 
 
 @command.command(short_help="What is in one, without loading it.")
@@ -170,7 +182,7 @@ def _folder(run: str | None, runs_dir: str | None) -> Path:
 
 
 def _names(folder: Path, step: int | None) -> list[Name]:
-    names = catalogue.list_names(folder)
+    names = [*catalogue.list_names(folder), *catalogue.list_left_behind(folder)]
     if not names:
         raise UsageError(
             f"there is no checkpoint in {folder}", hint="`jackline status` tells when the next one is due"

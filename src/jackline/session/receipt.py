@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jackline.checkpoint.catalogue import list_left_behind, list_rewinds
 from jackline.checkpoint.load import Receipt
 from jackline.errors import CannotResume
 from jackline.rundir.jsonl import read_last
@@ -31,12 +32,25 @@ def receipt_lines(receipt: Receipt, feed: Feed, session: dict[str, Any]) -> list
         f"{format_bytes(restored.manifest.size_bytes)}, every byte proved, in {format_duration(receipt.took_s)}"
     ]
     lines += [f"  {refusal.name} is not whole and was passed over: {refusal.why}" for refusal in receipt.refused]
+    lines += _left_behind_lines(receipt)
     lines += [f"  not restored: {what}" for what in restored.not_restored if not what.startswith(OURS)]
     lines += [f"  {note}" for note in restored.notes if not note.startswith(OURS)]
     if feed.kind != "none":
         of = f" of {feed.num_batches}" if feed.num_batches is not None else ""
         lines.append(f"  data: epoch {session['epoch']}, batch {session['batch']}{of}; {'; '.join(feed.describe())}")
     return lines
+
+
+def _left_behind_lines(receipt: Receipt) -> list[str]:
+    """Only in the attempts that begin where somebody went back to."""
+    folder = receipt.path.parent
+    if not any(rewind.step == receipt.step for rewind in list_rewinds(folder)):
+        return []
+    names = [str(name) for name in list_left_behind(folder) if name.step > receipt.step]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"  left behind: {names[0]}{more}; numbers of later steps stay in metrics-0.jsonl, the new ones follow"]
 
 
 def start_lines(feed: Feed, how_often: str) -> list[str]:

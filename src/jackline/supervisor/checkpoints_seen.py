@@ -61,7 +61,13 @@ class CheckpointsSeen:
         session = atomic.read_json(self._run.session_file())
         newest = session.get("last_checkpoint") if isinstance(session, dict) else None
         path = newest.get("path") if isinstance(newest, dict) else None
-        return path if isinstance(path, str) and Path(path).is_dir() else None
+        if not isinstance(path, str) or not Path(path).is_dir():
+            return None
+        from jackline.checkpoint.catalogue import list_names  # 20 ms that a stranger's command does not need
+
+        # Somebody may have gone back since the session wrote its last words.
+        live = [str(name) for name in list_names(Path(path).parent)]
+        return path if Path(path).name in live or not live else str(Path(path).with_name(live[0]))
 
     def argv_from(self, argv: Sequence[str], checkpoint: ForeignCheckpoint | None) -> list[str]:
         if self._options.resume_arg is None:
