@@ -6,13 +6,11 @@ of the test set were seen by nothing before.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import os
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,31 +74,27 @@ def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, voice: 
 def _write_predictions(
     path: Path, parts: AffinityParts, rows: NDArray[np.int64], predicted: NDArray[np.float64]
 ) -> None:
-    """With the sequences, read again from the table; without them where it is gone meanwhile."""
-    wanted = parts.pairs.data.pkd[rows]
-    order = np.argsort(rows)
-    settings = parts.agab.affinity_settings("cpu")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["antibody_sequence", "antigen_sequence", "pKd", "predicted_pKd"])
-    rules = settings.rules()
+    """Line by line, with the sequences read again from the table; without them where it is not what it was."""
+    settings, order = parts.agab.affinity_settings("cpu"), np.argsort(rows)
+    rules, wanted = settings.rules(), parts.pairs.data.pkd[rows]
+    numbers = [f"{wanted[place]:.8g},{predicted[place]:.8g}\n" for place in order]
     try:
         antibodies = texts_of(settings.path, rules, "antibody", rows[order])
         antigens = texts_of(settings.path, rules, "antigen", rows[order])
-        lines = list(_lines(zip(antibodies, antigens, strict=False), order, wanted, predicted))
-    except (JacklineError, OSError):
-        lines = list(_lines(repeat((b"", b"")), order, wanted, predicted))
-    writer.writerows(lines)
-    atomic.write_whole(path, text.getvalue().encode())
+        _write_lines(path, zip(antibodies, antigens, strict=True), numbers)
+    except (JacklineError, OSError, ValueError):
+        _write_lines(path, repeat((b"", b""), len(numbers)), numbers)
 
 
-def _lines(
-    sequences: Iterable[tuple[bytes, bytes]], order: NDArray[Any], wanted: NDArray[Any], predicted: NDArray[Any]
-) -> Iterator[list[str]]:
-    for (antibody, antigen), place in zip(sequences, order, strict=False):
-        yield [antibody.decode(), antigen.decode(), f"{wanted[place]:.8g}", f"{predicted[place]:.8g}"]
-
-
-def read_metrics(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / METRICS).read_bytes())
-    return found
+def _write_lines(path: Path, sequences: Iterable[tuple[bytes, bytes]], numbers: list[str]) -> None:
+    """Whole or absent. Residues and `|` need no quotes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w") as file:
+            file.write("antibody_sequence,antigen_sequence,pKd,predicted_pKd\n")
+            for (antibody, antigen), text in zip(sequences, numbers, strict=True):
+                file.write(f"{antibody.decode()},{antigen.decode()},{text}")
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()

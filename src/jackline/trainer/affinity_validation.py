@@ -77,7 +77,7 @@ class AffinityValidation:
         step = run.step
         if step != before:
             if self._is_epoch_end(step):
-                self.full(run, watch, is_last=step == self._parts.total_steps)
+                self.full(run, watch)
             elif self._is_quick_due(step):
                 self.quick(run, watch)
         if _take(request):
@@ -113,7 +113,7 @@ class AffinityValidation:
         if worth:
             self.full(run, watch)
 
-    def full(self, run: Run | OffRun, watch: Watch, *, is_last: bool = False) -> Evaluation | None:
+    def full(self, run: Run | OffRun, watch: Watch) -> Evaluation | None:
         """All validation pairs; a new best is saved with this very step. Done already at this step: nothing."""
         if self._full_step == run.step:
             return None
