@@ -114,6 +114,14 @@ def test_a_flag_that_is_gone_names_what_to_use(typed: str) -> None:
     assert caught.value.exit_code == EXIT_USAGE == 2
 
 
+def test_all_flags_of_an_old_command_line_that_are_gone_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        resolved("--use_quantization True --epochs 5 --num_workers 4 --resume last.pth --num_workers 2")
+    assert caught.value.message == "3 of these are not settings here"
+    assert caught.value.detail == (f"use_quantization: {ONCE}", f"num_workers: {WORKERS}", f"resume: {SAME}")
+    assert caught.value.hint == "leave them out"
+
+
 @pytest.mark.parametrize("typed", WRONG)
 def test_a_wrong_value_is_named(typed: str) -> None:
     with pytest.raises(UsageError) as caught:

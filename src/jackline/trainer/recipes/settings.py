@@ -28,12 +28,27 @@ def parse_settings(kind: type[Settings], words: Sequence[str], recipe: str) -> S
 def read_words(kind: type, words: Sequence[str], recipe: str) -> dict[str, Any]:
     """What the words set, by field. The last one wins."""
     types = _types(kind)
-    flags = {name for name, kind_of in types.items() if kind_of is bool} | set(getattr(kind, "REPLACED", ()))
+    replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
+    flags = {name for name, kind_of in types.items() if kind_of is bool}
     values: dict[str, Any] = {}
-    for given, text in _pairs(words, flags, recipe):
+    gone: list[str] = []
+    for given, text in _pairs(words, flags, set(replaced) - set(types), recipe):
+        if given in replaced and given not in types:
+            gone.append(given)
+            continue
         name = _field(kind, given, types, f"recipe '{recipe}'")
         values[name] = _value(kind, name, text, types[name])
+    if gone:
+        raise _refusal(gone, replaced)
     return values
+
+
+def _refusal(gone: Sequence[str], replaced: Mapping[str, str]) -> UsageError:
+    """All of them at once: an old command line may have ten."""
+    if len(set(gone)) == 1:
+        return UsageError(f"'{gone[0]}' is not a setting here", hint=replaced[gone[0]])
+    detail = tuple(f"{name}: {replaced[name]}" for name in dict.fromkeys(gone))
+    return UsageError(f"{len(detail)} of these are not settings here", detail=detail, hint="leave them out")
 
 
 def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
@@ -67,7 +82,8 @@ def _types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind) if field.name not in unused}
 
 
-def _pairs(words: Sequence[str], flags: set[str], recipe: str) -> Iterator[tuple[str, str]]:
+def _pairs(words: Sequence[str], flags: set[str], gone: set[str], recipe: str) -> Iterator[tuple[str, str]]:
+    """`gone` flags may have had a value or none: what looks like one goes with them."""
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -77,6 +93,8 @@ def _pairs(words: Sequence[str], flags: set[str], recipe: str) -> Iterator[tuple
             yield name, text
         elif not word.startswith("--"):
             raise UsageError(f"'{word}' is not a setting of recipe '{recipe}'", hint="write key=value or --key value")
+        elif name in gone:
+            yield name, rest.pop(0) if rest and not rest[0].startswith("--") and "=" not in rest[0] else ""
         elif name in flags and not (rest and rest[0].lower() in _YES):
             yield name, "true"
         elif rest:
@@ -92,7 +110,7 @@ def _field(kind: type, given: str, types: Mapping[str, Any], where: str) -> str:
         return name
     replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
     if given in replaced:
-        raise UsageError(f"'{given}' is not a setting here", hint=replaced[given])
+        raise _refusal([given], replaced)
     if name in getattr(kind, "UNUSED", ()):
         raise UsageError(f"'{given}' means nothing to {where}", hint="known settings: " + ", ".join(types))
     near = get_close_matches(given, [*types, *aliases], n=1)
