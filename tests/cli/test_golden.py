@@ -60,6 +60,7 @@ def test_a_run_on_another_machine_is_unknown_from_here() -> None:
         "  cpu:        1.0 cores\n"
         "  log:        GOLDEN/format1-alive-elsewhere/out.log, 59 B; last line 3 h 12 min ago\n"
         "  command:    python train.py --lr 0.001\n"
+        "  code:       commit 0123456789ab\n"
         "hint: ask on that host, or `jackline why` for what its files say"
     )
 
@@ -71,7 +72,8 @@ def test_a_finished_run_is_finished_wherever_it_ran() -> None:
         "  done: finished after 3 h 12 min\n"
         "        memory peaked at 4.5 GiB of 16.0 GiB (cgroup /job)\n"
         "  log:        GOLDEN/format1-finished/out.log, 54 B; it has ended\n"
-        "  command:    python train.py --lr 0.001"
+        "  command:    python train.py --lr 0.001\n"
+        "  code:       commit 0123456789ab"
     )
 
 
@@ -87,6 +89,7 @@ def test_a_run_that_the_kernel_killed_keeps_its_explanation() -> None:
         "  hint: load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data\n"
         "  log:        GOLDEN/format1-killed-oom/out.log, 89 B; it has ended\n"
         "  command:    python train.py --lr 0.001\n"
+        "  code:       commit 0123456789ab\n"
         "hint: `jackline why train-killed-oom` tells more, `jackline resume train-killed-oom` goes on"
     )
 
@@ -124,6 +127,7 @@ def test_a_torn_run_is_read_as_far_as_it_goes() -> None:
         "nobody saw how it ended\n"
         "  log:        GOLDEN/format1-torn/out.log, 51 B; it has ended\n"
         "  command:    python train.py --lr 0.001\n"
+        "  code:       commit 0123456789ab\n"
         "hint: `jackline why train-torn` tells more, `jackline resume train-torn` goes on"
     )
     events = read_lines(RunDir(GOLDEN / "format1-torn").supervisor_events)

@@ -238,7 +238,7 @@ def create_run(
     folder: Path, name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions
 ) -> RunDir | None:
     """Make the run's folder in one step: it appears with a whole run.json, or not at all. None when it is there."""
-    from jackline.machine.gpu import card_names
+    from jackline.machine.gpu import card_names, card_sizes
 
     final = RunDir(folder / name)
     draft = RunDir(folder / f".{name}.{os.getpid()}.draft")
@@ -247,7 +247,7 @@ def create_run(
         contents = describe_run(
             name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
         )
-        write_run_file(draft, with_cards(contents, card_names()))
+        write_run_file(draft, with_cards(contents, card_names(), card_sizes()))
         draft.path.rename(final.path)
     except OSError as error:
         shutil.rmtree(draft.path, ignore_errors=True)

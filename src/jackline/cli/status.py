@@ -53,6 +53,8 @@ def view_json(view: RunView) -> dict[str, Any]:
         "explanation": status.exit.get("text"),
         "command": view.contents.command if view.contents else None,
         "host": view.contents.host if view.contents else None,
+        "git": view.contents.git if view.contents else None,
+        "machine": view.contents.machine if view.contents else None,
         "problem": view.problem or None,
         "progress": view.progress or None,
         "loss": loss_line(view) if view.is_live else None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from jackline.cli.curves import stale_curves
 from jackline.cli.memory_text import card_line, oom_lines, others_beside
+from jackline.cli.origin_text import origin_lines
 from jackline.cli.run_view import RunView, listing, mapping, number
 from jackline.cli.text_safety import safe_lines, safe_text
 from jackline.units import format_bytes, format_duration
@@ -321,6 +322,7 @@ def _common_lines(view: RunView) -> list[str]:
         lines.append(row("curves", stale))
     if view.contents:
         lines.append(row("command", safe_text(view.contents.command, 200)))
+        lines += [row(label, text) for label, text in origin_lines(view.contents) if text]
     return lines
 
 

@@ -69,6 +69,11 @@ def card_names() -> list[str]:
     return [card.name for card in read_gpus()]
 
 
+def card_sizes() -> list[int]:
+    """The whole memory of each, in bytes; 0 where the driver does not say."""
+    return [card.total_bytes for card in read_gpus()]
+
+
 def is_hanging() -> bool:
     """The driver did not answer the last question and still does not."""
     return _reader.hanging is not None and _reader.hanging.is_alive()

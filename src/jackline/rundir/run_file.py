@@ -82,9 +82,10 @@ def describe_run(
     )
 
 
-def with_cards(contents: RunFile, names: Sequence[str]) -> RunFile:
+def with_cards(contents: RunFile, names: Sequence[str], sizes_bytes: Sequence[int] = ()) -> RunFile:
     """The same with the machine's cards; who creates a run asks for them, because a driver may take its time."""
-    return replace(contents, machine={**contents.machine, "cards": list(names)})
+    cards = {"cards": list(names), "card_bytes": list(sizes_bytes)}
+    return replace(contents, machine={**contents.machine, **cards})
 
 
 def write_run_file(run: RunDir, contents: RunFile) -> None:

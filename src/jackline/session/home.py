@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
-from jackline.machine.gpu import card_names
+from jackline.machine.gpu import card_names, card_sizes
 from jackline.rundir import atomic
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
@@ -138,7 +138,7 @@ def _create(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> None:
     try:
         draft.path.mkdir(parents=True)
         contents = describe_run(run.name, kind="run", argv=argv, settings=wanted, options={}, cwd=Path.cwd())
-        write_run_file(draft, with_cards(contents, card_names()))
+        write_run_file(draft, with_cards(contents, card_names(), card_sizes()))
         if run.path.exists() and not run.list_attempts():
             shutil.rmtree(run.path)  # empty: its creator died before the first attempt
         draft.path.rename(run.path)
