@@ -111,9 +111,12 @@ def reserved_stages(stages: Stages) -> dict[str, Any]:
     stages.run("grid", "grid-expandable", limit_s=170, env=EXPANDABLE)
     stages.run("grid", "grid", limit_s=170, env=DEFAULT)
     stages.run("segments", "segments", limit_s=60, env=DEFAULT)
+    stages.run("segments", "segments-expandable", limit_s=60, env=EXPANDABLE)
     for worker in workers:
         worker.wait()
-    return {name: stages.lines(name) for name in ("predict", "grid", "grid-expandable", "segments")}
+    return {
+        name: stages.lines(name) for name in ("predict", "grid", "grid-expandable", "segments", "segments-expandable")
+    }
 
 
 def print_segments(lines: list[dict[str, Any]]) -> None:
@@ -128,7 +131,7 @@ def print_segments(lines: list[dict[str, Any]]) -> None:
                 name: ", ".join(f"{action} {size / 2**20:.3f} MiB" for action, size in row[name][:6]) or "nothing"
                 for name in ("predicted", "measured")
             }
-            print(f"  large event {row['event']}: only predicted {words['predicted']}")
+            print(f"  large event {row['event']}, {row['times']} times: only predicted {words['predicted']}")
             print(f"  {'':>12} only measured {words['measured']}")
 
 
@@ -379,7 +382,7 @@ def main() -> int:
         expandable = pair_up(data["predict"], data["grid-expandable"])
         print_pairs(pair_up(data["predict"], data["grid"]), expandable)
         print_snapshots(data.get("snapshots", []))
-        print_segments(data.get("segments", []))
+        print_segments([*data.get("segments", []), *data.get("segments-expandable", [])])
         print_caps(data.get("caps", []))
         print("\nfacts:", json.dumps(next((line["facts"] for line in data["grid"] if "facts" in line), {})))
         rows += gpu_rows(data)

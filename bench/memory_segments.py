@@ -24,7 +24,11 @@ from jackline.memory.arena import Arena
 from jackline.memory.safe_step import free_caches
 from jackline.memory.trace import Trace
 
-KEYS = ("medium b16 t1024 bf16 rc", "small b8 t1024 bf16")
+# What was off, with default segments and with expandable ones, and one that never was.
+KEYS = {
+    False: ("medium b16 t1024 bf16 rc", "tiny b8 t256 bf16 rc", "small b10 t512 bf16", "small b8 t1024 bf16"),
+    True: ("medium b4 t1024 fp32 rc", "small b8 t1024 bf16"),
+}
 _LARGE = 2**20
 _LOOKAHEAD = 60
 Event = tuple[str, int]  # 'alloc' or 'free', and the size as a whole number of blocks
@@ -33,7 +37,7 @@ Event = tuple[str, int]  # 'alloc' or 'free', and the size as a whole number of 
 def segments(write: Write, args: argparse.Namespace) -> None:
     """`reserved`: by the card, by the replay of the card's own events, by the prediction."""
     is_expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    for config in [c for c in grid() if c.key in KEYS][: 1 if args.smoke else None]:
+    for config in [c for c in grid() if c.key in KEYS[is_expandable]][: 1 if args.smoke else None]:
         history, reserved = record(config)
         trace = trace_of(config)
         ours, theirs = list(predicted_events(trace)), list(measured_events(history))
@@ -45,6 +49,8 @@ def segments(write: Write, args: argparse.Namespace) -> None:
                 "predicted": replayed(ours, is_expandable) / GIB,
                 "num_events": [len(ours), len(theirs)],
                 "first_differences": first_differences(ours, theirs),
+                # All of them, so that the replay can be mended without a card: size, and which block it is.
+                "events": [[size if action == "alloc" else -size, block] for (action, size), block in theirs],
                 "segments": [event["size"] for event in history if event["action"] == "segment_alloc"][:400],
             }
         )
@@ -96,10 +102,13 @@ def replayed(events: list[tuple[Event, int]], is_expandable: bool) -> int:
 
 
 def first_differences(ours: list[tuple[Event, int]], theirs: list[tuple[Event, int]]) -> list[dict[str, Any]]:
-    """Large events only, in order: the first thirty that one series has and the other has not."""
-    return list(
-        islice(_differences(*([event for event, _ in many if event[1] > _LARGE] for many in (ours, theirs))), 30)
-    )
+    """Large events only, in order: the first thirty kinds that one series has and the other has not, each once."""
+    large = ([event for event, _ in many if event[1] > _LARGE] for many in (ours, theirs))
+    kinds: dict[str, dict[str, Any]] = {}
+    for one in _differences(*large):
+        kind = kinds.setdefault(str([one["predicted"], one["measured"]]), {**one, "times": 0})
+        kind["times"] += 1
+    return list(islice(kinds.values(), 30))
 
 
 def _differences(mine: list[Event], cards: list[Event]) -> Iterator[dict[str, Any]]:
