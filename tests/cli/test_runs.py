@@ -100,6 +100,39 @@ def test_restarting_stale_and_damaged_runs_are_told_apart(runs: Path) -> None:
     ]
 
 
+def test_a_live_run_that_does_not_move_is_marked_by_its_verdict(runs: Path) -> None:
+    verdicts = {
+        "stuck": {"kind": "STUCK", "label": "STUCK_CHILD", "for_s": 720.0},
+        "suspect": {"kind": "SUSPECT", "label": "SLEEPING"},
+        "busy": {"kind": "BUSY", "label": "BUSY", "for_s": 720.0},
+        "moving": {"kind": "PROGRESS", "label": "TRAINING", "for_s": 1.0},
+        "odd": {"kind": ["STUCK"]},
+        "strange": "STUCK",
+    }
+    for number, (name, verdict) in enumerate(verdicts.items()):
+        run = made(runs / name, 0)
+        write_state(run, this_process(), at_s=NOW_S, verdict=verdict)
+        changed(run, 9000 - number)
+    old = made(runs / "old", 0)
+    write_state(old, this_process(), at_s=NOW_S - 60, verdict=verdicts["stuck"])  # was true once
+    changed(old, 2000)
+    gone = made(runs / "gone", 0)
+    write_state(gone, gone_process(), at_s=NOW_S, verdict=verdicts["stuck"])
+    write_exit(gone, 137, cause="killed")
+    changed(gone, 1000)
+    assert [row[:2] for row in rows()[1:]] == [
+        ["stuck", "alive, STUCK for 12 min"],
+        ["suspect", "alive, SUSPECT"],
+        ["busy", "alive"],
+        ["moving", "alive"],
+        ["odd", "alive"],
+        ["strange", "alive"],
+        ["old", "alive, stale"],
+        ["gone", "dead (killed)"],
+    ]
+    assert rows("--logs")[1][:2] == ["stuck", "alive, STUCK for 12 min"]
+
+
 def test_logs_are_listed_with_size_age_and_verdict(runs: Path) -> None:
     growing, silent, empty, warnings = (made(runs / name, 0) for name in ("growing", "silent", "empty", "warnings"))
     for run, silent_s in ((growing, 3.0), (silent, 300), (empty, 720.0), (warnings, 720.0)):

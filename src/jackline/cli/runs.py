@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from jackline.cli import run_view
-from jackline.cli.run_view import RunView, number, read_view
+from jackline.cli.run_view import RunView, mapping, number, read_view
 from jackline.cli.text_safety import safe_text
 from jackline.rundir.find import list_runs, runs_folder
 from jackline.units import format_bytes, format_duration
@@ -75,10 +75,21 @@ def state_word(view: RunView) -> str:
         return "restarting"
     if state == "alive" and view.status.is_stale:
         return "alive, stale"
+    if state == "alive" and (trouble := _trouble(view)):
+        return f"alive, {trouble}"
     if state == "dead":
         cause = view.status.exit.get("cause")
         return f"dead ({safe_text(cause, 30).replace('_', ' ')})" if cause else "dead (end not seen)"
     return state
+
+
+def _trouble(view: RunView) -> str:
+    """'STUCK for 12 min', by the supervisor's verdict; nothing while it moves."""
+    verdict = mapping(view.state.get("verdict"))
+    if verdict.get("kind") not in ("SUSPECT", "STUCK"):
+        return ""
+    for_s = number(verdict.get("for_s"))
+    return f"{verdict['kind']} for {format_duration(for_s)}" if for_s is not None else str(verdict["kind"])
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
