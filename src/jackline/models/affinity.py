@@ -39,7 +39,7 @@ class AffinityHead(nn.Module):
     @torch.no_grad()
     def guess(self, pkd: float) -> None:
         """Before the first step every pair is given `pkd`, the training pairs' mean. From 0 the first errors would be
-        7, and the loss of such an error is 100,000 times that of an error of 1."""
+        7, and the loss of such an error is 30,000 times that of an error of 1."""
         self.last.weight.mul_(0.1)
         self.last.bias.fill_(pkd)
 
