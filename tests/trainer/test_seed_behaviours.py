@@ -34,11 +34,11 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 def test_the_first_words_come_before_torch_and_from_the_interpreter_that_was_typed(shell: Shell) -> None:
     """Whatever an import does, the command and what is being imported were said before it."""
     shell.script("torch.py", FAKE_TORCH)
-    words = ["train", "demo", "--quick", "--name", "early", "--restart", "0"]
+    words = ["train", "demo", "--quick", "--name", "early", "--restart", "0", "--when-done", "echo over"]
     done = shell.jackline(*words, env={"PYTHONPATH": str(shell.work)})
     assert done.code == 9, done
     lines = done.out.splitlines()
-    assert lines[0] == "[start] $ jackline train demo --quick"
+    assert lines[0] == "[start] $ jackline train demo --quick --name early --restart 0 --when-done 'echo over'"
     assert re.fullmatch(rf"\[start\] process \d+, Python [\d.]+, run {shell.runs / 'early'}", lines[1])
     assert lines[-2:] == ["[start] importing torch, usually 2 to 20 s", f"torch by {sys.executable}"]
 

@@ -125,7 +125,7 @@ def start_run(
                 return showing.watch_live(RunDir(folder / name), detach=given["detach"])
             return showing.start_and_show(run, options, is_new=True, detach=given["detach"])
         case Resume(name, differences):
-            change_run(RunDir(folder / name), argv_of(folder / name), settings, differences)
+            change_run(RunDir(folder / name), argv_of(folder / name), settings, options, differences)
             return showing.start_and_show(RunDir(folder / name), options, is_new=False, detach=given["detach"])
         case Watch(name):
             return showing.watch_live(RunDir(folder / name), detach=given["detach"])
@@ -259,10 +259,16 @@ def create_run(
     return final
 
 
-def change_run(run: RunDir, argv: list[str], settings: dict[str, Any], differences: tuple[str, ...]) -> None:
+def change_run(
+    run: RunDir,
+    argv: list[str],
+    settings: dict[str, Any],
+    options: SuperviseOptions,
+    differences: tuple[str, ...],
+) -> None:
     """--continue-with-changes: the run goes on as another command, and keeps what it was. What is no difference (how
     it is watched) may change without a word."""
-    contents = read_run_file(run)
+    contents = replace(read_run_file(run), options=options.to_json())
     if not differences:
         if list(contents.argv) != argv:
             write_run_file(run, replace(contents, argv=tuple(argv)))

@@ -7,6 +7,7 @@ process of its own, because recipes may import torch and a person's own file may
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +22,7 @@ from jackline.rundir.identity import default_name
 from jackline.trainer.recipes import RECIPES, find_recipe, is_own_file
 
 RESTARTS = 10  # while checkpoints advance
+_TYPED = "jackline.typed"
 _SETTINGS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -36,7 +38,17 @@ _NOT_ASKED: dict[str, Any] = {
 }
 
 
-@click.command(context_settings=_SETTINGS, short_help="Train a recipe, supervised and resumable.")
+class RepeatedCommand(click.Command):
+    """Keeps what was typed, in its order, options of the run and all: the training's first line repeats it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_TYPED] = shlex.join(["train", *args])
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=RepeatedCommand, context_settings=_SETTINGS, short_help="Train a recipe, supervised and resumable."
+)
 @click.argument("recipe", required=False)
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
 @click.option("--show", "is_shown", is_flag=True, help="Print every setting with its origin, and start nothing.")
@@ -84,7 +96,11 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, **giv
     found = resolve(trainer, recipe, settings)
     config = found["config"]
     check_mirror(config["mirror"] or None)
-    options = replace(read_options({**_NOT_ASKED, **given}), time_limit_s=config["time_limit_s"] or None)
+    options = replace(
+        read_options({**_NOT_ASKED, **given}),
+        time_limit_s=config["time_limit_s"] or None,
+        typed=click.get_current_context().meta[_TYPED],
+    )
     words = with_full_mirror(settings, config["mirror"])
     sys.exit(
         start_run(

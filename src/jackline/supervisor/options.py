@@ -31,6 +31,7 @@ class SuperviseOptions:
     is_terminal: bool = False
     columns: int = 80
     rows: int = 24
+    typed: str = ""  # after `jackline`, options and all; only of `jackline train`, whose trainer repeats it
 
     def for_session(self, is_attached: bool) -> SuperviseOptions:
         """What holds now."""

@@ -366,6 +366,7 @@ class Supervisor:
         )
         env["JACKLINE_RUN_DIR"] = str(self.run.path)
         env["JACKLINE_ATTEMPT"] = str(attempt.number)
+        env["JACKLINE_TYPED"] = self.options.typed  # always: one from outside would be another run's
         return env
 
     def _write_state(self, watch: AttemptWatch, *, durable: bool = False, **more: Any) -> dict[str, Any]:

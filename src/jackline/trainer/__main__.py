@@ -41,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
     with Voice() as voice:
-        voice.say(f"$ jackline train {shlex.join([target, *words])}")
+        typed = os.environ.get("JACKLINE_TYPED") or shlex.join(["train", target, *words])
+        voice.say(f"$ jackline {typed}")
         voice.say(f"process {os.getpid()}, Python {platform.python_version()}, run {run.path}")
         voice.now("reading the settings")
         resolved = resolve_words(target, words)
