@@ -132,10 +132,6 @@ class AffinityMethod(Method):
         return self.rows
 
 
-def make_method(model: nn.Module, config: Any) -> AffinityMethod:
-    return AffinityMethod()
-
-
 def make_validation(parts: AffinityParts, voice: Voice, window_s: float) -> AffinityValidation:
     from jackline.trainer.affinity_validation import AffinityValidation
 
