@@ -76,8 +76,9 @@ def test_what_cannot_be_planned_is_a_usage_error(mine: Path, name: str, words: l
 
 
 def test_a_file_that_is_not_there_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"there is no file 'nowhere\.py'"):
-        load_candidates("nowhere.py:make", CARD, [])
+    with pytest.raises(UsageError) as caught:
+        load_candidates("./nowhere.py:make", CARD, [])
+    assert str(caught.value) == "error: there is no file './nowhere.py'\nhint: jackline plan train.py:make_model"
 
 
 class ReturnsItsLoss(nn.Module):

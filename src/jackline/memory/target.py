@@ -7,12 +7,9 @@ this folder knows none.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 from jackline.errors import UsageError
 from jackline.memory.cards import Card, Precision
 from jackline.memory.job import Job, StepOptions
+from jackline.memory.own_file import load_file
 from jackline.memory.predict import meta_copy
 
 _PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights")
@@ -70,7 +68,7 @@ def _from_function(path: str, name: str, card: Card, words: Sequence[str]) -> Ca
 
 
 def _called(path: str, name: str) -> tuple[Any, ...]:
-    function = getattr(_load_file(path), name, None)
+    function = getattr(load_file(path, example="jackline plan train.py:make_model"), name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function '{name}'", hint=_CONTRACT)
     try:
@@ -82,20 +80,6 @@ def _called(path: str, name: str) -> tuple[Any, ...]:
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise UsageError(f"{path}:{name} returned {type(made).__name__}, which cannot be planned", hint=_CONTRACT)
     return made
-
-
-def _load_file(path: str) -> ModuleType:
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"there is no file '{path}'", hint="jackline plan train.py:make_model")
-    # Its own folder comes first, as when it is run.
-    sys.path.insert(0, str(file.resolve().parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def job_of(

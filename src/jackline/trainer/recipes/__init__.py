@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from jackline.errors import UsageError
+from jackline.memory.own_file import load_file
 
 if TYPE_CHECKING:
     from jackline.trainer.config import TrainConfig
@@ -51,7 +49,8 @@ def load_recipe(target: str) -> TrainConfig:
         path, _, name = target.rpartition(":")
         if not path:
             raise UsageError(f"which function of {target} is meant?", hint=f"jackline train {target}:recipe")
-        module, origin = _load_file(Path(path)), path
+        module = load_file(str(Path(path)), example="jackline train path/to/file.py:function")
+        origin = path
     else:
         module, name, origin = importlib.import_module(find_recipe(target)), "recipe", f"recipe '{target}'"
     function = getattr(module, name, None)
@@ -67,16 +66,3 @@ def load_recipe(target: str) -> TrainConfig:
             hint="from jackline.trainer.config import TrainConfig; return TrainConfig(data=..., lr=3e-4)",
         )
     return made
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"there is no file '{path}'", hint="jackline train path/to/file.py:function")
-    # Its own folder comes first, as when it is run.
-    sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
