@@ -1,4 +1,4 @@
-"""A person's own Python file as a module, for `jackline plan file.py:function` and `jackline train` alike; no torch."""
+"""A person's own Python file as a module, for `jackline plan file.py:function` and `jackline train`; no torch."""
 
 from __future__ import annotations
 
