@@ -155,11 +155,11 @@ def test_early_stopping_ends_the_run_and_it_stays_ended(trainings: Trainings) ->
 def test_a_head_that_says_the_same_of_every_pair_is_an_alarm_and_stops_where_that_is_asked(
     trainings: Trainings,
 ) -> None:
-    ended = trainings.run("collapsed", "epochs=2", "batch_size=64", "lr=1e-12", "sentinels=stop")
+    ended = trainings.run("collapsed", "epochs=3", "batch_size=4", "lr=1e-12", "sentinels=stop")
     assert ended.code == 1, ended.output
     assert re.search(
-        r"^error: step 6: the predictions have collapsed: \d+ different ones for 79 pairs, standard deviation 0\.0\d+"
-        r" where the labels have \d\.\d+$",
+        r"^error: step 164: the predictions have collapsed: \d+ different ones for 79 pairs,"
+        r" standard deviation 0\.0\d+ where the labels have \d\.\d+$",
         ended.output,
         re.M,
     ), ended.output

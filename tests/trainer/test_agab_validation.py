@@ -50,6 +50,12 @@ def test_three_times_the_training_loss_is_an_overfit() -> None:
     ]
 
 
+def test_before_a_hundred_steps_nothing_is_said() -> None:
+    watch = Sentinels(FACTS)
+    bad = replace(HEALTHY, num_distinct=9, loss=9.0)
+    assert [alarm for step in (1, 50, 99) for alarm in watch.look_eval(EvalFacts(step, [9.0], pairs=bad))] == []
+
+
 def test_a_handful_of_pairs_proves_nothing() -> None:
     few = PairFacts(num_rows=8, num_distinct=1, spread=0.0, wanted_spread=1.0, loss=9.0, train_loss=0.1)
     assert alarms(few, few, few) == []
@@ -57,7 +63,7 @@ def test_a_handful_of_pairs_proves_nothing() -> None:
 
 def test_what_the_alarms_remember_survives_a_resume() -> None:
     first, second = Sentinels(FACTS), Sentinels(FACTS)
-    bad = EvalFacts(10, [1.0], pairs=replace(HEALTHY, num_distinct=3))
+    bad = EvalFacts(100, [1.0], pairs=replace(HEALTHY, num_distinct=3))
     assert first.look_eval(bad) == []
     second.load_state_dict(first.state_dict())
     assert [alarm.kind for alarm in second.look_eval(bad)] == ["collapse"]

@@ -39,6 +39,8 @@ __all__ = ["Alarm", "EvalFacts", "Facts", "PairFacts", "Sentinels", "StepFacts",
 
 # A fault that lasts is said again after this many steps, then twice as many, and so on.
 SAY_AGAIN_AFTER = 200
+# A head that guesses numbers begins with one for all: it has to have had the time to tell them apart.
+FIRST_PAIRS_AT = 100
 
 
 class Sentinels:
@@ -79,7 +81,7 @@ class Sentinels:
         found = [*self._floor_of_eval.look_eval(facts)]
         if self._is_language:
             found += self._eval.look(facts)
-        if facts.pairs is not None:
+        if facts.pairs is not None and facts.step >= FIRST_PAIRS_AT:
             found += [alarm for rule in self._pair_rules.values() for alarm in rule.look(facts.pairs)]
         return self._spoken(facts.step, found)
 
