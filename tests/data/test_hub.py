@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from jackline.data.hub import parse_hub_url
+from jackline.data.hub import Listings, parse_hub_url
 from jackline.errors import UsageError
 from tests.data.corpora import jsonl_bytes, make_texts
 
@@ -179,3 +179,65 @@ def test_addresses_of_the_hub() -> None:
     assert str(caught.value) == (
         "error: 'hf://models/a/b' is not a data set on the hub\nhint: write hf://datasets/OWNER/NAME/path/*.parquet"
     )
+
+
+def trees(hub: Hub) -> list[str]:
+    """The folders that were listed, in order of their names, each as often as it was asked for."""
+    paths = [path.split("/", 1)[1] for path, _ in hub.requests]
+    return sorted(path.split(SHA)[1].strip("/") for path in paths if f"/tree/{SHA}" in path)
+
+
+def test_a_whole_build_asks_for_every_folder_once(hub: Hub, tmp_path: Path) -> None:
+    """Column, tokenizer check, survey and reading want the same folders; two of them at the same time."""
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "JACKLINE_DATA": str(tmp_path)}
+    words = ["data", "prepare", "hf://datasets/some/set/data/**/*.jsonl", "--tokenizer", "bytes"]
+    command = [sys.executable, "-m", "jackline", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert trees(hub) == ["data", "data/a", "data/b"]
+
+
+def test_a_folder_wanted_by_several_threads_is_asked_for_once_and_trouble_is_everybodys_own() -> None:
+    listings, key = Listings(), ("some/set", SHA, "data")
+    asked: list[str] = []
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def answer() -> list[Any]:
+        asked.append(threading.current_thread().name)
+        is_asked.set()
+        assert may_answer.wait(60)
+        if len(asked) == 1:
+            raise OSError("the line went dead")
+        return ["a", "b"]
+
+    found: list[Any] = []
+
+    def want() -> None:
+        try:
+            found.append(listings.get(key, answer))
+        except OSError as error:
+            found.append(str(error))
+
+    first = threading.Thread(target=want, name="first")
+    first.start()
+    assert is_asked.wait(60)
+    others = [threading.Thread(target=want, name="other") for _ in range(3)]
+    for thread in others:
+        thread.start()
+    may_answer.set()
+    for thread in (first, *others):
+        thread.join(60)
+    assert asked == ["first", "other"]
+    assert sorted(found, key=str) == [["a", "b"]] * 3 + ["the line went dead"]
+
+
+def test_listings_that_grow_too_long_are_forgotten_oldest_first() -> None:
+    listings = Listings(max_names=5)
+    asked: list[str] = []
+
+    def want(path: str) -> list[Any]:
+        return listings.get(("some/set", SHA, path), lambda: asked.append(path) or [path] * 2)  # type: ignore[func-returns-value]
+
+    for path in ("a", "b", "c", "c", "b", "a"):
+        assert want(path) == [path] * 2
+    assert asked == ["a", "b", "c", "a"]

@@ -1,15 +1,18 @@
 """`hf://datasets/OWNER/NAME[@REVISION]/PATTERN`: files of a data set on the hub.
 
 Owns: pinning the revision to a commit, so that an upload in the middle of a run changes nothing; listing the tree
-page by page; addresses and headers. Reading is HttpFile's, so a lost connection goes on at its byte. The `datasets`
-package is not needed.
+page by page, each folder of a commit once a process; addresses and headers. Reading is HttpFile's, so a lost
+connection goes on at its byte. The `datasets` package is not needed.
 """
 
 from __future__ import annotations
 
 import functools
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from jackline.data.bytefile import HttpFile, Patience, SourceUnavailable, retry_wait_s
@@ -18,6 +21,8 @@ from jackline.errors import UsageError
 
 T = TypeVar("T")
 _MAX_TRIES = 6
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAX_REMEMBERED = 100_000  # names: about 20 MB
 
 
 class HubPath(NamedTuple):
@@ -46,6 +51,55 @@ def pin_hub_url(url: str) -> str:
     return found.name(info.sha, found.path)
 
 
+class Listings:
+    """Folders of commits, which never change: each is asked for once, however many threads want it at a time."""
+
+    def __init__(self, max_names: int = _MAX_REMEMBERED) -> None:
+        self._max_names = max_names
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str, str], Future[list[Any] | None]] = {}  # oldest first
+
+    def get(self, key: tuple[str, str, str], ask: Callable[[], list[Any]]) -> list[Any]:
+        """The folder's entries. Whoever waited in vain for another thread's answer asks by itself."""
+        while True:
+            with self._lock:
+                future = self._known.get(key)
+                if future is None:
+                    mine = self._known[key] = Future()
+            if future is None:
+                return self._ask(key, mine, ask)
+            entries = future.result()
+            if entries is not None:
+                return entries
+
+    def _ask(
+        self, key: tuple[str, str, str], mine: Future[list[Any] | None], ask: Callable[[], list[Any]]
+    ) -> list[Any]:
+        entries: list[Any] | None = None
+        try:
+            entries = ask()
+            return entries
+        finally:
+            with self._lock:
+                if entries is None:
+                    del self._known[key]
+                mine.set_result(entries)
+                self._forget()
+
+    def _forget(self) -> None:
+        """The oldest ones, when there are too many names: memory stays bounded, a folder is asked for again then."""
+        sizes = {key: len(future.result() or ()) for key, future in self._known.items() if future.done()}
+        total = sum(sizes.values())
+        for key, size in sizes.items():
+            if total <= self._max_names:
+                return
+            del self._known[key]
+            total -= size
+
+
+_listings = Listings()
+
+
 def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Any]:
     """Files in the order of names, folder by folder; only folders the pattern can match are asked for."""
     from jackline.data.listing import _MAGIC, Entry, Found, _pattern, walk
@@ -56,12 +110,12 @@ def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Any]:
 
     def list_folder(folder: str) -> list[Entry]:
         path = folder[len(root) :].strip("/")
-        entries = _ask(
-            url,
-            lambda: list(
-                _api().list_repo_tree(found.repo, path or None, revision=commit or None, repo_type="dataset")
-            ),
-        )
+        is_commit = _COMMIT.fullmatch(commit) is not None
+        return _listings.get((found.repo, commit, path), lambda: ask(path)) if is_commit else ask(path)
+
+    def ask(path: str) -> list[Entry]:
+        how: dict[str, Any] = {"revision": commit or None, "repo_type": "dataset"}
+        entries = _ask(url, lambda: list(_api().list_repo_tree(found.repo, path or None, **how)))
         return [
             Entry(entry.path.rsplit("/", 1)[-1], not hasattr(entry, "size"), getattr(entry, "size", None))
             for entry in entries
