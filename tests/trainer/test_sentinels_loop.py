@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from jackline.rundir.layout import RunDir
+from jackline.trainer.facts import next_commands
 from jackline.trainer.tensorboard import event_files
 from tests.data.corpora import make_texts
 from tests.session.nursery import Ended, Nursery
@@ -93,3 +94,13 @@ def test_after_a_kill_every_step_is_in_the_curves_once_and_no_alarm_was_raised(
 
 def metrics(run_dir: RunDir) -> list[dict[str, float]]:
     return [json.loads(line) for line in run_dir.metrics(0).read_text().splitlines()]
+
+
+def test_where_a_save_came_between_a_ruin_and_its_alarm_the_next_command_goes_back_behind_it(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "ruined")
+    for step in (3, 6, 9):
+        (run_dir.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+
+    assert next_commands(run_dir, "failed", 9) == ["jackline resume ruined --step 6", "jackline why ruined"]
+    assert next_commands(run_dir, "failed", 10) == ["jackline resume ruined", "jackline why ruined"]
+    assert next_commands(run_dir, "failed", 2) == ["jackline resume ruined", "jackline why ruined"]

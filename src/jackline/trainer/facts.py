@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jackline.checkpoint.catalogue import list_names
+from jackline.checkpoint.place import choose_place
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.session.off import OffRun
@@ -113,8 +115,13 @@ def say_curves(run_dir: RunDir, voice: Voice) -> None:
         voice.say(line)
 
 
-def next_commands(run_dir: RunDir, outcome: str) -> list[str]:
+def next_commands(run_dir: RunDir, outcome: str, ruined_step: int = 0) -> list[str]:
+    """From `ruined_step` on the weights are lost. A card's numbers are known a step or two later, so a save may have
+    come between; then the command goes back behind it."""
     name = run_dir.name
     if outcome == "finished":
         return [f"jackline checkpoints {name}"]
-    return [f"jackline resume {name}", f"jackline why {name}"]
+    steps = [saved.step for saved in list_names(choose_place(run_dir).folder)] if ruined_step else []
+    good = [step for step in steps if step < ruined_step]
+    back = f" --step {max(good)}" if good and max(steps) >= ruined_step else ""
+    return [f"jackline resume {name}{back}", f"jackline why {name}"]

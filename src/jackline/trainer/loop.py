@@ -79,7 +79,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
         watch = Watch(parts, run_dir, voice, sentinels)
         to_device = ToDevice(parts.device)
         deadline_s = find_deadline_s(config)
-        run, outcome = None, "failed"
+        run, outcome, ruined_step = None, "failed", 0
         try:
             with attach(
                 model=parts.model,
@@ -135,7 +135,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                 outcome = "finished"
                 full = validation.finish(run, watch, run_dir.path)
         except AlarmRaised as alarm:
-            outcome = f"stopped by a sentinel: {alarm.message}"
+            outcome, ruined_step = f"stopped by a sentinel: {alarm.message}", alarm.ruined_step
             forbid_restart(run_dir, alarm.message)
             raise
         except Stopped as stopped:
@@ -144,5 +144,5 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
         finally:
             steps = run.step if run is not None else 0
             best = best_of(run, config)
-            watch.end(outcome, steps, best, next_commands(run_dir, outcome))
+            watch.end(outcome, steps, best, next_commands(run_dir, outcome, ruined_step))
         return Outcome(steps, watch.last_loss, full.loss if full else None, best)

@@ -81,6 +81,7 @@ class Alarm:
     hint: str
     is_fatal: bool = False
     is_ruin: bool = False
+    step: int = 0  # known when it is said
 
 
 Found = Alarm  # before it is known at which step it is said

@@ -95,7 +95,7 @@ class Sentinels:
             text = f"step {step:,}: {alarm.text}"
             if alarm.kind == "not-finite" and self._name_bad_tensor is not None and (bad := self._name_bad_tensor()):
                 text += f"; first bad tensor: {bad}"
-            alarms.append(replace(alarm, text=text))
+            alarms.append(replace(alarm, text=text, step=step))
         self.num_alarms += len(alarms)
         return alarms
 

@@ -37,7 +37,10 @@ Event = Callable[[str, str], None]
 
 
 class AlarmRaised(JacklineError):
-    """A sentinel found something that going on would make worse, and sentinels=stop."""
+    """A sentinel found something that going on would make worse, and sentinels=stop. `ruined_step`: the weights are
+    lost from that step on; 0 when they are not."""
+
+    ruined_step = 0
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,9 @@ class Watch:
             self.voice.say(f"        {alarm.hint}", "sentinel")
             self._event(alarm.kind, alarm.text)
             if alarm.is_ruin or (alarm.is_fatal and self.parts.config.sentinels == "stop"):
-                raise AlarmRaised(alarm.text, hint=alarm.hint)
+                raised = AlarmRaised(alarm.text, hint=alarm.hint)
+                raised.ruined_step = alarm.step if alarm.is_ruin else 0
+                raise raised
 
     def _say_line(self, step: int) -> None:
         if self._newest is None:
