@@ -1,4 +1,4 @@
-"""A card's context is opened before the first test: torch warns of its own accord when a backward pass has to do it."""
+"""A card's context is opened before the first test: torch warns when a backward pass has to do it."""
 
 from __future__ import annotations
 
