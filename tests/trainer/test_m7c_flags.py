@@ -58,6 +58,7 @@ WORKING: dict[str, dict[str, Any]] = {
     "--config configs/m7c_125m_fast_log.yaml --local-path here": {"data": "here", "dataset": "fineweb_edu_local"},
     "--config configs/m7c_125m.yaml --data there": {"data": "there", "dataset": ""},
     "--config configs/m7c_125m.yaml --accum-batches 8": {"batch_size": 8},
+    "--attention auto": {"attention": "auto"},
 }
 RESUME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
 SAVED = (
@@ -103,6 +104,16 @@ REFUSED: dict[str, tuple[str, str]] = {
         "give one of the two",
     ),
     "--dropout 0.1": ("dropout=0.1: this model has none", "weight_decay is what it has"),
+    "--attention flash": (
+        "attention=flash: nothing to choose, this model has an attention of its own",
+        "leave it out; the start of a run says by what it is computed",
+    ),
+    "--dataset fineweb": (
+        "dataset is one of fineweb_edu, fineweb_edu_local, not 'fineweb'",
+        "--dataset fineweb_edu; any other source: --data SOURCE",
+    ),
+    "--stats-every -1": ("stats_every=-1 is too small", "it must be 0 or more"),
+    "--accum-batches -3": ("accum_batches=-3 is too small", "it must be 0 or more"),
     "--precision fp8": ("precision is one of auto, fp32, bf16, fp16, bf16-weights, not 'fp8'", ""),
     "--fwe-report-doc 9": ("unknown setting 'fwe_report_doc' for recipe 'm7c'", ""),
 }
@@ -175,8 +186,33 @@ def test_the_recipe_is_what_its_file_of_settings_says(tmp_path: Path, monkeypatc
         resolve_words("m7c", ["--config=configs/m7c_125m_fast_log.yaml"])
     assert str(caught.value) == (
         "error: cannot read configs/m7c_125m_fast_log.yaml: No such file or directory\n"
-        "hint: --config m7c_125m_fast_log is the one that came with the package"
+        "hint: --config m7c_125m_fast_log is one that came with the package"
     )
+
+
+def test_a_batch_size_that_is_typed_is_one_of_so_many_that_a_file_accumulates(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("batch_size: 1\naccum_batches: 16\n")
+    for typed, batch_size in (("", 16), ("--batch-size 2", 32), ("--accum-batches 8", 8)):
+        assert resolve("m7c", typed.split(), [path]).config.batch_size == batch_size, typed
+
+
+def test_a_name_of_settings_is_found_beside_a_folder_of_that_name_and_when_nearly_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m7c_125m").mkdir()  # where the forerunner kept its run
+    assert resolve_words("m7c", ["--config", "m7c_125m"]).config.dataset == "fineweb_edu"
+    for word in ("m7c_125m_fastlog", "configs/m7c_125m_fastlog.yml"):
+        with pytest.raises(UsageError) as caught:
+            resolve_words("m7c", ["--config", word])
+        assert str(caught.value) == (
+            f"error: cannot read {word}: No such file or directory\n"
+            "hint: --config m7c_125m_fast_log is one that came with the package"
+        )
+    with pytest.raises(UsageError) as caught:
+        resolve_words("m7c", ["--config", "mine.yaml"])
+    assert str(caught.value) == "error: cannot read mine.yaml: No such file or directory"
 
 
 def test_the_config_of_a_run_starts_the_same_again(tmp_path: Path) -> None:
@@ -193,6 +229,7 @@ def test_variables_that_decided_once_are_named_with_what_decides_now() -> None:
         "NSA_LR": "1e-3",
         "NSA_SEQ_LEN": "64",
         "NSA_FWE_Q": "8",
+        "NSA_SDPA_NO_FLASH": "1",
         "NSA_USE_SEL_MASK": "1",
         "HOME": "/root",
     }
@@ -201,6 +238,7 @@ def test_variables_that_decided_once_are_named_with_what_decides_now() -> None:
         "$CONFIG=configs/train_showcase.yaml is not read: --config FILE",
         "$NSA_FWE_Q=8 is not read: data is read and tokenised ahead by a process of its own",
         "$NSA_LR=1e-3 is not read: --lr X",
+        f"$NSA_SDPA_NO_FLASH=1 is not read: {road}",
         "$NSA_SEQ_LEN=64 is not read: --seq-len N",
         f"$NSA_USE_SEL_MASK=1 is not read: {road}",
     ]

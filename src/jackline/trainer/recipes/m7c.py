@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # A random sample over all crawls; 50,000 steps of the large model read a twelfth of it.
 FINEWEB_EDU = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet"
+_DATASETS = ("fineweb_edu", "fineweb_edu_local")
 _SHAPE_NAMES = {"125m": "m7c", "smoke": "m7c-smoke", "toy": "m7c-showcase"}
 _ROOM_ON_CPU = 1 << 30  # bytes of scores, in all layers
 _RESUME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
@@ -52,7 +53,7 @@ class M7cConfig(TrainConfig):
     eval_every: int = 500
     log_every: int = 5
 
-    dataset: Literal["", "fineweb_edu", "fineweb_edu_local", "synthetic"] = ""
+    dataset: str = ""
     local_path: str = ""
     accum_batches: int = 0
     no_gc: bool = False
@@ -81,8 +82,14 @@ class M7cConfig(TrainConfig):
         super().__post_init__()
         if self.dropout:
             raise UsageError(f"dropout={self.dropout}: this model has none", hint="weight_decay is what it has")
-        if self.stats_every < 0 or self.accum_batches < 0:
-            raise UsageError("stats_every and accum_batches must be 0 or more")
+        if self.attention != "auto":
+            raise UsageError(
+                f"attention={self.attention}: nothing to choose, this model has an attention of its own",
+                hint="leave it out; the start of a run says by what it is computed",
+            )
+        for name in ("stats_every", "accum_batches"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)} is too small", hint="it must be 0 or more")
         _check_processes(self.ddp)
 
     @property
@@ -101,8 +108,8 @@ class M7cConfig(TrainConfig):
         """The forerunner's names become ours: where the data is, how large a batch, recomputed or not."""
         made = _with_data(self, origins)
         if self.accum_batches:
-            # Only a size from the same place was meant as one of so many.
-            is_beside = origins.get("batch_size") == origins.get("accum_batches")
+            # A size from the same place was meant as one of so many, and so is one that is typed over a file's.
+            is_beside = origins.get("batch_size") in (origins.get("accum_batches"), "command line")
             each = self.batch_size if is_beside else 1
             made = replace(made, batch_size=each * self.accum_batches, accum_batches=0)
         if self.no_gc and self.recompute:
@@ -127,6 +134,11 @@ def _with_data(config: M7cConfig, origins: Mapping[str, str]) -> M7cConfig:
         raise UsageError(
             "dataset=synthetic: nothing can be learnt from noise, and nothing is trained on it here",
             hint="--quick trains a tiny model on real text that every machine has; --data SOURCE on your own",
+        )
+    if config.dataset not in ("", *_DATASETS):
+        raise UsageError(
+            f"dataset is one of {', '.join(_DATASETS)}, not '{config.dataset}'",
+            hint="--dataset fineweb_edu; any other source: --data SOURCE",
         )
     if config.dataset == "fineweb_edu" and config.local_path:
         wins = _later(origins, "dataset", "local_path")

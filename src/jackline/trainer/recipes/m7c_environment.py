@@ -47,7 +47,6 @@ _FAMILIES = (
     ("NSA_DDP_", _ONE_CARD),
     ("NSA_FWE_", _READ_AHEAD),
     ("NSA_GC_", "--recompute yes recomputes every layer"),
-    ("NSA_SDPA_", "--attention cudnn, flash or plain"),
     ("NSA_", _ONE_ROAD),
 )
 

@@ -5,6 +5,7 @@ The same files lie in the repository's `configs`; a test holds them equal.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from jackline.errors import UsageError
@@ -15,14 +16,13 @@ FOLDER = Path(__file__).parent / "configs"
 def find_settings_file(word: str) -> Path:
     """A file of that path, else the one that came with the package under that name."""
     path = Path(word)
-    if path.exists():
-        return path
-    shipped = FOLDER / f"{path.stem}.yaml"
-    if not shipped.is_file():
+    shipped = {found.stem: found for found in FOLDER.glob("*.yaml")}
+    if word in shipped and (path.is_dir() or not path.exists()):  # runs of before lie in folders of these names
+        return shipped[word]
+    near = get_close_matches(path.stem, shipped, n=1, cutoff=0.8)
+    if path.exists() or not near:
         return path  # whoever reads it says what is wrong
-    if word == path.stem:
-        return shipped
     raise UsageError(
         f"cannot read {word}: No such file or directory",
-        hint=f"--config {path.stem} is the one that came with the package",
+        hint=f"--config {near[0]} is one that came with the package",
     )
