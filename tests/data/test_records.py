@@ -285,3 +285,62 @@ def test_lines_as_they_arrive_are_the_lines_of_whole_runs_each_with_its_own_plac
         rest = read_records(file, layout, runs[number].after, is_live=True)
         assert [run.texts for run in rest] == [run.texts for run in runs[number + 1 :]]
     file.close()
+
+
+def table(num_rows: int, *, lost: tuple[int, ...]) -> bytes:
+    """A table in which some rows have an opening quote that nothing closes; `""` in the others closes none."""
+    rows = (
+        b'%d,"",text %d\n' % (number, number) if number not in lost else b'%d,x,"lost\n' % number
+        for number in range(num_rows)
+    )
+    return b"id,note,text\n" + b"".join(rows)
+
+
+def test_rows_behind_a_csv_quote_that_never_closes_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(table(50, lost=(5,)) + b"51,too few\n")
+    texts, damaged, _ = read(path, Layout("csv", column="text"))
+    assert texts == [f"text {number}" for number in range(50) if number != 5]
+    assert damaged == {"csv quote never closed": 1, "bad csv row": 1}
+
+
+def test_a_csv_cell_that_was_cut_off_gives_no_documents(tmp_path: Path) -> None:
+    """Its lines are prose, now and then with as many commas as the table has."""
+    path = tmp_path / "a.csv"
+    prose = b"".join(b"line %d%s\n" % (number, b", with a comma" * (number % 3)) for number in range(300))
+    path.write_bytes(b'id,text\n1,good\n2,"' + prose)
+    assert read(path, Layout("csv", column="text"))[:2] == (["good"], {"csv quote never closed": 1})
+    path.write_bytes(b'text\ngood\n"cut off\n' + b"like a row\n" * 300)
+    assert read(path, Layout("csv", column="text"))[:2] == (["good"], {"csv quote never closed": 1})
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+def test_a_csv_record_without_end_is_given_up_at_its_limit_and_reading_goes_on_behind_its_quote(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jackline.data.tables.MAX_RECORD_BYTES", 1 << 18)
+    data = table(60_000, lost=(7, 50_000))
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(gzip.compress(data, 1) if ending == "csv.gz" else data)
+    layout = layout_of(path.name, column="text")
+    assert layout is not None
+    texts, damaged, places = read(path, layout)
+    assert texts == [f"text {number}" for number in range(60_000) if number not in (7, 50_000)]
+    assert damaged == {"csv quote never closed": 2}
+    assert len(places) > 2
+    lengths = []
+    for at in places:  # the same from every place between runs
+        again = read(path, layout, at)[0]
+        lengths.append(len(again))
+        assert again == texts[len(texts) - len(again) :]
+    assert sorted(lengths, reverse=True) == lengths and 0 < lengths[0] < 50_000
+
+
+def test_csv_lines_that_are_open_however_one_looks_at_them_end_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in bounded memory: as one row of a million cells they would not be."""
+    monkeypatch.setattr("jackline.data.tables.MAX_RECORD_BYTES", 1 << 20)
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"id,text\n1,good\n" + b'a","b\n' * 1_000_000)
+    assert read(path, Layout("csv", column="text"))[:2] == (["good"], {"csv quote never closed": 1})

@@ -16,7 +16,7 @@ from jackline.data.frames import DamagedBytes, Piece, gzip_pieces, zstd_pieces
 At = tuple[int, ...]
 START: At = (0, 0)
 # Records reach at most this far back from what was read last (records.MAX_RECORD_BYTES and a block).
-_KEEP_PLACES_BYTES = 48 << 20
+_KEEP_PLACES_BYTES = 96 << 20
 _SOME_BYTES = 1 << 18
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jackline.data.bytefile import ByteFile
@@ -17,17 +19,29 @@ from jackline.data.frames import DamagedBytes
 from jackline.data.records import MAX_RECORD_BYTES, NO_COLUMN, NOT_TEXT, NOT_UNICODE, RUN_BYTES, Records, is_valid
 
 BAD_ROW = "bad csv row"
+NEVER_CLOSED = "csv quote never closed"
 BAD_GROUP = "damaged parquet row group"
 _BATCH_ROWS = 256
+# Lines behind a quote that never closes are rows again, and not the rest of a long cell, when so many look like rows.
+_ENOUGH_ROWS, _ENOUGH_SHARE = 10, 0.95
+
+
+class EndlessRecord(csv.Error):
+    """The record at work is longer than any may be."""
 
 
 class LineFeed:
-    """Lines of a stream for `csv.reader`, which knows how many read bytes are not yet used."""
+    """Lines of a stream for `csv.reader`, which knows how many read bytes are not yet used.
 
-    def __init__(self, stream: Stream) -> None:
+    With `keeps_record` it also knows the lines of the record at work, so that they can be read again.
+    """
+
+    def __init__(self, stream: Stream, *, keeps_record: bool = False) -> None:
         self._stream = stream
         self._buffer = b""
         self._used = 0
+        self._record_bytes = 0
+        self.record: list[bytes] | None = [] if keeps_record else None
 
     def __iter__(self) -> LineFeed:
         return self
@@ -44,11 +58,23 @@ class LineFeed:
             end = self._buffer.find(b"\n", self._used)
         end = len(self._buffer) if end < 0 else end + 1
         line = self._buffer[self._used : end]
-        self._used = end
         if not line:
             raise StopIteration
+        if self.record is not None:
+            self._record_bytes += len(line)
+            if self.record and self._record_bytes > MAX_RECORD_BYTES:
+                raise EndlessRecord  # the line stays unused
+            self.record.append(line)
+        self._used = end
         # Bytes that are no text become lone surrogates, which only matter in the column that is taken.
         return line.decode("utf-8", "surrogateescape")
+
+    def begin_record(self) -> None:
+        self.record, self._record_bytes = [], 0
+
+    def give_back(self, lines: Sequence[bytes]) -> None:
+        """They come next."""
+        self._buffer, self._used = b"".join(lines) + self._buffer[self._used :], 0
 
     @property
     def num_unused(self) -> int:
@@ -68,18 +94,21 @@ def csv_records(stream: Stream, header: list[str], column: str, delimiter: str) 
     """Rows after the header; quoted line ends are part of a row."""
     csv.field_size_limit(MAX_RECORD_BYTES)
     is_at_start = stream.place(0) == START
-    feed = LineFeed(stream)
+    feed = LineFeed(stream, keeps_record=True)
     rows = csv.reader(feed, delimiter=delimiter, strict=True)
     if is_at_start:
         next(rows, None)
     index = header.index(column)
     records, num_bytes = Records([], START), 0
     damage: DamagedBytes | None = None
-    for row in _rows_or_damage(rows):
+    for row in _rows_or_damage(rows, feed, delimiter, len(header)):
         if isinstance(row, DamagedBytes):
             damage = row
         elif isinstance(row, str):
             records.add_damage(row)
+        elif isinstance(row, Rescued):
+            _take_rescued(row, index, records)
+            num_bytes = RUN_BYTES  # the run ends here, so that much damage is soon noticed
         elif row:
             num_bytes += _take_cell(row, index, records)
         if num_bytes >= RUN_BYTES:
@@ -92,9 +121,60 @@ def csv_records(stream: Stream, header: list[str], column: str, delimiter: str) 
         raise damage
 
 
-def _rows_or_damage(rows: Any) -> Iterator[list[str] | str | DamagedBytes]:
+@dataclass(frozen=True)
+class Rescued:
+    """What stands behind a quote that never closes: whole rows, how many are none, and lines to be read again."""
+
+    rows: list[list[str]]
+    num_bad: int
+    rest: list[bytes]
+
+
+def rescue_rows(lines: Sequence[bytes], delimiter: str, num_columns: int) -> Rescued | None:
+    """The lines after the one in which a quote was opened and never closed, read as rows of their own.
+
+    None when they do not look like rows: then it is a long cell that was cut off, and its lines are no documents. In
+    a table of one column every line would look like a row.
+    """
+    if num_columns < 2:
+        return None
+    good, num_bad = [], 0
+    left = deque(lines)
+    rows = csv.reader(_taken(left), delimiter=delimiter, strict=True)
+    rest: list[bytes] = []
+    while left:
+        begun = len(left)
+        try:
+            row = next(rows)
+        except csv.Error as error:
+            if _is_never_closed(error):
+                rest = list(lines[len(lines) - begun :])
+                break
+            num_bad += 1
+            continue
+        if len(row) == num_columns:
+            good.append(row)
+        elif row:
+            num_bad += 1
+    is_table = len(good) >= max(_ENOUGH_ROWS, _ENOUGH_SHARE * (len(good) + num_bad))
+    return Rescued(good, num_bad, rest) if is_table else None
+
+
+def _taken(left: deque[bytes]) -> Iterator[str]:
+    while left:
+        yield left.popleft().decode("utf-8", "surrogateescape")
+
+
+def _is_never_closed(error: csv.Error) -> bool:
+    return isinstance(error, EndlessRecord) or "unexpected end of data" in str(error) or "field larger" in str(error)
+
+
+def _rows_or_damage(
+    rows: Any, feed: LineFeed, delimiter: str, num_columns: int
+) -> Iterator[list[str] | str | Rescued | DamagedBytes]:
     """Rows, the reason in place of one that cannot be read, and last the damage of the file that ends them."""
     while True:
+        feed.begin_record()
         try:
             yield next(rows)
         except StopIteration:
@@ -103,10 +183,22 @@ def _rows_or_damage(rows: Any) -> Iterator[list[str] | str | DamagedBytes]:
             yield damage
             return
         except csv.Error as error:
-            if "unexpected end of data" in str(error) or "field larger" in str(error):
-                yield "csv quote never closed"
+            if not _is_never_closed(error):
+                yield BAD_ROW
+                continue
+            yield NEVER_CLOSED
+            rescued = rescue_rows((feed.record or [])[1:], delimiter, num_columns)
+            if rescued is None:
                 return
-            yield BAD_ROW
+            feed.give_back(rescued.rest)
+            yield rescued
+
+
+def _take_rescued(found: Rescued, index: int, records: Records) -> None:
+    for row in found.rows:
+        _take_cell(row, index, records)
+    if found.num_bad:
+        records.add_damage(BAD_ROW, found.num_bad)
 
 
 def _take_cell(row: list[str], index: int, records: Records) -> int:
