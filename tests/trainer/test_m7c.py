@@ -8,8 +8,11 @@ import math
 import random
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -17,20 +20,25 @@ import pyarrow.parquet
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 
 from jackline.data.spec import DataSpec
 from jackline.machine.gpu import card_names
 from jackline.memory.__main__ import _all_sizes
 from jackline.memory.cards import find_card
 from jackline.memory.predict import predict
-from jackline.models.nsa.shape import NSAShape
+from jackline.models.nsa.model import NSAModel
+from jackline.models.nsa.shape import NSA_SHAPES, NSAShape
 from jackline.trainer.config import resolve
 from jackline.trainer.corpus import spec_of
 from jackline.trainer.doctor import Request, examine
 from jackline.trainer.doctor_findings import Finding, judge_context
-from jackline.trainer.nsa_method import is_due
+from jackline.trainer.method import Between
+from jackline.trainer.nsa_method import SparseAttentionMethod, is_due
 from jackline.trainer.planning import choose_micro_batch, job_of, shape_of
 from jackline.trainer.recipes.m7c import candidates
+from jackline.trainer.sentinel_facts import StepFacts
+from jackline.trainer.sentinel_gates import CollapsedGates
 from jackline.trainer.voice import Voice
 from tests.data.corpora import all_tokens, build_cache, expected_bytes, make_texts, read_texts
 from tests.session.nursery import Nursery
@@ -43,6 +51,8 @@ needs_card = pytest.mark.skipif(
     reason="needs a CUDA card and Triton: compiled with our kernels it was not tried",
 )
 GATES = ("gate_compressed", "gate_selected", "gate_window")
+STEP = StepFacts(step=0)
+IDS = torch.arange(100)[None] % 64
 
 
 def write_fineweb(folder: Path, texts: list[str]) -> None:
@@ -183,6 +193,55 @@ def _with_column(spec: DataSpec) -> DataSpec:
 def test_the_first_step_and_every_so_many_are_looked_at() -> None:
     assert [step for step in range(1, 151) if is_due(step, 50)] == [1, 50, 100, 150]
     assert not is_due(1, 0)
+
+
+def looked_at(model: NSAModel, num_looks: int, tell: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    """What the method measures of a real model after each of its steps, as the loop asks for it."""
+    method = SparseAttentionMethod(stats_every=1)
+    parts: Any = SimpleNamespace(model=model, precision="fp32", device=torch.device("cpu"))
+    method.bind(parts)
+    found = []
+    for step in range(num_looks):
+        method.begin_step(step)
+        method.loss_sum(model, IDS, IDS)
+        method.after_update()
+        found.append(method.metrics())
+        method.after_step(Between(step + 1, Path(), tell, 0.0, torch.zeros(())))
+    return found
+
+
+def small_model(kind: type[NSAModel] = NSAModel) -> NSAModel:
+    torch.manual_seed(1)
+    return kind(replace(NSA_SHAPES["m7c-showcase"], num_layers=3, vocab_size=64))
+
+
+@pytest.mark.parametrize("layer", [None, 0, 1])
+def test_one_collapsed_layer_of_a_real_model_is_an_alarm_and_a_fresh_model_is_none(layer: int | None) -> None:
+    model = small_model()
+    if layer is not None:
+        with torch.no_grad():
+            model.blocks[layer].attention.gate_out.bias[2] = 6.0  # type: ignore[union-attr,operator]
+    rule = CollapsedGates()
+    looks = enumerate(looked_at(model, 3), start=1)
+    alarms = [list(rule.look(replace(STEP, step=step, values=values))) for step, values in looks]
+    assert [len(found) for found in alarms] == [0, 0, 0 if layer is None else 1]
+    if layer is not None:
+        assert alarms[2][0].text == (
+            f"the gates of layer {layer + 1} have collapsed: their entropy is 0.03 of 1.10, one branch gets 1.00 of "
+            "the weight; over all layers most goes to 'window' (0.55)"
+        )
+
+
+def test_statistics_that_fail_are_told_once_and_never_end_a_training() -> None:
+    class Full(NSAModel):
+        def statistics(self, ids: Tensor) -> dict[str, float]:
+            raise torch.OutOfMemoryError("no room for them\nand much more about it")
+
+    told: list[str] = []
+    assert looked_at(small_model(Full), 3, told.append) == [{}, {}, {}]
+    assert told == [
+        "gates and blocks are not looked at any more, the training goes on: OutOfMemoryError: no room for them"
+    ]
 
 
 def test_the_plan_knows_that_kernels_take_no_square_of_the_sequence_and_plain_torch_does() -> None:

@@ -380,6 +380,7 @@ def gated(entropy: float, largest: float, steps: Iterable[int]) -> Iterator[Step
     values = {
         "gate_entropy_least": entropy,
         "gate_max_most": largest,
+        "gate_worst_layer": 4.0,
         "gate_compressed": 0.2,
         "gate_selected": 0.7,
         "gate_window": 0.1,
@@ -392,12 +393,12 @@ def gated(entropy: float, largest: float, steps: Iterable[int]) -> Iterator[Step
 def test_a_layer_whose_gates_have_collapsed_is_told_the_third_time_it_is_seen(entropy: float, largest: float) -> None:
     alarm = only(alarms_of(gated(entropy, largest, range(50, 300, 50))), "gates")
     assert alarm.text == (
-        f"step 150: the gates of a layer have collapsed: their entropy is {entropy:.2f} of 1.10, one branch gets"
+        f"step 150: the gates of layer 4 have collapsed: their entropy is {entropy:.2f} of 1.10, one branch gets"
         f" {largest:.2f} of the weight; over all layers most goes to 'selected' (0.70)"
     )
     assert alarm.hint == (
-        "it was so at step 50 already: from a checkpoint before it with a lower lr or a longer warm-up, and"
-        " --continue-with-changes"
+        "it was so at step 50 already: a lower lr or a longer warm-up from the start (--new), or from a checkpoint"
+        " before that (`jackline resume --step N`, stop it, then --continue-with-changes)"
     )
     assert alarm.is_fatal and not alarm.is_ruin
 
@@ -405,6 +406,7 @@ def test_a_layer_whose_gates_have_collapsed_is_told_the_third_time_it_is_seen(en
 def test_gates_that_are_well_or_collapse_once_hear_nothing() -> None:
     assert alarms_of(gated(0.9, 0.6, range(1, 300))) == []
     assert alarms_of(gated(0.01, 0.99, (50, 100))) == []
+    assert alarms_of(gated(math.nan, math.nan, range(1, 300))) == []  # that is another sentinel's
 
 
 def test_a_collapse_is_counted_on_after_a_resume() -> None:

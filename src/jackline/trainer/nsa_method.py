@@ -2,6 +2,7 @@
 
 Owns when that is looked at: every `stats_every` steps, by a forward pass of its own over one sequence of the batch
 just trained on, outside of compiled code and without gradients. That pass waits for the card; no other step does.
+What goes wrong in it ends the looking and not the training.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from jackline.models.nsa.model import NSAModel
-from jackline.trainer.method import Method
+from jackline.trainer.method import Between, Method
 from jackline.trainer.precision import autocast
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class SparseAttentionMethod(Method):
         self._step = 0
         self._row: Tensor | None = None
         self._found: dict[str, float] = {}
+        self._trouble = ""
 
     def bind(self, parts: Parts) -> None:
         self._parts = parts
@@ -49,8 +51,17 @@ class SparseAttentionMethod(Method):
         model = self._parts.model
         if self._row is None or not is_due(self._step, self._every) or not isinstance(model, NSAModel):
             return
-        with autocast(self._parts.precision, self._parts.device):
-            self._found = model.statistics(self._row)
+        try:
+            with autocast(self._parts.precision, self._parts.device):
+                self._found = model.statistics(self._row)
+        except Exception as problem:  # most likely no room for it
+            words = str(problem).strip().splitlines()
+            self._every, self._trouble = 0, f"{type(problem).__name__}: {words[0] if words else ''}"
+
+    def after_step(self, between: Between) -> None:
+        if self._trouble:
+            between.tell(f"gates and blocks are not looked at any more, the training goes on: {self._trouble}")
+            self._trouble = ""
 
     def metrics(self) -> dict[str, float | Tensor]:
         return dict(self._found)

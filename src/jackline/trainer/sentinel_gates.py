@@ -28,7 +28,7 @@ class CollapsedGates:
         entropy, largest = (step.values.get(name) for name in ("gate_entropy_least", "gate_max_most"))
         if entropy is None or largest is None:
             return
-        if entropy >= _LOW_ENTROPY and largest <= _HIGH_GATE:
+        if not (entropy < _LOW_ENTROPY or largest > _HIGH_GATE):  # nor if they are NaN: that is another sentinel's
             self._times = 0
             return
         self._since = step.step if not self._times else self._since
@@ -39,15 +39,17 @@ class CollapsedGates:
     def _text(self, step: StepFacts, entropy: float, largest: float) -> str:
         shares = {name: step.values.get(f"gate_{name}", 0.0) for name in _BRANCHES}
         most = max(shares, key=lambda name: shares[name])
+        number = int(step.values.get("gate_worst_layer", 0))
+        where = f"layer {number}" if number else "a layer"
         return (
-            f"the gates of a layer have collapsed: their entropy is {entropy:.2f} of {math.log(3):.2f}, one branch "
+            f"the gates of {where} have collapsed: their entropy is {entropy:.2f} of {math.log(3):.2f}, one branch "
             f"gets {largest:.2f} of the weight; over all layers most goes to '{most}' ({shares[most]:.2f})"
         )
 
     def _hint(self) -> str:
         return (
-            f"it was so at step {self._since:,} already: from a checkpoint before it with a lower lr or a longer "
-            "warm-up, and --continue-with-changes"
+            f"it was so at step {self._since:,} already: a lower lr or a longer warm-up from the start (--new), or "
+            "from a checkpoint before that (`jackline resume --step N`, stop it, then --continue-with-changes)"
         )
 
     def state(self) -> dict[str, Any]:

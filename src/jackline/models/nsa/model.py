@@ -112,7 +112,8 @@ class NSAModel(nn.Module):
             facts.append(torch.cat((_gate_facts(gates.float()), _selection_facts(found.selection, self.shape))))
         table = torch.stack(facts)
         at = _FACTS.index
-        worst = (table[:, at("gate_entropy")].amin(), table[:, at("gate_max")].amax(), table[:, -1].amax())
+        entropy, number = table[:, at("gate_entropy")].min(dim=0)
+        worst = (entropy, table[:, at("gate_max")].amax(), number + 1.0, table[:, -1].amax())
         values = torch.cat((table[:, :-1].mean(dim=0), torch.stack(worst))).tolist()
         return dict(zip(_FACTS, values, strict=True))
 
@@ -128,6 +129,7 @@ _FACTS = (
     # Of the layer where it is worst: a mean over twelve hides one that has collapsed.
     "gate_entropy_least",
     "gate_max_most",
+    "gate_worst_layer",  # the one of that entropy; the first is 1
     "selected_blocks_most",  # by any query
 )
 
