@@ -114,6 +114,14 @@ def test_every_reason_is_counted_with_its_first_places(tmp_path: Path) -> None:
     }
 
 
+def test_a_cell_that_a_program_wrote_for_nothing_is_no_protein(tmp_path: Path) -> None:
+    lines = [f"{word},MKT,8" for word in ("nan", "NA", "None", "null", "<NA>", "nan|DIQ")]
+    table = read_pairs(write(tmp_path / "a.csv", *lines, "EVQ,nan,8", "EVQ|nan,MKT,8", "EVQ,MKT,8"), PairRules())
+    counts = {name: count for name, count in table.tally.counts().items() if count}
+    assert counts == {"rows": 9, "used": 2, "empty sequence": 7}
+    assert (table.antibody[0] == table.antibody[1]).all()  # the heavy chain alone
+
+
 def test_the_small_table_of_the_seed(tmp_path: Path) -> None:
     table = read_pairs(str(write_small(tmp_path / "agab_small.csv")), PairRules())
     counts = {name: count for name, count in table.tally.counts().items() if count}

@@ -3,7 +3,8 @@
 Legal are the 20 amino acids and the six other letters of the IUPAC code: X (any), B (D or N), Z (E or Q), J (I or L),
 U (selenocysteine) and O (pyrrolysine). Lower case is taken as upper case, white space around a chain is dropped.
 Gaps (-), stops (*), digits and everything else are illegal: what they mean is not for a reader to guess. A chain of
-more than 100,000 residues is no protein.
+more than 100,000 residues is no protein. `nan`, `NA`, `None` and `null` are cells without a sequence, as programs write
+them, although every letter of them is a residue.
 An antibody is `heavy|light` or `heavy` alone. Does not own what a model makes of the six (features, language_models).
 """
 
@@ -24,6 +25,7 @@ MAX_RESIDUES = 100_000  # the longest protein known has 38,000: what is longer i
 TOO_LONG = f"longer than {MAX_RESIDUES:,} residues"
 
 _LEGAL_BYTES = LEGAL.encode()
+_ABSENT = frozenset(("", "NAN", "NA", "N/A", "<NA>", "NONE", "NULL"))
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Refused:
 
 def canonical_chain(text: str) -> bytes | Refused:
     """One chain in its one spelling."""
-    chain = text.strip().upper().encode("utf-8", "replace")
-    if not chain:
+    if _is_absent(text):
         return Refused(EMPTY)
+    chain = text.strip().upper().encode("utf-8", "replace")
     if len(chain) > MAX_RESIDUES:
         return Refused(TOO_LONG, f"{len(chain):,}")
     wrong = chain.translate(None, _LEGAL_BYTES)
@@ -55,10 +57,14 @@ def canonical_antibody(text: str) -> bytes | Refused:
     if SEPARATOR in light:
         return Refused(TOO_MANY_CHAINS)
     first = canonical_chain(heavy)
-    if isinstance(first, Refused) or not light.strip():
+    if isinstance(first, Refused) or _is_absent(light):
         return first
     second = canonical_chain(light)
     return second if isinstance(second, Refused) else first + b"|" + second
+
+
+def _is_absent(text: str) -> bool:
+    return len(text) < 16 and text.strip().upper() in _ABSENT or text.isspace()
 
 
 def sequence_hash(sequence: bytes) -> bytes:
