@@ -170,7 +170,8 @@ def _held_by(pid: int) -> dict[str, int]:
             words = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-        name = next((part for part in ("writer", "data", "child") if f"{part}" in words), "other")
+        parts = {"jackline.data": "data builder", "jackline.checkpoint": "writer", "--child": "trainer"}
+        name = next((part for word, part in parts.items() if word in words), words[:40])
         held[name] = held.get(name, 0) + next(int(line.split()[1]) << 10 for line in lines if line[:4] == "Pss:")
     return held
 
@@ -248,7 +249,9 @@ def _train(request: dict[str, Any]) -> dict[str, Any]:
     from jackline.trainer.loop import train
 
     steps = request["steps"]
-    words = [*_words(request), f"max_steps={steps}", f"mask_opt_every={max(1, steps // 15)}", "eval_every=0"]
+    every = steps // 2 if request["kind"] == "memory" else max(1, steps // 15)
+    words = [*_words(request), f"max_steps={steps}", f"mask_opt_every={every}", "eval_every=0"]
+    words += ["full_eval=no"] if request["kind"] == "memory" else []
     words += [f"distill_warmup={steps // 6}", "save_every_steps=1000000", "sentinels=warn"]
     run = RunDir(Path(request["work"]) / "runs" / f"{request['name']}-{steps}")
     began_s = time.monotonic()

@@ -30,6 +30,7 @@ WORKING = [
     ("--checkpoint_interval", "100", "save_every_steps", "100"),
     ("--eval_interval", "20", "eval_every", "20"),
     ("--log_interval", "5", "log_every", "5"),
+    ("--vocab_size", "50257", "vocab_size", "50,257"),  # not rounded up: the seeds' true counts
 ]
 REFUSED = [
     (

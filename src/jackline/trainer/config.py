@@ -329,9 +329,11 @@ def _check_data(config: TrainConfig) -> None:
 
 
 def _check_vocab(config: TrainConfig) -> None:
-    if config.vocab_size < 0 or config.vocab_size % 8:
+    unit = min(8, config.VOCAB_MULTIPLE)
+    if config.vocab_size < 0 or config.vocab_size % unit:
+        wanted = f"a multiple of {unit}" if unit > 1 else "a count"
         raise UsageError(
-            f"vocab_size={config.vocab_size} is not a multiple of 8", hint="0 takes the tokenizer's, rounded up"
+            f"vocab_size={config.vocab_size} is not {wanted}", hint="0 takes the tokenizer's, rounded up"
         )
 
 

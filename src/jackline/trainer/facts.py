@@ -82,6 +82,8 @@ def event_of(run: Run | OffRun) -> Callable[[str, str], None]:
 
 def doing_text(run: Run | OffRun, total: int | None) -> str:
     """'step 13/100, backward 2 of 16': which part of which step is under way."""
+    if total and run.step >= total:
+        return f"all {total:,} steps are done"
     step = f"step {run.step + 1:,}{f'/{total:,}' if total else ''}"
     return f"{step}, {run.doing}" if run.doing else f"{step} under way"
 

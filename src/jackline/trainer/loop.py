@@ -126,7 +126,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                     watch.after_step(step, result.loss, norm)
                     if run.step != before:
                         parts.method.after_step(
-                            Between(run.step, run_dir.path, voice.say, watch.training_s(), result.loss)
+                            Between(run.step, run_dir.path, voice.say, watch.training_s(), result.loss, voice.during)
                         )
                     validation.after_step(run, watch, before, run_dir.validation_request)
                     if time.monotonic() > deadline_s:

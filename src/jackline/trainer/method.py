@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +32,14 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Between:
-    """What `after_step` may use: steps done, where the run lies, and a voice."""
+    """What `after_step` may use: steps done, where the run lies, and a voice. `during` names what takes its time."""
 
     step: int
     folder: Path
     tell: Tell
     seconds: float  # since the attempt's first step
     loss: Tensor  # of the step, on its device: reading it waits
+    during: Callable[[str], AbstractContextManager[None]] = nullcontext
 
 
 class Method:

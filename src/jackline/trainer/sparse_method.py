@@ -161,10 +161,11 @@ class SparseMethod(Method):
         if between.step % self.config.mask_opt_every or self.config.sparsity == 0:
             return
         began_s = time.monotonic()
-        records, change = self.search.update(self._evaluate, self._gradients, self._tensors())
-        self.burn_in.begin(change)
-        self._parts.model.zero_grad(set_to_none=True)
-        loss = self._judge(_POOL)  # a batch that no candidate was chosen on
+        with between.during(f"mask update {self.search.num_updates}, after step {between.step:,}"):
+            records, change = self.search.update(self._evaluate, self._gradients, self._tensors())
+            self.burn_in.begin(change)
+            self._parts.model.zero_grad(set_to_none=True)
+            loss = self._judge(_POOL)  # a batch that no candidate was chosen on
         is_boosted = self.search.stagnation.see(loss, self.search.settings.boosted_updates)
         took_s = time.monotonic() - began_s
         self._spent_s += took_s

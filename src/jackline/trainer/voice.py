@@ -40,6 +40,11 @@ class Voice:
             self._thread.join(timeout=5.0)
 
     @property
+    def detail(self) -> str:
+        """What the next sign of life would tell."""
+        return self._detail if isinstance(self._detail, str) else self._detail()
+
+    @property
     def silent_s(self) -> float:
         return self._clock() - self._said_s
 
@@ -62,6 +67,16 @@ class Voice:
         finally:
             self._tag, self._detail, self._began_s = before
 
+    @contextlib.contextmanager
+    def during(self, text: str) -> Iterator[None]:
+        """While the block runs the sign of life tells `text`; no line of its own, unlike a phase."""
+        before = self._detail, self._began_s
+        self._detail, self._began_s = text, self._clock()
+        try:
+            yield
+        finally:
+            self._detail, self._began_s = before
+
     def now(self, detail: str | Callable[[], str]) -> None:
         """What the sign of life tells from here on: how far the phase is. A function is asked when it is said."""
         self._detail = detail
@@ -73,5 +88,4 @@ class Voice:
     def _watch(self) -> None:
         while not self._is_over.wait(max(0.05, SILENT_AT_MOST_S - self.silent_s)):
             if self.silent_s >= SILENT_AT_MOST_S:
-                detail = self._detail if isinstance(self._detail, str) else self._detail()
-                self.say(f"... {detail}, {format_duration(self._clock() - self._began_s)} so far")
+                self.say(f"... {self.detail}, {format_duration(self._clock() - self._began_s)} so far")
