@@ -145,7 +145,9 @@ def test_the_best_is_the_highest_spearman_of_all_validation_pairs_and_is_what_th
 def test_early_stopping_ends_the_run_and_it_stays_ended(trainings: Trainings) -> None:
     words = ("epochs=50", "batch_size=64", "early_stopping=yes", "early_stopping_patience=2", "lr=1e-2")
     ended = trainings.finish("early", *words)
-    assert re.search(r"^\[eval\] no gain above 0\.0001 in 2 full validations: the end$", ended.output, re.M)
+    assert re.search(
+        r"^\[eval\] no gain above 0\.0001 in 2 full validations at ends of epochs: the end$", ended.output, re.M
+    )
     assert (trainings.run_dir("early").path / "test_predictions.csv").exists()
     again = trainings.finish("early", *words)
     assert not re.search(r"^\[train\] step \d", again.output, re.M), again.output

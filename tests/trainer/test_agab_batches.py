@@ -32,6 +32,7 @@ def make_data(num_pairs: int = 103, num_train: int = 70) -> AffinityData:
         fingerprint="bits",
         identity="pairs",
         cache_keys=("a", "b"),
+        hashes=(np.zeros((40, 2), np.uint64), np.zeros((5, 2), np.uint64)),
     )
 
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from jackline.trainer.affinity_metrics import Gain, measure
-from jackline.trainer.affinity_validation import metrics_text, quick_places, worth_a_full
+from jackline.trainer.affinity_parts import Best
+from jackline.trainer.affinity_validation import gives_up, metrics_text, quick_places, worth_a_full
 from jackline.trainer.sentinels import EvalFacts, Facts, PairFacts, Sentinels, StepFacts
 
 HEALTHY = PairFacts(num_rows=2396, num_distinct=2390, spread=0.8, wanted_spread=1.1, loss=1.2, train_loss=0.9)
@@ -108,3 +110,25 @@ def test_the_quick_pairs_are_the_same_ones_every_time(count: int, wanted: int) -
     places = quick_places(count, wanted)
     assert len(np.unique(places)) == wanted and 0 <= places.min() <= places.max() < count
     assert np.array_equal(places, quick_places(count, wanted))
+
+
+def stale_after(*found: float | None, is_epoch_end: bool = True) -> int:
+    best = Best(torch.empty(0))
+    for now in found:
+        best.count(now, 0.01, is_epoch_end=is_epoch_end)
+        after = Best(torch.empty(0))
+        after.load_state_dict(best.state_dict())  # a resume between any two of them
+        best = after
+    return best.num_stale
+
+
+def test_small_gains_add_up_before_early_stopping_counts_them_as_none() -> None:
+    assert stale_after(0.5, 0.5, 0.4, None) == 3
+    assert stale_after(0.5, 0.506, 0.512) == 0  # 0.012 in two steps
+    assert stale_after(0.5, 0.506, 0.509) == 2
+    assert stale_after(None, None) == 2
+    assert stale_after(0.5, 0.4, 0.3, is_epoch_end=False) == 0
+
+
+def test_a_short_validation_is_finished_although_the_end_was_asked_for() -> None:
+    assert [gives_up(True, 0.5), gives_up(True, 60.0), gives_up(False, 60.0)] == [False, True, False]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 
 from jackline.checkpoint.catalogue import list_names
 from jackline.data.affinity.pairs import texts_of
+from jackline.data.affinity.prepared import SIDES, AffinityData, AffinitySettings
+from jackline.data.affinity.residues import sequence_hash
 from jackline.errors import JacklineError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
@@ -49,8 +51,14 @@ def examine_test(
     ends = interval(found.spearman, found.num_rows)
     numbers = {**found.numbers(), "num_distinct": found.num_distinct, "num_pairs": found.num_rows}
     record = {"head": who, **numbers, "spearman_95": list(ends) if ends else None, "why_undefined": found.why or None}
-    atomic.write_json(folder / METRICS, record)
-    _write_predictions(folder / PREDICTIONS, parts, rows, predicted)
+    try:
+        atomic.write_json(folder / METRICS, record)
+        settings = parts.agab.affinity_settings("cpu")
+        trouble = write_predictions(folder / PREDICTIONS, settings, parts.pairs.data, predicted)
+        if trouble:
+            voice.say(f"warning: {PREDICTIONS} has no sequences: {trouble}", "test")
+    except OSError as error:  # a full disk must not make a failure of a training that is done
+        voice.say(f"warning: {PREDICTIONS} could not be written: {error}", "test")
     run.log({f"test_{name}": value for name, value in found.numbers().items()})
     return found, who
 
@@ -71,19 +79,37 @@ def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, voice: 
     return f"the best head, of step {step:,}"
 
 
-def _write_predictions(
-    path: Path, parts: AffinityParts, rows: NDArray[np.int64], predicted: NDArray[np.float64]
-) -> None:
-    """Line by line, with the sequences read again from the table; without them where it is not what it was."""
-    settings, order = parts.agab.affinity_settings("cpu"), np.argsort(rows)
-    rules, wanted = settings.rules(), parts.pairs.data.pkd[rows]
-    numbers = [f"{wanted[place]:.8g},{predicted[place]:.8g}\n" for place in order]
+def write_predictions(
+    path: Path, settings: AffinitySettings, data: AffinityData, predicted: NDArray[np.float64]
+) -> str:
+    """Of the test set, in the order of the table, which is read again for the sequences. Where it is not what it was
+    they are left empty, and why is returned."""
+    rows = data.parts["test"]
+    # The shortest digits that are the same float32: 8.32 and not 8.3199997.
+    numbers = [
+        f"{wanted!s},{made!s}\n" for wanted, made in zip(data.pkd[rows], predicted.astype(np.float32), strict=True)
+    ]
     try:
-        antibodies = texts_of(settings.path, rules, "antibody", rows[order])
-        antigens = texts_of(settings.path, rules, "antigen", rows[order])
-        _write_lines(path, zip(antibodies, antigens, strict=True), numbers)
-    except (JacklineError, OSError, ValueError):
+        _write_lines(path, _sequences(settings, data, rows), numbers)
+    except (JacklineError, OSError, ValueError) as error:  # ValueError: fewer rows than there were, or other bytes
         _write_lines(path, repeat((b"", b""), len(numbers)), numbers)
+        if isinstance(error, ValueError):
+            return f"{settings.path} has changed since it was read"
+        return error.message if isinstance(error, JacklineError) else str(error)
+    return ""
+
+
+def _sequences(
+    settings: AffinitySettings, data: AffinityData, rows: NDArray[np.int64]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Antibody and antigen of each pair; an error when they are not those that were embedded."""
+    texts = [texts_of(settings.path, settings.rules(), side, rows) for side in SIDES]
+    places = data.antibody_row[rows], data.antigen_row[rows]
+    for pair, *at in zip(zip(*texts, strict=True), *places, strict=True):
+        for text, hashes, place in zip(pair, data.hashes, at, strict=True):
+            if sequence_hash(text) != hashes[place].tobytes():
+                raise ValueError("other sequences")
+        yield pair
 
 
 def _write_lines(path: Path, sequences: Iterable[tuple[bytes, bytes]], numbers: list[str]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from jackline.checkpoint.place import choose_place
 from jackline.data.affinity import sample
-from jackline.data.affinity.prepared import AffinityData, AffinitySettings, prepare_affinity
+from jackline.data.affinity.prepared import AffinityData, AffinitySettings, cache_keys, prepare_affinity
 from jackline.data.batches import ToDevice
 from jackline.data.loader import Loader
 from jackline.errors import JacklineError, UsageError
@@ -108,13 +108,23 @@ class Best:
     that after a resume a model is compared with the same one."""
 
     predicted: Tensor
-    num_stale: int = 0  # full validations since it was reached
+    num_stale: int = 0  # full validations at the ends of epochs since `reference` was reached
+    reference: float | None = None  # the last Spearman that was a gain; the best may have crept a little above it
+
+    def count(self, now: float | None, min_delta: float, *, is_epoch_end: bool) -> None:
+        """One more full validation. Small gains add up to one; those in between two ends of epochs (more come where
+        the validation pairs are few, or somebody asks) never bring the end nearer."""
+        if now is not None and (self.reference is None or now > self.reference + min_delta):
+            self.reference, self.num_stale = now, 0
+        elif is_epoch_end:
+            self.num_stale += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"predicted": self.predicted, "num_stale": self.num_stale}
+        return {"predicted": self.predicted, "num_stale": self.num_stale, "reference": self.reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.predicted, self.num_stale = state["predicted"].clone(), int(state["num_stale"])
+        self.reference = state.get("reference")
 
 
 class AffinityMethod(Method):
@@ -207,8 +217,11 @@ class NoCorpus:
 def open_pairs(config: AgabConfig, settings: AffinitySettings, mirror: EmbeddingMirror, voice: Voice) -> AffinityData:
     """The pairs with their embeddings. What is wrong is said with the table's name; nothing takes its place."""
     if config.data == sample.NAME:
-        voice.say(f"'{sample.NAME}': {sample.NUM_ROWS:,} made-up pairs with a rule in them; no such protein exists")
+        voice.say(
+            f"'{sample.NAME}': {sample.NUM_ROWS:,} made-up pairs with a rule in them; no such protein exists", "data"
+        )
     with voice.phase("data", f"pairs of {config.data}"), phase("data: pairs and embeddings"):
+        cache_keys(settings)  # an encoder or a cache that cannot be had is no fault of the table
         try:
             mirror.fetch()
             mirror.begin()
@@ -226,7 +239,7 @@ def open_pairs(config: AgabConfig, settings: AffinitySettings, mirror: Embedding
     if empty:
         raise UsageError(
             f"{len(data.pkd):,} pairs leave none for {' and '.join(empty)}",
-            hint="a table with more antigens, or --split random, which does not keep antigens apart",
+            hint="give a table with more pairs, and of more antigens",
         )
     return data
 

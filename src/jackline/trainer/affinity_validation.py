@@ -10,6 +10,7 @@ Owns these times, the best and early stopping. Has the face of validation.Valida
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from jackline.trainer.watch import Watch
 Rows = NDArray[np.int64]
 PREDICT_AT_A_TIME = 4096
 LEAST_QUICK = 500  # pairs: fewer tell nothing apart, and cost nothing
+STOP_AFTER_S = 5.0  # of a validation, once somebody asked for the end; those who kill wait for 10 s or more
 _SEED = 1  # of the quick pairs: never the run's own, so that two runs are validated alike
 _PARTS = 64  # losses of a full validation that the sentinels see
 
@@ -77,7 +79,7 @@ class AffinityValidation:
         step = run.step
         if step != before:
             if self._is_epoch_end(step):
-                self.full(run, watch)
+                self.full(run, watch, is_epoch_end=True)
             elif self._is_quick_due(step):
                 self.quick(run, watch)
         if _take(request):
@@ -113,7 +115,7 @@ class AffinityValidation:
         if worth:
             self.full(run, watch)
 
-    def full(self, run: Run | OffRun, watch: Watch) -> Evaluation | None:
+    def full(self, run: Run | OffRun, watch: Watch, *, is_epoch_end: bool = False) -> Evaluation | None:
         """All validation pairs; a new best is saved with this very step. Done already at this step: nothing."""
         if self._full_step == run.step:
             return None
@@ -124,7 +126,7 @@ class AffinityValidation:
         run.log({**{f"val_{name}": value for name, value in found.metrics.numbers().items()}, "val_loss": found.loss})
         self._tell_sentinels(run, watch, "val_loss", found, is_subset=False)
         watch.add_curves(run.step, {f"val_{name}": value for name, value in found.metrics.numbers().items()})
-        self._judge(run, found)
+        self._judge(run, found, is_epoch_end)
         return Evaluation(found.loss, found.parts, self.num_windows, max(1, self.num_windows // len(found.parts)))
 
     def finish(self, run: Run | OffRun, watch: Watch, folder: Path) -> Evaluation | None:
@@ -134,7 +136,8 @@ class AffinityValidation:
         with watch.aside("test"), self._voice.phase("test", f"{num_test:,} pairs that were never looked at"):
             found, who = examine_test(self._parts, run, folder, self._voice, self.predict)
         text = f"{metrics_text(found)}; by {who}"
-        self._voice.say(f"{text}; every prediction is in {folder / PREDICTIONS}", "test")
+        where = f"; every prediction is in {folder / PREDICTIONS}" if (folder / PREDICTIONS).exists() else ""
+        self._voice.say(f"{text}{where}", "test")
         self._method.rows["test"] = text
         if self._method.mirror is not None:
             self._method.mirror.wait()
@@ -142,11 +145,13 @@ class AffinityValidation:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _judge(self, run: Run | OffRun, found: Found) -> None:
+    def _judge(self, run: Run | OffRun, found: Found, is_epoch_end: bool) -> None:
         values, best, now = run.values, self._method.best, found.metrics.spearman
-        before = values.get("best_value")
-        is_gain = before is None or (now is not None and now > before + self._config.early_stopping_min_delta)
-        best.num_stale = 0 if is_gain and now is not None else best.num_stale + 1
+        config, before = self._config, values.get("best_value")
+        best.count(now, config.early_stopping_min_delta, is_epoch_end=is_epoch_end)
+        is_over = config.early_stopping and best.num_stale >= config.early_stopping_patience
+        if is_over:
+            self._parts.pair_loader.end_here()  # before the save below: a death right after it changes nothing
         text = f"step {run.step:,}: {metrics_text(found.metrics)}"
         if now is None:
             self._voice.say(f"{text}; never a best", "eval")
@@ -157,16 +162,10 @@ class AffinityValidation:
             self._voice.say(f"{text}; a new best{was}", "eval")
             values["best_value"], values["best_step"] = now, run.step
             best.predicted = torch.from_numpy(found.predicted[self._quick_places].astype(np.float32))
-            run.save(**{f"best_{self._config.metric}": now})
-        self._stop_early(best.num_stale)
-
-    def _stop_early(self, num_stale: int) -> None:
-        config = self._config
-        if config.early_stopping and num_stale >= config.early_stopping_patience:
-            self._voice.say(
-                f"no gain above {config.early_stopping_min_delta:g} in {num_stale} full validations: the end", "eval"
-            )
-            self._parts.pair_loader.end_here()
+            run.save(**{f"best_{config.metric}": now})
+        if is_over:
+            gain, count = f"{config.early_stopping_min_delta:g}", best.num_stale
+            self._voice.say(f"no gain above {gain} in {count} full validations at ends of epochs: the end", "eval")
 
     def _gain(self, found: Found) -> Gain | None:
         """Of the quick pairs over the best so far; the resampling is done only where there is something to gain."""
@@ -205,10 +204,11 @@ class AffinityValidation:
             watch.aside("evaluation"),
             run.phase(name, total=len(rows), unit="pairs") as bar,
         ):
+            begun_s = time.monotonic()
 
             def advance(count: int) -> bool:
                 bar.advance(count)
-                return not run.should_stop
+                return not gives_up(run.should_stop, time.monotonic() - begun_s)
 
             predicted = self.predict(rows, advance)
         if predicted is None:
@@ -244,6 +244,11 @@ class AffinityValidation:
         finally:
             model.train(was_training)
         return joined(found)
+
+
+def gives_up(is_asked_to_stop: bool, spent_s: float) -> bool:
+    """A short one is done to its end: the run goes on behind this step, where nobody would make up for it."""
+    return is_asked_to_stop and spent_s > STOP_AFTER_S
 
 
 def joined(found: list[Tensor]) -> NDArray[np.float64]:

@@ -95,3 +95,11 @@ def test_a_random_split_has_the_seeds_counts_and_says_what_it_is_worth() -> None
     assert [len(parts.indices[name]) for name in PARTS] == [111_814, 23_960, 23_961]
     assert len(np.unique(np.concatenate(list(parts.indices.values())))) == 159_735
     assert parts.lines[1] == "note: the same antigens are in all parts; scores say nothing about new antigens"
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 7, 20])
+def test_of_few_random_pairs_no_part_is_empty(count: int) -> None:
+    rows, hashes = np.zeros(count, np.int32), np.zeros((1, 2), np.uint64)
+    parts = split_pairs(rows, hashes, "random", 42).indices
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(count))
+    assert all(len(part) for part in parts.values())

@@ -62,6 +62,7 @@ class AffinityData:
     fingerprint: str  # equal: the same arrays, bit for bit
     identity: str  # equal: the same pairs, encoders and split; another device may have rounded otherwise
     cache_keys: tuple[str, str]  # of the two stores, for `mirrored`
+    hashes: tuple[Hashes, Hashes]  # of the sequences behind the vectors: a table read again must have the same
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,17 @@ def prepare_affinity(settings: AffinitySettings, say: Say) -> AffinityData:
     board = Board(_progress_lines(say))
     rules = settings.rules()
     with ticking(board, TICK_S):
+        encoders = _encoders(settings)  # what is wrong with them is told before gigabytes are read
         table = read_pairs(settings.path, rules, board)
+        board.set("done")
         for line in report(table.tally, rules):
             say(line)
+        if np.ptp(table.pkd) == 0:
+            say(f"warning: every pKd is {table.pkd[0]:g}: there is nothing to rank, and no head can be the best")
         sides = unique_rows(table.antibody), unique_rows(table.antigen)
         parts = split_pairs(sides[1].row, sides[1].hashes, settings.split, settings.seed)
         for line in parts.lines:
             say(line)
-        encoders = _encoders(settings)
         for name, encoder, unique, length in zip(
             SIDES, encoders, sides, (table.antibody_length, table.antigen_length), strict=True
         ):
@@ -110,6 +114,7 @@ def prepare_affinity(settings: AffinitySettings, say: Say) -> AffinityData:
         str(xxhash.xxh3_128_hexdigest(f"{identity} {antibody.checksum} {antigen.checksum}".encode())),
         identity,
         (stores[0].key, stores[1].key),
+        (sides[0].hashes, sides[1].hashes),
     )
 
 

@@ -3,8 +3,8 @@
 Legal are the 20 amino acids and the six other letters of the IUPAC code: X (any), B (D or N), Z (E or Q), J (I or L),
 U (selenocysteine) and O (pyrrolysine). Lower case is taken as upper case, white space around a chain is dropped.
 Gaps (-), stops (*), digits and everything else are illegal: what they mean is not for a reader to guess. A chain of
-more than 100,000 residues is no protein. `nan`, `NA`, `None` and `null` are cells without a sequence, as programs write
-them, although every letter of them is a residue.
+more than 100,000 residues is no protein. `nan`, `NA`, `None` and `null` are what programs write for no sequence,
+although every letter of them is a residue.
 An antibody is `heavy|light` or `heavy` alone. Does not own what a model makes of the six (features, language_models).
 """
 
@@ -64,7 +64,7 @@ def canonical_antibody(text: str) -> bytes | Refused:
 
 
 def _is_absent(text: str) -> bool:
-    return len(text) < 16 and text.strip().upper() in _ABSENT or text.isspace()
+    return (len(text) < 16 and text.strip().upper() in _ABSENT) or text.isspace()
 
 
 def sequence_hash(sequence: bytes) -> bytes:

@@ -106,7 +106,8 @@ def _random_parts(count: int, seed: int) -> dict[str, Indices]:
     if count < len(PARTS):
         raise UsageError(f"{count} pairs cannot be split into training, validation and test")
     order = Permutation(count, mix(seed, 0x5B117)).take(0, count).astype(np.int64)
-    first, second = max(1, int(SHARES[0] * count)), max(1, int(SHARES[1] * count))
+    first = max(1, min(int(SHARES[0] * count), count - 2))  # of three pairs each part has one
+    second = max(1, int(SHARES[1] * count))
     ends = np.split(order, [first, first + second])
     return {name: np.sort(part) for name, part in zip(PARTS, ends, strict=True)}
 

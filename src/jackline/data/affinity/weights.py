@@ -54,15 +54,22 @@ def find_weights(name: str, memo: Path) -> Weights:
         config = read_json(path / "config.json")
         kind, width = _kind(config, name)
         return Weights(path.name, str(path), None, _folder_hash(path, memo), kind, width)
+    check_name(name)
     repo, _, wanted = SHORT_NAMES.get(name.lower(), name).partition("@")
-    if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
+    commit = _hub_commit(repo, wanted or None)
+    kind, width = _kind(_hub_config(repo, commit), name)
+    return Weights(repo, repo, commit, commit, kind, width)
+
+
+def check_name(name: str) -> None:
+    """Without looking at the hub; cheap enough for settings that are only read."""
+    repo = SHORT_NAMES.get(name.lower(), name).partition("@")[0]
+    is_hub = repo.count("/") == 1 and not repo.startswith((".", "/", "~"))
+    if name != "embedded" and not is_hub and not Path(local_path(name)).is_dir():
         raise UsageError(
             f"there is no encoder '{name}'",
             hint=f"it is embedded, {', '.join(SHORT_NAMES)}, a model of the hub (OWNER/NAME) or a local folder",
         )
-    commit = _hub_commit(repo, wanted or None)
-    kind, width = _kind(_hub_config(repo, commit), name)
-    return Weights(repo, repo, commit, commit, kind, width)
 
 
 def _kind(config: Any, name: str) -> tuple[str, int]:

@@ -126,6 +126,7 @@ class AgabConfig(TrainConfig):
         for name in ("full_eval_every", "early_stopping_patience"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} is too small", hint="it must be 1 or more")
+        self._check_encoders()
         if self.pkd_min >= self.pkd_max:
             raise UsageError(f"pkd_min={self.pkd_min} is not below pkd_max={self.pkd_max}")
         if self.warmup_epochs and self.epochs and self.warmup_epochs >= self.epochs:
@@ -133,6 +134,14 @@ class AgabConfig(TrainConfig):
                 f"warmup_epochs={self.warmup_epochs:g} takes all of epochs={self.epochs}",
                 hint="the learning rate would never come down; a tenth is usual",
             )
+
+    def _check_encoders(self) -> None:
+        chosen = {self.antibody_encoder, self.antigen_encoder} - {"embedded"}
+        if chosen:
+            from jackline.data.affinity.weights import check_name  # needs the data engine: not for every start
+
+            for name in sorted(chosen):
+                check_name(name)
 
     def settle(self, origins: Mapping[str, str]) -> AgabConfig:
         """An interval in batches takes the place of the one in time; `max_steps` alone that of epochs."""
