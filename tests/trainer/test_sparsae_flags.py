@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jackline.errors import UsageError
 from jackline.trainer.recipes.sparsae import SparsaeConfig
 from tests.data.corpora import make_texts
 from tests.shell import Shell
@@ -30,7 +31,6 @@ WORKING = [
     ("--checkpoint_interval", "100", "save_every_steps", "100"),
     ("--eval_interval", "20", "eval_every", "20"),
     ("--log_interval", "5", "log_every", "5"),
-    ("--vocab_size", "50257", "vocab_size", "50,257"),  # not rounded up: the seeds' true counts
 ]
 REFUSED = [
     (
@@ -109,3 +109,10 @@ def test_the_seeds_quick_test_saves_at_10_and_20_in_the_folder_it_names(shell: S
     records = [json.loads(line) for line in (folder / "masks.jsonl").read_text().splitlines()]
     assert [record["update"] for record in records] == [0, 0, 0, 1, 1, 1]  # what there was, and two mutants of it
     assert "[end] end       finished at step 20 of 20" in done.out
+
+
+def test_a_vocabulary_is_taken_as_it_is_for_the_seeds_true_counts() -> None:
+    assert SparsaeConfig(vocab_size=50_257).vocab_size == 50_257
+    with pytest.raises(UsageError) as refused:
+        SparsaeConfig(vocab_size=-1)
+    assert str(refused.value) == "error: vocab_size=-1 is not a count\nhint: 0 takes the tokenizer's, rounded up"
