@@ -27,6 +27,7 @@ from jackline.machine.gpu import card_names
 from jackline.memory.__main__ import _all_sizes
 from jackline.memory.cards import find_card
 from jackline.memory.predict import predict
+from jackline.models.nsa.attention import SparseAttention
 from jackline.models.nsa.model import NSAModel
 from jackline.models.nsa.shape import NSA_SHAPES, NSAShape
 from jackline.trainer.config import resolve
@@ -34,6 +35,7 @@ from jackline.trainer.corpus import spec_of
 from jackline.trainer.doctor import Request, examine
 from jackline.trainer.doctor_findings import Finding, judge_context
 from jackline.trainer.method import Between
+from jackline.trainer.nsa_memory import PlannedAttention
 from jackline.trainer.nsa_method import SparseAttentionMethod, is_due
 from jackline.trainer.planning import choose_micro_batch, job_of, shape_of
 from jackline.trainer.recipes.m7c import candidates
@@ -254,6 +256,14 @@ def test_the_plan_knows_that_kernels_take_no_square_of_the_sequence_and_plain_to
             peaks[is_on_card, seq_len] = predict(job, 1, card).peak_allocated_bytes
     assert peaks[True, 8192] < 5 * peaks[True, 2048]
     assert peaks[False, 8192] > 12 * peaks[False, 2048]
+
+
+def test_what_stands_for_the_turn_in_a_plan_keeps_what_the_turn_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("m7c", ["--model", "smoke", "--tokenizer", "bytes", "--seq-len=1024"]).config
+    job = job_of(config, shape_of(config, 257), "bf16-weights")
+    quick = predict(job, 2, find_card("H200")).peak_allocated_bytes
+    monkeypatch.setattr(PlannedAttention, "_turn", SparseAttention._turn)
+    assert quick == pytest.approx(predict(job, 2, find_card("H200")).peak_allocated_bytes, rel=0.005)
 
 
 def test_the_plan_shows_the_parameters_there_are() -> None:
