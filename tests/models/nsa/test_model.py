@@ -282,6 +282,7 @@ def test_statistics_name_the_layer_whose_gate_has_collapsed() -> None:
 
     assert facts["gate_entropy"] > 0.5 and facts["gate_max"] < 0.7  # the mean of both layers looks healthy
     assert facts["gate_entropy_least"] < 0.01 and facts["gate_max_most"] > 0.99
+    assert facts["gate_worst_layer"] == 2
     assert facts["gate_collapsed"] == 0.5
 
 
