@@ -78,7 +78,7 @@ def test_a_stratified_epoch_has_the_rare_bins_spread_and_not_in_clumps() -> None
 @pytest.mark.parametrize(
     ("data", "settings", "words"),
     [
-        ({"identity": "others"}, {}, "identity was pairs, is others"),
+        ({"identity": "others"}, {}, "the pairs are others"),
         ({}, {"batch_size": 9}, "batch_size was 8, is 9"),
         ({}, {"seed": 1}, "seed was 42, is 1"),
         ({}, {"is_stratified": True}, "is_stratified was False, is True"),

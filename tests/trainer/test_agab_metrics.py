@@ -55,6 +55,7 @@ def test_all_numbers_of_a_small_set() -> None:
         ([1.0, 2.0], [1.0, 2.0], "2 pairs are too few"),
         ([], [], "0 pairs are too few"),
         ([1.0, math.nan, math.inf], [1.0, 2.0, 3.0], "2 of 3 predictions are not finite"),
+        ([math.inf, 1.0, math.inf], [1.0, 2.0, 3.0], "2 of 3 predictions are not finite"),
         ([1.0, 2.0, 3.0], [1.0, math.nan, 3.0], "a label is not finite"),
     ],
 )

@@ -29,6 +29,7 @@ Tell = Callable[[str], None]
 
 _SHARE_OF_FREE = 0.5  # of the card's memory for embeddings; a head needs next to nothing
 _COPY_ROWS = 1 << 16
+_CHANGED = "the table has changed since this run was started, or the split, or an encoder's weights"
 BIN_PKD = 1.0  # width of a bin of the stratified order
 
 
@@ -95,8 +96,10 @@ class PairLoader:
     def seek(self, state: dict[str, Any]) -> None:
         for key, now in self._identity().items():
             if state[key] != now:
+                what = "the pairs are others" if key == "identity" else f"{key} was {state[key]}, is {now}"
                 raise CannotResume(
-                    f"the data of this checkpoint is not the data of this run: {key} was {state[key]}, is {now}",
+                    f"the data of this checkpoint is not the data of this run: {what}",
+                    detail=_CHANGED if key in ("num_pairs", "identity") else (),
                     hint="give the same file, encoders, split and seed, or start a new run with --new",
                 )
         if state["fingerprint"] != self._data.fingerprint:
@@ -125,12 +128,12 @@ class PairLoader:
 
     def _identity(self) -> dict[str, Any]:
         settings = self.settings
-        return {
-            "identity": self._data.identity,
+        return {  # what a person can make something of comes first
             "num_pairs": len(self._rows),
             "batch_size": settings.batch_size,
             "seed": settings.seed,
             "is_stratified": settings.is_stratified,
+            "identity": self._data.identity,
         }
 
     def _open(self, epoch: int) -> None:

@@ -61,6 +61,7 @@ class Gain:
         return self.low > 0
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of what is not finite `why` tells, in words
 def measure(predicted: ArrayLike, wanted: ArrayLike) -> Metrics:
     made, true = _pair(predicted, wanted)
     why = why_undefined(made, true)
