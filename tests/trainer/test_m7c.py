@@ -269,6 +269,8 @@ def test_what_stands_for_the_turn_in_a_plan_keeps_what_the_turn_keeps(monkeypatc
 def test_the_plan_shows_the_parameters_there_are() -> None:
     shown = candidates(find_card("H200"), ["--seq-len", "4096"])[0].shown
     assert (shown["parameters"], shown["batch_size"], shown["precision"]) == (155_169_060, 16, "bf16-weights")
+    shown = candidates(find_card("H200"), ["--config", "m7c_125m_fast_log", "--model", "toy"])[0].shown
+    assert (shown["model"], shown["batch_size"]) == ("toy", 16)
     table = _all_sizes("jackline.trainer.recipes.m7c", find_card("T4"), [])  # for `plan --table`
     assert [candidate.job.name for candidate in table] == ["m7c 125m"]
 

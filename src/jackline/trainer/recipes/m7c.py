@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
 from jackline.models.nsa.shape import NSA_SHAPES
-from jackline.trainer.config import TrainConfig, resolve
+from jackline.trainer.config import TrainConfig, resolve_words
 from jackline.trainer.recipes.m7c_environment import OLD_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -182,4 +182,4 @@ def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan m7c`."""
     from jackline.trainer.planning import candidate_of
 
-    return (candidate_of(resolve("m7c", words).config, card),)
+    return (candidate_of(resolve_words("m7c", words).config, card),)
