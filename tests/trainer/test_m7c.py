@@ -197,6 +197,15 @@ def test_the_first_step_and_every_so_many_are_looked_at() -> None:
     assert not is_due(1, 0)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The tensors are tiny, and threads that wait for each other make a busy machine ten times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def looked_at(model: NSAModel, num_looks: int, tell: Callable[[str], None] = print) -> list[dict[str, Any]]:
     """What the method measures of a real model after each of its steps, as the loop asks for it."""
     method = SparseAttentionMethod(stats_every=1)
@@ -217,6 +226,7 @@ def small_model(kind: type[NSAModel] = NSAModel) -> NSAModel:
     return kind(replace(NSA_SHAPES["m7c-showcase"], num_layers=3, vocab_size=64))
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layer", [None, 0, 1])
 def test_one_collapsed_layer_of_a_real_model_is_an_alarm_and_a_fresh_model_is_none(layer: int | None) -> None:
     model = small_model()
@@ -234,6 +244,7 @@ def test_one_collapsed_layer_of_a_real_model_is_an_alarm_and_a_fresh_model_is_no
         )
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_statistics_that_fail_are_told_once_and_never_end_a_training() -> None:
     class Full(NSAModel):
         def statistics(self, ids: Tensor) -> dict[str, float]:
