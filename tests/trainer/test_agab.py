@@ -110,7 +110,7 @@ def test_it_learns_a_planted_rule_on_antigens_never_seen(nursery: Nursery, tmp_p
     table = tmp_path / "planted.csv"
     ceiling = write_planted(table, rows=1600, antigens=80, seed=3, noise=0.4)
     trainings = Trainings(nursery, tmp_path, table, cache)
-    ended = trainings.finish("planted", "epochs=5", "batch_size=32")
+    ended = trainings.finish("planted", "epochs=3", "batch_size=32")
     rows = trainings.predictions("planted")
     found = spearman([float(row["predicted_pKd"]) for row in rows], [float(row["pKd"]) for row in rows])
     print(f"Spearman {found:.4f} of at most {ceiling:.4f}")
@@ -157,10 +157,11 @@ def test_early_stopping_ends_the_run_and_it_stays_ended(trainings: Trainings) ->
 def test_a_head_that_says_the_same_of_every_pair_is_an_alarm_and_stops_where_that_is_asked(
     trainings: Trainings,
 ) -> None:
-    ended = trainings.run("collapsed", "epochs=3", "batch_size=4", "lr=1e-12", "sentinels=stop")
+    words = ("epochs=2", "batch_size=4", "lr=1e-12", "sentinels=stop", "eval_every=50")
+    ended = trainings.run("collapsed", *words)
     assert ended.code == 1, ended.output
     assert re.search(
-        r"^error: step 164: the predictions have collapsed: \d+ different ones for 79 pairs,"
+        r"^error: step 150: the predictions have collapsed: \d+ different ones for 79 pairs,"
         r" standard deviation 0\.0\d+ where the labels have \d\.\d+$",
         ended.output,
         re.M,

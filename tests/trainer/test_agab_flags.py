@@ -166,22 +166,23 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 def test_the_seeds_own_command_trains_saves_every_n_batches_and_status_tells_how_far(shell: Shell) -> None:
     write_small(shell.work / "agab_phase2_full.csv")
     command = (
-        "train agab --data agab_phase2_full.csv --epochs 2 --batch_size 8 --save_every_n_batches 20 --output_dir DIR"
+        "train agab --data agab_phase2_full.csv --epochs 1 --batch_size 8 --save_every_n_batches 20 --output_dir DIR"
     )
     done = shell.jackline(*command.split(), "--name", "seed", "--keep_last", "20")
     assert done.code == 0, done
     folder = shell.work / "DIR" / "seed"
     steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
     total = int(re.search(r"\[plan\] batch 8 of [\d,]+ training pairs, fp32; ([\d,]+) steps", done.out)[1])  # type: ignore[index]
-    assert total == 2 * 41
-    assert {20, 40, 60, 80, total} <= set(steps)
+    assert total == 41
+    assert {20, 40, total} <= set(steps)
     assert json.loads((folder / "test_metrics.json").read_bytes())["num_pairs"] == 81
     told = shell.jackline("status", "seed", "--runs-dir", "DIR")
-    assert re.search(r"^  epoch: {6}2 of 2, batch 41 of 41 \(100 %\)$", told.out, re.M), told
+    assert re.search(r"^  epoch: {6}1 of 1, batch 41 of 41 \(100 %\)$", told.out, re.M), told
     assert re.search(r"^  best: {7}val_spearman -?0\.\d{4} at step \d+$", told.out, re.M), told
     assert re.search(rf"^  saved: {{6}}\S.* ago, at step {total}$", told.out, re.M), told
 
 
+@pytest.mark.slow
 def test_a_first_try_needs_no_data_and_says_that_they_are_made_up(shell: Shell) -> None:
     done = shell.jackline("train", "agab", "--quick", "--max_steps", "9", "--name", "first")
     assert done.code == 0, done

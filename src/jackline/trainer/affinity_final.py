@@ -68,15 +68,18 @@ def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, voice: 
     step = run.values.get("best_step")
     if step is None or step == run.step:
         return f"the last head, of step {run.step:,}" + (", which is the best" if step == run.step else "")
-    names = [name for name in list_names(run_dir.checkpoints) if name.step == step]
-    try:
-        if not names:
-            raise OSError("its checkpoint is not there")
-        parts.model.load_state_dict(load_file(run_dir.checkpoints / str(names[0]) / "model.safetensors"))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        voice.say(f"the best head, of step {step:,}, cannot be had ({error}): the last one is used", "test")
-        return f"the last head, of step {run.step:,}"
-    return f"the best head, of step {step:,}"
+    trouble = "its checkpoint is not there"
+    for name in list_names(run_dir.checkpoints):  # newest first: of two of one step the one that counts
+        if name.step != step:
+            continue
+        try:
+            parts.model.load_state_dict(load_file(run_dir.checkpoints / str(name) / "model.safetensors"))
+        except (OSError, SafetensorError, RuntimeError) as error:
+            trouble = str(error)
+        else:
+            return f"the best head, of step {step:,}"
+    voice.say(f"the best head, of step {step:,}, cannot be had ({trouble}): the last one is used", "test")
+    return f"the last head, of step {run.step:,}"
 
 
 def write_predictions(

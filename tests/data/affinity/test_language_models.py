@@ -206,6 +206,7 @@ def test_without_transformers_the_line_to_type_is_told(folders: dict[str, Path])
     ), done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_taken_from_this_machines_disk_without_a_network(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
