@@ -240,7 +240,8 @@ def _words(request: dict[str, Any]) -> list[str]:
     if request["kind"] != "train" and not is_small:
         words.append("vocab_size=50257")  # the seeds' own sizes
     batch_size = 4 if is_small else 2 if request["kind"] == "memory" else 32
-    return [*words, f"batch_size={batch_size}", "max_train_examples=0", "max_val_examples=0"]
+    num_judged = 64 if request["kind"] == "memory" else 0
+    return [*words, f"batch_size={batch_size}", "max_train_examples=0", f"max_val_examples={num_judged}"]
 
 
 def _train(request: dict[str, Any]) -> dict[str, Any]:
