@@ -157,6 +157,24 @@ def test_a_mistake_in_a_file_is_named_in_full(contents: str, tmp_path: Path) -> 
     assert str(caught.value) == FILES[contents].format(path=path)
 
 
+def test_typed_steps_go_before_the_warm_up_of_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "long.yaml", "max_steps: 50000\nwarmup_steps: 2000\n")
+
+    short = resolve("demo", ["max_steps=50"], [path])
+    assert (short.config.warmup_steps, short.origins["warmup_steps"]) == (5, "a tenth of max_steps")
+    assert resolve("demo", [], [path]).config.warmup_steps == 2000
+    with pytest.raises(UsageError):
+        resolve("demo", ["max_steps=50", "warmup_steps=2000"], [path])
+
+
+@pytest.mark.parametrize("contents", ["lr: 1e-3\nseed: 1\nlr: 2e-3\n", "lr: 1e-3\nlearning_rate: 2e-3\n"])
+def test_a_setting_that_a_file_has_twice_is_an_error(tmp_path: Path, contents: str) -> None:
+    path = write(tmp_path, "twice.yaml", contents)
+    with pytest.raises(UsageError) as caught:
+        resolve("demo", [], [path])
+    assert str(caught.value) == f"error: lr is set twice in {path}\nhint: keep one of the two lines"
+
+
 def test_a_file_that_is_not_yaml_or_not_there_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "mine.yaml", "lr: 'open\n")
     with pytest.raises(UsageError) as caught:

@@ -26,6 +26,7 @@ QUIET_FIELDS = (
     "mirror",
     "num_threads",
     "log_every",
+    "stats_every",
     "keep_last",
     "keep_every",
     "data_dir",
@@ -200,7 +201,9 @@ def _shorten_warmup(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A short trial (`--max-steps 20`) of a recipe with a long warm-up is no mistake: a tenth of it, and said so."""
     steps = values.get("max_steps", recipe.max_steps)
-    is_asked_for = origins["warmup_steps"] not in ("recipe", "quick")
+    # Steps that were typed go before a file's warm-up: that was meant for the file's own.
+    is_files = origins["max_steps"] == "command line" != origins["warmup_steps"]
+    is_asked_for = origins["warmup_steps"] not in ("recipe", "quick") and not is_files
     if is_asked_for or not 0 < steps <= values.get("warmup_steps", recipe.warmup_steps):
         return values, origins
     warmup = min(steps - 1, steps // 10)

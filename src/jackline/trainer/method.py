@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
+def _nothing_to_tell(text: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Between:
     """What `after_step` may use: steps done, where the run lies, and a voice. `during` names what takes its time."""
@@ -39,7 +43,7 @@ class Between:
     tell: Tell
     seconds: float  # since the attempt's first step
     loss: Tensor  # of the step, on its device: reading it waits
-    during: Callable[[str], AbstractContextManager[None]] = nullcontext
+    during: Callable[[str], AbstractContextManager[None]] = _nothing_to_tell
 
 
 class Method:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
-from jackline.trainer.config import TrainConfig, resolve
+from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
     from jackline.data.affinity.prepared import AffinitySettings
@@ -185,7 +185,7 @@ def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
     from jackline.models.affinity import count_parameters
     from jackline.trainer.affinity_memory import head_job
 
-    config = resolve("agab", ["data=none", *words]).config
+    config = resolve_words("agab", ["data=none", *words]).config
     precision = "fp32" if config.precision == "auto" else config.precision
     shown: dict[str, object] = {
         "inputs": EMBEDDED_INPUTS,

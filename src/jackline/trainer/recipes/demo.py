@@ -36,7 +36,7 @@ def recipe() -> TrainConfig:
 
 def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan demo`."""
-    from jackline.trainer.config import resolve
+    from jackline.trainer.config import resolve_words
     from jackline.trainer.planning import candidate_of
 
-    return (candidate_of(resolve("demo", words).config, card),)
+    return (candidate_of(resolve_words("demo", words).config, card),)

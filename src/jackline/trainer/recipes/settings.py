@@ -57,7 +57,9 @@ def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # text only: no objects
+        text = path.read_text(encoding="utf-8")
+        written = yaml.compose(text, Loader=yaml.BaseLoader)
+        found = yaml.load(text, Loader=yaml.BaseLoader)  # text only: no objects
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -72,6 +74,8 @@ def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
         name = _field(kind, str(given).replace("-", "_"), types, f"recipe '{recipe}', in {path}")
         if not isinstance(text, str):
             raise UsageError(f"{name} in {path} is a {type(text).__name__}", hint=f"write `{name}: value`")
+        if name in values or [key.value for key, _ in written.value].count(given) > 1:
+            raise UsageError(f"{name} is set twice in {path}", hint="keep one of the two lines")
         values[name] = _value(kind, name, text, types[name])
     return values
 

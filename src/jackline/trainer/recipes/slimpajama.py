@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
-from jackline.trainer.config import TrainConfig, resolve
+from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
     from jackline.memory.cards import Card
@@ -148,4 +148,4 @@ def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan slimpajama`."""
     from jackline.trainer.planning import candidate_of
 
-    return (candidate_of(resolve("slimpajama", words).config, card),)
+    return (candidate_of(resolve_words("slimpajama", words).config, card),)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
-from jackline.trainer.config import TrainConfig, resolve
+from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
     from jackline.memory.cards import Card, Precision
@@ -118,7 +118,7 @@ def recipe() -> SparsaeConfig:
 
 def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
     """What could be trained on this card, largest first; one unless model_size=auto. An explicit size is kept."""
-    resolved = resolve("sparsae", words)
+    resolved = resolve_words("sparsae", words)
     config, origins = resolved.config, resolved.origins
     assert isinstance(config, SparsaeConfig)
     if config.model != "auto":
