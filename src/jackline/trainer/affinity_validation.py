@@ -10,6 +10,7 @@ Owns these times, the best and early stopping. Has the face of validation.Valida
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,8 +200,9 @@ class AffinityValidation:
     def _examine(self, run: Run | OffRun, watch: Watch, name: str, rows: Rows) -> Found | None:
         watch.take_in(wait=True)
         text = f"{name}, {len(rows):,} of {self.num_windows:,} pairs"
+        is_long = len(rows) > PREDICT_AT_A_TIME  # else it is over before its beginning has been read
         with (
-            self._voice.phase("eval", text),
+            self._voice.phase("eval", text) if is_long else contextlib.nullcontext(),
             watch.aside("evaluation"),
             run.phase(name, total=len(rows), unit="pairs") as bar,
         ):
