@@ -154,6 +154,7 @@ def test_early_stopping_ends_the_run_and_it_stays_ended(trainings: Trainings) ->
     assert trainings.newest("early").name in again.output
 
 
+@pytest.mark.slow
 def test_a_head_that_says_the_same_of_every_pair_is_an_alarm_and_stops_where_that_is_asked(
     trainings: Trainings,
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_head_that_says_the_same_of_every_pair_is_an_alarm_and_stops_where_tha
     ), ended.output
 
 
+@pytest.mark.slow  # the refusal itself is tested in test_agab_batches
 def test_another_table_under_the_same_name_is_refused(trainings: Trainings, tmp_path: Path) -> None:
     assert trainings.run("changed", *SHORT, KILL_AT="7").code == -signal.SIGKILL
     write_small(tmp_path / "small.csv", seed=1)
@@ -218,6 +220,7 @@ def test_a_table_that_cannot_be_used_is_named_and_nothing_takes_its_place(
     assert not trainings.run_dir("none").metrics(0).exists()
 
 
+@pytest.mark.slow  # the copying itself is tested in tests/data/affinity
 def test_embeddings_go_to_the_mirror_and_come_back_on_another_machine(trainings: Trainings, tmp_path: Path) -> None:
     mirror, words = tmp_path / "mirror", (*SHORT, "max_steps=2", "full_eval=no")
     trainings.finish("here", *words, f"mirror={mirror}", f"data_dir={tmp_path / 'here'}")
