@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from jackline.models import unfilled
 from jackline.models.embedding import embed
 from jackline.models.loss import summed_cross_entropy
 from jackline.models.shapes import GPTShape
-from jackline.models.unfilled import UnfilledEmbedding, UnfilledLinear
 
 _INIT_STD = 0.02
 
@@ -34,11 +34,11 @@ class Block(nn.Module):
         self.dropout = shape.dropout
         self.activation = functional.relu if shape.activation == "relu" else _gelu
         self.attention_norm = nn.LayerNorm(width)
-        self.qkv = UnfilledLinear(width, 3 * width)
-        self.projection = UnfilledLinear(width, width)
+        self.qkv = unfilled.Linear(width, 3 * width)
+        self.projection = unfilled.Linear(width, width)
         self.mlp_norm = nn.LayerNorm(width)
-        self.up = UnfilledLinear(width, shape.mlp_width)
-        self.down = UnfilledLinear(shape.mlp_width, width)
+        self.up = unfilled.Linear(width, shape.mlp_width)
+        self.down = unfilled.Linear(shape.mlp_width, width)
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self._drop(self._attend(self.attention_norm(stream)))
@@ -62,9 +62,9 @@ class Block(nn.Module):
 
 def _make_head(shape: GPTShape, tokens: nn.Embedding) -> nn.Linear:
     if not shape.is_tied:
-        return UnfilledLinear(shape.width, shape.vocab_size, bias=shape.has_head_bias)
+        return unfilled.Linear(shape.width, shape.vocab_size, bias=shape.has_head_bias)
     # On the meta device first: a matrix of 150 MB that is thrown away at once leaves a hole in the card's memory.
-    head = UnfilledLinear(shape.width, shape.vocab_size, bias=False, device="meta")
+    head = unfilled.Linear(shape.width, shape.vocab_size, bias=False, device="meta")
     head.weight = tokens.weight
     if shape.has_head_bias:
         head.bias = nn.Parameter(torch.zeros(shape.vocab_size))
@@ -80,8 +80,8 @@ class GPT(nn.Module):
         self.is_recomputing = is_recomputing
         self.loss_chunk_rows = loss_chunk_rows
         self.has_loss_kernel = False  # set by whoever has asked `loss.why_no_kernel`, before compiling
-        self.tokens = UnfilledEmbedding(shape.vocab_size, shape.width)
-        self.positions = UnfilledEmbedding(shape.context, shape.width)
+        self.tokens = unfilled.Embedding(shape.vocab_size, shape.width)
+        self.positions = unfilled.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
         self.norm = nn.LayerNorm(shape.width)
         self.head = _make_head(shape, self.tokens)

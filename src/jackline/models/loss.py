@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from jackline.models.unfilled import UnfilledLinear
+from jackline.models import unfilled
 
 IGNORED = -100
 _PROOF_ROWS = 16
@@ -45,7 +45,7 @@ def summed_cross_entropy(
 
 def why_no_kernel(head: nn.Module) -> str:
     """Why the one-pass kernel is not for this head on this machine; empty after it gave the right loss and slopes."""
-    if type(head) not in (nn.Linear, UnfilledLinear) or head.bias is not None:
+    if type(head) not in (nn.Linear, unfilled.Linear) or head.bias is not None:
         return "the head is more than one matrix"
     weight = head.weight
     if not weight.is_cuda or weight.dtype != torch.bfloat16:
