@@ -546,6 +546,7 @@ show()
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_misspelt_setting_is_no_state(nursery: Nursery, tmp_path: Path) -> None:
     ended = nursery.run(HEAD + "jackline.attach(model=model, save_every_step=5)", [], tmp_path)
     assert (

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from jackline.checkpoint.catalogue import list_left_behind, list_names
 from jackline.checkpoint.fetch import fetch_newest
 from jackline.checkpoint.store import FolderStore
@@ -42,6 +44,7 @@ def make_folder(path: Path, rate: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def final_of(output: str) -> str:
     (found,) = [line for line in output.splitlines() if line.startswith("final ")]
     return found

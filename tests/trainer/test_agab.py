@@ -127,6 +127,7 @@ def test_it_learns_a_planted_rule_on_antigens_never_seen(nursery: Nursery, tmp_p
     assert re.search(r"^\[end\] test      Spearman 0\.\d{4} \(0\.\d{4} to 0\.\d{4}\), Pearson ", ended.output, re.M)
 
 
+@pytest.mark.slow
 def test_the_best_is_the_highest_spearman_of_all_validation_pairs_and_is_what_the_test_set_sees(
     trainings: Trainings,
 ) -> None:
@@ -187,6 +188,7 @@ def test_another_table_under_the_same_name_is_refused(trainings: Trainings, tmp_
 HEADER = "antibody_sequence,antigen_sequence,pKd\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "detail", "hint"),
     [

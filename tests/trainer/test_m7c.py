@@ -87,6 +87,7 @@ def trainings(nursery: Nursery, corpus: Path, tmp_path: Path) -> Trainings:
     return Trainings(nursery, corpus, tmp_path)
 
 
+@pytest.mark.slow
 def test_every_flag_at_once_really_trains_on_fineweb_and_tells_what_gates_and_blocks_do(shell: Shell) -> None:
     write_fineweb(shell.work / "shards", make_texts(300))
     shell.env.update(CONFIG="configs/train_showcase.yaml", NSA_BATCH_SIZE="64")
@@ -122,6 +123,7 @@ def test_every_flag_at_once_really_trains_on_fineweb_and_tells_what_gates_and_bl
     assert curve[0][1] == pytest.approx(facts[1]["gate_entropy"])
 
 
+@pytest.mark.slow
 def test_killed_it_ends_bit_equal_also_with_recomputed_layers(trainings: Trainings) -> None:
     words = ("seq_len=300", "batch_size=2", "recompute=yes", "stats_every=4")
     whole = trainings.finish("whole", *words, RECIPE="m7c", SLOW_AT="5")
@@ -135,6 +137,7 @@ def test_killed_it_ends_bit_equal_also_with_recomputed_layers(trainings: Trainin
     assert trainings.metrics("killed", "gate_entropy") == trainings.metrics("whole", "gate_entropy")
 
 
+@pytest.mark.slow
 def test_a_real_training_on_256_random_symbols_never_predicts_one(trainings: Trainings, tmp_path: Path) -> None:
     """128 tokens are twice the window: where the forerunner's window read the next token. No honest loss is below
     ln 256 = 5.545."""
