@@ -546,7 +546,6 @@ show()
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
 def test_a_misspelt_setting_is_no_state(nursery: Nursery, tmp_path: Path) -> None:
     ended = nursery.run(HEAD + "jackline.attach(model=model, save_every_step=5)", [], tmp_path)
     assert (
@@ -555,6 +554,7 @@ def test_a_misspelt_setting_is_no_state(nursery: Nursery, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_plain_python_does_what_the_nursery_does(tmp_path: Path) -> None:
     """The one test that pays for the import: kill -9, rerun, same weights, and exit code 75 for a stop."""
     script = (

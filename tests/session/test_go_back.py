@@ -44,12 +44,12 @@ def make_folder(path: Path, rate: str) -> Path:
     return path
 
 
-@pytest.mark.slow
 def final_of(output: str) -> str:
     (found,) = [line for line in output.splitlines() if line.startswith("final ")]
     return found
 
 
+@pytest.mark.slow
 def test_a_run_gone_back_ends_as_one_that_never_went_past_that_step(tmp_path: Path, nursery: Nursery) -> None:
     other = nursery.run(SCRIPT, (), make_folder(tmp_path / "other", "0.5"))
     folder = make_folder(tmp_path / "one", "0.01")

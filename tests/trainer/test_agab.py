@@ -127,7 +127,6 @@ def test_it_learns_a_planted_rule_on_antigens_never_seen(nursery: Nursery, tmp_p
     assert re.search(r"^\[end\] test      Spearman 0\.\d{4} \(0\.\d{4} to 0\.\d{4}\), Pearson ", ended.output, re.M)
 
 
-@pytest.mark.slow
 def test_the_best_is_the_highest_spearman_of_all_validation_pairs_and_is_what_the_test_set_sees(
     trainings: Trainings,
 ) -> None:
@@ -143,6 +142,7 @@ def test_the_best_is_the_highest_spearman_of_all_validation_pairs_and_is_what_th
     assert f"; by {whose}, of step {best_step:,}" in ended.output
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_run_and_it_stays_ended(trainings: Trainings) -> None:
     words = ("epochs=50", "batch_size=64", "early_stopping=yes", "early_stopping_patience=2", "lr=1e-2")
     ended = trainings.finish("early", *words)
