@@ -33,6 +33,7 @@ def job_with(global_batch: int) -> object:
     return job_of(ReadsItsValues(), torch.randn(2, 16, 256), global_batch=global_batch, options=StepOptions("fp32"))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_traced_gets_a_measured_plan() -> None:
     job = job_with(4096)
     with pytest.raises(CannotTrace):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from jackline.session.settings import DEFAULT_VERDICTS, VERDICTS, Settings
 from tests.session.guide import TEXT, before_and_after, find_block
 from tests.session.nursery import ROOT, Nursery
@@ -41,6 +43,7 @@ def shape_of(text: str) -> str:
     return re.sub(r"\b[\d.]+( KiB| s\b| at step)", r"N\1", text)
 
 
+@pytest.mark.slow
 def test_every_command_of_the_guide_works(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(before_and_after()[1])
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}

@@ -105,6 +105,7 @@ def test_a_loop_that_fills_memory_saves_leaves_with_75_and_goes_on_with_fewer_wo
     assert f"train.py:{line}" in told
 
 
+@pytest.mark.slow
 def test_a_step_that_never_ends_is_ended_before_the_kernel_does_it_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with limited("cgroup") as env:

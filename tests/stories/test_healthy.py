@@ -15,7 +15,16 @@ def test_there_are_enough_healthy_programs() -> None:
     assert len(ALL) >= 20
 
 
-@pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
+# A quarter of a minute each, most of it waiting: these are like one of the others to the supervisor.
+_ALIKE = {"numpy_sort", "pool_map", "copies_with_cp", "many_short_children", "works_and_sleeps", "prints_in_bursts",
+          "hashes_a_data_set", "waits_for_a_batch_job"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, marks=[pytest.mark.slow] if each.name in _ALIKE else []) for each in ALL],
+    ids=lambda program: program.name,
+)
 def test_no_alarm_sounds(program: Program, zoo: Zoo) -> None:
     outcome = zoo.outcome(program, pytest.skip)
     assert alarms_of(outcome) == []

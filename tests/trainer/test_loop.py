@@ -74,6 +74,7 @@ def test_killed_at_random_steps_with_other_loader_threads_each_time_it_ends_bit_
     assert trainings.metrics("killed", "val_loss")[12] == trainings.metrics("whole", "val_loss")[12]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_leaves_no_trace(trainings: Trainings) -> None:
     ended = trainings.finish("with", "rehearse=yes", "dropout=0.1")
     assert "a step takes about" in ended.output
@@ -176,6 +177,7 @@ def test_verbose_tells_every_step_and_its_batch(trainings: Trainings) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_full_validation_is_done_when_it_is_asked_for_and_changes_nothing(trainings: Trainings) -> None:
     trainings.finish("whole")
     trainings.run("asked", KILL_AT="5")

@@ -272,6 +272,7 @@ def test_the_plan_knows_that_kernels_take_no_square_of_the_sequence_and_plain_to
     assert peaks[False, 8192] > 12 * peaks[False, 2048]
 
 
+@pytest.mark.slow
 def test_what_stands_for_the_turn_in_a_plan_keeps_what_the_turn_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve("m7c", ["--model", "smoke", "--tokenizer", "bytes", "--seq-len=1024"]).config
     job = job_of(config, shape_of(config, 257), "bf16-weights")
@@ -297,6 +298,7 @@ def test_on_a_cpu_as_many_sequences_at_a_time_as_their_square_leaves_room_for() 
     assert choose_micro_batch(small, NSAShape(), "fp32", is_on_card=False).micro_batch == small.batch_size == 8
 
 
+@pytest.mark.slow
 def test_the_doctor_tries_it_through_and_names_variables_nobody_reads(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def _check_records(trainings: Trainings, method: str) -> None:
         assert sum(record["is_taken"] for record in records) == (4 if per_update else 0)
 
 
+@pytest.mark.slow
 def test_dense_means_that_nothing_is_switched_off_and_no_mask_is_searched(trainings: Trainings) -> None:
     ended = trainings.finish("dense", *WORDS, "sparsity=0", "max_steps=4", RECIPE="sparsae")
     assert "mask update" not in ended.output
