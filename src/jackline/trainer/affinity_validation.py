@@ -30,6 +30,7 @@ from jackline.trainer.affinity_metrics import Gain, Metrics, compare, interval, 
 from jackline.trainer.affinity_parts import AffinityMethod, AffinityParts
 from jackline.trainer.evaluate import Evaluation, subset_size
 from jackline.trainer.sentinels import PairFacts
+from jackline.trainer.validation import take_request
 from jackline.trainer.voice import Voice
 from jackline.trainer.watch import Watch
 
@@ -83,7 +84,7 @@ class AffinityValidation:
                 self.full(run, watch, is_epoch_end=True)
             elif self._is_quick_due(step):
                 self.quick(run, watch)
-        if _take(request):
+        if take_request(request):
             self._full_step = -1
             self.full(run, watch)
 
@@ -293,12 +294,3 @@ def metrics_text(metrics: Metrics) -> str:
         words.append(f"recall@9 {100 * metrics.recall:.0f} %")
     words.append(f"{metrics.num_distinct:,} distinct of {metrics.num_rows:,}")
     return ", ".join(words)
-
-
-def _take(request: Path) -> bool:
-    """Whether it was there; it is gone then."""
-    try:
-        request.unlink()
-    except OSError:
-        return False
-    return True

@@ -67,7 +67,7 @@ class Validation:
         """What is due: the quick one by its interval, the full one when somebody asked for it."""
         if is_due(run.step, before, self._parts.config, self._parts.total_steps):
             self.quick(run, watch)
-        if _take(request):
+        if take_request(request):
             if not self.num_windows:
                 self._voice.say("a full validation was asked for, and this run has no validation data", "eval")
             self.full(run, watch)
@@ -129,7 +129,7 @@ class Validation:
         return found
 
 
-def _take(request: Path) -> bool:
+def take_request(request: Path) -> bool:
     """Whether it was there; it is gone then. A microsecond when it is not."""
     try:
         request.unlink()
