@@ -5,12 +5,19 @@ from __future__ import annotations
 import csv
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.data.affinity.prepared import AffinitySettings, prepare_affinity
-from jackline.trainer.affinity_final import _write_lines, write_predictions
+from jackline.rundir.layout import RunDir
+from jackline.trainer.affinity_final import _load_best, _write_lines, write_predictions
+from jackline.trainer.voice import Voice
 from tests.data.affinity.planted import write_small
 
 
@@ -56,3 +63,27 @@ def test_each_prediction_stands_beside_its_own_sequences_or_beside_none(tmp_path
     table.unlink()
     assert write_predictions(path, settings, data, predicted) == f"there is no file or folder {table}"
     assert len(written()) == len(predicted)
+
+
+def test_a_best_head_with_a_flipped_bit_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.path.mkdir()
+    best = nn.Linear(3, 2)
+    engine = CheckpointEngine(run_dir, EngineSettings())
+    engine.save({"model": best}, step=5, metrics={})
+    engine.close(timeout_s=60)
+    run: Any = SimpleNamespace(values={"best_step": 5}, step=9)
+    head = nn.Linear(3, 2)
+    parts: Any = SimpleNamespace(model=head)
+
+    assert _load_best(parts, run, run_dir, Voice()) == "the best head, of step 5"
+    assert torch.equal(head.weight, best.weight)
+
+    weights = run_dir.checkpoints / "step-00000005" / "model.safetensors"
+    contents = bytearray(weights.read_bytes())
+    contents[-1] ^= 1
+    weights.write_bytes(contents)
+    before = head.weight.clone()
+    assert _load_best(parts, run, run_dir, Voice()) == "the last head, of step 9"
+    assert torch.equal(head.weight, before)
+    assert "the best head, of step 5, cannot be had (" in capsys.readouterr().out

@@ -18,6 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from jackline.checkpoint.catalogue import list_names
+from jackline.checkpoint.format import Damage
+from jackline.checkpoint.place import choose_place
+from jackline.checkpoint.verify import verify_checkpoint
 from jackline.data.affinity.pairs import texts_of
 from jackline.data.affinity.prepared import SIDES, AffinityData, AffinitySettings
 from jackline.data.affinity.residues import sequence_hash
@@ -68,13 +71,14 @@ def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, voice: 
     step = run.values.get("best_step")
     if step is None or step == run.step:
         return f"the last head, of step {run.step:,}" + (", which is the best" if step == run.step else "")
-    trouble = "its checkpoint is not there"
-    for name in list_names(run_dir.checkpoints):  # newest first: of two of one step the one that counts
+    trouble, checkpoints = "its checkpoint is not there", choose_place(run_dir).folder
+    for name in list_names(checkpoints):  # newest first: of two of one step the one that counts
         if name.step != step:
             continue
         try:
-            parts.model.load_state_dict(load_file(run_dir.checkpoints / str(name) / "model.safetensors"))
-        except (OSError, SafetensorError, RuntimeError) as error:
+            verify_checkpoint(checkpoints / str(name))
+            parts.model.load_state_dict(load_file(checkpoints / str(name) / "model.safetensors"))
+        except (Damage, OSError, SafetensorError, RuntimeError) as error:
             trouble = str(error)
         else:
             return f"the best head, of step {step:,}"
