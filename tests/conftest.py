@@ -1,8 +1,12 @@
-"""What every test may count on: no setting of the person who runs it reaches Jackline; nothing leaves tmp_path."""
+"""What every test may count on: no setting of the person who runs it reaches Jackline; nothing leaves tmp_path.
+
+Also the order of the tests: the longest first, so that no worker ends with one while the others have nothing to do.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,31 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=500)
 settings.load_profile("search" if os.environ.get("HYPOTHESIS_SEARCH") else "steady")
+
+
+# Folders whose tests take long, in the order in which they begin; the others' are short.
+LONGEST_FIRST = ("trainer", "checkpoint", "session", "notebook", "stories", "cli", "supervisor")
+
+
+def hear_signals() -> None:
+    """What nohup or a script's `&` lets this process ignore, every child would ignore too: also Ctrl-C from a test.
+    A handler, unlike being ignored, is not inherited through exec."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+hear_signals()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+
+    def place_in_line(item: pytest.Item) -> int:
+        folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=place_in_line)
 
 
 @pytest.fixture(autouse=True)

@@ -319,11 +319,21 @@ class Zoo:
     """Runs programs several at a time and hands out each outcome when it is there.
 
     Several of these may share a folder, one in each test worker: who claims a program first runs it, the others read
-    the outcome from the folder. So every program runs once, however the tests are spread.
+    the outcome from the folder. So every program runs once, however the tests are spread. With no programs of its own
+    it only reads; `is_alive` says then whether somebody still runs them.
     """
 
-    def __init__(self, programs: list[Program], folder: Path, *, at_once: int = 8, **how: Any) -> None:
+    def __init__(
+        self,
+        programs: list[Program],
+        folder: Path,
+        *,
+        at_once: int = 8,
+        is_alive: Callable[[], bool] = lambda: True,
+        **how: Any,
+    ) -> None:
         self._folder = folder
+        self._is_alive = is_alive
         self._how = how
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="zoo")
         folder.mkdir(parents=True, exist_ok=True)
@@ -335,8 +345,10 @@ class Zoo:
         path = self._place(program, ".outcome")
         deadline_s = time.monotonic() + 290
         while not path.exists():
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{program.name} has not ended")
+            # Asked before the second look: the last outcome may have been written just before the end.
+            was_alive = self._is_alive()
+            if time.monotonic() > deadline_s or (not was_alive and not path.exists()):
+                raise TimeoutError(f"{program.name} has not ended" + ("" if was_alive else ": nobody runs the zoo"))
             time.sleep(0.05)
         found = pickle.loads(path.read_bytes())
         if isinstance(found, Unavailable):
@@ -344,6 +356,10 @@ class Zoo:
         if isinstance(found, BaseException):
             raise found
         return found
+
+    def wait(self) -> None:
+        """Until every program has run, or will not any more because of `close`."""
+        self._pool.shutdown(wait=True)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
