@@ -9,7 +9,8 @@ Model: 12 x 768, 12 heads, 2 key/value groups, vocabulary 50,304, bf16 weights, 
 one is the same but for its attention: one branch, the same key/value groups, the faster of cuDNN and flash. Attention
 alone is queries, keys and values in, mixed branches out, at 65,536 tokens a call. Other packages run where they
 import; flash-linear-attention's kernel asks for 16 heads a group, so it and ours are also timed with 32 heads.
-Rows that do not fit into --limit-s are named, not measured.
+Rows that do not fit into --limit-s are named, not measured. Models compile side by side, a process each, and are
+timed one at a time while all others rest.
 """
 
 from __future__ import annotations
@@ -17,59 +18,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__file__).resolve().parents[1])]
 
 import torch  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from bench.nsa_rows import DenseAttention, attention_rows, peer_rows, tune_rows  # noqa: E402
-from jackline.models.loss import why_no_kernel  # noqa: E402
-from jackline.models.nsa.model import NSAModel  # noqa: E402
+from bench.nsa_model import Clock, model_rows, shape_of  # noqa: E402
+from bench.nsa_rows import attention_rows, peer_rows, tune_rows  # noqa: E402
 from jackline.models.nsa.shape import NSAShape  # noqa: E402
 
 LENGTHS = (1024, 4096, 16384, 32768, 65536)
-# For the dense model, the first that can: cuDNN's is the fastest on Hopper cards.
-_BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
-SMALL = NSAShape(
-    num_layers=2, width=64, num_heads=4, num_groups=2, head_width=16, vocab_size=128,
-    compressed_length=8, compressed_stride=4, block_length=16, num_blocks=4, window=24,
-)  # fmt: skip
-
-
-class Clock:
-    """Milliseconds of a call on the device, the median of several; the device's own clock where it has one."""
-
-    def __init__(self, device: torch.device, *, repeats: int, limit_s: float) -> None:
-        self.device, self.repeats = device, repeats
-        self.end_s = time.monotonic() + limit_s
-
-    def is_over(self) -> bool:
-        return time.monotonic() > self.end_s
-
-    def time_ms(self, call: Callable[[], Any], *, warm: int = 3) -> float:
-        for _ in range(warm):
-            call()
-        if self.device.type != "cuda":
-            begin_s = time.perf_counter()
-            call()
-            return (time.perf_counter() - begin_s) * 1e3
-        found = []
-        for _ in range(self.repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            found.append(begin.elapsed_time(end))
-        return statistics.median(found)
 
 
 def main() -> int:
@@ -81,12 +43,12 @@ def main() -> int:
         torch.set_num_threads(1)
     device = torch.device("cpu" if options.small else "cuda")
     clock = Clock(device, repeats=options.repeats, limit_s=options.limit_s)
-    shape = SMALL if options.small else replace(NSAShape(), vocab_size=50_304)
+    shape = shape_of(is_small=options.small)
     lengths = [96, 128] if options.small else [int(word) for word in options.lengths.split(",")]
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "attention": lambda: attention_rows(clock, shape, lengths, 1 << (9 if options.small else 16)),
         "peers": lambda: peer_rows(clock, shape, lengths, 1 << (9 if options.small else 16)),
-        "model": lambda: model_rows(clock, shape, lengths, options),
+        "model": lambda: model_rows(clock, lengths, options),
         "profile": lambda: profile_rows(clock, shape, lengths),
         "tune": lambda: tune_rows(clock, shape, lengths),
     }
@@ -112,68 +74,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32_768, help="per step of the model, at least one sequence")
     parser.add_argument("--compile", choices=("whole", "block", "off"), default="whole")
     return parser.parse_args()
-
-
-def model_rows(
-    clock: Clock, shape: NSAShape, lengths: list[int], options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    rows = []
-    for length in lengths:
-        for name in ("sparse", "dense"):
-            row: dict[str, Any] = {"what": f"model {name}", "length": length}
-            rows.append(row)
-            if clock.is_over():
-                row["error"] = "not measured: no time left"
-                continue
-            try:
-                with sdpa_kernel([*_BACKENDS], set_priority=True):
-                    row |= _time_model(clock, shape, length, name, options)
-            except Exception as problem:
-                row["error"] = f"{type(problem).__name__}: {str(problem)[:160]}"
-            print(f"   {json.dumps(row)}", file=sys.stderr, flush=True)
-    return rows
-
-
-def _time_model(clock: Clock, shape: NSAShape, length: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    torch.manual_seed(0)
-    began_s = time.monotonic()
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]
-    is_card = clock.device.type == "cuda"
-    model = NSAModel(shape)
-    if name == "dense":
-        for block in model.blocks:
-            block.attention = DenseAttention(shape)
-    model = model.to(clock.device, torch.bfloat16 if is_card else torch.float32)
-    model.has_loss_kernel = not why_no_kernel(model.head)  # as the trainer does, for both
-    reason = model.use_kernels() if name == "sparse" else ""
-    batch = max(1, (options.tokens if is_card else 256) // length)
-    ids = torch.randint(0, shape.vocab_size, (batch, length + 1), device=clock.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_card)
-    road: Any = model
-    if is_card and options.compile == "whole":
-        road = torch.compile(model, dynamic=False)
-    elif is_card and options.compile == "block":
-        for block in model.blocks:
-            block.compile(dynamic=False)
-
-    def step() -> None:
-        loss = road(ids[:, :-1], ids[:, 1:]) / (batch * length)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    step()
-    first_s = time.monotonic() - began_s
-    if is_card:
-        torch.cuda.reset_peak_memory_stats()
-    milliseconds = clock.time_ms(step)
-    row = {"batch": batch, "ms": round(milliseconds, 2), "tokens_per_s": round(batch * length / milliseconds * 1e3)}
-    row |= {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if is_card else 0.0}
-    row |= {"first_s": round(first_s, 1), "kernels": reason or ("yes" if name == "sparse" else "-")}
-    if is_card:
-        del model, road, optimizer
-        torch.cuda.empty_cache()
-    return row
 
 
 def profile_rows(clock: Clock, shape: NSAShape, lengths: list[int]) -> list[dict[str, Any]]:

@@ -81,9 +81,10 @@ def _both(forward: Callable[[], Tensor], inputs: list[Tensor]) -> Pair:
     return alone, forward_and_back
 
 
-def sparse_call(clock: Any, shape: NSAShape, inputs: Inputs) -> Pair:
+def sparse_call(clock: Any, shape: NSAShape, inputs: Inputs, *, has_window: bool = True) -> Pair:
     query, memory, gates = inputs
-    attend = reference.attend
+    shape = shape if has_window else replace(shape, window=1)  # a single token: as good as none
+    attend: Any = reference.attend
     if clock.device.type == "cuda":
         from jackline.models.nsa import fast
 
@@ -138,6 +139,7 @@ def _row(clock: Any, what: str, length: int, make: Callable[[], Pair]) -> dict[s
 def attention_rows(clock: Any, shape: NSAShape, lengths: list[int], tokens: int) -> list[dict[str, Any]]:
     rows = []
     for length in lengths:
+        torch._dynamo.reset()  # type: ignore[no-untyped-call]  # eight shapes, and it compiles no more
         inputs = attention_inputs(clock, shape, length, tokens)
         rows.append(_row(clock, "sparse", length, lambda inputs=inputs: sparse_call(clock, shape, inputs)))
         if clock.device.type != "cuda":
@@ -168,26 +170,33 @@ def peer_rows(clock: Any, shape: NSAShape, lengths: list[int], tokens: int) -> l
     rows: list[dict[str, Any]] = [{"what": name, "length": 0, "error": "not installed here"} for name in missing]
     wide = replace(shape, num_heads=16 * shape.num_groups, width=16 * shape.num_groups * shape.head_width)
     for length in lengths:
+        torch._dynamo.reset()  # type: ignore[no-untyped-call]
         if PEERS[0] not in missing:
-            for each in (shape, wide):
-                inputs = attention_inputs(clock, each, length, tokens // 2)
-                heads = f"{each.num_heads} heads"
-                rows.append(_row(clock, f"sparse, {heads}", length,
-                                 lambda each=each, inputs=inputs: sparse_call(clock, each, inputs)))  # fmt: skip
-                rows.append(_row(clock, f"fla, {heads}", length,
-                                 lambda each=each, inputs=inputs: _fla_call(each, inputs)))  # fmt: skip
+            inputs = attention_inputs(clock, wide, length, tokens // 2)
+            calls: dict[str, Callable[[], Pair]] = {
+                "sparse, 32 heads": functools.partial(sparse_call, clock, wide, inputs),
+                "sparse, 32 heads, no window": functools.partial(sparse_call, clock, wide, inputs, has_window=False),
+                "fla, 32 heads": functools.partial(_fla_call, wide, inputs),
+                "fla, 32 heads, no window": functools.partial(_fla_call, wide, inputs, has_window=False),
+            }
+            rows += [_row(clock, what, length, make) for what, make in calls.items()]
         if PEERS[1] not in missing:
-            for what, make in (
-                ("sparse module", _our_module),
-                ("native-sparse-attention-pytorch module", _other_module),
-            ):
-                call = functools.partial(make, clock, shape, length, tokens // 2)
-                rows.append(_row(clock, what, length, call))
+            calls = {
+                "sparse module": functools.partial(_our_module, clock, shape, length, tokens // 2),
+                "native-sparse-attention-pytorch module": functools.partial(
+                    _other_module, clock, shape, length, tokens // 2, has_kernel=True
+                ),
+                "native-sparse-attention-pytorch module, plain": functools.partial(
+                    _other_module, clock, shape, length, tokens // 2, has_kernel=False
+                ),
+            }
+            rows += [_row(clock, what, length, make) for what, make in calls.items()]
     return rows
 
 
-def _fla_call(shape: NSAShape, inputs: Inputs) -> Pair:
-    """One pair of keys and values for all branches, blocks averaged without overlap: less work than ours."""
+def _fla_call(shape: NSAShape, inputs: Inputs, *, has_window: bool = True) -> Pair:
+    """One pair of keys and values for all branches, blocks averaged without overlap: less work than ours. Its window
+    is another package's (flash-attn), so it is also timed without."""
     parallel_nsa = importlib.import_module("fla.ops.nsa").parallel_nsa
     query, memory, gates = inputs
     spread = gates.detach().repeat_interleave(shape.heads_per_group, dim=2)
@@ -196,7 +205,8 @@ def _fla_call(shape: NSAShape, inputs: Inputs) -> Pair:
     def forward() -> Tensor:
         found: Tensor = parallel_nsa(
             q=query, k=memory[0], v=memory[1], g_cmp=gate[0], g_slc=gate[1], g_swa=gate[2],
-            block_counts=shape.num_blocks, block_size=shape.block_length, window_size=shape.window,
+            block_counts=shape.num_blocks, block_size=shape.block_length,
+            window_size=shape.window if has_window else 0,
         )  # fmt: skip
         return found
 
@@ -217,13 +227,13 @@ def _our_module(clock: Any, shape: NSAShape, length: int, tokens: int) -> Pair:
     return _module_call(clock, module, shape, length, tokens)
 
 
-def _other_module(clock: Any, shape: NSAShape, length: int, tokens: int) -> Pair:
+def _other_module(clock: Any, shape: NSAShape, length: int, tokens: int, *, has_kernel: bool) -> Pair:
     package = importlib.import_module("native_sparse_attention_pytorch")
     module = package.SparseAttention(
         dim=shape.width, dim_head=shape.head_width, heads=shape.num_heads, kv_heads=shape.num_groups, causal=True,
         sliding_window_size=shape.window, compress_block_size=shape.compressed_length,
         compress_block_sliding_stride=shape.compressed_stride, selection_block_size=shape.block_length,
-        num_selected_blocks=shape.num_blocks, use_triton_kernel=True,
+        num_selected_blocks=shape.num_blocks, use_triton_kernel=has_kernel,
     )  # fmt: skip
     return _module_call(clock, module, shape, length, tokens)
 
@@ -232,10 +242,17 @@ def _other_module(clock: Any, shape: NSAShape, length: int, tokens: int) -> Pair
 _CANDIDATES: dict[tuple[str, str], list[tuple[int, ...]]] = {
     ("band", "forward"): [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)],
     ("band", "queries"): [(64, 64, 4, 3), (128, 64, 8, 3), (128, 32, 4, 3), (64, 128, 4, 2)],
-    ("band", "keys"): [(64, 64, 4, 2), (64, 128, 8, 2), (32, 64, 4, 3), (32, 128, 8, 3), (64, 64, 8, 2)],
+    ("band", "keys"): [
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 128, 8, 2),
+        (32, 64, 4, 3),
+        (32, 128, 4, 3),
+        (64, 128, 4, 2),
+    ],
     ("choice", "score"): [(64, 64, 4, 2), (128, 64, 8, 2), (64, 128, 8, 2), (64, 32, 4, 2), (64, 64, 4, 3)],
     ("selected", "forward"): [(64, 4, 3), (64, 4, 2), (128, 4, 2), (128, 8, 2), (256, 8, 2)],
-    ("selected", "backward"): [(64, 4, 2), (64, 4, 1), (64, 4, 3), (32, 4, 3), (64, 8, 2)],
+    ("selected", "backward"): [(64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 8, 2), (128, 8, 1)],
 }
 
 
@@ -257,11 +274,13 @@ def tune_rows(clock: Any, shape: NSAShape, lengths: list[int]) -> list[dict[str,
                 what = f"{module} {kernel} {tiles}{' (now)' if tiles == usual else ''}"
                 rows.append(_tuned(clock, what, length, call))
             modules[module].TILES[kernel] = usual
-        span = selected_kernel._SPAN
-        for other in (256, 512, 1024, 2048) if length > shape.reads_everything_up_to else ():
-            selected_kernel._SPAN = other
-            rows.append(_tuned(clock, f"selected span {other}{' (now)' if other == span else ''}", length, both))
-        selected_kernel._SPAN = span
+        for module, spans in (("selected", (512, 1024, 2048)), ("band", (1024, 2048, 4096, 8192))):
+            span = modules[module]._SPAN
+            for other in spans if length > shape.reads_everything_up_to else ():
+                modules[module]._SPAN = other
+                what = f"{module} span {other}{' (now)' if other == span else ''}"
+                rows.append(_tuned(clock, what, length, both))
+            modules[module]._SPAN = span
     return rows
 
 

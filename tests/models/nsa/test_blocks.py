@@ -49,6 +49,20 @@ def test_a_compressed_block_gives_each_selection_block_its_overlap() -> None:
             assert matrix[4 * block + offset, block] == weight
 
 
+def test_blunt_scores_leave_room_for_the_number_of_their_block() -> None:
+    near = 1.0 + 1e-4
+    scores = torch.tensor([0.0, float("inf"), 1.0, near, 1.5], dtype=torch.float64)
+
+    assert blocks.blunt(scores).tolist() == [
+        0.0,
+        float("inf"),
+        1.0,
+        torch.tensor(near).item() // 2**-20 * 2**-20,
+        1.5,
+    ]
+    assert blocks.blunt(torch.cat((scores, torch.zeros(1019)))).tolist()[:5] == [0.0, float("inf"), 1.0, 1.0, 1.5]
+
+
 def test_first_and_local_blocks_are_kept_and_ties_go_to_the_earlier_block() -> None:
     scores = torch.zeros(1, 112, 7)
     scores[..., 4] = 1.0

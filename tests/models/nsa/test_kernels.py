@@ -67,6 +67,24 @@ def test_the_band_kernel_is_a_masked_softmax(length: int, stride: int, last: int
 
 
 @needs_triton
+@pytest.mark.parametrize("many", [1, 512])
+def test_slopes_of_keys_are_summed_over_spans_of_queries(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jackline.models.nsa import band_kernel
+
+    monkeypatch.setattr(band_kernel, "_SPAN", 64)
+    monkeypatch.setattr(band_kernel, "_MANY_PROGRAMS", many)  # a whole group at a time, a head at a time
+    length, stride, last = 201, 4, 7
+    num_keys = (length - 1 - last) // stride + 1
+    query, keys, values = draw(2, length, 4, 16), draw(2, num_keys, 2, 16), draw(2, num_keys, 2, 16)
+    at = torch.arange(num_keys, device=DEVICE) * stride + last
+
+    found, _ = band_kernel.band_attention(query, keys, values, stride, last, band_kernel.ENDLESS)
+
+    visible = torch.arange(length, device=DEVICE)[:, None] >= at
+    assert_same(found, reference.masked_attention(query, keys, values, visible)[0], [query, keys, values])
+
+
+@needs_triton
 @pytest.mark.parametrize("scratch", [1 << 25, 1])
 def test_the_kernel_chooses_the_blocks_that_plain_torch_chooses(
     scratch: int, monkeypatch: pytest.MonkeyPatch

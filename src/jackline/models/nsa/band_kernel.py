@@ -24,6 +24,9 @@ _LOG2_E = 1.4426950408889634
 TILES = {"forward": (128, 64, 8, 3), "queries": (64, 64, 4, 3), "keys": (64, 64, 4, 2)}
 _WIDE_TILES = (32, 32, 4, 2)  # float32 needs twice the room and is for checking
 _MANY_PROGRAMS = 512  # fewer leave parts of a large card idle
+# Queries that one program of the slopes of keys goes through. Early compressed keys are read by all queries after
+# them: at 64k tokens a program that took them all was still running when most of the card had nothing left to do.
+_SPAN = 2048
 
 
 # Triton reads annotations, so its functions carry none but its own.
@@ -185,10 +188,12 @@ def _key_part(slope_k, slope_v, k, v, key, queries, slopes, logs, deltas, begin,
 @triton.jit
 def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, length, num_keys, scale, reach,
                    heads: tl.constexpr, per_group: tl.constexpr, at_once: tl.constexpr, stride: tl.constexpr,
-                   last: tl.constexpr, is_endless: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr,
-                   width: tl.constexpr):  # fmt: skip
-    """The slopes of one tile of keys from `at_once` heads: a whole group, or one head where programs are few."""
-    start = tl.program_id(0) * tile
+                   last: tl.constexpr, is_endless: tl.constexpr, span: tl.constexpr, rows: tl.constexpr,
+                   tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
+    """The slopes of one tile of keys from a span of the queries and `at_once` heads: a whole group, or one head where
+    programs are few. Neighbours take the same span, so that its queries are read from the card's cache."""
+    tiles = tl.cdiv(num_keys, tile)
+    start, part = tl.program_id(0) % tiles * tile, tl.program_id(0) // tiles
     slot, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     groups: tl.constexpr = heads // per_group
     slots: tl.constexpr = heads // at_once
@@ -202,9 +207,12 @@ def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, le
     final = tl.minimum(start + tile, num_keys) - 1
     begin = (start * stride + last) // rows * rows
     end = tl.minimum(final * stride + last + reach, length)
+    if is_endless:
+        end = tl.minimum((part + 1) * span, length)
+        begin = tl.maximum(begin, part * span)
     inner = end
     if is_endless:
-        inner = tl.minimum(tl.cdiv(final * stride + last, rows) * rows, end)
+        inner = tl.maximum(begin, tl.minimum(tl.cdiv(final * stride + last, rows) * rows, end))
     slope_k, slope_v = tl.zeros([tile, width], tl.float32), tl.zeros([tile, width], tl.float32)
     row = heads * width
     for number in range(at_once):
@@ -219,7 +227,7 @@ def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, le
                                          deltas + line, inner, end, length, row, scale, reach, stride, last, False,
                                          rows, width)  # fmt: skip
     slope_k = slope_k * (scale / 1.4426950408889634)
-    to = (batch * num_keys + key[:, None]) * (slots * width) + slot * width + lane
+    to = ((part * tl.num_programs(2) + batch) * num_keys + key[:, None]) * (slots * width) + slot * width + lane
     tl.store(out_k + to, slope_k.to(out_k.dtype.element_ty), mask=there)
     tl.store(out_v + to, slope_v.to(out_v.dtype.element_ty), mask=there)
 
@@ -300,21 +308,25 @@ def _band_back(
         return slope_q, torch.zeros_like(keys), torch.zeros_like(values)
     sizes = _tiles("keys", query)
     tiles = triton.cdiv(num_keys, sizes["tile"])
-    is_whole_group = tiles * batch * groups >= _MANY_PROGRAMS
-    slots = groups if is_whole_group else heads
+    parts = triton.cdiv(length, _SPAN) if reach >= ENDLESS else 1
+    slots = groups if parts * tiles * batch * groups >= _MANY_PROGRAMS else heads
+    is_final = parts == 1 and slots == groups
     found = [
         torch.empty(
-            (batch, num_keys, slots, width), dtype=keys.dtype if is_whole_group else torch.float32, device=keys.device
+            (parts, batch, num_keys, slots, width),
+            dtype=keys.dtype if is_final else torch.float32,
+            device=keys.device,
         )
         for _ in range(2)
     ]
-    _backward_keys[(tiles, slots, batch)](
+    _backward_keys[(parts * tiles, slots, batch)](
         query, keys, values, slopes, logs, deltas, *found, length, num_keys, scale, reach,
-        at_once=heads // slots, **shared, **sizes,
+        at_once=heads // slots, span=_SPAN, **shared, **sizes,
     )  # fmt: skip
-    if not is_whole_group:
-        found = [part.view(batch, num_keys, groups, -1, width).sum(dim=3).to(keys.dtype) for part in found]
-    return slope_q, found[0], found[1]
+    if is_final:
+        return slope_q, found[0][0], found[1][0]
+    summed = [part.view(parts, batch, num_keys, groups, -1, width).sum(dim=(0, 4)).to(keys.dtype) for part in found]
+    return slope_q, summed[0], summed[1]
 
 
 @band_attention.register_fake

@@ -75,6 +75,16 @@ def to_block_scores(shares: Tensor, length: int, shape: NSAShape) -> Tensor:
     return shares @ (common.clamp(min=0) / shape.compressed_length).to(shares.dtype)
 
 
+def blunt(scores: Tensor) -> Tensor:
+    """Scores (..., blocks) in float32 without their lowest bits, as many as a block's number has.
+
+    A kernel keeps the number there. Of 1,024 blocks (64k tokens) that leaves 13 bits: scores closer than one part in
+    8,192 count as equal, while their bf16 keys and queries have 8 bits.
+    """
+    lowest = (1 << (scores.shape[-1] - 1).bit_length()) - 1
+    return (scores.float().contiguous().view(torch.int32) & ~lowest).view(torch.float32)
+
+
 def pick_blocks(scores: Tensor, shape: NSAShape) -> Tensor:
     """The blocks (..., length, slots) that each query reads, from scores (..., length, blocks); -1 for an empty slot.
 
@@ -82,6 +92,7 @@ def pick_blocks(scores: Tensor, shape: NSAShape) -> Tensor:
     the order gives without a bias added to the scores.
     """
     length, num_blocks = scores.shape[-2:]
+    scores = blunt(scores)
     own = (torch.arange(length, device=scores.device) // shape.block_length)[:, None]
     block = torch.arange(num_blocks, device=scores.device)
     is_forced = (block == 0) | ((block <= own) & (block > own - shape.num_local))
