@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.session.nursery import Nursery
 
 # The same examples every time, so that a change is judged by itself; HYPOTHESIS_SEARCH=1 looks for new ones.
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -41,6 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
     items.sort(key=place_in_line)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """One forking server for all tests of a worker: importing torch takes seconds, forking milliseconds."""
+    found = Nursery()
+    yield found
+    found.close()
 
 
 @pytest.fixture(autouse=True)

@@ -266,7 +266,11 @@ def test_ctrl_c_ends_the_child_too_and_is_no_verdict(tmp_path: Path) -> None:
     with subprocess.Popen(argv, cwd=tmp_path, start_new_session=True, text=True, **pipes) as process:  # type: ignore[call-overload]
         assert (tmp_path / "fifo").read_text() == "here"
         os.killpg(process.pid, signal.SIGINT)
-        output, talk = process.communicate(timeout=60)
+        try:
+            output, talk = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # else leaving the block would wait for it
+            raise
     assert (process.returncode, output) == (130, "")
     assert "Traceback" not in talk
     with pytest.raises(ProcessLookupError):

@@ -162,6 +162,8 @@ def serve(imports: Sequence[str]) -> None:
             for line in lines:
                 order = json.loads(line)
                 keys[_fork(order)] = order["key"]
+        elif not is_open:
+            _end_all(keys)
         _reap(keys)
 
 
@@ -213,6 +215,13 @@ def _be_child(order: dict) -> int:
 
     atexit._run_exitfuncs()
     return code
+
+
+def _end_all(keys: Mapping[int, str]) -> None:
+    """The tests are over: a script that a failed one left behind would compute for ever."""
+    for pid in keys:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _reap(keys: dict[int, str]) -> None:

@@ -104,6 +104,8 @@ CHANGED = {
         "run.log(loss=loss)": "run.log(loss=loss)\n            if accelerator.sync_gradients: die_at(run.step)",
     },
 }
+# All on one worker: each other one would import the three libraries again.
+pytestmark = pytest.mark.xdist_group("integrations")
 IMPORTS = {"transformers": "transformers", "lightning": "lightning.pytorch", "accelerate": "accelerate"}
 
 

@@ -1,7 +1,7 @@
 """A training with a fault in it: `planted.py RUN_DIR FOLDER FAULT [settings]`, for sentinels beside the real loop.
 
 nan:N       a weight becomes infinite before the N-th update
-kill:N      SIGKILL in the middle of the N-th update of this process
+kill:N      SIGKILL in the middle of the N-th update of this process, when the last save before it is on the disk
 none        nothing
 """
 
@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -19,8 +20,10 @@ from jackline.trainer.build import Parts
 from jackline.trainer.config import resolve
 from jackline.trainer.loop import train
 
+SAVE_EVERY = 3
 SETTINGS = [
-    *("--quick", "seq_len=16", "batch_size=4", "max_steps=14", "warmup_steps=2", "save_every_steps=3", "rehearse=no"),
+    *("--quick", "seq_len=16", "batch_size=4", "max_steps=14", "warmup_steps=2", "rehearse=no"),
+    f"save_every_steps={SAVE_EVERY}",
     *("eval_every=0", "full_eval=no", "val_fraction=0.2"),
 ]
 fault, _, number = sys.argv[3].partition(":")
@@ -32,6 +35,9 @@ def faulty_update(parts: Parts) -> torch.Tensor:
     global num_updates
     num_updates += 1
     if fault == "kill" and num_updates == int(number):
+        saved = (num_updates - 1) // SAVE_EVERY * SAVE_EVERY
+        while not (RunDir(Path(sys.argv[1])).checkpoints / f"step-{saved:08d}").exists():
+            time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "nan" and num_updates == int(number):
         with torch.no_grad():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ SCRIPT = Path(__file__).with_name("planted.py")
 
 
 @pytest.fixture(scope="module")
-def planted() -> Iterator[Nursery]:
-    found = Nursery()
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("planted")
     (made / "text").mkdir()
@@ -38,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(planted: Nursery, folder: Path, run_dir: RunDir, *words: str) -> Ended:
-    return planted.run(SCRIPT, [str(run_dir.path), str(folder), *words], folder)
+def run(nursery: Nursery, folder: Path, run_dir: RunDir, *words: str) -> Ended:
+    return nursery.run(SCRIPT, [str(run_dir.path), str(folder), *words], folder)
 
 
 def alarms(run_dir: RunDir) -> list[dict[str, object]]:
@@ -48,11 +40,11 @@ def alarms(run_dir: RunDir) -> list[dict[str, object]]:
 
 
 def test_a_nan_is_told_with_batch_and_tensor_and_stops_before_it_is_saved(
-    planted: Nursery, folder: Path, tmp_path: Path
+    nursery: Nursery, folder: Path, tmp_path: Path
 ) -> None:
     run_dir = RunDir(tmp_path / "runs" / "nan")
     # Also with sentinels=warn: five saves later no checkpoint without NaN would be left.
-    ended = run(planted, folder, run_dir, "nan:8", "sentinels=warn")
+    ended = run(nursery, folder, run_dir, "nan:8", "sentinels=warn")
     assert ended.code == 1, ended.output
     (line,) = [line for line in ended.output.splitlines() if line.startswith("[sentinel] WARNING ")]
     assert line.startswith("[sentinel] WARNING step 9: loss is nan; its windows: ")
@@ -65,13 +57,13 @@ def test_a_nan_is_told_with_batch_and_tensor_and_stops_before_it_is_saved(
 
 
 def test_after_a_kill_every_step_is_in_the_curves_once_and_no_alarm_was_raised(
-    planted: Nursery, folder: Path, tmp_path: Path
+    nursery: Nursery, folder: Path, tmp_path: Path
 ) -> None:
     run_dir = RunDir(tmp_path / "runs" / "killed")
-    killed = run(planted, folder, run_dir, "kill:11")
+    killed = run(nursery, folder, run_dir, "kill:11")
     assert killed.code == -signal.SIGKILL, killed.output
     assert "WARNING" not in killed.output
-    ended = run(planted, folder, run_dir, "none")
+    ended = run(nursery, folder, run_dir, "none")
     assert ended.code == 0, ended.output
     assert "going on from step-00000009" in ended.output
     assert alarms(run_dir) == []
