@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from jackline.errors import EXIT_DONE, CannotResume, JacklineError
 from jackline.machine.host import find_notebook
@@ -21,6 +22,8 @@ from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, identity, resolve_words
+from jackline.trainer.importing import keep_bytecode, without_collecting
+from jackline.trainer.leaving import drop_unready_workers, leave
 from jackline.trainer.recipes.m7c_environment import unread_lines
 from jackline.trainer.voice import Voice
 
@@ -52,7 +55,10 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
         # Threads that spin while they wait take the cores from the writer, the tokeniser and each other: on two busy
         # cores a step of the nano model took 1.55 s with spinning and 0.34 s without. Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        with voice.phase("start", "importing torch, usually 2 to 20 s"):
+        if folder := keep_bytecode():
+            voice.say(f"torch came without bytecode, and none may be written beside it: kept in {folder}")
+        voice.now("getting ready")
+        with voice.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
             from jackline.trainer.build import choose_device
             from jackline.trainer.loop import train
             from jackline.trainer.sizing import settle_size
@@ -119,5 +125,18 @@ def _show(target: str, words: Sequence[str]) -> int:
     return EXIT_DONE
 
 
+def run_and_leave(argv: Sequence[str]) -> NoReturn:
+    """An uncaught error takes Python's own way out, with everything that hooks into that."""
+    try:
+        code = main(argv)
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        code = end.code
+    finally:
+        drop_unready_workers()
+    leave(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_and_leave(sys.argv[1:])
