@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+from tests.session.nursery import Child, Nursery
 
 PROGRAM = Path(__file__).with_name("exact_trainer.py")
 STEPS = 200
 LIVES = ("overlapped", "blocking", "overlapped", "blocking", "overlapped")  # all but the last are killed
 
 
-def start(run: Path, notes: Path, mode: str) -> subprocess.Popen[bytes]:
+def start(nursery: Nursery, run: Path, notes: Path, mode: str) -> Child:
     run.mkdir(exist_ok=True)
-    return subprocess.Popen([sys.executable, str(PROGRAM), str(run), str(STEPS), str(notes), mode])
+    return nursery.start(PROGRAM, [str(run), str(STEPS), str(notes), mode], run.parent)
 
 
 def lines_of(notes: Path) -> list[list[str]]:
     return [line.split() for line in notes.read_text().split("\n")[:-1]] if notes.exists() else []
 
 
-def test_a_run_killed_again_and_again_ends_bit_equal(tmp_path: Path) -> None:
-    """Each process costs seconds for importing torch alone, so both kinds of save share one run and one calm one."""
-    calm_run = start(tmp_path / "calm", tmp_path / "calm.notes", "never")
+def test_a_run_killed_again_and_again_ends_bit_equal(nursery: Nursery, tmp_path: Path) -> None:
+    """Both kinds of save share one run and one calm one."""
+    calm_run = start(nursery, tmp_path / "calm", tmp_path / "calm.notes", "never")
     notes, run = tmp_path / "notes", tmp_path / "run"
     chance = random.Random(1)
     num_kills = 0
     for mode in LIVES[:-1]:
         wanted = len(lines_of(notes)) + chance.randrange(5, 40)
-        process = start(run, notes, mode)
-        while len(lines_of(notes)) < wanted and process.poll() is None:
+        process = start(nursery, run, notes, mode)
+        while len(lines_of(notes)) < wanted and not process.has_ended:
             time.sleep(0.004)
         process.kill()
-        num_kills += process.wait() == -9  # else it ended first: this test got no turn for long
-    assert start(run, notes, LIVES[-1]).wait(300) == 0
-    assert calm_run.wait(300) == 0
+        num_kills += process.wait().code == -9  # else it ended first: this test got no turn for long
+    for last in (start(nursery, run, notes, LIVES[-1]), calm_run):
+        ended = last.wait(300)
+        assert ended.code == 0, ended.output
     calm, told = lines_of(tmp_path / "calm.notes"), lines_of(notes)
     expected = {words[1]: words[2] for words in calm if words[0] == "STEP"}
     acks: dict[int, str] = {}
