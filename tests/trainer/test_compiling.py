@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +62,47 @@ def test_the_cache_lies_in_the_run_and_apart_for_each_attention(tmp_path: Path, 
     assert folder != cache_folder(tmp_path, "flash")
     assert not is_warm(folder)
     use_cache(folder)
-    import os
-
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
     assert os.environ["TRITON_CACHE_DIR"] == "mine"
+    assert not is_warm(folder)
+    (folder / "triton" / "ab").mkdir(parents=True)  # a kernel of our own, which needs no compiler
     assert not is_warm(folder)
     (folder / "fxgraph" / "ab").mkdir(parents=True)
     assert is_warm(folder)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+
+BUILDING = """
+import os, sys
+from pathlib import Path
+from jackline.trainer.build import build
+from jackline.trainer.config import resolve
+from jackline.trainer.voice import Voice
+
+assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ and "torch._inductor" not in sys.modules
+words = ["--quick", f"data={sys.argv[1]}/text.txt", "compile=on", f"data_dir={sys.argv[1]}/cache"]
+build(resolve("demo", words).config, Voice(), Path("run"))
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+print(cache_dir(), os.environ["TRITON_CACHE_DIR"])
+"""
+
+
+def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
+    """Torch's compiler chooses a folder when it is imported, so it must have been told by then."""
+    (tmp_path / "text.txt").write_text("one line after another\n" * 2000)
+    without = {word: value for word, value in os.environ.items() if not word.startswith(("TORCHINDUCTOR", "TRITON"))}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILDING, str(tmp_path)],
+        env={**without, "PYTHONPATH": path},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    kept = tmp_path / "run" / "compiled" / "plain"
+    assert done.stdout.splitlines()[-1] == f"{kept} {kept / 'triton'}"
 
 
 def test_a_cpu_trains_in_float32_and_refuses_fp16() -> None:

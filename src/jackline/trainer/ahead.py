@@ -12,6 +12,8 @@ import threading
 
 import torch
 
+from jackline.trainer.importing import without_collecting
+
 
 def open_card(device: torch.device) -> threading.Thread:
     """Begins to open it; join before the device is used. What goes wrong is found again there, and told there."""
@@ -28,7 +30,7 @@ def wait_for(thread: threading.Thread) -> None:
 
 def import_compiler() -> None:
     """About 3 s that `model.compile()` and its first call would take otherwise."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError), without_collecting():
         import torch._inductor.compile_fx  # noqa: F401
 
 

@@ -150,9 +150,13 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     name = device_name(device)
     voice.say(f"device {name}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device)
+    attention = choose_attention(config.attention, device)
     card = ahead.open_card(device)
-    if device.type == "cuda" and config.compile != "off" and not compiling.why_not(device):
-        with voice.phase("start", "opening the card and loading torch's compiler, usually 3 to 10 s"):
+    if config.compile != "off":
+        compiling.use_cache(compiling.cache_folder(folder, attention))
+    if _will_compile(config, device):
+        what = "opening the card and loading" if device.type == "cuda" else "loading"
+        with voice.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
             ahead.import_compiler()
     corpus = open_corpus(config, voice)
     loader = make_loader(config, corpus.train, device=device)
@@ -190,7 +194,7 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
         model=model,
         optimizer=optimizer,
         precision=precision,
-        attention=choose_attention(config.attention, device),
+        attention=attention,
         scaler=make_scaler(precision, device),
         chosen=chosen,
         schedule=schedule,
@@ -200,6 +204,12 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     method.bind(parts)
     compile_if_it_pays(parts, voice, folder)
     return parts
+
+
+def _will_compile(config: TrainConfig, device: torch.device) -> bool:
+    """As far as that is known before anything is built; a wrong guess costs or saves the import alone."""
+    is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
+    return is_wanted and not compiling.why_not(device)
 
 
 def _check_vocabulary(config: TrainConfig, corpus: Corpus) -> None:
@@ -249,7 +259,6 @@ def compile_if_it_pays(parts: Parts, voice: Voice, folder: Path) -> None:
     )
     voice.say(decision.reason, "plan")
     if decision.is_compiled:
-        compiling.use_cache(cache)
         compiling.compile_in_place(parts.model)
 
 

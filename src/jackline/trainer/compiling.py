@@ -73,16 +73,19 @@ def why_not(device: torch.device) -> str:
 
 
 def cache_folder(run_folder: Path, attention: str) -> Path:
-    return run_folder / "compiled" / attention
+    return run_folder.absolute() / "compiled" / attention
 
 
 def is_warm(folder: Path) -> bool:
-    return any(folder.glob("*/*")) if folder.is_dir() else False
+    """Whether a whole graph was compiled; single kernels of ours are there long before."""
+    return any(folder.glob("fxgraph/*"))
 
 
 def use_cache(folder: Path) -> None:
-    """Before the first compilation. What a person has set is kept."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """What a person has set is kept. Before torch's compiler is imported: that sets the variable to a folder in /tmp.
+
+    So it was, and runs shared one folder whatever their attention, and found nothing after the machine's restart.
+    """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
