@@ -95,7 +95,7 @@ def profile_rows(clock: Clock, shape: NSAShape, lengths: list[int]) -> list[dict
         found = [(event.self_device_time_total / 5e3, event.count // 5, event.key) for event in seen.key_averages()]
         rows += [
             {"what": name[:60], "length": length, "ms": round(spent, 3), "calls": count}
-            for spent, count, name in sorted(found, reverse=True)[:16]
+            for spent, count, name in sorted(found, reverse=True)[:40]
             if spent > 0.005
         ]
     return rows

@@ -90,17 +90,15 @@ def sparse_call(clock: Any, shape: NSAShape, inputs: Inputs, *, has_window: bool
 
         attend = fast.attend
 
-    def mix(parts: tuple[Tensor, ...], gates: Tensor) -> Tensor:
+    def forward() -> Tensor:
+        parts = attend(query, Memory(*memory.unbind()), shape)[:3]
         spread = gates.repeat_interleave(shape.heads_per_group, dim=2)
         total: Any = sum(spread[..., number, None] * part for number, part in enumerate(parts))
         return total  # type: ignore[no-any-return]
 
-    fused = torch.compile(mix, dynamic=False) if clock.device.type == "cuda" else mix
-
-    def forward() -> Tensor:
-        return fused(attend(query, Memory(*memory.unbind()), shape)[:3], gates)
-
-    return _both(forward, [query, memory, gates])
+    # As the model runs it: what stands between the kernels is fused.
+    road = torch.compile(forward, dynamic=False) if clock.device.type == "cuda" else forward
+    return _both(road, [query, memory, gates])
 
 
 def dense_call(shape: NSAShape, inputs: Inputs, backend: SDPBackend, *, is_grouped: bool) -> Pair:
@@ -218,7 +216,9 @@ def _module_call(clock: Any, module: nn.Module, shape: NSAShape, length: int, to
     module = module.to(clock.device, kind)
     batch = max(1, tokens // length)
     normed = torch.randn(batch, length, shape.width, device=clock.device, dtype=kind, requires_grad=True)
-    return _both(lambda: module(normed), [normed, *module.parameters()])
+    return _both(
+        lambda: module(normed), [normed, *(weight for weight in module.parameters() if weight.requires_grad)]
+    )
 
 
 def _our_module(clock: Any, shape: NSAShape, length: int, tokens: int) -> Pair:

@@ -229,7 +229,10 @@ def test_the_real_shape_in_bf16_agrees_with_plain_torch_and_repeats_its_bits(len
     total = sum(branch.square().sum() for branch in expected[:3])
     right = [*expected[:3], *torch.autograd.grad(total, exact)]
     for left, other in zip(runs[0][:3] + runs[0][4:], right, strict=True):
-        assert (left.float() - other).norm() <= 0.02 * other.norm()
+        # A lone token's choice has no slope: there float32's rounding of v . slope (64 terms, about 128) times a key
+        # times 1/8 is left, 16 units in the last place for every number.
+        rounding = 4 * 16 * 2**-24 * left.numel() ** 0.5
+        assert (left.float() - other).norm() <= 0.02 * other.norm() + rounding
 
 
 @needs_card

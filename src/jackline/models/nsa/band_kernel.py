@@ -21,7 +21,7 @@ from torch.library import custom_op
 ENDLESS = 1 << 30
 _LOG2_E = 1.4426950408889634
 # Rows of queries, keys of a tile, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
-TILES = {"forward": (128, 64, 8, 3), "queries": (64, 64, 4, 3), "keys": (64, 64, 4, 2)}
+TILES = {"forward": (128, 64, 8, 3), "queries": (64, 64, 4, 3), "keys": (64, 64, 4, 3)}
 _WIDE_TILES = (32, 32, 4, 2)  # float32 needs twice the room and is for checking
 _MANY_PROGRAMS = 512  # fewer leave parts of a large card idle
 # Queries that one program of the slopes of keys goes through. Early compressed keys are read by all queries after

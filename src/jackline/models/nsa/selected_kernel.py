@@ -23,9 +23,9 @@ from jackline.models.nsa.band_kernel import row_products
 
 _LOG2_E = 1.4426950408889634
 # Rows of (query, head) pairs, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
-TILES = {"forward": (64, 4, 3), "backward": (64, 4, 2)}
+TILES = {"forward": (64, 4, 3), "backward": (128, 4, 2)}
 _WIDE_TILES = (32, 4, 2)  # float32 needs twice the room and is for checking
-_SPAN = 512  # queries of one program
+_SPAN = 1024  # queries of one program
 
 
 # An operator, though it is plain torch, so that a compiler leaves the sort alone.
@@ -121,12 +121,12 @@ def _fold(partial, logs, selection, out, sums, length, groups: tl.constexpr, per
     choice = selection + (place * length + token) * slots
     first = (place * length + token) * (slots * per_group) + head
     largest = tl.full([rows], -float("inf"), tl.float32)
-    for slot in range(slots):
+    for slot in tl.static_range(slots):  # unrolled: all its reads are on their way at once
         used = inside & (tl.load(choice + slot, mask=inside, other=-1) >= 0)
         largest = tl.maximum(largest, tl.load(logs + first + slot * per_group, mask=used, other=-float("inf")))
     largest = tl.where(inside, largest, 0.0)
     mixed, total = tl.zeros([rows, width], tl.float32), tl.zeros([rows], tl.float32)
-    for slot in range(slots):
+    for slot in tl.static_range(slots):
         used = inside & (tl.load(choice + slot, mask=inside, other=-1) >= 0)
         at = first + slot * per_group
         weight = tl.exp2(tl.load(logs + at, mask=used, other=-float("inf")) - largest)
@@ -198,7 +198,7 @@ def _add_slots(partial, selection, out, length, groups: tl.constexpr, per_group:
     lane = tl.arange(0, width)[None, :]
     first = (place * length + token) * (slots * per_group) + head
     total = tl.zeros([rows, width], tl.float32)
-    for slot in range(slots):
+    for slot in tl.static_range(slots):
         used = inside & (tl.load(selection + (place * length + token) * slots + slot, mask=inside, other=-1) >= 0)
         at = first + slot * per_group
         total += tl.load(partial + at[:, None] * width + lane, mask=used[:, None], other=0.0).to(tl.float32)
