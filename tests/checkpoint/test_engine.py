@@ -444,6 +444,24 @@ def test_a_state_that_grows_gets_a_larger_arena(start: Make) -> None:
     assert fingerprint(other) == before
 
 
+def test_the_writer_lets_an_outgrown_arena_go_before_the_next_save(start: Make) -> None:
+    engine = start()
+    assert engine.save({"w": torch.zeros(1000)}, step=1).wait(30)
+    maps = Path(f"/proc/{engine._link.writer.pid}/maps")
+    arena = "jackline-checkpoint"
+
+    def sizes() -> list[int]:
+        ranges = [line.split()[0].split("-") for line in maps.read_text().splitlines() if arena in line]
+        return [int(end, 16) - int(begin, 16) for begin, end in ranges]
+
+    [small] = sizes()
+    engine.prepare({"w": torch.zeros(100_000)})
+    assert engine._area.arena is not None
+    large = engine._area.arena.size_bytes
+    assert large > small
+    wait_until(lambda: sizes() == [large], "one arena, the new one")
+
+
 def test_a_state_that_cannot_be_saved_is_refused_by_name_and_the_next_one_works(start: Make) -> None:
     from jackline.checkpoint.tree import CannotSave
 
