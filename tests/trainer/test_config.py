@@ -60,6 +60,22 @@ def test_quick_is_tiny_says_so_and_gives_way_to_what_was_asked_for() -> None:
     assert (found.origins["data"], found.origins["seq_len"]) == ("command line", "quick")
 
 
+def test_quick_that_is_typed_goes_before_a_file_and_a_files_own_settings_before_its_own_quick(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "large.yaml",
+        "seq_len: 512\nmax_steps: 9000\nlr: 1.0e-5\nmin_lr: 0.0\nsave_every_steps: 7\nseed: 3\n",
+    )
+    found = resolve("demo", ["--quick", "lr=2e-4"], [path])
+    config = found.config
+    assert (config.seq_len, config.max_steps, config.save_every_steps) == (64, 100, 20)
+    assert (config.lr, config.seed) == (2e-4, 3), "what is typed goes before quick, and quick has no seed"
+    assert [found.origins[name] for name in ("seq_len", "lr", "seed")] == ["quick", "command line", str(path)]
+    path.write_text(path.read_text() + "quick: true\n")
+    found = resolve("demo", [], [path])
+    assert (found.config.seq_len, found.config.max_steps, found.config.model) == (512, 9000, "nano")
+
+
 @pytest.mark.parametrize(("words", "warmup"), [(["max_steps=20"], 2), (["--quick", "max_steps=5"], 0)])
 def test_a_short_trial_gets_a_short_warm_up_and_says_so(words: list[str], warmup: int) -> None:
     found = resolve("demo", words)

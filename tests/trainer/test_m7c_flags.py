@@ -11,7 +11,7 @@ import pytest
 
 from jackline.errors import EXIT_USAGE, UsageError
 from jackline.trainer.__main__ import first_screen
-from jackline.trainer.config import Resolved, config_text, resolve, resolve_words
+from jackline.trainer.config import Resolved, config_text, identity, resolve, resolve_words
 from jackline.trainer.recipes.m7c import FINEWEB_EDU, M7cConfig
 from jackline.trainer.recipes.m7c_environment import OLD_ENVIRONMENT
 from tests.shell import Shell
@@ -213,6 +213,20 @@ def test_a_name_of_settings_is_found_beside_a_folder_of_that_name_and_when_nearl
     with pytest.raises(UsageError) as caught:
         resolve_words("m7c", ["--config", "mine.yaml"])
     assert str(caught.value) == "error: cannot read mine.yaml: No such file or directory"
+
+
+def test_quick_that_is_typed_takes_neither_data_nor_batch_from_a_file_under_their_older_names(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text("dataset: fineweb_edu\nbatch_size: 2\naccum_batches: 16\n")
+    found = resolve("m7c", ["--quick"], [path]).config
+    assert (found.data, found.dataset, found.batch_size) == ("python-stdlib", "", 8)
+    assert resolve("m7c", ["--quick", "--dataset", "fineweb_edu"], [path]).config.data == FINEWEB_EDU
+
+
+def test_what_means_the_same_is_the_same_run() -> None:
+    wanted = identity(resolve_words("m7c", []).config)
+    assert [identity(resolve_words("m7c", ["--ddp", number]).config) for number in ("0", "-1")] == [wanted, wanted]
+    assert identity(resolve_words("m7c", ["--seed", "7"]).config) != wanted
 
 
 def test_the_config_of_a_run_starts_the_same_again(tmp_path: Path) -> None:

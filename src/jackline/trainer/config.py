@@ -1,6 +1,6 @@
 """What a training is: one flat, typed, resolved config, and where each of its values came from.
 
-Owns the fields, their checks, the order in which recipe, --quick, file and command line have their say, and
+Owns the fields, their checks, the order in which recipe, file, --quick and command line have their say, and
 config.yaml of a run. No torch here: the command line resolves configs too. What a plan chooses is not written here;
 `0` and `auto` mean that it may.
 """
@@ -120,6 +120,7 @@ class TrainConfig:
         "use_synthetic": "nothing is substituted silently; --data python-stdlib is real text on every machine",
     }
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
+    ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {}  # values of a field that mean the same as another of it
     UNUSED: ClassVar[frozenset[str]] = frozenset()  # fields that mean nothing to a recipe: neither taken nor shown
     METHOD: ClassVar[str] = "jackline.trainer.method"
     IS_HIGH_GOOD: ClassVar[bool] = False  # of `metric`
@@ -171,7 +172,8 @@ class Resolved:
 
 
 def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) -> Resolved:
-    """A recipe's own config, changed by --quick, then by files in their order, then by the words."""
+    """A recipe's own config, changed by files in their order, then by the words. Where --quick is among the words it
+    goes before the files, and every other word before it; where a file says quick, that file's own settings stay."""
     recipe = load_recipe(target)
     kind = type(recipe)
     origins = {entry.name: "recipe" for entry in fields(kind)}
@@ -184,9 +186,10 @@ def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) 
     origins.update(dict.fromkeys(typed, "command line"))
     values.update(typed)
     if values.get("quick", recipe.quick):
-        chosen = {name: value for name, value in quick_values(recipe).items() if name not in values}
+        stays = typed if typed.get("quick") else values
+        chosen = {name: value for name, value in quick_values(recipe).items() if name not in stays}
         origins.update(dict.fromkeys(chosen, "quick"))
-        values = {**chosen, **values}
+        values = {**values, **chosen}
     values, origins = _shorten_warmup(recipe, values, origins)
     if values.pop("recipe", target) != target:
         raise UsageError("'recipe' cannot be set", hint=f"the recipe is the word behind train: {target}")
@@ -256,7 +259,9 @@ def quick_values(config: TrainConfig) -> dict[str, Any]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """What makes two trainings the same run, as plain values; how it is watched and kept is not part of it."""
-    return {name: value for name, value in asdict(config).items() if name not in QUIET_FIELDS}
+    found = {name: value for name, value in asdict(config).items() if name not in QUIET_FIELDS}
+    alike = {name: same[found[name]] for name, same in config.ALIKE.items() if found[name] in same}
+    return {**found, **alike}
 
 
 def save_config(run: RunDir, resolved: Resolved) -> None:

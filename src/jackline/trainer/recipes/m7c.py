@@ -73,7 +73,17 @@ class M7cConfig(TrainConfig):
         "loader_timeout": _PATIENCE,
         "fwe_report_docs": "documents, tokens and their rate are told at least every 2 s while data is read",
     }
-    QUICK: ClassVar[Mapping[str, Any]] = {"model": "toy", "seq_len": 128, "stats_every": 10, "log_every": 0}
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "model": "toy",
+        "seq_len": 128,
+        "stats_every": 10,
+        "log_every": 0,
+        # A file's data and batch under their older names are not those of a quick trial either.
+        "dataset": "",
+        "local_path": "",
+        "accum_batches": 0,
+    }
+    ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1}}  # one process on one card
     METHOD: ClassVar[str] = "jackline.trainer.nsa_method"
     SMALLEST: ClassVar[str] = "toy"
     OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = OLD_ENVIRONMENT
