@@ -108,5 +108,10 @@ def test_data_that_cannot_be_had_end_it_once_and_for_all(shell: Shell) -> None:
     done = shell.jackline("train", "demo", "--data", "nowhere/*.txt", "--name", "none")
     assert done.code == 1, done
     assert "error: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in done.out
+    # Told once, by the program itself; what it cannot know stands below it.
+    assert "error: " not in done.err and "hint: " not in done.err
+    assert re.search(r"^\[jackline\] that error ended it; it ran for .*; memory peaked at .*$", done.err, re.M), (
+        done.err
+    )
     assert "not starting again: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in done.err
     assert [path.name for path in (shell.runs / "none" / "attempts").iterdir()] == ["001"]

@@ -441,6 +441,13 @@ def test_words_of_a_failing_network_are_known(line: str) -> None:
     assert best(raised(line)).cause == "network"
 
 
+def test_a_network_error_without_a_traceback_is_quoted_as_it_stands() -> None:
+    line = "cannot list http://hub.example/x: Connection refused"
+    found = best(said(f"error: the data cannot be had\n       {line}\nhint: other data", exit_code=1))
+    assert (found.cause, found.title) == ("network", "the network or a server failed (hub.example)")
+    assert found.detail[0] == line
+
+
 @pytest.mark.parametrize(
     "line",
     [

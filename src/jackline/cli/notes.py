@@ -1,4 +1,4 @@
-"""What the supervisor has written down for people, as a viewer reads it on."""
+"""What the supervisor has written down for people, as a viewer reads it on; nothing that stands just above it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 
 OLD_AFTER_S = 5.0
+_REMEMBERED_BYTES = 8192
 
 
 class Notes:
@@ -41,6 +42,30 @@ class Notes:
         # The first start is what the person has just asked for; it is not told again.
         self._has_begun = record.get("event") == "started" and record.get("attempt") == self._attempt
         return False
+
+
+class Shown:
+    """The last of what a program itself has put on this screen."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def add(self, data: bytes) -> None:
+        self._tail = (self._tail + data[-_REMEMBERED_BYTES:])[-_REMEMBERED_BYTES:]
+
+    def without_repetition(self, text: str) -> str:
+        """An error that the program told in its own words (error:, detail, hint:) is not told again below them."""
+        above = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
+
+        def is_above(line: str) -> bool:
+            # A long line is cut where it is quoted.
+            return any(known.startswith(line.strip()) for known in above)
+
+        first, *rest = text.split("\n")
+        if not first.startswith("error: ") or not is_above(first):
+            return text
+        new = [line.strip() for line in rest if not is_above(line)]
+        return "\n".join(["; ".join(["that error ended it", *new[:1]]), *new[1:]])
 
 
 def _dated(text: str, at_s: Any, now_s: float) -> str:

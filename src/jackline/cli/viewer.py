@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jackline.cli.detaching import Signals, keyboard_of, may_interrupt
-from jackline.cli.notes import Notes
+from jackline.cli.notes import Notes, Shown
 from jackline.cli.raw_stream import RawStream
 from jackline.cli.screen import Screen, choose_color, detect_surface
 from jackline.errors import EXIT_FAILED
@@ -109,6 +109,7 @@ class Viewer:
         self._attempt = attempt
         self._streams = _open_streams(attempt, from_start=from_start)
         self._notes = Notes(run, attempt.number, from_start=from_start)
+        self._shown = Shown()
         self._keyboard = keyboard_of(attempt)
         self._state: dict[str, Any] = {}
         self._next_state_s = 0.0
@@ -170,6 +171,7 @@ class Viewer:
     def _show(self, data: bytes, stream: RawStream, now_s: float) -> None:
         self._say_skipped(stream)
         self.screen.show(data, is_err=stream.is_err)
+        self._shown.add(data)
         self._last_bytes_s = now_s
         self._spoken_silent_s = None
         # The line below follows at once where it can; over a bar it waits for silence.
@@ -203,7 +205,7 @@ class Viewer:
 
     def _say_notes(self, now_s: float) -> None:
         for text in self._notes.read(time.time()):
-            self.screen.say(text)
+            self.screen.say(self._shown.without_repetition(text))
             self._spoken_silent_s = now_s - self._last_bytes_s
 
     def _final_code(self, now_s: float) -> int | None:

@@ -56,9 +56,9 @@ class ErrorText:
 
     @property
     def first_line(self) -> str:
-        """'ValueError: boo', on one line."""
+        """'ValueError: boo', on one line. A line of output that is no traceback has no kind."""
         head = self.message.split("\n", 1)[0].strip()
-        return f"{self.kind}: {head}" if head else self.kind
+        return ": ".join(part for part in (self.kind, head) if part)
 
     @property
     def text(self) -> str:
