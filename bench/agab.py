@@ -64,6 +64,7 @@ TARGETS = {
 def main() -> int:
     options = _parse()
     work = Path(options.work or tempfile.mkdtemp(prefix="bench-agab-"))
+    work.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     rows: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
         "epoch": epoch,

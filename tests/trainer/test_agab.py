@@ -124,6 +124,9 @@ def test_it_learns_a_planted_rule_on_antigens_never_seen(nursery: Nursery, tmp_p
     metrics = json.loads((trainings.run_dir("planted").path / "test_metrics.json").read_bytes())
     assert metrics["spearman"] == pytest.approx(found, abs=1e-4)
     assert metrics["num_pairs"] == len(rows)
+    num_train = int(re.search(r"train ([\d,]+) pairs", ended.output)[1].replace(",", ""))  # type: ignore[index]
+    assert num_train % 32, "the last batch of an epoch is short"
+    assert f"[end] pairs     {3 * num_train:,}, " in ended.output
     assert re.search(r"^\[end\] test      Spearman 0\.\d{4} \(0\.\d{4} to 0\.\d{4}\), Pearson ", ended.output, re.M)
 
 

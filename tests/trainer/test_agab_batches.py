@@ -103,6 +103,15 @@ def test_embeddings_that_were_rounded_otherwise_are_told_and_no_reason_to_stop()
     assert told == ["warning: the embeddings were computed anew and differ in some bits; it goes on, not bit-exactly"]
 
 
+def test_pairs_are_counted_as_they_were_given_out() -> None:
+    loader = PairLoader(make_data(), PairSettings(32, 42), CPU)  # 70 pairs: 32, 32 and 6
+    found = [0]
+    for _ in range(8):
+        found.append(found[-1] + len(next(loader).windows))
+    assert [loader.pairs_until(step) for step in range(9)] == found
+    assert found[6] == 140
+
+
 def test_the_place_is_told_in_epochs_and_batches_from_one() -> None:
     loader = PairLoader(make_data(), PairSettings(32, 42, epochs=5), CPU)  # 70 pairs: 3 batches
     found = [tuple(loader.place().values())]

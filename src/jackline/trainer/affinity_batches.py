@@ -116,6 +116,11 @@ class PairLoader:
         place = {"epoch": epoch + 1, "batch": batch + 1 if done else 0, "num_batches": self.steps_per_epoch}
         return {**place, "epochs": self.settings.epochs} if self.settings.epochs else place
 
+    def pairs_until(self, step: int) -> int:
+        """In the first `step` batches; the last of an epoch may be short."""
+        epochs, batches = divmod(step, self.steps_per_epoch)
+        return epochs * len(self._rows) + batches * self.settings.batch_size
+
     def end_here(self) -> None:
         """No further batch: the run is complete after this step, and stays so after a resume."""
         self.is_exhausted = True

@@ -64,6 +64,9 @@ class AffinityParts(Parts):
     def tokens_per_step(self) -> int:
         return self.config.batch_size
 
+    def tokens_between(self, first_step: int, step: int) -> int:
+        return self.pair_loader.pairs_until(step) - self.pair_loader.pairs_until(first_step)
+
     @property
     def vocab_size(self) -> int:
         return 0

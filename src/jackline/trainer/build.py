@@ -70,6 +70,10 @@ class Parts:
     def tokens_per_step(self) -> int:
         return self.config.batch_size * self.config.seq_len
 
+    def tokens_between(self, first_step: int, step: int) -> int:
+        """What the steps from one to another have learnt from, in this unit."""
+        return (step - first_step) * self.tokens_per_step
+
     @property
     def vocab_size(self) -> int:
         """0: nothing is guessed out of a vocabulary."""

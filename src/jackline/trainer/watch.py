@@ -228,7 +228,7 @@ class Watch:
         seconds = time.monotonic() - self._began_s
         training_s = max(1e-9, seconds - self._aside_s)
         steps = max(0, step - self._first_step)
-        tokens = steps * self.parts.tokens_per_step
+        tokens = self.parts.tokens_between(self._first_step, self._first_step + steps)
         waited_s = min(self.parts.loader.waited_s, training_s)
         saved_s = min(self._saving_s, training_s - waited_s)
         rate = tokens / training_s if steps else None
