@@ -225,6 +225,19 @@ show()
 """
 
 
+def test_what_is_logged_after_the_last_step_belongs_to_that_step(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="x") as run:
+    for batch in run.steps(total=3): run.log(loss=train(batch))
+    run.log(val_loss=0.5)
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert ended.code == 0, ended.output
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "x" / "metrics-0.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
+    assert [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line] == [(3, 0.5)]
+
+
 def test_the_first_resumed_loss_is_held_against_the_recorded_one(nursery: Nursery, tmp_path: Path) -> None:
     for other, words in (
         ("", r"the first loss is bit-equal to the one recorded before \([\d.e-]+ at step 11\)"),

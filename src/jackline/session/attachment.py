@@ -61,7 +61,7 @@ class Attachment:
     card: CardMemory
     position: Position = field(default_factory=Position)
     restored: dict[str, Any] | None = None
-    label: int = 1  # of what is logged now: the step that is under way
+    label: int = 1  # of what is logged now: the step that is under way; after the last one, that
     pulse: Pulse = field(default_factory=Pulse)
     host: HostMemory | None = None  # None: not guarded
     marks: tuple[int, dict[str, float]] = (-1, {})  # metrics of the checkpoint of one step alone
@@ -122,6 +122,10 @@ class Attachment:
         self.pulse.now("")
         self.card.look_at(batch)
         return batch
+
+    def between_passes(self) -> None:
+        """What is logged now (a validation after the loop) belongs to the step before: a next may never come."""
+        self.label = self.stepper.steps_done
 
     def next_epoch(self) -> None:
         self.position.epoch += 1

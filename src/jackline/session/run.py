@@ -99,6 +99,7 @@ class Run:
             self._pending += 1
             if self._attached.stepper.after_batch():
                 self._at_boundary()
+        self._attached.between_passes()
         self._end_of_pass()
 
     def epochs(self, count: int) -> Iterator[int]:
