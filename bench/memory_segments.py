@@ -4,9 +4,8 @@ Run through memory_stage.py. One configuration runs with the allocator's history
 then replayed through `memory/arena.py` (which must give what the card reserved: else the replay is wrong), and laid
 beside the predicted ones (the first that differ are what the trace has wrong).
 
-Known without a card, for medium b16 t1024 bf16 rc with default segments: predicted 19.16 GiB; with the 64 MiB
-temporaries of the forward pass 4 KiB smaller it is 16.10, one logits segment of 3.07 GiB less. Those temporaries are
-as large as what is kept for the recomputation, so exact ties decide whether a segment is cut up before the logits.
+Seen this way on an H200, and now in the trace: sums of gradients in place, the rooms that sums over many rows and the
+kernels of attention take for themselves. One such room of 128 MiB cut up a segment that the logits then did not fit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from memory_grid import CARD, GIB, Config, Write, grid, run_steps, trace_of
+from memory_grid import GIB, Config, Write, card_facts, grid, run_steps, trace_of
 
 from jackline.memory.arena import Arena
 from jackline.memory.safe_step import free_caches
@@ -37,10 +36,12 @@ Event = tuple[str, int]  # 'alloc' or 'free', and the size as a whole number of 
 def segments(write: Write, args: argparse.Namespace) -> None:
     """`reserved`: by the card, by the replay of the card's own events, by the prediction."""
     is_expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    card_facts()
+    run_steps(Config("tiny", 4, 256, "bf16", True))  # every library has its room from here on
     for config in [c for c in grid() if c.key in KEYS[is_expandable]][: 1 if args.smoke else None]:
         history, reserved = record(config)
         trace = trace_of(config)
-        ours, theirs = list(predicted_events(trace)), list(measured_events(history))
+        ours, theirs = list(predicted_events(trace)), list(measured_events(history, trace))
         write(
             {
                 "key": config.key,
@@ -68,11 +69,12 @@ def record(config: Config) -> tuple[list[dict[str, Any]], int]:
     return history, torch.cuda.max_memory_reserved()
 
 
-def measured_events(history: list[dict[str, Any]]) -> Iterator[tuple[Event, int]]:
-    """(event, address) of what the card's allocator handed out and took back; cuBLAS's workspaces, which are there
+def measured_events(history: list[dict[str, Any]], trace: Trace) -> Iterator[tuple[Event, int]]:
+    """(event, address) of what the card's allocator handed out and took back; the libraries' rooms, which are there
     from an earlier run, come first, as in the prediction."""
     live: dict[int, int] = {}
-    yield from ((("alloc", size), -1 - number) for number, size in enumerate(CARD.workspace_bytes))
+    rooms = [made.num_bytes for made in trace.allocations if made.part == "workspace"]
+    yield from ((("alloc", size), -1 - number) for number, size in enumerate(rooms))
     for event in history:
         address, size = int(event["addr"]), -(-int(event["size"]) // 512) * 512
         if event["action"] == "alloc":

@@ -8,12 +8,13 @@ from torch import nn
 
 from jackline.memory.cards import CARDS
 from jackline.memory.job import Job, StepOptions
-from jackline.memory.predict import CannotTrace, Prediction, meta_copy, predict, trace_step
+from jackline.memory.predict import CannotTrace, Prediction, meta_copy, predict, replay, trace_step
 from jackline.memory.scale import make_line
 from jackline.memory.trace import Recorder
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
 from tests.memory.jobs import gpt_job
+from tests.memory.recorded import BF16, BF16_RECOMPUTED, FLOAT32_RECOMPUTED
 
 GIB = 2**30
 H200 = CARDS["H200"]
@@ -38,6 +39,69 @@ def test_the_prediction_meets_what_an_h200_measured(
     made = predict(gpt_job(size), batch, H200, options, is_accumulating=False)
     assert made.peak_allocated_bytes / GIB == pytest.approx(allocated, rel=0.005)
     assert made.peak_reserved_bytes / GIB == pytest.approx(reserved, rel=0.02)
+
+
+# The five that were off by 11 to 19 % while the kernels' own memory was not in the trace: bytes reserved.
+@pytest.mark.parametrize(
+    ("size", "batch", "length", "precision", "is_recomputing", "is_expandable", "reserved"),
+    [
+        ("medium", 16, 1024, "bf16", True, False, 17282629632),
+        ("medium", 16, 1024, "bf16", False, False, 30110908416),
+        ("tiny", 8, 256, "bf16", True, False, 2522873856),
+        ("small", 10, 512, "bf16", False, False, 7795113984),
+        ("medium", 4, 1024, "fp32", True, True, 7413432320),
+    ],
+)
+def test_a_warm_process_reserves_to_the_byte_what_an_h200_did(
+    size: str, batch: int, length: int, precision: str, is_recomputing: bool, is_expandable: bool, reserved: int
+) -> None:
+    options = StepOptions(precision=precision, optimizer="foreach", is_recomputing=is_recomputing)
+    trace = trace_step(gpt_job(size, length=length), batch, H200, options, is_accumulating=False)
+    made = replay(trace.in_warm_process(), batch, is_expandable=is_expandable)
+    assert made.peak_reserved_bytes == reserved
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "is_expandable", "reserved_gib"),
+    [(10, 512, False, 7.228515625), (8, 1024, True, 8.916015625)],
+)
+def test_a_fresh_process_reserves_to_the_byte_what_an_h200_did(
+    batch: int, length: int, is_expandable: bool, reserved_gib: float
+) -> None:
+    options = StepOptions(precision="bf16", optimizer="foreach", is_expandable=is_expandable)
+    made = predict(gpt_job("small", length=length), batch, H200, options, is_accumulating=False)
+    assert made.peak_reserved_bytes == reserved_gib * GIB
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "batch", "length", "options", "recorded"),
+    [
+        (16, 1024, 4, 1024, StepOptions("fp32", "foreach", is_recomputing=True), FLOAT32_RECOMPUTED),
+        (12, 768, 10, 512, StepOptions("bf16", "foreach"), BF16),
+        (8, 512, 8, 256, StepOptions("bf16", "foreach", is_recomputing=True), BF16_RECOMPUTED),
+    ],
+)
+def test_the_backward_pass_of_a_layer_is_an_h200s_event_for_event(
+    heads: int, width: int, batch: int, length: int, options: StepOptions, recorded: str
+) -> None:
+    shape = GPTShape(3, heads, width, context=1024, vocab_size=997)
+    trace = trace_step(gpt_job(shape, length=length), batch, H200, options, is_accumulating=False)
+    blocks = [
+        (1 if event >= 0 else -1) * -(-trace.allocations[max(event, ~event)].num_bytes // 512)
+        for event in trace.events
+    ]
+    large = [size for size in blocks if abs(size) > 2048]
+    layer = [int(word) for word in recorded.split()]
+    # Two inner layers, two steps.
+    assert sum(large[at : at + len(layer)] == layer for at in range(len(large))) == 4
+
+
+def test_a_trace_serves_every_card_that_differs_in_its_processors_alone() -> None:
+    options = StepOptions(precision="fp32")
+    job = gpt_job(GPTShape(1, 4, 256, context=1024, vocab_size=97), length=1024)
+    one, other = (trace_step(job, 16, CARDS[name], options) for name in ("RTX4090", "L4"))
+    assert one.allocations != other.allocations
+    assert one.on(CARDS["L4"].processors) == other
 
 
 def test_a_real_run_on_the_cpu_allocates_what_was_predicted() -> None:
@@ -123,6 +187,15 @@ def test_two_traces_make_all_others() -> None:
     line = make_line(traces[2], 2, traces[4], 4)
     assert line is not None
     assert line.at(13).allocations == traces[13].allocations
+
+
+def test_two_traces_make_the_kernels_own_memory_of_all_others() -> None:
+    """It is no straight line: from some number of rows on there is more of it, and from another on no more."""
+    job = gpt_job(GPTShape(1, 4, 64, context=1024, vocab_size=97), length=1024)
+    traces = {n: trace_step(job, n, H200, StepOptions(precision="bf16")) for n in (2, 4, 40)}
+    line = make_line(traces[2], 2, traces[4], 4)
+    assert line is not None
+    assert line.at(40).allocations == traces[40].allocations
 
 
 class ReadsItsValues(nn.Module):

@@ -1,60 +1,105 @@
 """Scaled dot-product attention as the CUDA kernels allocate it: shapes only, no values.
 
-Owns which tensors flash (also cuDNN) and memory-efficient attention keep for the backward pass and what they need
-for themselves inside it, which no tracer at the dispatcher can see.
+Owns which tensors cuDNN's, flash and memory-efficient attention keep for the backward pass and what they need for
+themselves inside it, which no tracer at the dispatcher can see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+Fused = Literal["cudnn", "flash", "efficient"]
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _FLASH_MAX_HEAD = 256
+_TILE = 64  # rows, and columns, of a piece of the query's gradient in the memory-efficient kernel
+_LOCK_BYTES = 16
 
 
-def attend(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, has_flash: bool) -> Any:
-    """`func` is the function the model called; it is called itself where CUDA too would take the plain road."""
+def attend(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, fused: Fused) -> Any:
+    """`func` is the function the model called; it is called itself where CUDA too would take the plain road. `fused`
+    is the best kernel of the card, for half precision without a mask."""
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     query, key, value, mask = (given.get(name) for name in _NAMES[:4])
     assert isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if query.dim() != 4 or (mask is not None and mask.requires_grad) or query.dtype == torch.float64:
         return func(*args, **kwargs)
     is_low = query.dtype in (torch.float16, torch.bfloat16)
-    is_flash = has_flash and is_low and mask is None and query.shape[-1] == value.shape[-1] <= _FLASH_MAX_HEAD
-    if is_flash and query.shape[-1] % 8:
+    if not is_low or mask is not None or not query.shape[-1] == value.shape[-1] <= _FLASH_MAX_HEAD:
+        fused = "efficient"
+    if fused != "efficient" and query.shape[-1] % 8:
         width = query.shape[-1]
         padded = [torch.nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value)]
-        return _Attention.apply(*padded, True)[..., :width]  # type: ignore[no-untyped-call]
-    return _Attention.apply(query, key, value, is_flash)  # type: ignore[no-untyped-call]
+        return _Attention.apply(*padded, "flash")[..., :width]  # type: ignore[no-untyped-call]
+    return _Attention.apply(query, key, value, fused)  # type: ignore[no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_flash: bool) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: Fused) -> Tensor:
         batch, heads, length, _ = query.shape
         out = _like(value, batch, heads, length)
-        rows = length if is_flash else _up(length, 32)
-        log_sums = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
+        rows = _up(length, 32) if fused == "efficient" else length
+        log_sums = _float32(query, batch, heads, rows)
+        ctx.fused = fused
         ctx.save_for_backward(query, key, value, out, log_sums)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, _, _ = ctx.saved_tensors
-        batch, heads, length, width = query.shape
-        grads = tuple(_like(part, *part.shape[:3]) for part in (query, key, value))
-        rows = _up(length, 128)
-        row_sums = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
-        if query.dtype != torch.float32:
-            # The gradient of the query is summed in float32 and rounded at the end.
-            sums = torch.empty((batch, rows, heads, _up(width, 32)), dtype=torch.float32, device=query.device)
-            del sums
-        del row_sums
+        saved = ctx.saved_tensors  # all of them live to the end: recomputed ones have no other holder
+        grads = tuple(_like(part, *part.shape[:3]) for part in saved[:3])
+        _BACKWARD[ctx.fused](saved[0])
         return *grads, None
+
+
+# What the backward kernels take for themselves: made here and dropped at once.
+
+
+def _cudnn_backward(query: Tensor) -> None:
+    """One piece: the gradient of the query is summed in float32 and rounded at the end; a sum for each row; a few
+    bytes more, which make it a block of 512 larger (seen at four shapes)."""
+    batch, heads, length, width = query.shape
+    _float32(query, batch * heads * length * (width + 1) + 1, 1)
+
+
+def _flash_backward(query: Tensor) -> None:
+    """The same in two pieces, rows and width rounded up."""
+    batch, heads, length, width = query.shape
+    rows = _up(length, 128)
+    row_sums = _float32(query, batch, heads, rows)
+    sums = _float32(query, batch, rows, heads, _up(width, 32))
+    del sums, row_sums
+
+
+def _efficient_backward(query: Tensor) -> None:
+    """The sum of gradient times output for each row, which the float32 kernel leaves to ordinary operators; then the
+    gradient of the query in tiles, each with its lock."""
+    batch, heads, length, width = query.shape
+    if query.dtype == torch.float32:
+        products = _float32(query, batch, length, heads, width)
+        sums = _float32(query, batch, length, heads)
+        row_sums = _float32(query, batch, heads, length)
+        del sums, products
+    else:
+        row_sums = _float32(query, batch, heads, length)
+    num_tiles = batch * heads * -(-length // _TILE) * -(-width // _TILE)
+    tiles = _float32(query, num_tiles, _TILE * _TILE + _LOCK_BYTES // 4)
+    del row_sums, tiles
+
+
+_BACKWARD: dict[Fused, Callable[[Tensor], None]] = {
+    "cudnn": _cudnn_backward,
+    "flash": _flash_backward,
+    "efficient": _efficient_backward,
+}
+
+
+def _float32(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def _like(part: Tensor, batch: int, heads: int, length: int) -> Tensor:

@@ -8,7 +8,7 @@ figure: 0.76 GiB was measured on an H200, the others are estimates until a rehea
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jackline.errors import UsageError
@@ -18,11 +18,21 @@ GIB = 2**30
 MIB = 2**20
 Precision = Literal["fp32", "bf16", "fp16", "bf16-weights"]
 
-# What cuBLAS takes for itself, once in the main thread and once in the thread of the backward pass: 32 MiB on
-# Hopper (:4096:8), 8.1 MiB before (:4096:2:16:8).
-_WORKSPACES = 2
+# What cuBLAS takes for itself: 32 MiB on Hopper (:4096:8), 8.1 MiB before (:4096:2:16:8).
 _WORKSPACE_HOPPER = 32 * MIB
 _WORKSPACE = 8320 * 2**10
+
+
+# How many threads a multiprocessor runs at once; 2048 where nothing else is said.
+_THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What decides how kernels cut up their work."""
+
+    count: int
+    threads_each: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Card:
     compute_capability: int  # 80 for 8.0
     context_bytes: int
     is_assumed: bool = False  # a size was given, not a card
+    num_multiprocessors: int = 108
 
     @property
     def has_bf16(self) -> bool:
@@ -44,34 +55,45 @@ class Card:
         return self.compute_capability >= 80
 
     @property
+    def has_cudnn_attention(self) -> bool:
+        """PyTorch prefers cuDNN's on Hopper; where both exist elsewhere, its own."""
+        return self.compute_capability // 10 == 9
+
+    @property
+    def processors(self) -> Processors:
+        return Processors(self.num_multiprocessors, _THREADS.get(self.compute_capability, 2048))
+
+    @property
     def precision(self) -> Precision:
         return "bf16" if self.has_bf16 else "fp16"
 
     @property
-    def workspace_bytes(self) -> tuple[int, ...]:
-        size = _WORKSPACE_HOPPER if self.compute_capability // 10 == 9 else _WORKSPACE
-        return (size,) * _WORKSPACES
+    def workspace_bytes(self) -> int:
+        """Of cuBLAS, in each thread that multiplies: the main one and that of the backward pass."""
+        return _WORKSPACE_HOPPER if self.compute_capability // 10 == 9 else _WORKSPACE
 
 
-def _card(name: str, usable_gib: float, compute_capability: int, context_gib: float) -> Card:
-    return Card(name, int(usable_gib * GIB), compute_capability, int(context_gib * GIB))
+def _card(name: str, usable_gib: float, compute_capability: int, context_gib: float, processors: int) -> Card:
+    return Card(
+        name, int(usable_gib * GIB), compute_capability, int(context_gib * GIB), num_multiprocessors=processors
+    )
 
 
 CARDS: dict[str, Card] = {
     card.name: card
     for card in (
-        _card("T4", 14.56, 75, 0.45),
-        _card("P100", 15.88, 60, 0.45),
-        _card("V100-16", 15.77, 70, 0.45),
-        _card("V100-32", 31.73, 70, 0.45),
-        _card("L4", 22.03, 89, 0.5),
-        _card("A10G", 22.06, 86, 0.5),
-        _card("RTX4090", 23.52, 89, 0.5),
-        _card("L40S", 44.31, 89, 0.5),
-        _card("A100-40", 39.38, 80, 0.6),
-        _card("A100-80", 79.14, 80, 0.6),
-        _card("H100", 79.10, 90, 0.76),
-        _card("H200", 139.72, 90, 0.76),
+        _card("T4", 14.56, 75, 0.45, 40),
+        _card("P100", 15.88, 60, 0.45, 56),
+        _card("V100-16", 15.77, 70, 0.45, 80),
+        _card("V100-32", 31.73, 70, 0.45, 80),
+        _card("L4", 22.03, 89, 0.5, 58),
+        _card("A10G", 22.06, 86, 0.5, 80),
+        _card("RTX4090", 23.52, 89, 0.5, 128),
+        _card("L40S", 44.31, 89, 0.5, 142),
+        _card("A100-40", 39.38, 80, 0.6, 108),
+        _card("A100-80", 79.14, 80, 0.6, 108),
+        _card("H100", 79.10, 90, 0.76, 132),
+        _card("H200", 139.72, 90, 0.76, 132),
     )
 }
 _ASSUMED_CAPABILITY = 80
@@ -106,7 +128,7 @@ def match_card(name: str, total_bytes: int) -> Card:
     if not near:
         return Card(name, total_bytes, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
     best = min(near, key=lambda card: abs(card.usable_bytes - total_bytes))
-    return Card(best.name, total_bytes, best.compute_capability, best.context_bytes)
+    return replace(best, usable_bytes=total_bytes)
 
 
 def detect_card() -> Card | None:

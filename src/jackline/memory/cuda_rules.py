@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from jackline.memory.attention import attend
+from jackline.memory.attention import Fused, attend
 
 # PyTorch's documented lists of CUDA autocast, by the name of the function that does the work.
 _LOW_NAMES = """
@@ -55,11 +55,12 @@ class CudaRules(TorchFunctionMode):
         low: torch.dtype | None = None,
         *,
         has_flash: bool = True,
+        has_cudnn: bool = False,
         on_weight_copy: Callable[[Tensor], None] | None = None,
     ) -> None:
         super().__init__()
         self._low = low
-        self._has_flash = has_flash
+        self._fused: Fused = "cudnn" if has_cudnn else "flash" if has_flash else "efficient"
         self._on_weight_copy = on_weight_copy
         self._copies: dict[int, Tensor] | None = None
         self.class_sizes: set[int] = set()  # how many classes the losses seen so far choose from
@@ -95,7 +96,7 @@ class CudaRules(TorchFunctionMode):
                 return self._cross_entropy(func, args, kwargs)
             args, kwargs = self._cast(name, args, kwargs)
         if name == "scaled_dot_product_attention":
-            return attend(func, args, kwargs, has_flash=self._has_flash)
+            return attend(func, args, kwargs, fused=self._fused)
         if name in ("dropout", "feature_dropout"):
             return _dropout(func, args, kwargs)
         if name in _LOSSES:

@@ -57,17 +57,17 @@ def trace_step(
 
 
 def _trace(job: Job, micro_batch: int, card: Card, options: StepOptions, is_accumulating: bool) -> Trace:
-    recorder = Recorder()
+    recorder = Recorder(processors=card.processors, workspace_bytes=card.workspace_bytes)
     rules = CudaRules(
         _LOW.get(options.precision),
         has_flash=card.has_flash_attention,
+        has_cudnn=card.has_cudnn_attention,
         on_weight_copy=lambda copy: recorder.add(copy, "weight_copies"),
     )
     with torch.device("meta"), Unfilled():  # type: ignore[no-untyped-call]
         model = job.build(options).train()
         if options.precision == "bf16-weights":
             model = model.to(torch.bfloat16)
-    recorder.reserve(card.workspace_bytes)
     for tensor in _weights(model):
         recorder.add(tensor, "weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]

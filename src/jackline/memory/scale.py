@@ -6,9 +6,9 @@ and each size must be traced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jackline.memory.trace import Trace
+from jackline.memory.trace import Allocation, Trace
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,18 @@ class Line:
         """The trace at another micro-batch, exact where sizes are straight lines, which is nearly everywhere."""
         share = (micro_batch - self.first_batch) / (self.second_batch - self.first_batch)
         pairs = zip(self.first.allocations, self.second.allocations, strict=True)
-        sizes = [max(0, round(a.num_bytes + (b.num_bytes - a.num_bytes) * share)) for a, b in pairs]
-        return self.first.with_sizes(sizes)
+        return replace(self.first, allocations=tuple(self._scaled(a, b, share) for a, b in pairs))
+
+    def _scaled(self, first: Allocation, second: Allocation, share: float) -> Allocation:
+        if first.scratch is None or second.scratch is None:
+            return replace(first, num_bytes=_between(first.num_bytes, second.num_bytes, share))
+        pairs = zip(first.scratch.numbers, second.scratch.numbers, strict=True)
+        scratch = replace(first.scratch, numbers=tuple(_between(a, b, share) for a, b in pairs))
+        return replace(first, num_bytes=scratch.num_bytes(self.first.processors), scratch=scratch)
+
+
+def _between(first: int, second: int, share: float) -> int:
+    return max(0, round(first + (second - first) * share))
 
 
 def make_line(first: Trace, first_batch: int, second: Trace, second_batch: int) -> Line | None:

@@ -25,7 +25,8 @@ class _Kind:
 
     options: StepOptions
     has_flash: bool
-    workspace: tuple[int, ...]
+    has_cudnn: bool
+    workspace_bytes: int
 
 
 class Fits:
@@ -63,7 +64,10 @@ class Fits:
         return True
 
     def _trace(self, card: Card, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
-        key = (_Kind(options, card.has_flash_attention, card.workspace_bytes), is_accumulating)
+        key = (
+            _Kind(options, card.has_flash_attention, card.has_cudnn_attention, card.workspace_bytes),
+            is_accumulating,
+        )
         if key not in self._lines:
             first, second = (
                 trace_step(self._job, n, card, options, is_accumulating=is_accumulating) for n in _THROUGH
@@ -71,7 +75,7 @@ class Fits:
             self._lines[key] = make_line(first, _THROUGH[0], second, _THROUGH[1])
         line = self._lines[key]
         if line is not None:
-            return line.at(batch)
+            return line.at(batch).on(card.processors)
         return trace_step(self._job, batch, card, options, is_accumulating=is_accumulating)
 
 

@@ -6,16 +6,19 @@ run while recording is `predict`'s and `rehearse`'s. Memory that kernels take fo
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jackline.memory.accumulation import is_summed_in_place, references_of_one_holder
+from jackline.memory.cards import CARDS, Processors
+from jackline.memory.kernel_memory import Scratch, scratch_of
 from jackline.memory.meta_shortcuts import run_meta
 
 # 'measured' stands alone, where a real run was measured as a whole and not traced.
@@ -32,14 +35,21 @@ Part = Literal[
 ]
 
 
+_KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "_c10d_functional"})
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm"})
+_LT_WORKSPACE = 2**20
+
+
 @dataclass(frozen=True)
 class Allocation:
-    """One storage. `last_dim` is that of the tensor it was made for: logits are known by it."""
+    """One storage. `last_dim` is that of the tensor it was made for: logits are known by it. `scratch` says where
+    the bytes of what a kernel takes for itself come from."""
 
     num_bytes: int
     last_dim: int
     part: Part
     phase: str
+    scratch: Scratch | None = None
 
 
 @dataclass(frozen=True)
@@ -49,20 +59,44 @@ class Trace:
     allocations: tuple[Allocation, ...]
     events: tuple[int, ...]
     unknowns: tuple[str, ...] = ()  # operators whose kernels take memory nobody can tell beforehand
+    processors: Processors = CARDS["A100-80"].processors
 
-    def with_sizes(self, sizes: Iterable[int]) -> Trace:
-        pairs = zip(self.allocations, sizes, strict=True)
-        return replace(self, allocations=tuple(replace(made, num_bytes=size) for made, size in pairs))
+    def in_warm_process(self) -> Trace:
+        """As in a process that has multiplied before: the libraries have their room, in places of their own. In a
+        fresh one they cut it out of whatever is free at that moment, and it stays there."""
+        kept = [index for index, made in enumerate(self.allocations) if made.part == "workspace"]
+        return replace(self, events=(*kept, *(event for event in self.events if event not in kept)))
+
+    def on(self, processors: Processors) -> Trace:
+        """On a card that differs in nothing but its processors: kernels take other amounts for themselves."""
+        if processors == self.processors:
+            return self
+        made = tuple(
+            one if one.scratch is None else replace(one, num_bytes=one.scratch.num_bytes(processors))
+            for one in self.allocations
+        )
+        return replace(self, allocations=made, processors=processors)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records while it is entered. `part` and `phase` label what is made from then on."""
 
-    def __init__(self, device_type: str = "meta") -> None:
+    def __init__(
+        self,
+        device_type: str = "meta",
+        processors: Processors = CARDS["A100-80"].processors,
+        workspace_bytes: int = 0,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        references_of_one_holder()
         self.part: Part = "temporaries"
         self.phase = "start"
         self._device_type = device_type
+        self._is_meta = device_type == "meta"  # where CUDA is played; real tensors are taken as they are
+        self._processors = processors
+        self._workspace_bytes = workspace_bytes
+        self._has_workspace: set[tuple[str, bool]] = set()
+        self._scratch: dict[int, Scratch] = {}
         self._live: dict[int, tuple[int, Any]] = {}
         self._events: list[int] = []
         self._sizes: list[int] = []
@@ -79,15 +113,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        run = run_meta if self._device_type == "meta" else _run
+        if self._is_meta and is_summed_in_place(func, args):
+            return args[0]
+        run = run_meta if self._is_meta else _run
         result = run(func, args, kwargs or {})
         for tensor in _tensors(result):
             self.add(tensor)
         name = func.overloadpacket.__name__
-        hidden = _HIDDEN.get(name)
-        if hidden is not None:
-            self._pass_through(hidden(*args))
-        elif name.startswith("convolution") or func.namespace not in _KNOWN_NAMESPACES:
+        if self._is_meta and func.namespace == "aten":
+            self._pass_through(scratch_of(name, args))
+            if name in _PRODUCTS:
+                self._reserve_for_products(name)
+        if name.startswith("convolution") or func.namespace not in _KNOWN_NAMESPACES:
             self._unknowns[f"{func.namespace}::{name}"] = None
         return result
 
@@ -121,11 +158,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._live[key]
         self._events.append(~index)
 
-    def _pass_through(self, sizes: Iterable[int]) -> None:
-        """Memory a kernel takes and gives back before it is done. Noted also when it is 0, so that traces of two
-        batch sizes have the same events."""
-        indices = [self._note(size, 0, "temporaries") for size in sizes]
+    def _pass_through(self, scratches: list[Scratch]) -> None:
+        """Memory a kernel takes and gives back before it is done."""
+        indices = [self._note(one.num_bytes(self._processors), 0, "temporaries") for one in scratches]
+        self._scratch.update(zip(indices, scratches, strict=True))
         self._events += [~index for index in reversed(indices)]
+
+    def _reserve_for_products(self, name: str) -> None:
+        """cuBLAS takes its room at the first product of a thread, and backward has a thread of its own. cuBLASLt,
+        which does the products with a bias, takes some of its own."""
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        for size, kind in ((self._workspace_bytes, "any"), (_LT_WORKSPACE, "addmm")):
+            if kind in ("any", name) and (kind, is_in_backward) not in self._has_workspace:
+                self._has_workspace.add((kind, is_in_backward))
+                self.reserve((size,))
 
     def reserve(self, sizes: Iterable[int]) -> None:
         """Memory that is taken once and kept, such as cuBLAS's workspaces."""
@@ -149,10 +195,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         classes = {size for size in class_sizes if size > 1}
         allocations = []
         rows = zip(self._sizes, self._last_dims, self._parts, self._phases, strict=True)
-        for num_bytes, last_dim, part, phase in rows:
+        for index, (num_bytes, last_dim, part, phase) in enumerate(rows):
             is_logits = last_dim in classes and part in ("activations", "temporaries")
-            allocations.append(Allocation(num_bytes, last_dim, "logits" if is_logits else part, phase))
-        return Trace(tuple(allocations), tuple(self._events), tuple(self._unknowns))
+            named: Part = "logits" if is_logits else part
+            allocations.append(Allocation(num_bytes, last_dim, named, phase, self._scratch.get(index)))
+        return Trace(tuple(allocations), tuple(self._events), tuple(self._unknowns), self._processors)
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -165,24 +212,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _tensors(item)
-
-
-# Kernels that take memory for themselves.
-
-_KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "_c10d_functional"})
-_SORT_FROM = 3072
-_ROWS_A_PART = 10
-
-
-def _embedding_backward(grad: Tensor, indices: Tensor, num_weights: int, *_: Any) -> list[int]:
-    """From 3072 indices on they are sorted first, and rows of equal index are summed in parts of ten."""
-    count, width = indices.numel(), grad.shape[-1]
-    if count <= _SORT_FROM:
-        return [0, 0, 0]
-    # As many different rows as evenly drawn indices would meet: real text meets fewer.
-    distinct = num_weights * -math.expm1(-count / num_weights)
-    num_parts = int(distinct + count / _ROWS_A_PART)
-    return [8 * count, 8 * count, 4 * num_parts * (-(-width // 32) * 32)]
-
-
-_HIDDEN: dict[str, Callable[..., list[int]]] = {"embedding_dense_backward": _embedding_backward}
