@@ -198,6 +198,21 @@ def test_two_traces_make_the_kernels_own_memory_of_all_others() -> None:
     assert line.at(40).allocations == traces[40].allocations
 
 
+def test_two_traces_make_the_sums_of_all_others() -> None:
+    """Along the rows, over all, and over a number of rows that grows with the batch."""
+    job = Job(
+        "sums",
+        lambda _: nn.Linear(256, 256),
+        lambda n: torch.zeros(n, 4096, 256),
+        lambda model, x: model(x).sum(dim=2).sum() + model(x).sum(dim=(0, 1)).mean() + model(x).mean(dim=0).sum(),
+        64,
+    )
+    traces = {n: trace_step(job, n, H200, StepOptions(precision="fp32")) for n in (2, 4, 33)}
+    line = make_line(traces[2], 2, traces[4], 4)
+    assert line is not None
+    assert line.at(33).allocations == traces[33].allocations
+
+
 class ReadsItsValues(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -25,13 +25,15 @@ _ROWS_A_PART = 10
 
 @dataclass(frozen=True)
 class Scratch:
-    """`rule(processors, *numbers)` bytes. The numbers are straight lines in the micro-batch, the bytes are not."""
+    """`rule(processors, *numbers, *how)` bytes. The numbers are straight lines in the micro-batch, the bytes are not;
+    `how` is the same for every micro-batch."""
 
     rule: Callable[..., int]
     numbers: tuple[int, ...]
+    how: tuple[int, ...] = ()
 
     def num_bytes(self, processors: Processors) -> int:
-        return self.rule(processors, *self.numbers)
+        return self.rule(processors, *self.numbers, *self.how)
 
 
 def scratch_of(name: str, args: tuple[Any, ...]) -> list[Scratch]:
@@ -43,7 +45,7 @@ def scratch_of(name: str, args: tuple[Any, ...]) -> list[Scratch]:
         grad, indices, num_weights = args[:3]
         count, width = indices.numel(), grad.shape[-1]
         indexed = Scratch(_sorted_indices_bytes, (count,))
-        return [indexed, indexed, Scratch(_row_parts_bytes, (count, num_weights, width))]
+        return [indexed, indexed, Scratch(_row_parts_bytes, (count,), (num_weights, width))]
     return []
 
 
@@ -77,10 +79,10 @@ def _sum_scratch(value: Tensor, dims: Any) -> list[Scratch]:
     if not is_along_rows and kept[0][1] == 1:
         vector = _vector_of([kept[0][0], *(stride for _, stride in (*summed, *kept[1:]))])
     elif is_along_rows and len(summed) == 1 and summed[0] >= (128, 1) and summed[0][1] == 1:
-        vector = -_VECTOR  # along the input
-    element_bytes = max(4, value.element_size())
-    numbers = (value.numel() // num_outputs, num_outputs, int(is_along_rows), vector, element_bytes)
-    return [Scratch(_sum_bytes, numbers), Scratch(_semaphore_bytes, numbers)]
+        vector = _VECTOR
+    numbers = (value.numel() // num_outputs, num_outputs)
+    how = (int(is_along_rows), vector, max(4, value.element_size()))
+    return [Scratch(_sum_bytes, numbers, how), Scratch(_semaphore_bytes, numbers, how)]
 
 
 def _joined(value: Tensor, dims: list[int]) -> list[tuple[int, int]]:
@@ -124,8 +126,8 @@ def _sum_grid(
 ) -> tuple[int, int, int]:
     """(threads side by side, blocks that share an output, groups of outputs), as PyTorch's launch code has it."""
     across, along = (num_inputs, num_outputs) if is_along_rows else (num_outputs, num_inputs)
-    across //= abs(vector)
-    out_vector = max(1, vector)
+    across //= vector
+    out_vector = 1 if is_along_rows else vector
     most = _MAX_THREADS // out_vector
     across, along = min(_power_of_two(across), most), min(_power_of_two(along), most)
     height = min(along, most // min(across, _WARP))
