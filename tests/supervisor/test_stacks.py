@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -266,12 +267,17 @@ def test_pystack_is_preferred_for_native_text(tmp_path: Path, monkeypatch: pytes
 
 def test_a_tool_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "py-spy"
-    tool.write_text("#!/bin/sh\nexec sleep 1000\n")
+    tool.write_text(f"#!/bin/sh\necho $$ > {tmp_path / 'pid'}\nexec sleep 1000\n")
     tool.chmod(0o755)
     monkeypatch.setattr(stacks, "find_tool", lambda name: str(tool))
     with hanging(tmp_path, LOCK_ABBA, waits="lock", inject=False) as program:
-        (stack,) = sample_stacks([program.pid], stacks_folder=None, deadline_s=0.3)
+        (stack,) = sample_stacks([program.pid], stacks_folder=None, deadline_s=1.0)
     assert (stack.method, stack.problem) == ("proc", "py-spy did not answer in time")
+    # It was killed, and somebody has waited for it: not even its number is left.
+    deadline_s = time.monotonic() + 30
+    while Path("/proc", (tmp_path / "pid").read_text().strip()).exists():
+        assert time.monotonic() < deadline_s, "it is still there"
+        time.sleep(0.01)
 
 
 def test_what_the_tool_complains_of_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -167,8 +168,8 @@ def _answer(started: _Started, end_s: float) -> str | None:
         return os.pread(started.answer_fd, 64 << 20, 0).decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.2)  # one that hangs on a dead disk is left behind, not waited for
+        # One that hangs on a dead disk does not end even so: this thread is not the one that waits for it.
+        threading.Thread(target=process.wait, name="jackline-reaper", daemon=True).start()
         return None
     finally:
         os.close(started.answer_fd)
