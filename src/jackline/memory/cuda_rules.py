@@ -1,4 +1,4 @@
-"""What CUDA would do, played on the meta device: autocast, fused attention, fused dropout.
+"""What CUDA would do, played on the meta device: autocast, fused attention, norms and dropout.
 
 Owns the rules that decide which tensors exist. On the meta device PyTorch ignores autocast and takes the slow road
 through attention, so a plain trace is wrong both ways. The rules stand on the functions PyTorch calls at last; the
@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from jackline.memory.attention import Fused, attend
+from jackline.memory.norms import rms_norm
 
 # PyTorch's documented lists of CUDA autocast, by the name of the function that does the work.
 _LOW_NAMES = """
@@ -36,7 +37,9 @@ _FLOAT32_NAMES = """
     __rdiv__ __rtruediv__
 """
 _LOW = frozenset(_LOW_NAMES.split())
-_FLOAT32 = frozenset(_FLOAT32_NAMES.split())
+# Not in every version's list.
+_HAS_WIDE_RMS_NORM = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")
+_FLOAT32 = frozenset((*_FLOAT32_NAMES.split(), *(("rms_norm",) if _HAS_WIDE_RMS_NORM else ())))
 # These are asked for a float32 result unless the caller named a type.
 _FLOAT32_RESULT = frozenset({"sum", "prod", "cumsum", "cumprod"})
 _CROSS_ENTROPY_OPTIONS = ("weight", "reduction", "ignore_index", "label_smoothing")
@@ -97,6 +100,8 @@ class CudaRules(TorchFunctionMode):
             args, kwargs = self._cast(name, args, kwargs)
         if name == "scaled_dot_product_attention":
             return attend(func, args, kwargs, fused=self._fused)
+        if name == "rms_norm":
+            return rms_norm(func, args, kwargs)
         if name in ("dropout", "feature_dropout"):
             return _dropout(func, args, kwargs)
         if name in _LOSSES:
