@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
 
 from jackline.models.mask_sampling import unpack
 from jackline.trainer.config import resolve
 from jackline.trainer.recipes.sparsae import SparsaeConfig
+from jackline.trainer.sparse_memory import divergence_sum
 from jackline.trainer.sparse_method import BurnIn, distill_weight
 from tests.session.nursery import Nursery
 from tests.trainer.test_loop import Trainings
@@ -111,3 +115,19 @@ def test_burn_in_stretches_what_an_update_did_to_new_connections_alone() -> None
         assert torch.equal(copies["w"].flatten()[[1, 4]], weights["w"].flatten()[[1, 4]].to(torch.bfloat16))
     assert [round(value, 6) for value in moved] == [1.1, 1.2, 1.3, 1.4, 1.5, 1.0, 1.0]
     assert math.isclose(float(weights["w"][1, 1]), sum(moved), rel_tol=1e-6)
+
+
+def test_the_divergence_and_its_slopes_are_kl_divs_to_the_bit() -> None:
+    torch.manual_seed(0)
+    teacher = functional.log_softmax(3 * torch.randn(30, 501), dim=-1)
+    logits, targets = torch.randn(30, 501, requires_grad=True), torch.randint(0, 501, (30,))
+
+    def run(divergence: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        student = functional.log_softmax(logits, dim=-1)
+        loss, found = functional.nll_loss(student, targets, reduction="sum"), divergence(student)
+        [slope] = torch.autograd.grad(loss + 0.37 * found, logits)
+        return found.detach(), slope
+
+    plain = run(lambda student: functional.kl_div(teacher, student, log_target=True, reduction="sum"))
+    ours = run(lambda student: divergence_sum(teacher.clone(), student))
+    assert all(torch.equal(one, other) for one, other in zip(plain, ours, strict=True))

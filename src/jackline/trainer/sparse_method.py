@@ -33,6 +33,7 @@ from jackline.trainer.mask_search import MaskSearch, Record
 from jackline.trainer.method import Between, Method
 from jackline.trainer.precision import autocast
 from jackline.trainer.recipes.sparsae import sparse_job
+from jackline.trainer.sparse_memory import divergence_sum
 
 if TYPE_CHECKING:
     from jackline.trainer.build import Parts
@@ -138,10 +139,9 @@ class SparseMethod(Method):
             return model(ids, targets), count
         with torch.no_grad(), autocast(_teacher_precision(self._parts), self._parts.device):
             teacher = functional.log_softmax(self.teacher(ids).float().flatten(0, 1), dim=-1)
-        logits = model(ids).float().flatten(0, 1)
-        student = functional.log_softmax(logits, dim=-1)
+        student = functional.log_softmax(model(ids).float().flatten(0, 1), dim=-1)
         loss = functional.nll_loss(student, targets.flatten(), reduction="sum")
-        divergence = functional.kl_div(teacher, student, log_target=True, reduction="sum")
+        divergence = divergence_sum(teacher, student)
         self._last = {"loss_ce": loss.detach() / count, "loss_kl": divergence.detach() / count}
         return loss + self._alpha * divergence, count
 
