@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jackline.memory.cards import CARDS
+from jackline.memory.cards import CARDS, Precision
 from jackline.memory.job import Job, StepOptions
 from jackline.memory.predict import CannotTrace, Prediction, meta_copy, predict, replay, trace_step
 from jackline.memory.scale import make_line
@@ -211,6 +211,41 @@ def test_two_traces_make_the_sums_of_all_others() -> None:
     line = make_line(traces[2], 2, traces[4], 4)
     assert line is not None
     assert line.at(33).allocations == traces[33].allocations
+
+
+class OfEverything(nn.Module):
+    """What a stranger's model may hold: convolutions, norms, sums of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.convolution = nn.Conv1d(16, 16, 3, padding=1)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(16), nn.GroupNorm(4, 16)])
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.convolution(self.words(ids).transpose(1, 2))
+        for norm in self.norms:
+            hidden = hidden + norm(hidden)
+        found = self.layer(hidden.transpose(1, 2))
+        counts = (ids > 0).sum(dim=1).sum() + ids.sum() + ids[:0].sum()
+        sums = (
+            found.sum(dim=(0, 2)).mean()
+            + found.double().sum()
+            + found.permute(2, 0, 1).sum(dim=0, keepdim=True).mean()
+        )
+        out: torch.Tensor = self.last(found).mean() + sums + counts + self.words.weight.sum(dim=[]).mean()
+        return out
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_strangers_model_is_traced_whatever_it_is_made_of(precision: Precision) -> None:
+    job = Job(
+        "mine", lambda _: OfEverything(), lambda n: torch.zeros(n, 32, dtype=torch.long), lambda model, x: model(x), 8
+    )
+    made = predict(job, 8, H200, StepOptions(precision))
+    assert sum(made.parts.values()) == made.peak_allocated_bytes > 0
 
 
 class ReadsItsValues(nn.Module):

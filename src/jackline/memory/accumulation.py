@@ -28,6 +28,8 @@ def is_summed_in_place(func: Any, args: tuple[Any, ...]) -> bool:
     if sys._getframe(2).f_code.co_name != "_engine_run_backward":
         return False
     first, second = args
+    if first.layout != torch.strided or second.layout != torch.strided:
+        return False
     if first.shape != second.shape or first.dtype != second.dtype or not _fills_its_storage(first):
         return False
     expected = references_of_one_holder()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from jackline.memory.cards import Processors
@@ -39,7 +40,7 @@ class Scratch:
 def scratch_of(name: str, args: tuple[Any, ...]) -> list[Scratch]:
     """What the operator takes beside its result, in order; given back in the reverse order. The same number of them
     for every size (0 bytes where there is nothing), so that traces of two batch sizes have the same events."""
-    if name in ("sum", "mean") and args[0].numel():
+    if name in ("sum", "mean") and args[0].layout == torch.strided and args[0].numel():
         return _sum_scratch(args[0], args[1] if len(args) > 1 else None)
     if name == "embedding_dense_backward":
         grad, indices, num_weights = args[:3]
