@@ -61,6 +61,12 @@ def test_bytecode_that_python_can_write_or_has_is_left_to_python(package: Path) 
     assert start(package, PYTHONDONTWRITEBYTECODE="1") == ["None", "True True", "None 1", f"{beside} True"]
 
 
+def test_bytecode_of_other_sources_is_as_good_as_none(package: Path, tmp_path: Path) -> None:
+    start(package)
+    os.utime(package / "__init__.py", (1, 1))
+    assert start(package, PYTHONDONTWRITEBYTECODE="1")[0] == str(tmp_path / "home" / "jackline" / "bytecode")
+
+
 def test_a_persons_own_folder_is_kept(package: Path, tmp_path: Path) -> None:
     mine = str(tmp_path / "mine")
     lines = start(package, PYTHONPYCACHEPREFIX=mine, PYTHONDONTWRITEBYTECODE="1")

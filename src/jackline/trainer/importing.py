@@ -19,10 +19,11 @@ from pathlib import Path
 def keep_bytecode(package: str = "torch") -> Path | None:
     """Makes Python keep compiled sources in a folder of ours, where it would compile them at every start.
 
-    That is so when a package came without them (uv installs so) and Python must not write beside the sources: their
-    folder is read-only, or PYTHONDONTWRITEBYTECODE is set, which containers do to keep those folders clean, and they
-    stay clean. Torch and its compiler then cost 17 s of CPU at every start instead of 4.6, on an H200 half of a
-    restart. Children inherit it. None: not needed, or not possible.
+    That is so when a package came without them (uv installs so) or with those of other sources (an image that set all
+    times anew), and Python must not write beside the sources: their folder is read-only, or containers set
+    PYTHONDONTWRITEBYTECODE to keep those folders clean, and they stay clean. Torch and its compiler then cost 17 s of
+    CPU at every start instead of 4.6; on an H200 that was half of a restart. Children inherit it. None: not needed, or
+    not possible.
     """
     if sys.pycache_prefix is not None or _is_kept_elsewhere(package):
         return None
@@ -53,9 +54,22 @@ def _is_kept_elsewhere(package: str) -> bool:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.has_location or spec.origin is None:
         return True
-    if os.path.exists(importlib.util.cache_from_source(spec.origin)):
+    if _is_of(importlib.util.cache_from_source(spec.origin), spec.origin):
         return True
     return not sys.dont_write_bytecode and os.access(os.path.dirname(spec.origin), os.W_OK)
+
+
+def _is_of(bytecode: str, source: str) -> bool:
+    """Whether Python would take it: of this Python, and of the source as it is now (PEP 552)."""
+    try:
+        with open(bytecode, "rb") as file:
+            header = file.read(16)
+        status = Path(source).stat()
+    except OSError:
+        return False
+    flags, time_s, size = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8, 12))
+    is_same = (time_s, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+    return header[:4] == importlib.util.MAGIC_NUMBER and (flags != 0 or is_same)
 
 
 @contextlib.contextmanager
