@@ -156,9 +156,8 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     precision = choose_precision(config.precision, device)
     attention = choose_attention(config.attention, device)
     card = ahead.open_card(device)
-    if config.compile != "off":
+    if _may_compile(config, device):
         compiling.use_cache(compiling.cache_folder(folder, attention))
-    if _will_compile(config, device):
         what = "opening the card and loading" if device.type == "cuda" else "loading"
         with voice.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
             ahead.import_compiler()
@@ -210,8 +209,8 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     return parts
 
 
-def _will_compile(config: TrainConfig, device: torch.device) -> bool:
-    """As far as that is known before anything is built; a wrong guess costs or saves the import alone."""
+def _may_compile(config: TrainConfig, device: torch.device) -> bool:
+    """Before anything is built; `compile_if_it_pays` may still say no, and then an import was in vain."""
     is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
     return is_wanted and not compiling.why_not(device)
 
