@@ -122,6 +122,8 @@ def _print(rows: dict[str, list[dict[str, Any]]]) -> None:
         if restarts := [row["restart_s"] for row in found if "restart_s" in row]:
             words = ", ".join(f"{value:.1f}" for value in restarts)
             print(f"    first step of the attempt after a kill -9, compiled code kept: {words} s after its start")
+        if leaves := [row["leave_s"] for row in found if "leave_s" in row]:
+            print(f"    its process ended {', '.join(f'{value:.1f}' for value in leaves)} s after its last line")
         if found[-1].get("profile"):
             print(f"    profile: {found[-1]['profile']}")
 

@@ -3,7 +3,8 @@
 `recipe` is what the trainer is pointed at; in the trainer's own process it puts a clock behind every update. The row
 is written by that process, so what is measured is what a person gets. It saves ten times as often as promised, so
 that saves fall into the measured steps, then kills itself with SIGKILL; what the attempt after it needs until its
-first step, with the compiled code of the first, is the row's `restart_s`.
+first step, with the compiled code of the first, is the row's `restart_s`; and `leave_s` is the time between that
+attempt's last line and the end of its process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,19 @@ def ours(bench: Any, name: str) -> None:
     again = [word for word in command if word != "--new"]  # what a person does whose machine died
     for words_of in [command, again] if name == "ours" else [command]:
         subprocess.run(words_of, env=environment, cwd=ROOT, check=False, stdin=subprocess.DEVNULL)
+    out = Path(request["out"])
+    if name == "ours" and out.exists():
+        out.write_text(json.dumps(json.loads(out.read_text()) | _leaving(work / name)))
+
+
+def _leaving(run: Path) -> dict[str, float]:
+    """From the last of the trainer's own lines to the end of its process, by the supervisor's clock."""
+    said = [line for line in (run / "out.log").read_text().splitlines() if " [end] " in line]
+    exits = sorted(run.glob("attempts/*/exit.json"))
+    if not said or not exits:
+        return {}
+    said_at = datetime.fromisoformat(said[-1].split()[0]).timestamp()
+    return {"leave_s": json.loads(exits[-1].read_text())["ended_at_s"] - said_at}
 
 
 def _has_card() -> bool:
