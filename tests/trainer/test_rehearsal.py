@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from jackline.memory.cards import find_card
 from jackline.memory.plan import Room
 from jackline.memory.rehearse import load_correction
 from jackline.rundir.layout import RunDir
+from jackline.trainer import build as building
 from jackline.trainer.build import Parts, build
 from jackline.trainer.config import resolve
 from jackline.trainer.planning import Chosen, plan_on
@@ -104,6 +107,25 @@ def test_a_torn_memory_file_means_a_rehearsal(parts: Parts, tmp_path: Path) -> N
         assert _remembered(run, parts) is None, text
 
 
+@pytest.fixture
+def closes_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A refusal ends the process and with it the one that prepares data; here the process goes on."""
+    with contextlib.ExitStack() as opened:
+
+        def remember_to_close(open_one: Callable[..., Any]) -> Callable[..., Any]:
+            def open_and_remember(*given: Any, **named: Any) -> Any:
+                made = open_one(*given, **named)
+                opened.callback(made.close)
+                return made
+
+            return open_and_remember
+
+        for name in ("open_corpus", "make_loader"):
+            monkeypatch.setattr(building, name, remember_to_close(getattr(building, name)))
+        yield
+
+
+@pytest.mark.usefixtures("closes_data")
 def test_masks_without_a_validation_window_are_refused_before_step_1(corpus: Path, tmp_path: Path) -> None:
     words = ["--quick", "seq_len=30000", "batch_size=1", f"data={corpus / 'text'}", f"data_dir={corpus / 'data'}"]
 
