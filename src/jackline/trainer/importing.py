@@ -22,7 +22,8 @@ def keep_bytecode(package: str = "torch") -> Path | None:
     That is so when a package came without them (uv installs so) or with those of other sources (an image that set all
     times anew), and Python must not write beside the sources: their folder is read-only, or containers set
     PYTHONDONTWRITEBYTECODE to keep those folders clean, and they stay clean. Torch and its compiler then cost 17 s of
-    CPU at every start instead of 4.6; on an H200 that was half of a restart. Children inherit it.
+    CPU at every start instead of 5.5; in a restart on an H200 half of the main thread's samples were such compiling.
+    Children inherit it.
     None: not needed, or not possible.
     """
     if sys.pycache_prefix is not None or _is_kept_elsewhere(package):
