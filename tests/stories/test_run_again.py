@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import zipfile
 from pathlib import Path
 
@@ -102,6 +104,25 @@ def test_the_same_command_started_six_times_at_once_is_one_run(shell: Shell) -> 
     assert [live.wait() for live in lives] == [0] * 6
     assert [path.name for path in shell.runs.iterdir()] == ["once"]
     assert [path.name for path in (shell.runs / "once" / "attempts").iterdir()] == ["001"]
+
+
+def test_a_supervisor_that_has_yet_to_write_itself_down_is_not_taken_for_gone(shell: Shell) -> None:
+    command = ("run", "--name", "once", "--", *shell.python("train.py", WAITS_FOR_GO))
+    first = shell.start(*command)
+    first.wait_for("started with", "out")
+    state = shell.runs / "once" / "supervisor.json"
+    pid = shell.run_dir("once").state()["supervisor"]["pid"]
+    os.kill(pid, signal.SIGSTOP)  # as if it had got no turn since the start
+    try:
+        state.unlink()
+        second = shell.start(*command)
+        second.wait_for("run 'once' is alive already; watching it", "err")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    second.wait_for("started with", "out")
+    (shell.work / "go").touch()
+    assert [live.wait() for live in (first, second)] == [0, 0]
+    assert "a new one has taken over" not in second.text()
 
 
 CRASHES_ONCE = """

@@ -17,7 +17,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.status import read_status
 from jackline.supervisor.options import SuperviseOptions
-from jackline.supervisor.start import request_stop, start_supervisor, take_over
+from jackline.supervisor.start import request_stop, start_supervisor, take_over_unless_watched
 
 BEGIN_PATIENCE_S = 30.0
 
@@ -51,8 +51,7 @@ def watch_live(run: RunDir, *, detach: bool) -> int:
         return EXIT_DONE
     status = read_status(run)
     say(f"run '{run.name}' is alive already; watching it ({run.path})")
-    if status.state == "unwatched":
-        take_over(run)
+    if status.state == "unwatched" and take_over_unless_watched(run):
         say("its supervisor was gone: a new one has taken over")
     return follow_run(run, attempt=status.attempt)
 

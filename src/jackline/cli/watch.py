@@ -7,7 +7,7 @@ import sys
 import click
 
 from jackline.cli.options import find, run_argument, runs_dir_option
-from jackline.errors import JacklineError, UsageError
+from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus, read_status
 
@@ -65,13 +65,9 @@ def needs_supervisor(status: RunStatus) -> bool:
 
 def take_over_gently(run: RunDir) -> None:
     """Somebody else may be quicker: then there is a supervisor, and that was the point."""
-    from jackline.supervisor.start import take_over
+    from jackline.supervisor.start import take_over_unless_watched
 
-    try:
-        take_over(run)
-    except JacklineError:
-        if read_status(run).state != "alive":
-            raise
+    if not take_over_unless_watched(run):
         say(f"watching run '{run.name}': {run.path}")
         return
     say(f"run '{run.name}' had lost its supervisor: a new one has taken over; nothing of its output is lost")

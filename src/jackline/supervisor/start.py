@@ -20,6 +20,7 @@ from jackline.rundir.status import read_status
 from jackline.supervisor.options import SuperviseOptions
 
 START_DEADLINE_S = 60.0
+_WRITES_DOWN_WITHIN_S = 30.0
 
 # Isolated (-I), so that files in the current folder or on PYTHONPATH that are named like standard modules cannot
 # break the supervisor. Our own folder goes last for the same reason.
@@ -75,6 +76,21 @@ def take_over(run: RunDir) -> None:
     state = atomic.read_json(run.supervisor_file) or {}
     options = SuperviseOptions.from_json(state.get("options") or {})
     start_supervisor(run, options, adopts=True)
+
+
+def take_over_unless_watched(run: RunDir) -> bool:
+    """False when it has a supervisor after all: somebody was quicker, or the one that started it an instant ago had
+    yet to write that down."""
+    try:
+        take_over(run)
+    except JacklineError:
+        until_s = time.monotonic() + _WRITES_DOWN_WITHIN_S
+        while (state := read_status(run).state) == "unwatched" and time.monotonic() < until_s:
+            time.sleep(0.05)
+        if state == "unwatched":
+            raise
+        return False
+    return True
 
 
 def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> ProcessId | None:
