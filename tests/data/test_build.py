@@ -184,12 +184,14 @@ def test_a_death_between_the_last_commit_of_an_era_and_its_seal_miscounts_nothin
     def die(*words: object) -> None:
         raise KeyboardInterrupt
 
+    before = set(threading.enumerate())
     with monkeypatch.context() as patched:
         patched.setattr("jackline.data.build.COMMIT_EVERY_S", 0.0)
         patched.setattr("jackline.data.writer.record_era", die)
         with pytest.raises(KeyboardInterrupt):
             run_builder(folder, settings, silent, for_readers=False)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jackline-")]
+    left = set(threading.enumerate()) - before
+    assert not [thread.name for thread in left if thread.name.startswith("jackline-")]
     assert json.loads((folder / "open.jsonl").read_text())["tokens"] == 1 << 17
     run_builder(folder, settings, silent, for_readers=False)
     assert open_cache_folder(folder).ledger.records == whole.ledger.records

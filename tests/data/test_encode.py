@@ -98,13 +98,14 @@ def test_only_a_few_blocks_exist_at_a_time() -> None:
             num_read += 1
             yield block_of("text")
 
+    before = set(threading.enumerate())
     packed = packed_blocks(endless(), Packing(BYTES), 2)
     next(packed)
     for _ in range(50):
         next(packed)
     assert num_read <= 51 + 2 + 3
     packed.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("jackline-")]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("jackline-")]
 
 
 def test_an_error_of_the_reader_arrives_after_the_blocks_before_it() -> None:
