@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -142,8 +143,8 @@ def test_a_source_that_changed_is_refused_at_resume(tmp_path: Path) -> None:
         "hint: give the same source, tokenizer and sequence length, or start a new run"
     )
     write_zst(path, [f"other {text}" for text in TEXTS])
-    with pytest.raises(CannotResume) as caught:
-        open_loader(path).seek(state)
+    with contextlib.closing(open_loader(path)) as again, pytest.raises(CannotResume) as caught:
+        again.seek(state)
     assert str(caught.value) == (
         "error: the document at which this run stopped is not what it was: a.jsonl.zst\n"
         "hint: put the source back as it was, or start a new run with --new"
