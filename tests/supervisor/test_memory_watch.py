@@ -27,6 +27,23 @@ def test_a_line_that_worked_once_is_blamed_before_one_that_slept_often() -> None
     assert places.likely() == GROWS
 
 
+def test_a_line_that_sleeps_is_not_blamed_though_its_thread_waits_for_a_core() -> None:
+    places = GrowthPlaces()
+    for _ in range(5):
+        places.add(stack(SLEEPS, "running"))
+    places.add(stack(GROWS, "running"))
+    assert places.likely() == GROWS
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [("time.sleep(0.05)", True), ("  sleep(1)", True), ("await asyncio.sleep(0)", True),
+     ("rows.append(row); time.sleep(1)", False), ("oversleep(rows)", False), ("", False)],
+)  # fmt: skip
+def test_a_sleeping_line_is_told_by_its_text(source: str, expected: bool) -> None:
+    assert Frame("main", "data.py", 1, source).sleeps is expected
+
+
 def test_a_line_that_only_called_jackline_is_not_blamed_before_the_one_that_worked() -> None:
     calls = Frame("<module>", "data.py", 30, "for batch in run.steps():", is_user=True)
     ours = Frame("save", "/lib/site-packages/jackline/session/saving.py", 9)

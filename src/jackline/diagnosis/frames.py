@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,6 +21,12 @@ class Frame:
     @property
     def place(self) -> str:
         return f"{self.file}:{self.line}"
+
+    @property
+    def sleeps(self) -> bool:
+        """Its line does nothing but wait, also while its thread counts as running: on a crowded machine one that has
+        slept enough stands there until a core is free."""
+        return re.match(r"(await\s+)?[\w.]*\bsleep\(", self.source.strip()) is not None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from jackline.units import format_bytes, format_duration
 ARMED_SHARE = 0.5
 SLOW_EVERY_S = 1.0
 FAST_EVERY_S = 0.1
+_LOOKS_A_SAMPLE = 8  # of 0.1 ms each
 WINDOW_S = 60.0
 TRIM_BELOW_S = 60.0
 # Leave when the limit is nearer than this many times one more step and a save.
@@ -74,7 +75,8 @@ class HostGuard:
     ) -> None:
         limit = effective_limit()
         self._read = read or (lambda: read_memory([os.getpid()], limit=limit))
-        self._on_growth = on_growth  # called by the thread whenever it sees more than before, above half of the limit
+        self._on_growth = on_growth  # called by the thread while it sees more and more, above half of the limit
+        self._growing_share = 0.0
         self._points: deque[Point] = deque()
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -93,16 +95,36 @@ class HostGuard:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._is_over.wait(FAST_EVERY_S if self.share() >= ARMED_SHARE else SLOW_EVERY_S):
+        while not self._pause():
             # A guard that fails leaves the run as unguarded as it was without; it never ends it.
             with contextlib.suppress(Exception):
                 self._sample()
 
+    def _pause(self) -> bool:
+        """Until the next sample; true at the end. While memory grows, with more looks than samples: a loop that fills
+        it in seconds, and sleeps or saves most of them, would be seen at its work once or never."""
+        if self.share() < ARMED_SHARE:
+            # One that grows fast is at half of the limit, and beyond, before a slow look is over.
+            soon = self.share() + self._growing_share * 2 * SLOW_EVERY_S
+            return self._is_over.wait(SLOW_EVERY_S if soon < ARMED_SHARE else FAST_EVERY_S)
+        for _ in range(_LOOKS_A_SAMPLE):
+            if self._is_over.wait(FAST_EVERY_S / _LOOKS_A_SAMPLE):
+                return True
+            with contextlib.suppress(Exception):
+                self._look()
+        return False
+
+    def _look(self) -> None:
+        if self._growing_share and self._on_growth is not None and self.share() >= ARMED_SHARE:
+            self._on_growth()
+
     def _sample(self) -> None:
         reading, before = self._read(), self.reading
-        has_grown = before is not None and reading.used_bytes > before.used_bytes
-        if has_grown and self._on_growth is not None and self.share() >= ARMED_SHARE:
-            self._on_growth()
+        self._growing_share = 0.0  # of the limit, per second
+        if before is not None and reading.used_bytes > before.used_bytes and reading.at_s > before.at_s:
+            grown = (reading.used_bytes - before.used_bytes) / max(1, reading.limit.limit_bytes)
+            self._growing_share = grown / (reading.at_s - before.at_s)
+        self._look()
         with self._lock:
             self.reading = reading
             self._points.append((reading.at_s, reading.used_bytes))

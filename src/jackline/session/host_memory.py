@@ -104,11 +104,13 @@ class HostMemory:
         return f"; it grows at {frame.place}" + (f" `{frame.source[:100]}`" if frame.source else "")
 
     def _frame(self) -> Frame | None:
-        for places in (self._places, self._idle_places):
-            if places:
-                (file, line, function), _ = places.most_common(1)[0]
-                return Frame(function, file, line, linecache.getline(file, line).strip()[:200], is_user=True)
-        return None
+        seen = [place for places in (self._places, self._idle_places) for place, _ in places.most_common()]
+        frames = (
+            Frame(function, file, line, linecache.getline(file, line).strip()[:200], is_user=True)
+            for file, line, function in seen
+        )
+        # The first that works; where none was ever seen at work, the one that was seen most.
+        return min(frames, key=lambda frame: frame.sleeps, default=None)
 
     def read(self) -> dict[str, Any]:
         """For session-RANK.json."""

@@ -131,7 +131,7 @@ class GrowthPlaces:
         # batch or saves inside Jackline.
         inside = thread.frames[: thread.frames.index(frame)]
         is_ours = any("/jackline/session/" in inner.file for inner in inside)
-        if not is_ours and (not thread.wait or thread.wait.startswith("running")):
+        if not is_ours and not frame.sleeps and (not thread.wait or thread.wait.startswith("running")):
             self._working[frame] += 1
 
     def likely(self) -> Frame | None:
