@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jackline.machine.readings import MemoryLimit, MemoryReading
+from jackline.memory import host_guard
 from jackline.memory.host_guard import (
     Go,
     HostGuard,
@@ -70,6 +71,28 @@ def test_steady_growth_is_seen_in_time_to_save() -> None:
     assert 1.0 < action.left_s < 2.4
     assert 17.0 < number * 0.1 < 21.0
     assert guard.describe(action.left_s).startswith("host RAM: 3.")
+
+
+def test_fast_growth_is_watched_closely_before_half_of_the_limit_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_guard, "SLOW_EVERY_S", 3600.0)  # a slow look would not end while this test may run
+    guard = HostGuard(read=Growing(4e9))
+    guard._sample()
+    guard._sample()
+    assert guard.share() < 0.5
+    assert guard._pause() is False
+
+
+def test_while_memory_grows_there_are_more_looks_than_samples() -> None:
+    looks: list[float] = []
+    growing = Growing(3e9)
+    growing.at_s = 1.0  # 3 GB of 4 GiB: armed
+    guard = HostGuard(read=growing, on_growth=lambda: looks.append(growing.at_s))
+    guard._sample()
+    assert (guard._pause(), looks) == (False, [])  # nothing is known of growth yet
+    guard._sample()
+    assert (guard._pause(), len(looks)) == (False, 9)
+    guard.stop()
+    assert (guard._pause(), len(looks)) == (True, 9)
 
 
 def test_a_process_that_stays_where_it_is_goes_on() -> None:

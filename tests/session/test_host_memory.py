@@ -160,6 +160,16 @@ def guarded(rate: float) -> tuple[HostMemory, list[str]]:
     return HostMemory(make_feed(), lambda _, text, **__: told.append(text), lambda: told.append("again"), guard), told
 
 
+def test_a_line_that_sleeps_is_named_only_where_no_other_was_seen(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("time.sleep(0.04)\nrows.append(row)\n")
+    memory, _ = guarded(0.0)
+    memory._places[str(script), 1, "eat"] += 5
+    assert memory.where() == f"; it grows at {script}:1 `time.sleep(0.04)`"
+    memory._places[str(script), 2, "eat"] += 1
+    assert memory.where() == f"; it grows at {script}:2 `rows.append(row)`"
+
+
 def test_it_warns_and_gives_back_first_and_leaves_with_what_it_has_learnt() -> None:
     memory, told = guarded(50e6)
     for number in range(10_000):

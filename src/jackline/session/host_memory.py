@@ -109,7 +109,7 @@ class HostMemory:
             Frame(function, file, line, linecache.getline(file, line).strip()[:200], is_user=True)
             for file, line, function in seen
         )
-        # The first that works; where none was ever seen at work, the one that was seen most.
+        # Those seen at work first, the most frequent first; a line that sleeps only where no other was seen.
         return min(frames, key=lambda frame: frame.sleeps, default=None)
 
     def read(self) -> dict[str, Any]:
