@@ -11,7 +11,7 @@ import pytest
 from tests.session.nursery import Ended, Nursery
 
 LOOP = """
-import os, random, signal, sys, threading, time
+import glob, os, random, signal, sys, threading, time
 import torch
 import jackline
 
@@ -32,6 +32,12 @@ def leave(where):
         return False
     print("leaving", where, flush=True)
     return True
+
+
+def wait_for_the_first_save():
+    # Else the next is late on a busy machine, falls on the step at which the loop is left, and nothing is lost.
+    while not glob.glob("runs/x/checkpoints/step-0000000[5-9]"):
+        time.sleep(0.01)
 
 
 def train(batch):
@@ -60,6 +66,8 @@ with jackline.attach(
     on_change={"arguments": "warn"},
 ) as run:
     for (batch,) in run.steps(total=30):
+        if first and run.step == 9:
+            wait_for_the_first_save()
         if leave("break at the top"):
             break
         if leave("exception at the top"):
@@ -90,10 +98,8 @@ with jackline.attach(
     print("behind the loop", flush=True)
 print("complete", run.step, sum(p.double().sum().item() for p in model.state_dict().values()).hex())
 """
-# On a busy machine a save that was due at 10 and at 11 waits for the one before, and then nothing is lost.
 MIDDLE = (
-    r"left in the middle of a step: not saved; the checkpoint of step"
-    r" (?:(12) stands$|(\d|10|11) of [\d.]+ s ago stands; \d+ steps? will)"
+    r"left in the middle of a step: not saved; the checkpoint of step (\d+) of [\d.]+ s ago stands; \d steps? will"
 )
 REST = r"left between two steps, after step (\d+): saved"
 STOPPED = r"{0}: stopped at step (12), saved"
@@ -135,7 +141,7 @@ def test_leaving_and_going_on_ends_as_if_nobody_had_left(
     ended = nursery.run(LOOP, [how], tmp_path)
     assert "leaving" in ended.output
     assert ended.code == code, ended.output
-    said = re.search(words, ended.output, re.MULTILINE)
+    said = re.search(words, ended.output)
     assert said, ended.output
     is_break = "break" in how
     assert ("behind the loop" in ended.output) == is_break, "code behind the loop runs only when it was left by break"
@@ -144,7 +150,7 @@ def test_leaving_and_going_on_ends_as_if_nobody_had_left(
     goes_on_from = re.search(r"going on from step-0*(\d+)", again.output)
     assert goes_on_from, again.output
     if said.groups():
-        assert goes_on_from[1] in said.groups()
+        assert said[1] == goes_on_from[1]
     assert complete(again) == wanted
 
 
