@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import secrets
 import signal
 import sys
@@ -33,6 +32,7 @@ from jackline.checkpoint.lock import AnotherWriter, WriterLock
 from jackline.checkpoint.rewind import tell_rewinds
 from jackline.checkpoint.store import Store, open_store
 from jackline.checkpoint.verify import read_manifest, verify_checkpoint
+from jackline.machine.priority import step_back
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify, is_alive
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = MirrorOptions(**json.loads(words[0]))
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
+    step_back(NICENESS)
     folder = Path(options.folder)
     owner = identify(options.owner_pid)
     lock = WriterLock(folder / LOCK, owner)

@@ -32,9 +32,10 @@ from jackline.checkpoint.lock import AnotherWriter, Holder, WriterLock
 from jackline.checkpoint.retention import Keep
 from jackline.checkpoint.upkeep import Upkeep
 from jackline.checkpoint.wire import Channel, Closed, Message
+from jackline.machine.priority import step_back
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 
-NICENESS = 5
+NICENESS = 10
 IDLE_POLL_S = 30.0
 GRACE_S = 1.0  # for the rest of a message whose sender has died
 
@@ -285,7 +286,7 @@ def main(arguments: list[str] | None = None, disk: Disk | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # meant for the trainer, or for nobody
-    os.nice(NICENESS)
+    step_back(NICENESS)
     end = socket.socket(fileno=int(words[0]))
     Writer(Channel(end), Options.from_json(words[1]), disk or Disk()).run()
 

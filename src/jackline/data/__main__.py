@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from jackline.errors import JacklineError
+from jackline.machine.priority import step_back
 
 
 def main() -> int:
@@ -42,7 +43,7 @@ def build_in_background(folder: Path, settings: dict[str, object]) -> None:
     parent = os.getppid()
     # Ctrl-C goes to the whole group: the reader decides whether this ends, by ending itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(5)
+    step_back(5)
     run_builder(
         folder,
         CacheSettings.from_json(settings),

@@ -81,12 +81,10 @@ def _tries(count: int, share: float) -> Iterator[int]:
 
 def _different(drawn: Tensor) -> Tensor:
     """Each position once, in the order in which it came first: cutting that list is as good as drawing fewer."""
-    values, inverse = torch.unique(drawn, return_inverse=True)
-    first = torch.full((values.numel(),), drawn.numel(), dtype=torch.int64, device=drawn.device)
-    places = torch.arange(drawn.numel(), device=drawn.device)
-    first.scatter_reduce_(0, inverse, places, reduce="amin")
-    in_order: Tensor = values[torch.argsort(first)]
-    return in_order
+    values, order = torch.sort(drawn, stable=True)
+    is_first = torch.ones_like(values, dtype=torch.bool)
+    torch.ne(values[1:], values[:-1], out=is_first[1:])
+    return drawn[torch.sort(order[is_first]).values]
 
 
 def pack(mask: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from typing import Any
 
 from jackline.checkpoint.bundle import pack_run
 from jackline.checkpoint.store import Store, open_store
+from jackline.machine.priority import step_back
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify, is_alive
@@ -53,8 +54,7 @@ def main(words: list[str]) -> None:
     path, place, pattern, every, owner_pid = words
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(10)
+    step_back(10)
     keep_mirrored(RunDir(Path(path)), place, pattern, every_s=float(every), owner=identify(int(owner_pid)))
 
 
