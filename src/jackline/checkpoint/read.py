@@ -1,8 +1,9 @@
 """Tensor files straight into the tensors they belong to, proved on the way.
 
 Every byte of a file is read once, by several threads, into its final place where that is plain host memory, else
-through a buffer; each half MiB is hashed while it is still in the processor's cache. So loading with proof costs
-little more than loading. Owns the reading. Does not know what the tensors mean (restore.py).
+through a buffer; each sip is hashed while it is still in the processor's cache. So loading with proof costs little
+more than loading. Owns what goes where. Does not own how bytes come from the disk (source.py) or what the tensors
+mean (restore.py).
 """
 
 from __future__ import annotations
@@ -19,18 +20,15 @@ import torch
 from torch import Tensor
 
 from jackline.checkpoint.dtypes import as_stored, torch_dtype
-from jackline.checkpoint.format import Damage, FileEntry
+from jackline.checkpoint.format import FileEntry
 from jackline.checkpoint.hashing import CHUNK_BYTES, chunk_offsets, new_hash
 from jackline.checkpoint.header import Header
 from jackline.checkpoint.parallel import run_in_threads
+from jackline.checkpoint.source import DISK_THREADS, Source
 from jackline.checkpoint.stage import is_plain_memory
-from jackline.checkpoint.verify import open_to_read, wrong_chunk
+from jackline.checkpoint.verify import wrong_chunk
 
 READ_THREADS = min(4, len(os.sched_getaffinity(0)))
-# What stays in a core's own cache until it is hashed. With a map of the file instead of reads it was no faster (6-7
-# GB/s on two cores either way, against 9 to 10 for a copy without a proof), and a disk that fails under a map kills.
-_SIP_BYTES = 512 << 10
-_MAX_PIECES = 512  # the kernel takes 1024 in one call
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,8 @@ def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str
     starts = [span.start for span in spans]
     has_device = any(span.device is not None for span in spans)
     own = threading.local()
-    fd = open_to_read(path)
+    source = Source(path, entry.name)
     try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
         def read(start: int) -> None:
             if not hasattr(own, "spare"):
@@ -99,17 +96,21 @@ def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str
             window = _Window(start, end, own.spare)
             window.fill(spans, starts)
             running = new_hash(algorithm)
-            for offset, pieces in _sips(window.pieces, start):
-                _read_pieces(fd, pieces, offset, entry.name)
-                for piece in pieces:
+            is_on_disk = source.is_on_disk(start, end)
+            for offset, pieces in _sips(window.pieces, start, source.sip_bytes(is_on_disk)):
+                for piece in source.read(pieces, offset, is_on_disk=is_on_disk):
                     running.update(piece)
             if running.hexdigest() != entry.chunks[start // CHUNK_BYTES]:
                 raise wrong_chunk(entry.name, start, end - start)
             window.send()
 
-        run_in_threads(read, list(chunk_offsets(entry.size_bytes)), threads)
+        starts_of_chunks = chunk_offsets(entry.size_bytes)
+        middle = starts_of_chunks[len(starts_of_chunks) // 2]
+        if source.is_on_disk(middle, min(middle + CHUNK_BYTES, entry.size_bytes)):
+            threads = max(threads, DISK_THREADS)
+        run_in_threads(read, list(starts_of_chunks), threads)
     finally:
-        os.close(fd)
+        source.close()
 
 
 class _Window:
@@ -155,38 +156,21 @@ class _Window:
         return part
 
 
-def _sips(pieces: list[memoryview], offset: int) -> Iterator[tuple[int, list[memoryview]]]:
-    """The pieces in groups of at most half a MiB, and where in the file each group begins."""
+def _sips(pieces: list[memoryview], offset: int, sip_bytes: int) -> Iterator[tuple[int, list[memoryview]]]:
+    """The pieces in groups of at most `sip_bytes`, and where in the file each group begins."""
     group: list[memoryview] = []
     size = 0
     for piece in pieces:
         rest = piece
         while len(rest):
-            part, rest = rest[: _SIP_BYTES - size], rest[_SIP_BYTES - size :]
+            part, rest = rest[: sip_bytes - size], rest[sip_bytes - size :]
             group.append(part)
             size += len(part)
-            if size == _SIP_BYTES:
+            if size == sip_bytes:
                 yield offset, group
                 offset, group, size = offset + size, [], 0
     if group:
         yield offset, group
-
-
-def _read_pieces(fd: int, pieces: list[memoryview], offset: int, name: str) -> None:
-    """Fills the pieces from the file, one after another."""
-    waiting = list(pieces)
-    try:
-        while waiting:
-            got = os.preadv(fd, waiting[:_MAX_PIECES], offset)
-            if got == 0:
-                raise Damage(f"{name} ends at {offset} bytes")
-            offset += got
-            while waiting and got >= len(waiting[0]):
-                got -= len(waiting.pop(0))
-            if got:
-                waiting[0] = waiting[0][got:]
-    except OSError as problem:
-        raise Damage(f"{name} cannot be read at {offset} bytes: {problem.strerror}") from None
 
 
 def _memory(address: int, length: int) -> memoryview:

@@ -27,12 +27,13 @@ from jackline.checkpoint.format import (
     parse_manifest,
     parse_name,
 )
-from jackline.checkpoint.hashing import CHUNK_BYTES, chunk_offsets, digest
+from jackline.checkpoint.hashing import CHUNK_BYTES, chunk_offsets, new_hash
 from jackline.checkpoint.header import Header, header_length, parse_header
 from jackline.checkpoint.parallel import run_in_threads
 from jackline.units import format_bytes
 
 VERIFY_THREADS = 2
+SIP_BYTES = 2 << 20  # read, and hashed while it is still in the core's own cache
 
 
 class Interrupted(Exception):
@@ -135,15 +136,17 @@ def _check_chunks(
             if should_stop is not None and should_stop():
                 raise Interrupted
             if not hasattr(own, "buffer"):
-                own.buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # page-aligned, as O_DIRECT wants it
+                own.buffer = memoryview(mmap.mmap(-1, SIP_BYTES))  # page-aligned, as O_DIRECT wants it
             length = min(CHUNK_BYTES, entry.size_bytes - start)
-            try:
-                got = read_into(fd, own.buffer, start)
-            except OSError as problem:
-                at = format_bytes(start)
-                raise Unreadable(f"{entry.name} cannot be read at {at}: {problem.strerror}") from None
-            found = digest(algorithm, own.buffer[: min(got, length)])
-            if found != entry.chunks[start // CHUNK_BYTES]:
+            running = new_hash(algorithm)
+            for offset in range(start, start + length, SIP_BYTES):
+                try:
+                    got = read_into(fd, own.buffer, offset)
+                except OSError as problem:
+                    at = format_bytes(start)
+                    raise Unreadable(f"{entry.name} cannot be read at {at}: {problem.strerror}") from None
+                running.update(own.buffer[: min(got, start + length - offset)])
+            if running.hexdigest() != entry.chunks[start // CHUNK_BYTES]:
                 raise wrong_chunk(entry.name, start, length)
 
         run_in_threads(check, list(chunk_offsets(entry.size_bytes)), threads)
