@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from jackline.checkpoint.fetch import bring_newer, fetch_newest, look_into
 from jackline.checkpoint.format import Name, Rewind, is_left_behind, parse_rewind
 from jackline.checkpoint.mirror import Mirror, try_upload
 from jackline.checkpoint.mirror_watch import MirrorWatch
+from jackline.checkpoint.retention import left_behind_to_delete
 from jackline.checkpoint.rewind import Choice, go_back, mirror_of, parse_choice, rewind_for
 from jackline.checkpoint.store import FolderStore
 from jackline.errors import CannotResume, JacklineError, UsageError
@@ -235,6 +238,18 @@ def upload(run: RunDir, tmp_path: Path, *steps: int) -> Path:
     return tmp_path / "far"
 
 
+class Vague(FolderStore):
+    """A store that takes everything and vouches for nothing."""
+
+    def local_path(self, name: str) -> Path | None:
+        return None
+
+
+def in_mirror(far: Path) -> list[str]:
+    there = look_into(FolderStore(far), "story").generations
+    return sorted(str(generation.name)[12:] for generation in there)
+
+
 def test_a_mirror_neither_brings_back_nor_deletes_what_was_left_behind(run: RunDir, tmp_path: Path) -> None:
     far = upload(run, tmp_path, 2, 4, 6)
     assert mirror_of(run) == str(far)
@@ -258,6 +273,56 @@ def test_a_mirror_neither_brings_back_nor_deletes_what_was_left_behind(run: RunD
     assert fetched is not None and fetched.path.name == "step-00000006-r1"
     assert list_rewinds(empty) == [Rewind(2, 1)]
     assert write_small(empty, 7).name == "step-00000007-r1"
+
+
+def test_what_a_person_deleted_of_those_left_behind_leaves_the_mirror_when_the_new_line_is_confirmed_there(
+    run: RunDir, tmp_path: Path
+) -> None:
+    far = upload(run, tmp_path, 2, 4, 6)
+    write_small(run.checkpoints, 8)
+    upload(run, tmp_path, 8)  # 2 leaves the mirror: three are kept
+    lost = run.checkpoints / "step-00000008"
+    lost.rename(run.checkpoints / "damaged-step-00000008-ab12")
+    back(run, "2")
+    assert in_mirror(far) == ["4", "6", "8"]
+    for name in list_left_behind(run.checkpoints):
+        shutil.rmtree(run.checkpoints / str(name))
+    upload(run, tmp_path, 2)
+    assert in_mirror(far) == ["2", "4", "6", "8"]  # what the new line begins with is no word of the new line
+
+    write_small(run.checkpoints, 3)
+    mirror = Mirror(run, run.checkpoints, Vague(far), 0.0, str(far))
+    mirror.load()
+    mirror.upload(Name(3, 1))
+    assert in_mirror(far) == ["2", "3-r1", "4", "6", "8"]  # uploaded, but nobody has said that it is whole
+
+    write_small(run.checkpoints, 4)
+    upload(run, tmp_path, 4)
+    assert in_mirror(far) == ["2", "3-r1", "4-r1", "8"]  # the only copy of 8 is there: nobody deleted it
+
+
+def test_another_machine_deletes_none_of_those_left_behind_in_the_mirror(run: RunDir, tmp_path: Path) -> None:
+    far = upload(run, tmp_path, 2, 4, 6)
+    back(run, "2")
+    other = RunDir(tmp_path / "other" / "story")
+    other.checkpoints.mkdir(parents=True)
+    assert fetch_newest(FolderStore(far), "story", other.checkpoints) is not None
+    for step in (3, 4, 5, 7):
+        write_small(other.checkpoints, step)
+        upload(other, tmp_path, step)
+    assert in_mirror(far) == ["4", "4-r1", "5-r1", "6", "7-r1"]
+
+
+def test_only_deleted_ones_of_a_line_that_was_left_behind_may_leave_a_mirror() -> None:
+    rewinds, there = [Rewind(2, 1), Rewind(6, 2)], [Name(2), Name(4), Name(4, 1), Name(8), Name(8, 1), Name(8, 2)]
+
+    def go(deleted: Collection[Name], confirmed: Name | None) -> list[Name]:
+        return left_behind_to_delete(there, rewinds=rewinds, deleted_here=deleted, confirmed=confirmed)
+
+    assert go(there, None) == go((), Name(9, 2)) == go(there, Name(2)) == []
+    assert go(there, Name(4, 1)) == [Name(4), Name(8)]  # 8-r1 was left behind at step 6: nothing replaces it yet
+    assert go(there, Name(8, 2)) == [Name(4), Name(8), Name(8, 1)]
+    assert go([Name(8)], Name(8, 2)) == [Name(8)]
 
 
 def test_a_machine_with_old_checkpoints_learns_of_it_from_the_mirror(run: RunDir, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from jackline.checkpoint.bundle import pack_run
 from jackline.checkpoint.fetch import parse_generation
 from jackline.checkpoint.format import MANIFEST, Damage, Manifest, Name, Rewind, is_left_behind
 from jackline.checkpoint.lock import AnotherWriter, WriterLock
-from jackline.checkpoint.rewind import tell_rewinds
+from jackline.checkpoint.retention import left_behind_to_delete
+from jackline.checkpoint.rewind import deleted_since, tell_rewinds
 from jackline.checkpoint.store import Store, open_store
 from jackline.checkpoint.verify import read_manifest, verify_checkpoint
 from jackline.machine.priority import step_back
@@ -130,21 +131,27 @@ class Mirror:
         return True
 
     def _forget_old(self) -> None:
-        """Keeps the newest generations and what was left behind; what was never finished goes with the old ones."""
+        """Keeps the newest generations, and those left behind that nobody deleted here; what was never finished goes
+        with the old ones."""
         folder = f"{self.run.name}/checkpoints"
         rewinds = catalogue.list_rewinds(self.folder)
         live = {name: note for name, note in self.notes.items() if not is_left_behind(name, rewinds)}
         kept = sorted((note["place"] for note in live.values() if "place" in note), reverse=True)
         kept = kept[:GENERATIONS_KEPT]
-        if len(kept) < 2:
-            return
-        for entry in self.store.names(folder):
-            generation = parse_generation(entry)
-            if generation is None or is_left_behind(generation.name, rewinds):
-                continue
-            if f"{folder}/{entry}" < min(kept):
+        there = [generation for generation in map(parse_generation, self.store.names(folder)) if generation]
+        newest = max(live, default=None)
+        behind = left_behind_to_delete(
+            (generation.name for generation in there),
+            rewinds=rewinds,
+            deleted_here=deleted_since(self.folder) if rewinds else (),
+            confirmed=newest if newest is not None and live[newest].get("state") == "confirmed" else None,
+        )
+        for generation in there:
+            is_live = not is_left_behind(generation.name, rewinds)
+            is_old = is_live and len(kept) >= 2 and f"{folder}/{generation.folder}" < min(kept)
+            if is_old or generation.name in behind:
                 with contextlib.suppress(OSError):
-                    self.store.delete(f"{folder}/{entry}")
+                    self.store.delete(f"{folder}/{generation.folder}")
 
     def _write_notes(self) -> None:
         with contextlib.suppress(OSError):

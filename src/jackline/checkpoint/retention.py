@@ -6,10 +6,10 @@ that was not read back and found whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jackline.checkpoint.format import Name
+from jackline.checkpoint.format import Name, Rewind, is_left_behind
 from jackline.errors import UsageError
 
 ALWAYS_KEPT = 2
@@ -55,6 +55,18 @@ def checkpoints_to_delete(
         and name != best
         and not (keep.every and name.step % keep.every == 0)
     )
+
+
+def left_behind_to_delete(
+    there: Iterable[Name], *, rewinds: Collection[Rewind], deleted_here: Collection[Name], confirmed: Name | None
+) -> list[Name]:
+    """Of those in a mirror that a rewind left behind, the ones that need not stay there, oldest first.
+
+    A person deletes what was left behind; the mirror follows, and only when the line that was begun instead has one
+    there that is `confirmed` (the newest of the line, or None). What is still here, or never was, stays there too.
+    """
+    replaced = [rewind for rewind in rewinds if confirmed is not None and confirmed.step > rewind.step]
+    return sorted({name for name in there if name in deleted_here and is_left_behind(name, replaced)})
 
 
 def best_checkpoint(metrics: Mapping[Name, Mapping[str, float]], metric: str | None) -> Name | None:

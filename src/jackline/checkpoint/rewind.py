@@ -2,9 +2,10 @@
 
 Nothing is deleted. Later checkpoints stay where they are and are *left behind*: no attempt goes on from them, no
 mirror brings them back, retention does not touch them, and a step that is saved again gets a name of its own
-(`step-00000006-r1`). What makes it so is one small file, `checkpoints/rewind-NNNNNNNN-rR.json`, here and in the
-mirror: later steps with a retry number below R are left behind. It is written in one step after the chosen one was
-read and found whole, so that a death at any instant leaves either the run as it was or the run gone back.
+(`step-00000006-r1`). Only a person deletes them, here, and the mirror follows. What makes it so is one small file,
+`checkpoints/rewind-NNNNNNNN-rR.json`, here and in the mirror: later steps with a retry number below R are left
+behind. It is written in one step after the chosen one was read and found whole, so that a death at any instant leaves
+either the run as it was or the run gone back.
 Owns the choice and that file's making. What a rewind means is format.py, who honours it catalogue.py.
 """
 
@@ -105,6 +106,23 @@ def tell_rewinds(store: Store, run: str, folder: Path, told: Collection[Rewind] 
     for rewind in sorted(new - set(fetch.look_into(store, run).rewinds)):
         store.put_bytes((folder / str(rewind)).read_bytes(), f"{run}/checkpoints/{rewind}")
     return new
+
+
+def deleted_since(folder: Path) -> set[Name]:
+    """Those that were here when they were left behind and are not any more. Nothing but a person deletes such ones;
+    what was never here, or found damaged and set aside, is not among them: a mirror may have the only copy."""
+    found: set[Name] = set()
+    for rewind in catalogue.list_rewinds(folder):
+        body = atomic.read_json(folder / str(rewind))
+        noted = body.get("here") if isinstance(body, dict) else None
+        texts = noted if isinstance(noted, list) else []
+        found |= {name for name in map(parse_name, map(str, texts)) if name is not None}
+    aside = [path.name for path in catalogue.list_set_aside(folder)]
+    return {
+        name
+        for name in found
+        if not os.path.lexists(folder / str(name)) and not any(f"-{name}-" in text for text in aside)
+    }
 
 
 @contextlib.contextmanager
@@ -216,6 +234,7 @@ def _leave_behind(chosen: Name, run: RunDir, folder: Path, mirrored: Mirrored | 
         body = {
             "to": str(chosen),
             "left_behind": [str(name) for name in later],
+            "here": [str(name) for name in later if name in here],
             "at_s": time.time(),
             "host": host_name(),
         }
