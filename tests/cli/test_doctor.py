@@ -153,7 +153,10 @@ def test_a_command_with_a_problem_exits_1_and_says_which(tmp_path: Path) -> None
     assert result.exit_code == 1
     assert f"problem imports       not found: no_such_thing ({script}:1)\n" in result.stdout
     assert f"                      hint: {PYTHON} -m pip install no-such-thing\n" in result.stdout
-    assert "verdict: this command is not ready: 1 problem (imports)\n" in result.stdout
+    assert result.stdout.endswith(
+        "verdict: this command is not ready: 1 problem (imports)\n"
+        f"once that is mended, start it with: jackline run -- {PYTHON} {script}\n"
+    )
 
 
 def test_json_holds_the_same_report(tmp_path: Path) -> None:

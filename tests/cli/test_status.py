@@ -221,6 +221,18 @@ def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
     ]
 
 
+def test_a_finished_run_says_so_once(runs: Path) -> None:
+    run = make_run(runs / "train-1")
+    write_start(run, gone_process())
+    text = "finished after 41 min\n       memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)"
+    write_exit(run, 0, ended_at_s=NOW_S - 60, duration_s=2460, text=text)
+    assert lines_of()[:3] == [
+        "train-1: finished 1 min ago in attempt 1, after 41 min",
+        "  memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)",
+        f"  log:        {runs}/train-1/out.log; there is no log",
+    ]
+
+
 def test_a_damaged_run_json_does_not_hide_the_rest(runs: Path) -> None:
     run = live_run(runs)
     run.run_file.write_text("{")

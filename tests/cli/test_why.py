@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import shutil
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jackline.cli.log_clues import clock, explain_lines, explain_log, explain_output, find_last_written, find_logs
+from jackline.cli.clock_text import clock
+from jackline.cli.log_clues import explain_lines, explain_log, explain_output, find_last_written, find_logs
 from jackline.cli.why_live import check_pid, verdict_words
 from jackline.diagnosis.diagnose import diagnose
 from jackline.diagnosis.evidence import Evidence
@@ -211,6 +214,17 @@ def test_a_dead_run_is_explained_from_its_files(run: RunDir) -> None:
         f"run 'train' died at {clock(evidence.ended_at_s)} after 1 min 15 s (attempt 1, {run.path})\n"
         f"{death_text(diagnose(evidence), evidence)}\n"
         f"incident: {incident} (SUSPECT (STUCK_LOCK) at 2026-11-15 02:00:00 UTC)\n"
+        f"log: {run.out_log}\n"
+    )
+
+
+def test_a_finished_run_says_so_once(run: RunDir) -> None:
+    evidence = replace(segfault(), exit_code=0, signal=None, fault_text="")
+    write_start(run, a_dead_process())
+    atomic.write_json(first_attempt(run).exit_file, {"exit_code": 0, "evidence": evidence.to_json()})
+    assert why("train").stdout == (
+        f"run 'train' finished at {clock(evidence.ended_at_s)} after 1 min 15 s (attempt 1, {run.path})\n"
+        "memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)\n"
         f"log: {run.out_log}\n"
     )
 
@@ -495,7 +509,13 @@ def test_a_short_look_never_says_simply_stuck() -> None:
     assert verdict_words(busy, 7.0) == "BUSY: busy in x.py:3 for 7.0 s (1.0 cores)"
 
 
-def test_a_time_of_another_day_has_its_date() -> None:
-    now_s = time.mktime((2026, 11, 15, 12, 0, 0, 0, 0, -1))
-    assert clock(now_s - 3600, now_s) == "11:00"
-    assert clock(now_s - 86400, now_s) == "2026-11-14 12:00"
+def test_a_time_is_that_of_the_logs_stamps_wherever_it_is_read_and_has_its_date_on_another_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = calendar.timegm((2026, 11, 15, 12, 0, 0))
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        assert clock(now_s - 3600, now_s) == "11:00:00 UTC"
+        assert clock(now_s - 86400, now_s) == "2026-11-14 12:00:00 UTC"
+    time.tzset()

@@ -62,5 +62,5 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(person: Shell, tmp_pa
     assert train.endswith(f"[jackline] run '{run.name}' has finished\n")
     (card,) = [output for output in code_cells(book)[3].outputs if output.output_type == "display_data"]
     assert "[end] saved     " in card.data["text/plain"]
-    assert why.startswith(f"run '{run.name}' is finished at ")
+    assert why.startswith(f"run '{run.name}' finished at ")
     assert list((tmp_path / "saved" / run.name / "checkpoints").glob("step-00000010-*"))

@@ -59,7 +59,7 @@ def test_a_dead_command_typed_again_is_the_next_attempt_of_the_same_run(shell: S
     assert earlier.code == 0, earlier
     assert earlier.out.startswith("attempt 1 of run 'two' died at ")
     assert f"({shell.runs / 'two'}; 2 is its newest)" in earlier.out.splitlines()[0]
-    assert shell.jackline("why", "two").out.startswith("run 'two' is finished at ")
+    assert shell.jackline("why", "two").out.startswith("run 'two' finished at ")
 
 
 def test_resume_starts_the_next_attempt(shell: Shell) -> None:

@@ -203,6 +203,12 @@ def test_protocol_lines_are_progress_and_not_output(attempt: Attempt) -> None:
     assert attempt.texts() == ["before", "[jackline] tokenise 120/1,000 docs", "after"]
 
 
+def test_a_phase_that_counts_nothing_is_logged_by_its_name_alone(attempt: Attempt) -> None:
+    attempt.print(b"::jackline phase='training data' done=0\n")
+    attempt.tail.poll(NOW_S)
+    assert attempt.texts() == ["[jackline] training data"]
+
+
 def test_a_malformed_protocol_line_is_ordinary_output(attempt: Attempt) -> None:
     attempt.print(b"::jackline what is this\n")
     assert attempt.tail.poll(NOW_S).lines == ("::jackline what is this",)

@@ -77,17 +77,22 @@ def train(run: RunDir, settings: list[str]) -> None:
 
 def kill_half_way(run: RunDir, settings: list[str], step: int) -> None:
     """As soon as a checkpoint of `step` or later stands. The one who watches it then says what happened."""
+    is_killed = False
     with start(run, settings) as process:
         while process.poll() is None:
             pid = find_trainer(run) if newest_step(run) >= step else None
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
+                is_killed = True
                 say(f"kill -9 {pid}, after the checkpoint of step {newest_step(run)}")
                 break
             time.sleep(POLL_S)
         code = process.wait()
     if code == EXIT_DONE:
         raise JacklineError("the training was over before it could be killed", hint="jackline demo --steps 400")
+    if not is_killed:
+        hint = f"jackline why {run.name}" if run.path.exists() else None
+        raise JacklineError(f"the training ended with code {code} before it could be killed", hint=hint)
 
 
 def newest_step(run: RunDir) -> int:

@@ -129,7 +129,7 @@ def _doctor_recipe(request: RecipeRequest, folder: Path) -> None:
         report = to_json(machine, checks, argv)
         click.echo(json.dumps({**report, "verdict": words, "start": start_recipe_line(request)}, indent=2))
     else:
-        click.echo(f"\nverdict: {words}\n{start_recipe_line(request)}")
+        click.echo(f"\nverdict: {words}\n{_when(checks)}{start_recipe_line(request)}")
     sys.exit(EXIT_FAILED if problems(checks) else EXIT_DONE)
 
 
@@ -226,7 +226,7 @@ def report_lines(machine: Machine, checks: list[Check], argv: tuple[str, ...]) -
         lines += ["", _row("command", shlex.join(argv))]
     elif checks:
         lines.append("")
-    return [*lines, *_check_lines(checks), "", f"verdict: {verdict(checks, argv)}", start_line(argv)]
+    return [*lines, *_check_lines(checks), "", f"verdict: {verdict(checks, argv)}", _when(checks) + start_line(argv)]
 
 
 def _check_lines(checks: list[Check]) -> list[str]:
@@ -299,6 +299,10 @@ def verdict(checks: list[Check], argv: tuple[str, ...], what: str = "") -> str:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _when(checks: list[Check]) -> str:
+    return "once that is mended, " if problems(checks) else ""
 
 
 def start_line(argv: tuple[str, ...]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,11 +179,3 @@ def _newer(known: LastWritten | None, path: str, modified_s: float, *, is_open: 
 
 def _ago(age_s: float) -> str:
     return "just now" if age_s < 2 else f"{format_duration(age_s)} ago"
-
-
-def clock(at_s: float, now_s: float | None = None) -> str:
-    """'22:46', with the date when it was not today."""
-    now = time.localtime(now_s)
-    then = time.localtime(at_s)
-    is_today = (now.tm_year, now.tm_yday) == (then.tm_year, then.tm_yday)
-    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", then)

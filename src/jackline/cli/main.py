@@ -87,13 +87,13 @@ def main() -> None:
             file=sys.stderr,
         )
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="jackline", standalone_mode=False)
     except click.exceptions.Exit as error:
         code = error.exit_code
     except click.Abort:
         code = 130
     except click.ClickException as error:
-        _say(f"error: {error.format_message()}")
+        _say(_describe(error))
         code = error.exit_code
     except JacklineError as error:
         _say(str(error))
@@ -103,6 +103,19 @@ def main() -> None:
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _describe(error: click.ClickException) -> str:
+    """Nothing was asked for: click raises the help itself. Else the error, and where the right words are listed."""
+    text, context = error.format_message(), getattr(error, "ctx", None)
+    if text.startswith("Usage: "):
+        return text
+    near = (
+        ""
+        if context is None or "hint:" in text
+        else f"\nhint: `{context.command_path} --help` shows how it is written"
+    )
+    return f"error: {text}{near}"
 
 
 def _open_closed_streams() -> None:

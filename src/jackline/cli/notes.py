@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from jackline.cli.clock_text import clock
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 
@@ -71,4 +71,4 @@ class Shown:
 def _dated(text: str, at_s: Any, now_s: float) -> str:
     if not isinstance(at_s, int | float) or now_s - at_s < OLD_AFTER_S:
         return text
-    return time.strftime("%H:%M:%S ", time.localtime(at_s)) + text
+    return f"{clock(at_s, now_s)} {text}"

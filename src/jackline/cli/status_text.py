@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from jackline.cli.clock_text import clock
 from jackline.cli.curves import stale_curves
 from jackline.cli.memory_text import card_line, oom_lines, others_beside
 from jackline.cli.origin_text import origin_lines
@@ -101,13 +101,6 @@ def _ago(at_s: float | None, now_s: float) -> str:
 
 def _after(view: RunView) -> str:
     return f", after {format_duration(view.running_s)}" if view.running_s is not None else ""
-
-
-def clock(at_s: float, now_s: float) -> str:
-    """22:46:10 UTC; with the date when that is not today."""
-    moment, today = time.gmtime(at_s), time.gmtime(now_s)
-    same_day = moment[:3] == today[:3]
-    return time.strftime("%H:%M:%S UTC" if same_day else "%Y-%m-%d %H:%M:%S UTC", moment)
 
 
 def _live_lines(view: RunView) -> list[str]:
@@ -305,7 +298,10 @@ def _ending_lines(view: RunView) -> list[str]:
     text = view.status.exit.get("text")
     if view.is_live or not isinstance(text, str) or view.status.state == "elsewhere":
         return []
-    return [f"  {line}" for line in safe_lines(text, 12)]
+    lines = safe_lines(text, 12)
+    if lines[0].startswith("finished after ") and not lines[0].endswith("(not sure)"):
+        lines = [line.strip() for line in lines[1:]]  # the headline says that already
+    return [f"  {line}" for line in lines]
 
 
 def _common_lines(view: RunView) -> list[str]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jackline.cli.clock_text import clock
 from jackline.cli.detaching import Signals, keyboard_of, may_interrupt
 from jackline.cli.notes import Notes, Shown
 from jackline.cli.raw_stream import RawStream
@@ -278,15 +279,14 @@ def life_text(state: Mapping[str, Any], name: str, now_s: float) -> str:
         return "starting"
     supervisor = ProcessId.from_json(state.get("supervisor"))
     if now_s - at_s > STALE_AFTER_S or not is_alive(supervisor):
-        return _stale_text(state, name, float(at_s), is_supervisor_alive=is_alive(supervisor))
+        return _stale_text(state, name, clock(at_s, now_s), is_supervisor_alive=is_alive(supervisor))
     if state.get("is_restarting"):
         wait_s = max(0.0, float(state.get("restart_at_s") or now_s) - now_s)
         return f"attempt {state.get('attempt')} has ended; starting again in {format_duration(wait_s)}"
     return heartbeat_line({**state, "at_s": now_s})
 
 
-def _stale_text(state: Mapping[str, Any], name: str, at_s: float, *, is_supervisor_alive: bool) -> str:
-    since = time.strftime("%H:%M:%S", time.localtime(at_s))
+def _stale_text(state: Mapping[str, Any], name: str, since: str, *, is_supervisor_alive: bool) -> str:
     child = ProcessId.from_json(state.get("child"))
     pid = f"training pid {child.pid} is {'alive' if is_alive(child) else 'gone'}" if child else "no training is known"
     if is_supervisor_alive:

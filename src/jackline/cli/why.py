@@ -106,7 +106,7 @@ def _show_live(
 
 
 def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterator[str]:
-    from jackline.cli.log_clues import clock
+    from jackline.cli.clock_text import clock
 
     state = status.supervisor_state
     if not is_watched:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jackline.cli.log_clues import clock, explain_log
+from jackline.cli.clock_text import clock
+from jackline.cli.log_clues import explain_log
 from jackline.cli.memory_text import oom_lines
 from jackline.cli.run_view import mapping
 from jackline.diagnosis.collect import read_fault_text, tail_lines
@@ -112,7 +113,9 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
     yield from death.notes
     if death.evidence is not None and death.findings:
         text = death_text(death.findings, death.evidence)
-        yield text
+        # That it finished, and after how long, is in the title.
+        is_said = text.startswith(f"finished after {format_duration(death.evidence.duration_s)}\n")
+        yield from (line.strip() for line in text.split("\n")[1:]) if is_said else (text,)
         if "peaked" not in text:
             yield from _memory_lines(death.evidence)
     if attempt is None:
@@ -137,7 +140,7 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
 def title_line(run: RunDir, status: RunStatus, death: Death) -> str:
     state = {
         "dead": "died",
-        "finished": "is finished",
+        "finished": "finished",
         "stopped": "was stopped",
         "elsewhere": "is unknown from here",
         "empty": "never started",

@@ -319,6 +319,8 @@ class OutputTail:
 
 def _describe(progress: Progress) -> str:
     total = f"/{_number(progress.total)}" if progress.total is not None else ""
+    if progress.phase and not (progress.done or total or progress.unit):
+        return progress.phase  # it has begun and counts nothing: "0" would be a number of what?
     return f"{progress.phase} {_number(progress.done)}{total} {progress.unit}".strip()
 
 

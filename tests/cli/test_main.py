@@ -1,0 +1,43 @@
+"""The entry point, as a real process: what is printed when nothing, or something wrong, was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def jackline(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jackline", *words], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("words", [(), ("data",)])
+def test_without_a_command_the_help_is_shown_and_not_called_an_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = jackline(*words, folder=tmp_path)
+    asked_for = jackline(*words, "--help", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == asked_for.stdout
+
+
+def test_a_missing_word_is_an_error_and_the_help_is_near(tmp_path: Path) -> None:
+    done = jackline("plan", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: Missing argument 'TARGET'.\nhint: `jackline plan --help` shows how it is written\n"
+
+
+def test_a_hint_of_our_own_is_the_only_one(tmp_path: Path) -> None:
+    done = jackline("stats", folder=tmp_path)
+    assert done.stderr == "error: there is no command 'stats'\nhint: did you mean 'jackline status'?\n"
+
+
+def test_the_demo_ends_with_the_first_training_that_cannot_start(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file in the way")
+    done = jackline("demo", folder=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("error: cannot make a run in ") == 1, done.stderr
+    assert "2 of 3" not in done.stderr
+    assert done.stderr.endswith("error: the training ended with code 2 before it could be killed\n"), done.stderr
