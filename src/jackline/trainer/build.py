@@ -6,6 +6,7 @@ decided in modules of their own; training is loop.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,10 +145,16 @@ class Parts:
 def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
     """`folder` is the run's: compiled code is kept there. What is no language model builds its own parts."""
     build_parts = getattr(find_method(config), "build_parts", None)
-    return build_parts(config, voice, folder) if build_parts else _build_language(config, voice, folder)
+    if build_parts:
+        return build_parts(config, voice, folder)  # type: ignore[no-any-return]
+    with contextlib.ExitStack() as opened:
+        parts = _build_language(config, voice, folder, opened)
+        opened.pop_all()  # the loop closes them
+    return parts
 
 
-def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
+def _build_language(config: TrainConfig, voice: Voice, folder: Path, opened: contextlib.ExitStack) -> Parts:
+    """What has to be closed when something is refused is put on `opened`: by then a process tokenises."""
     device = choose_device(config)
     if config.exact:
         make_exact()
@@ -162,7 +169,9 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
         with voice.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
             ahead.import_compiler()
     corpus = open_corpus(config, voice)
+    opened.callback(corpus.close)
     loader = make_loader(config, corpus.train, device=device)
+    opened.callback(loader.close)
     _check_vocabulary(config, corpus)
     shape = shape_of(config, corpus.vocab_size)
     with voice.phase("model", describe_shape(config.model, shape)):

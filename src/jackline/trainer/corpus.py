@@ -84,11 +84,13 @@ def open_corpus(config: TrainConfig, voice: Voice) -> Corpus:
             train = open_data(spec_of(config, "train"), settings, report)
         if config.val_fraction == 0:
             return Corpus(train, None)
-        with _told(voice, "validation data") as report:
+        with contextlib.ExitStack() as opened, _told(voice, "validation data") as report:
+            opened.callback(train.close)  # its tokenising process is at work by now
             folder = cache_folder(spec_of(config, "validation"), settings)
             # The whole of it, here and now: a validation on what happens to be ready would be another each time.
             _build_whole(folder, impatient, report)
             validation = open_data(spec_of(config, "validation"), settings, report)
+            opened.pop_all()
     return Corpus(train, validation)
 
 
