@@ -30,7 +30,7 @@ def standing() -> Counter[str]:
 
 def left(before: Counter[str], folder: Path) -> list[str]:
     """What was not there before, and who is said to read the data. A thread that adds up files' sizes may take a
-    moment to end by itself; a process that nobody ended is there for ever, as an ended one that nobody asked about."""
+    moment to end by itself; a process that nobody ended stays, and so does an ended one that nobody asked about."""
     deadline_s = time.monotonic() + 5.0
     while True:
         found = [*(standing() - before), *(str(path) for path in (folder / "data").glob("*/readers/*"))]
