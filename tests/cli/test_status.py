@@ -208,10 +208,13 @@ def test_a_silent_log_is_explained(runs: Path) -> None:
     assert lines_of()[-2].endswith("; nothing but warnings so far (1 line)")
 
 
+STOPPED = "stopped: by Ctrl-C\nhint: run the same command again, or `jackline resume`, to go on"
+
+
 def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
     run = make_run(runs / "train-1")
     write_start(run, gone_process())
-    write_exit(run, 75, is_stopped=True, ended_at_s=NOW_S - 60, duration_s=2460, text="stopped: by Ctrl-C")
+    write_exit(run, 75, is_stopped=True, ended_at_s=NOW_S - 60, duration_s=2460, text=STOPPED)
     assert lines_of() == [
         "train-1: stopped 1 min ago in attempt 1, after 41 min",
         "  stopped: by Ctrl-C",

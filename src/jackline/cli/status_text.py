@@ -301,6 +301,8 @@ def _ending_lines(view: RunView) -> list[str]:
     lines = safe_lines(text, 12)
     if lines[0].startswith("finished after ") and not lines[0].endswith("(not sure)"):
         lines = [line.strip() for line in lines[1:]]  # the headline says that already
+    if view.status.state == "stopped":  # how to go on is the last line, with the run's name
+        lines = [line for line in lines if not (line.startswith("hint: ") and "`jackline resume`" in line)]
     return [f"  {line}" for line in lines]
 
 
