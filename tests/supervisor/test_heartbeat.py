@@ -75,3 +75,8 @@ def test_the_log_gets_a_line_again_after_each_silence(tmp_path: Path) -> None:
         notes.poll({**STATE, "silent_s": silent_s}, 0.0)
     log.close()
     assert len((tmp_path / "out.log").read_text().splitlines()) == 2
+
+
+def test_pages_that_workers_share_are_counted_once_as_in_status_and_at_the_end() -> None:
+    memory = {"tree_rss_bytes": 14 << 30, "own_bytes": 3 << 30, "limit_bytes": 15 << 30}
+    assert "ram 3.0 GiB of 15.0 GiB" in heartbeat_line({**STATE, "memory": memory})

@@ -53,12 +53,12 @@ def command(steps: int, runs_dir: str | None) -> None:
     for line in lines:
         say(line)
     say("next:")
-    for text in (
-        "jackline run -- python your_script.py     your own command, watched, explained, restarted",
-        f"jackline why {killed.name} --attempt 1   what is known of the death you just saw",
-        "jackline train demo --data 'your/*.txt'   the same trainer on your own text",
+    for words, text in (
+        ("jackline run -- python your_script.py", "your own command, watched, explained, restarted"),
+        (f"jackline why {killed.name} --attempt 1", "what is known of the death you just saw"),
+        ("jackline train demo --data 'your/*.txt'", "the same trainer on your own text"),
     ):
-        print(f"  {text}", file=sys.stderr, flush=True)
+        print(f"  {words:<44}{text}", file=sys.stderr, flush=True)
     sys.exit(EXIT_DONE if is_equal else EXIT_FAILED)
 
 
@@ -113,13 +113,14 @@ def compare(killed: RunDir, whole: RunDir) -> tuple[list[str], bool]:
     both = sorted(set(one) & set(other))
     differing = [step for step in both if one[step] != other[step]]
     equal_losses = bool(both) and not differing and both[-1] == max(other)
-    unwritten = f" ({len(other) - len(both)} more were not written down yet when it was killed)"
+    missing = len(other) - len(both)
+    unwritten = f" ({missing} more {'was' if missing == 1 else 'were'} not written down yet when it was killed)"
     weights = [hash_weights(run) for run in (killed, whole)]
     equal_weights = weights[0] == weights[1] != ""
     return [
         f"losses of {len(both)} steps: "
         + ("all bit-equal" if equal_losses else f"NOT equal from step {differing[0] if differing else '?'} on")
-        + (unwritten if len(both) < len(other) else ""),
+        + (unwritten if missing else ""),
         f"final weights: {weights[0][:16]} killed and resumed, {weights[1][:16]} left alone: "
         + ("bit-equal" if equal_weights else "NOT equal"),
     ], equal_losses and equal_weights

@@ -56,7 +56,9 @@ def _figures(state: dict[str, Any]) -> list[str]:
     words = [f"cpu {float(state.get('cpu_cores') or 0):.1f}"]
     memory = state.get("memory")
     if memory:
-        words.append(f"ram {format_bytes(memory['tree_rss_bytes'])} of {format_bytes(memory['limit_bytes'])}")
+        # Workers share most of their pages with the process they were forked from: a sum of RSS would frighten.
+        own = memory.get("own_bytes") or memory["tree_rss_bytes"]
+        words.append(f"ram {format_bytes(own)} of {format_bytes(memory['limit_bytes'])}")
     for gpu in state.get("gpu") or []:
         busy = gpu.get("utilisation_percent")
         percent = f" {busy} %" if busy is not None else ""
