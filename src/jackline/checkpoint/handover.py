@@ -43,7 +43,7 @@ class HandOver:
         self._num_sent = 0
         self._is_begun = False
         is_large = sum(file["size_bytes"] for file in job.body["files"]) >= LEAST_BYTES
-        self._is_useful = is_large and bool(job.staging and job.staging.moves)
+        self._is_useful = is_large and job.staging is not None and not job.staging.moving.is_empty
 
     def up_to(self, address: int) -> None:
         """Everything below `address` is copied: send the chunks that lie below it."""

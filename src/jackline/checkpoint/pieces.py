@@ -19,7 +19,8 @@ from jackline.checkpoint.handover import Job
 from jackline.checkpoint.hashing import CHUNK_BYTES
 from jackline.checkpoint.layout import Image, Layout
 from jackline.checkpoint.link import WriterLink
-from jackline.checkpoint.stage import copy_memory, is_plain_memory
+from jackline.checkpoint.moves import copy_memory
+from jackline.checkpoint.stage import is_plain_memory
 
 NUM_SLOTS = 4
 ARENA_BYTES = NUM_SLOTS * CHUNK_BYTES

@@ -1,0 +1,102 @@
+"""Copies by several threads at once: every byte, once, and progress that never promises too much."""
+
+import ctypes
+import threading
+
+import pytest
+import torch
+
+from jackline.checkpoint import moves as module
+from jackline.checkpoint.moves import Move, Moving
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PART_BYTES", 4096)
+
+
+def prepare(count: int) -> tuple[torch.Tensor, torch.Tensor, list[Move]]:
+    """`count` tensors of uneven lengths one after another, and a place for each."""
+    size = 10_000
+    source = torch.randint(0, 256, (count * size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    target = torch.zeros(count * size, dtype=torch.uint8)
+    lengths = [size - 7 * (number % 5) for number in range(count)]
+    moves = [
+        (target.data_ptr() + number * size, source.data_ptr() + number * size, length)
+        for number, length in enumerate(lengths)
+    ]
+    for number, length in enumerate(lengths):
+        source[number * size + length : (number + 1) * size] = 0
+    return source, target, moves
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 6])
+def test_with_any_number_of_helpers_every_byte_arrives(helpers: int) -> None:
+    source, target, moves = prepare(200)
+    moving = Moving(moves)
+    threads = [threading.Thread(target=moving.help) for _ in range(helpers)]
+    for thread in threads:
+        thread.start()
+    moving.run()
+    assert torch.equal(source, target)
+    for thread in threads:
+        thread.join()
+
+
+def test_what_is_told_to_be_there_is_there() -> None:
+    source, target, moves = prepare(300)
+    moving = Moving(moves)
+    told: list[int] = []
+
+    def check(address: int) -> None:
+        count = address - target.data_ptr()
+        assert torch.equal(target[:count], source[:count])
+        told.append(address)
+
+    other = threading.Thread(target=moving.help)
+    other.start()
+    moving.run(check)
+    other.join()
+    assert told == sorted(told) and told[0] == moves[0][0]
+
+
+def test_the_loop_can_do_it_all_itself_when_nobody_else_comes() -> None:
+    source, target, moves = prepare(20)
+    moving = Moving(moves)
+    assert not moving.over.is_set()
+    moving.help()
+    assert moving.over.is_set() and torch.equal(source, target)
+    moving.run()  # the engine's thread comes late and finds nothing to do
+
+
+def test_over_waits_for_the_last_part_of_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target, moves = prepare(4)
+    may_go, has_begun = threading.Event(), threading.Event()
+
+    def slow_at_first(part: Move) -> None:
+        if part[0] == target.data_ptr():
+            has_begun.set()
+            assert may_go.wait(30)
+        ctypes.memmove(*part)
+
+    monkeypatch.setattr(module, "_move", slow_at_first)
+    moving = Moving(moves)
+    slow = threading.Thread(target=moving.help)
+    slow.start()
+    assert has_begun.wait(30)
+    moving.help()
+    assert not moving.over.is_set()
+    may_go.set()
+    slow.join()
+    assert moving.over.is_set() and torch.equal(source, target)
+
+
+def test_nothing_to_move_is_over_at_once() -> None:
+    assert Moving().over.is_set() and Moving().is_empty
+
+
+def test_copies_beside_a_step_use_what_torch_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(16)))
+    for torch_threads, wanted in ((16, 1), (15, 1), (14, 2), (8, 4), (1, 4)):
+        monkeypatch.setattr(module.torch, "get_num_threads", lambda torch_threads=torch_threads: torch_threads)
+        assert module.spare_cores() == wanted
