@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from jackline.errors import UsageError
+from jackline.models import mask_sampling
 from jackline.models.mask_sampling import draw_where, pack, random_mask, split_count, unpack
 from jackline.models.masks import Bounds, Masks, maskable
 
@@ -172,3 +173,11 @@ def test_drawing_few_of_many_needs_memory_for_the_few() -> None:
     assert found.numel() == 1000 and mask[found].all()
     largest = max(event.cpu_memory_usage for event in seen.key_averages())
     assert largest < 2_000_000  # a list of the active positions alone would be 32 MB
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 197])
+def test_packing_in_parts_gives_the_bits_of_the_whole(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = torch.rand(size, generator=torch.Generator().manual_seed(1)) > 0.5
+    whole = pack(mask)
+    monkeypatch.setattr(mask_sampling, "CHUNK", 64)
+    assert torch.equal(pack(mask), whole) and torch.equal(unpack(whole, (size,)), mask)

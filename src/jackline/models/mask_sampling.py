@@ -88,8 +88,11 @@ def _different(drawn: Tensor) -> Tensor:
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Eight positions to a byte, on the CPU: what a checkpoint holds."""
-    return torch.from_numpy(np.packbits(mask.flatten().cpu().numpy()))
+    """Eight positions to a byte, on the CPU: what a checkpoint holds. In parts, because a byte for every position of
+    a large matrix, taken and given back at each save, is memory that the C library keeps."""
+    flat = mask.flatten()
+    parts = [np.packbits(flat[begin : begin + CHUNK].cpu().numpy()) for begin in range(0, flat.numel(), CHUNK)]
+    return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, np.uint8))
 
 
 def unpack(packed: Tensor, shape: Sequence[int]) -> Tensor:
