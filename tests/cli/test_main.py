@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.rundir.made import make_run
 
 
 def jackline(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -41,3 +44,22 @@ def test_the_demo_ends_with_the_first_training_that_cannot_start(tmp_path: Path)
     assert done.stderr.count("error: cannot make a run in ") == 1, done.stderr
     assert "2 of 3" not in done.stderr
     assert done.stderr.endswith("error: the training ended with code 2 before it could be killed\n"), done.stderr
+
+
+@pytest.mark.parametrize("words", [("runs",), ("status", "mine"), ("logs", "mine")])
+def test_a_reader_that_went_away_is_no_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "mine").out_log.write_text("2026-11-15T02:00:00.0Z a line of its output\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "jackline", *words],
+            cwd=tmp_path,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -36,6 +37,14 @@ COMMANDS = {
 
 class LazyGroup(click.Group):
     """Commands are imported when called; the list of them costs nothing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader of our output went away (`| head`): that is its right, and click would make it a 1.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+            raise click.exceptions.Exit(0) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -98,10 +107,6 @@ def main() -> None:
     except JacklineError as error:
         _say(str(error))
         code = error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): that is its right.
-        sys.stderr.close()
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 
