@@ -100,5 +100,5 @@ def test_an_explicit_size_is_the_only_candidate_and_auto_tries_the_largest_first
 
 def test_old_cards_get_fp16_and_new_ones_bf16_unless_asked_otherwise() -> None:
     assert candidates(CARDS["T4"], [])[0].job.options.precision == "fp16"
-    assert candidates(CARDS["L4"], [])[0].job.options.precision == "bf16"
+    assert candidates(CARDS["L4"], [])[0].job.options.precision == "bf16-weights"  # as the trainer takes there
     assert candidates(CARDS["L4"], ["precision=fp32"])[0].job.options.precision == "fp32"

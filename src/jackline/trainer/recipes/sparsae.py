@@ -136,7 +136,8 @@ def _candidate(config: SparsaeConfig, card: Card) -> Candidate:
         vocab_size=config.vocab_size or GPT2_VOCAB,
         dropout=config.dropout,
     )
-    precision = card.precision if config.precision == "auto" else config.precision
+    wanted: Precision = "bf16-weights" if card.has_bf16 else "fp16"  # as the trainer chooses on such a card
+    precision = wanted if config.precision == "auto" else config.precision
     job = sparse_job(config.model, shape, config.batch_size, precision, is_recomputing=config.recompute)
     shown = {
         "model_size": config.model,

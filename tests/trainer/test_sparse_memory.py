@@ -1,0 +1,81 @@
+"""What the memory plan of the sparse recipe counts is what its trainer keeps, in each precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from jackline.memory.cards import find_card
+from jackline.memory.predict import trace_step
+from jackline.memory.trace import Recorder, Trace
+from jackline.trainer.build import Parts, build
+from jackline.trainer.config import resolve
+from jackline.trainer.recipes.sparsae import DISTILL_WEIGHT
+from jackline.trainer.sparse_memory import SparsaeModule
+from jackline.trainer.sparse_method import SparseMethod, job_of
+from jackline.trainer.voice import Voice
+
+LARGE = 1024  # bytes: what is smaller is a number on its way to the log
+
+
+@pytest.fixture(scope="module", params=["bf16-weights", "fp32"])
+def parts(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    words = ["--quick", "seq_len=16", "batch_size=2", "max_steps=3", "val_fraction=0.2", f"data={corpus / 'text'}"]
+    words += [f"precision={request.param}", f"data_dir={corpus / 'data'}"]
+    made = build(resolve("sparsae", words).config, Voice(), tmp_path_factory.mktemp("run"))
+    yield made
+    made.loader.close()
+    made.corpus.close()
+
+
+def num_bytes(tensors: Iterator[Tensor]) -> int:
+    """A tied weight once."""
+    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+
+
+def planned(trace: Trace, part: str) -> int:
+    return sum(made.num_bytes for made in trace.allocations if made.part == part)
+
+
+def test_weights_teacher_masks_masters_and_moments_are_planned_as_they_are_kept(parts: Parts) -> None:
+    method = cast(SparseMethod, parts.method)
+    job = job_of(parts.config, parts.shape, parts.precision)
+    trace = trace_step(job, 1, find_card("A100-40"), job.options)
+
+    kept = num_bytes(parts.model.parameters()) + num_bytes(method.teacher.parameters())
+    assert planned(trace, "weights") == kept + num_bytes(iter(method.search.masks.on.values()))
+    moved = [weight for group in parts.optimizer.param_groups for weight in group["params"]]
+    for weight in moved:
+        weight.grad = torch.zeros_like(weight)
+    parts.optimizer.step()
+    state = [tensor for weight in moved for tensor in parts.optimizer.state[weight].values()]
+    assert planned(trace, "optimizer") == num_bytes(iter(state))
+
+
+def test_the_planned_step_makes_and_frees_the_trainers_tensors_in_the_trainers_order(parts: Parts) -> None:
+    method = cast(SparseMethod, parts.method)
+    method._alpha = DISTILL_WEIGHT
+    tokens = torch.randint(0, parts.shape.vocab_size, (2, 17))
+    ids, targets = tokens[:, :-1], tokens[:, 1:]
+    module = SparsaeModule(parts.model, method.teacher)  # type: ignore[arg-type]
+
+    trained = _lives(parts, lambda: parts.loss_sum(tokens)[0])
+    assert _lives(parts, lambda: module(ids, targets)) == trained
+
+
+def _lives(parts: Parts, step: Callable[[], Tensor]) -> tuple[float, list[int]]:
+    """The loss, and every large storage that a step makes (its bytes) and frees (minus its bytes)."""
+    parts.optimizer.zero_grad(set_to_none=True)
+    torch.manual_seed(0)
+    with Recorder("cpu") as recorder:
+        loss = step()
+        torch.autograd.backward(loss)
+    trace = recorder.finish()
+    sizes = [made.num_bytes for made in trace.allocations]
+    signed = [sizes[event] if event >= 0 else -sizes[~event] for event in trace.events]
+    return float(loss.detach()), [size for size in signed if abs(size) >= LARGE]
