@@ -154,7 +154,7 @@ def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
 
 
 def _build_language(config: TrainConfig, voice: Voice, folder: Path, opened: contextlib.ExitStack) -> Parts:
-    """What has to be closed when something is refused is put on `opened`: by then a process tokenises."""
+    """`opened` closes what is open when something is refused: by then a process tokenises."""
     device = choose_device(config)
     if config.exact:
         make_exact()
@@ -164,10 +164,7 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path, opened: con
     attention = choose_attention(config.attention, device)
     card = ahead.open_card(device)
     if _may_compile(config, device):
-        compiling.use_cache(compiling.cache_folder(folder, attention))
-        what = "opening the card and loading" if device.type == "cuda" else "loading"
-        with voice.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
-            ahead.import_compiler()
+        _load_compiler(device, compiling.cache_folder(folder, attention), voice)
     corpus = open_corpus(config, voice)
     opened.callback(corpus.close)
     loader = make_loader(config, corpus.train, device=device)
@@ -222,6 +219,14 @@ def _may_compile(config: TrainConfig, device: torch.device) -> bool:
     """Before anything is built; `compile_if_it_pays` may still say no, and then an import was in vain."""
     is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
     return is_wanted and not compiling.why_not(device)
+
+
+def _load_compiler(device: torch.device, cache: Path, voice: Voice) -> None:
+    """Torch's compiler chooses a folder when it is imported, so it is told before."""
+    compiling.use_cache(cache)
+    what = "opening the card and loading" if device.type == "cuda" else "loading"
+    with voice.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
+        ahead.import_compiler()
 
 
 def _check_vocabulary(config: TrainConfig, corpus: Corpus) -> None:
