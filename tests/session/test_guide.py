@@ -18,7 +18,9 @@ from tests.session.nursery import ROOT, Nursery
 KILLED = "run.log(loss=loss); import os, signal; "
 KILLED += 'os.environ.get("DIE") == str(run.step) and os.kill(os.getpid(), signal.SIGKILL)'
 # Before 120 too: where the save of step 60 is not done by then, on a busy machine, the next one is of a later step.
-SETTLED = "while run.step in (119, 122) and run._attached.saver.engine.is_busy: run._attached.saver.engine._link.pump(0.05)"
+SETTLED = (
+    "while run.step in (119, 122) and run._attached.saver.engine.is_busy: run._attached.saver.engine._link.pump(0.05)"
+)
 # A kill before the loss of step 121 is on the disk leaves nothing to compare the next attempt's first one with.
 WRITTEN = "while run.step == 122 and '\"step\":121' not in run._attached.home.run.metrics(0).read_text(): "
 WRITTEN += "run._attached.scalars.send(float('inf'))"
