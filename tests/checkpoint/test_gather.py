@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from jackline.checkpoint import gather
 from jackline.checkpoint.arena import Arena
 from jackline.checkpoint.capture import Source, capture
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
@@ -109,6 +110,26 @@ def test_gathered_bytes_are_those_of_the_plain_way(way: str, is_overlapped: bool
     layout = lay_out_state(sources)
     plain = stage(layout, sources, None, is_overlapped=False)
     assert stage(layout, sources, here(way), is_overlapped=is_overlapped) == plain
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_over_the_bus_leg_by_leg_the_bytes_are_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "LEG_BYTES", 1000)
+    sources = capture(odd_state(), defer=("loose",)).sources
+    layout = lay_out_state(sources)
+    plain = stage(layout, sources, None, is_overlapped=False)
+    assert stage(layout, sources, here(way), is_overlapped=True) == plain
+
+
+def test_what_was_gathered_and_not_sent_is_sent_before_the_memory_goes() -> None:
+    sources = capture(odd_state()).sources
+    layout = lay_out_state(sources)
+    arena = Arena(layout.size_bytes, is_pinned=False)
+    stager = Stager(arena, here("whole"))
+    staging = stager.begin(layout, sources, is_overlapped=True)
+    stager.close()
+    assert images(arena, layout) == stage(layout, sources, None, is_overlapped=False)
+    assert staging.finish()  # comes too late and harms nothing
 
 
 def test_a_second_save_takes_tensors_that_moved_and_changed() -> None:

@@ -165,6 +165,7 @@ def test_pages_of_a_long_stall_are_not_all_held() -> None:
     assert all(isinstance(page, Page) and page.num_read == 0 for page in lane._free)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # torch tells that it may miss some
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: the pages are tried unpinned above")
 def test_on_a_card_nothing_waits_and_every_number_is_exact() -> None:
     scalars, device = Scalars(), torch.device("cuda")

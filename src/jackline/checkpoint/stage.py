@@ -36,7 +36,7 @@ class Staging:
     versions: list[int]
     moving: Moving = field(default_factory=Moving)  # of what is deferred in host memory
     gathered: list[tuple[torch.device, Any]] = field(default_factory=list)  # events: a GPU has read its tensors
-    copied: list[Any] = field(default_factory=list)  # events: they are in the arena
+    lanes: list[Lane] = field(default_factory=list)  # GPUs that have not sent all to the arena
     is_at_once: bool = False  # nothing would be deferred, so a loop has nothing to prove
     is_torn: bool | None = None  # None: not judged yet
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,7 +60,8 @@ class Staging:
         return not self.is_torn
 
     def wait_for_gpu(self) -> None:
-        for event in self.copied:
+        """Until all that GPUs have is in the arena."""
+        for event in [lane.send() for lane in self.lanes]:
             event.synchronize()
 
     def _judge(self) -> None:
@@ -118,9 +119,8 @@ class Stager:
             tensors += [tensor for lane in self._lanes.values() for tensor in lane.deferred(sources)]
         staging = Staging(tensors, read_versions(tensors), is_at_once=is_at_once)
         for device, lane in self._lanes.items():
-            gathered, copied = lane.begin(sources, is_overlapped=is_overlapped)
-            staging.gathered.append((device, gathered))
-            staging.copied.append(copied)
+            staging.gathered.append((device, lane.begin(sources, is_overlapped=is_overlapped)))
+            staging.lanes.append(lane)
         waiting = set(later)
         now: list[Move] = []
         deferred: list[Move] = []
