@@ -590,7 +590,7 @@ def run_stall(loop: Loop, given: argparse.Namespace, work: Path, report: Report)
         for peer in (methods.DcpAsync, methods.DcpKept):
             if peer.name in rows and methods.Ours.name in rows:
                 ratio = rows[methods.Ours.name].median / rows[peer.name].median
-                report.promise(f"overlapped excess / {peer.name}, warm", ratio, 1 / 20)
+                report.promise(f"overlapped excess / {peer.name}", ratio, 1 / 20)
 
 
 def chosen_methods(given: argparse.Namespace) -> tuple[type, ...]:

@@ -23,10 +23,12 @@ from jackline.checkpoint.lock import read_holder, read_work
 from jackline.checkpoint.retention import Keep
 from jackline.checkpoint.ticket import Event
 from jackline.checkpoint.verify import verify_checkpoint
+from jackline.checkpoint.writer import NICENESS
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.faults import Fault, fail_at, kill_at, stop_at
 from tests.checkpoint.states import fingerprint, make_state, train_step
+from tests.machine.test_priority import needs_autogroups
 
 FAULTY = ("python", str(Path(__file__).with_name("faulty_writer.py")))
 Make = Callable[..., CheckpointEngine]
@@ -707,3 +709,15 @@ def test_a_disk_that_refuses_o_direct_after_all_is_written_through_the_cache(
     other = large_state()
     engine.load_newest(other)
     assert fingerprint(other) == fingerprint(state)
+
+
+@needs_autogroups
+def test_the_writer_steps_back_with_its_whole_session_and_the_loop_does_not(start: Make) -> None:
+    def weight_of(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+
+    before = weight_of(os.getpid())
+    engine = start()
+    engine._link.wait_ready()
+    assert weight_of(engine._link.writer.pid) == min(os.nice(0) + NICENESS, 19)
+    assert weight_of(os.getpid()) == before

@@ -15,7 +15,9 @@ step_back(7)
 print(os.nice(0), open("/proc/self/autogroup").read().split()[-1])
 """
 
-needs_autogroups = pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no autogroups")
+# Where they are switched off at boot the file is there and empty.
+HAS_AUTOGROUPS = AUTOGROUP.exists() and bool(AUTOGROUP.read_text().strip())
+needs_autogroups = pytest.mark.skipif(not HAS_AUTOGROUPS, reason="this kernel has no autogroups")
 
 
 def ask(*, own_session: bool) -> list[int]:
@@ -47,3 +49,24 @@ print(os.nice(0))
 """
     found = subprocess.run([sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True)
     assert found.stdout.split() == [str(min(os.nice(0) + 7, 19))], found.stderr
+
+
+@needs_autogroups
+def test_several_helpers_of_a_person_at_once_all_step_back() -> None:
+    """Only root may set weights as often as it likes; the others are told to come again."""
+    refused = """
+import os
+from jackline.machine import priority
+really, num_refused = os.write, 0
+def write(fd, data):
+    global num_refused
+    if num_refused < 3:
+        num_refused += 1
+        raise BlockingIOError(11, "try again")
+    return really(fd, data)
+priority.os.write = write
+priority.step_back(7)
+print(num_refused, open("/proc/self/autogroup").read().split()[-1])
+"""
+    found = subprocess.run([sys.executable, "-c", refused], start_new_session=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["3", str(min(os.nice(0) + 7, 19))], found.stderr

@@ -2,11 +2,11 @@
 
 With a copy of the whole state on the GPU everything is gathered in line with the computation, and the loop may change
 it as soon as the call is over. From there it goes over the bus leg by leg, each when the one before is there: while
-more of one stream waits for the bus nobody else gets it, and a loop's own loss.item() waited 27 ms for 1.5 GB, and
-the computation with it (2 ms so; legs without a pause between them, two at a time, were no better than one copy).
-Without, what is deferred goes on the lane's own stream, batch by batch through one
-small buffer: in one stream the next batch waits for the last by itself, and gathering costs a thirtieth of sending,
-so a second buffer would gain nothing. Owns order and waiting on the GPU; gather.py owns what is copied where.
+more of one stream waits for the bus nobody else gets it, and a number that the loop logged, or its loss.item(),
+waited 27 ms for 1.5 GB, and the computation with it (a logged one 2 to 4 ms so; with two legs under way at a time it
+was no better than one copy). Without, what is deferred goes on the lane's own stream, batch by batch through a small
+buffer: in one stream the next batch waits for the last by itself, and gathering costs a thirtieth of sending, so a
+second buffer would gain nothing. Owns order and waiting on the GPU; gather.py owns what is copied where.
 """
 
 from __future__ import annotations
