@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jackline.data.cache import EraRecord, Meta, era_path
-from jackline.data.loader import Loader, LoaderSettings
+from jackline.data.build.supply import Data, open_cache
+from jackline.data.cache.directory import EraRecord, Meta, era_path
+from jackline.data.cache.state import Cursor, begin
+from jackline.data.cache.writer import record_era
+from jackline.data.loader.loader import Loader, LoaderSettings
 from jackline.data.spec import CacheSettings, DataSpec, Source
-from jackline.data.state import Cursor, begin
-from jackline.data.supply import Data, open_cache
-from jackline.data.writer import record_era
 from jackline.rundir.atomic import write_json
 
 BATCH = 32

@@ -315,11 +315,11 @@ def show_stall(rows: dict[str, Row], report: Report) -> None:
 
 def bench_parts(loop: Loop, repeats: int, report: Report) -> None:
     """Where the time of a call goes, nothing else running: reading the state, enqueueing, and the GPU's own work."""
-    from jackline.checkpoint.arena import Arena
-    from jackline.checkpoint.capture import capture
-    from jackline.checkpoint.gather import GpuCopies
-    from jackline.checkpoint.layout import lay_out_state
-    from jackline.checkpoint.stage import Stager
+    from jackline.checkpoint.staging.arena import Arena
+    from jackline.checkpoint.staging.gather import GpuCopies
+    from jackline.checkpoint.staging.layout import lay_out_state
+    from jackline.checkpoint.staging.stage import Stager
+    from jackline.checkpoint.state.capture import capture
 
     sources = capture(loop.state).sources
     layout = lay_out_state(sources)
@@ -603,7 +603,7 @@ def run_gpu(given: argparse.Namespace, work: Path, report: Report) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         report.say("there is no GPU here")
         return
-    from jackline.checkpoint.hashing import best_algorithm
+    from jackline.checkpoint.format.hashing import best_algorithm
 
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU, tiny shapes"
     report.say(f"-- excess of one save in a training loop: {name}, torch {torch.__version__}, {best_algorithm()}")

@@ -29,8 +29,8 @@ import torch  # noqa: E402
 from bench import checkpoint_methods as methods  # noqa: E402
 from jackline.models.gpt import GPT  # noqa: E402
 from jackline.models.shapes import GPTShape  # noqa: E402
-from jackline.trainer.optimizer import clip_gradients, make_optimizer  # noqa: E402
-from jackline.trainer.precision import attention_kernels  # noqa: E402
+from jackline.trainer.optim.optimizer import clip_gradients, make_optimizer  # noqa: E402
+from jackline.trainer.startup.precision import attention_kernels  # noqa: E402
 
 STEPS = 26
 TARGET_MS = 10.0

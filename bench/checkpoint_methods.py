@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jackline.checkpoint.catalogue import list_names
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
-from jackline.checkpoint.gather import GpuCopies
-from jackline.checkpoint.retention import Keep
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.checkpoint.staging.gather import GpuCopies
+from jackline.checkpoint.writer.retention import Keep
 from jackline.rundir.layout import RunDir
 
 BLOCK_BYTES = 8 << 20
@@ -331,7 +331,7 @@ class OursBlocking(Ours):
 
 def write_direct(path: Path, address: int, size: int, threads: int = 4) -> None:
     """The disk's own speed: O_DIRECT by several threads into reserved space, fsync; no header, no checksum."""
-    from jackline.checkpoint.parallel import run_in_threads
+    from jackline.checkpoint.format.parallel import run_in_threads
 
     data = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)

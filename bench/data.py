@@ -278,7 +278,7 @@ def row_windows(plan: Plan) -> Iterator[Row]:
 def row_permutation(plan: Plan) -> Iterator[Row]:
     import tracemalloc
 
-    from jackline.data.order import BLOCK, Permutation
+    from jackline.data.loader.order import BLOCK, Permutation
 
     for n in (10**9, 2**30 + 1, 2**20 + 1, 10**12):
         permutation = Permutation(n, 7)

@@ -28,7 +28,7 @@ def texts_of(path: str, max_bytes: int) -> list[str]:
 
 
 def plain_tokenizer() -> Any:
-    from jackline.data.tokenizer import _gpt2_json, _tokenizers
+    from jackline.data.tokenise.tokenizer import _gpt2_json, _tokenizers
 
     return _tokenizers().Tokenizer.from_str(_gpt2_json())
 
@@ -107,10 +107,10 @@ def build(source: str, root: str, tokenizer: str, engine: str) -> dict[str, Any]
     """Ours: read, tokenise, pack, hash, write, sync, seal. The time of loading the tokenizer is not in it."""
     if engine == "tokenizers":
         sys.modules["gigatoken"] = None  # type: ignore[assignment]
-    from jackline.data.build import Workshop, build
-    from jackline.data.builder import _open_or_create, cache_folder
-    from jackline.data.identities import FileBook
+    from jackline.data.build.builder import _open_or_create, cache_folder
+    from jackline.data.build.fill import Workshop, build
     from jackline.data.progress import Board, Progress
+    from jackline.data.sources.identities import FileBook
     from jackline.data.spec import CacheSettings, DataSpec, Source
 
     spec = DataSpec((Source(source, text_column="text"),), tokenizer=tokenizer)
@@ -145,9 +145,9 @@ def build(source: str, root: str, tokenizer: str, engine: str) -> dict[str, Any]
 
 def first_batch(source: str, root: str, tokenizer: str, engine: str) -> dict[str, Any]:
     """From nothing to the first batch, as a trainer does it: own process, builder process, first era, loader."""
-    from jackline.data.loader import Loader, LoaderSettings
+    from jackline.data.build.supply import open_data
+    from jackline.data.loader.loader import Loader, LoaderSettings
     from jackline.data.spec import CacheSettings, DataSpec, Source
-    from jackline.data.supply import open_data
 
     if engine == "tokenizers":
         os.environ["PYTHONPATH"] = f"{Path(__file__).parent / 'without_gigatoken'}:{os.environ.get('PYTHONPATH', '')}"

@@ -262,7 +262,7 @@ import json, time
 import torch
 started_s = time.process_time()
 from memory_grid import CARD, Config, job_of
-from jackline.memory.predict import replay, trace_step
+from jackline.memory.predict.step import replay, trace_step
 config = Config("small", 8, 1024, "bf16", False)
 imported_s = time.process_time() - started_s
 started_s = time.process_time()
@@ -289,7 +289,7 @@ def prediction_row() -> Row:
 def cpu_drill_rows() -> list[Row]:
     import torch
 
-    from jackline.memory.safe_step import SafeStep
+    from jackline.memory.guard.safe_step import SafeStep
     from jackline.models.gpt import GPT
     from jackline.models.shapes import GPTShape
     from tests.memory.injected import OutOfMemoryAt

@@ -16,14 +16,14 @@ import torch
 from memory_grid import CARD, GIB, Write, autocast, build, job_of
 from torch import Tensor, nn
 
-from jackline.memory.arena import ArenaFull
-from jackline.memory.job import Job, StepOptions
-from jackline.memory.oom import is_out_of_memory
-from jackline.memory.plan import MARGIN_AFTER_REHEARSAL, MARGIN_BEFORE_REHEARSAL, largest_that
-from jackline.memory.predict import replay, trace_step
-from jackline.memory.safe_step import SafeStep, free_caches
-from jackline.memory.scale import make_line
-from jackline.memory.trace import Trace
+from jackline.memory.guard.oom import is_out_of_memory
+from jackline.memory.guard.safe_step import SafeStep, free_caches
+from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, MARGIN_BEFORE_REHEARSAL, largest_that
+from jackline.memory.plan.scale import make_line
+from jackline.memory.predict.allocator import ArenaFull
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.step import replay, trace_step
+from jackline.memory.predict.trace import Trace
 from jackline.models.shapes import GPT2_VOCAB
 
 # Simulated cards.

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from jackline.memory.cards import CARDS
-from jackline.memory.job import Job, StepOptions
-from jackline.memory.predict import replay, trace_step
-from jackline.memory.safe_step import free_caches
-from jackline.memory.trace import Trace
+from jackline.memory.guard.safe_step import free_caches
+from jackline.memory.plan.cards import CARDS
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.step import replay, trace_step
+from jackline.memory.predict.trace import Trace
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPT2_VOCAB, SHAPES
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from memory_grid import GIB, Config, Write, card_facts, grid, run_steps, trace_of
 
-from jackline.memory.arena import Arena
-from jackline.memory.safe_step import free_caches
-from jackline.memory.trace import Trace
+from jackline.memory.guard.safe_step import free_caches
+from jackline.memory.predict.allocator import Arena
+from jackline.memory.predict.trace import Trace
 
 # What was off, with default segments and with expandable ones, and one that never was.
 KEYS = {

@@ -292,7 +292,7 @@ class Jackline(Way):
             engine.close()
 
     def victim(self) -> Path:
-        from jackline.checkpoint.catalogue import list_names
+        from jackline.checkpoint.format.catalogue import list_names
 
         folder = self.folder / "checkpoints"
         return folder / str(list_names(folder)[0]) / "model.safetensors"

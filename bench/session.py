@@ -253,7 +253,7 @@ def measure_own_cost(report: Report) -> None:
 
 
 def measure_log(report: Report, device: torch.device) -> None:
-    from jackline.session.scalars import Scalars
+    from jackline.session.metrics.scalars import Scalars
 
     scalars = Scalars()
     loss, other = torch.ones((), device=device), torch.ones((), dtype=torch.bfloat16, device=device)

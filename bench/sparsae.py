@@ -322,7 +322,7 @@ def _num_taken(path: Path) -> int:
 def _parts(request: dict[str, Any], *words: str) -> Any:
     from jackline.trainer.build import build
     from jackline.trainer.config import resolve
-    from jackline.trainer.voice import Voice
+    from jackline.trainer.report.console import Voice
 
     size = "tiny" if request["is_small"] else "small"
     batch = "batch_size=4" if request["is_small"] else "batch_size=8"

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from jackline.models.gpt import GPT
 from jackline.models.loss import why_no_kernel
 from jackline.models.shapes import GPTShape, count_parameters
-from jackline.trainer.optimizer import MasterAdamW, clip_gradients, make_optimizer
-from jackline.trainer.precision import attention_kernels
+from jackline.trainer.optim.optimizer import MasterAdamW, clip_gradients, make_optimizer
+from jackline.trainer.startup.precision import attention_kernels
 
 STARTED_AT_S = float(os.environ.get("STARTED_AT_S", time.time()))
 WARM_STEPS = 25

@@ -78,11 +78,11 @@ def child_bare(work: Path, turns: Turns) -> None:
     """What a person would write: the same parts, and nothing around them."""
     import torch
 
-    from jackline.data.batches import ToDevice
+    from jackline.data.loader.batches import ToDevice
     from jackline.trainer.build import build
     from jackline.trainer.config import resolve
-    from jackline.trainer.schedule import lr_at
-    from jackline.trainer.voice import Voice
+    from jackline.trainer.optim.schedule import lr_at
+    from jackline.trainer.report.console import Voice
 
     words = [*SETTINGS, f"max_steps={turns.num_steps}", f"data_dir={work / 'data'}"]
     parts = build(resolve("demo", words).config, Voice(), work)

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "attach": "jackline.session.attach",
     "phase": "jackline.session.phase",
-    "Loader": "jackline.session.loader",
+    "Loader": "jackline.session.feeds.loader",
     "Stopped": "jackline.session.stopping",
 }
 

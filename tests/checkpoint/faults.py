@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jackline.checkpoint.disk import Disk
+from jackline.checkpoint.writer.disk import Disk
 
 CALLS = (
     "make_folder",

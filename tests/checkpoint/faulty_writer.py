@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jackline.checkpoint.writer import main
+from jackline.checkpoint.writer.serve import main
 from tests.checkpoint.faults import Fault, FaultyDisk
 
 if __name__ == "__main__":

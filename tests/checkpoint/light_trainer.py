@@ -17,13 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jackline.checkpoint.catalogue import list_names
-from jackline.checkpoint.format import Damage
-from jackline.checkpoint.header import ALIGNMENT, build_header, lay_out
-from jackline.checkpoint.retention import Keep
-from jackline.checkpoint.verify import verify_checkpoint
-from jackline.checkpoint.writer import Options
-from jackline.checkpoint.writer_process import WriterProcess
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.checkpoint.format.header import ALIGNMENT, build_header, lay_out
+from jackline.checkpoint.format.manifest import Damage
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.staging.writer_process import WriterProcess
+from jackline.checkpoint.writer.retention import Keep
+from jackline.checkpoint.writer.serve import Options
 
 FILES = ("model", "optim")
 

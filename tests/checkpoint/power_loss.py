@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jackline.checkpoint.disk import Disk
+from jackline.checkpoint.writer.disk import Disk
 
 MAX_EXHAUSTIVE = 9  # pending calls: 512 combinations
 NUM_SAMPLES = 300

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from jackline.checkpoint.commit import Draft
-from jackline.checkpoint.disk import Disk
-from jackline.checkpoint.format import STATE, Manifest, Name
-from jackline.checkpoint.hashing import best_algorithm
-from jackline.checkpoint.header import build_header, lay_out
-from jackline.checkpoint.random_state import ProcessRandom
+from jackline.checkpoint.format.hashing import best_algorithm
+from jackline.checkpoint.format.header import build_header, lay_out
+from jackline.checkpoint.format.manifest import STATE, Manifest, Name
+from jackline.checkpoint.state.rng import ProcessRandom
+from jackline.checkpoint.writer.commit import Draft
+from jackline.checkpoint.writer.disk import Disk
 
 
 def make_state(seed: int = 0, width: int = 16) -> dict[str, Any]:

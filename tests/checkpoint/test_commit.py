@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.catalogue import list_names
-from jackline.checkpoint.commit import (
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.checkpoint.format.hashing import CHUNK_BYTES, best_algorithm
+from jackline.checkpoint.format.manifest import Name
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.writer.commit import (
     DiskFull,
     Draft,
     Unacknowledged,
@@ -15,10 +18,7 @@ from jackline.checkpoint.commit import (
     delete_checkpoint,
     require_space,
 )
-from jackline.checkpoint.disk import Disk, can_write_directly
-from jackline.checkpoint.format import Name
-from jackline.checkpoint.hashing import CHUNK_BYTES, best_algorithm
-from jackline.checkpoint.verify import verify_checkpoint
+from jackline.checkpoint.writer.disk import Disk, can_write_directly
 from tests.checkpoint.faults import CALLS, FaultyDisk, fail_after, fail_at
 from tests.checkpoint.states import write_small
 from tests.places import Unavailable, small_disk

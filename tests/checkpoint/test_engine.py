@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from jackline.checkpoint.catalogue import LOCK, list_names, list_set_aside
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
-from jackline.checkpoint.format import Name
-from jackline.checkpoint.lock import read_holder, read_work
-from jackline.checkpoint.retention import Keep
+from jackline.checkpoint.format.catalogue import LOCK, list_names, list_set_aside
+from jackline.checkpoint.format.manifest import Name
+from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.checkpoint.ticket import Event
-from jackline.checkpoint.verify import verify_checkpoint
-from jackline.checkpoint.writer import NICENESS
+from jackline.checkpoint.writer.lock import read_holder, read_work
+from jackline.checkpoint.writer.retention import Keep
+from jackline.checkpoint.writer.serve import NICENESS
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.faults import Fault, fail_at, kill_at, stop_at
@@ -113,7 +113,7 @@ def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
 ) -> None:
     import threading
 
-    from jackline.checkpoint import stage
+    from jackline.checkpoint.staging import stage
 
     gate = threading.Event()
     finish = stage.Staging.finish
@@ -465,7 +465,7 @@ def test_the_writer_lets_an_outgrown_arena_go_before_the_next_save(start: Make) 
 
 
 def test_a_state_that_cannot_be_saved_is_refused_by_name_and_the_next_one_works(start: Make) -> None:
-    from jackline.checkpoint.tree import CannotSave
+    from jackline.checkpoint.format.tree import CannotSave
 
     engine = start()
     state = make_state()
@@ -670,7 +670,7 @@ def test_a_torn_copy_of_a_large_state_is_cancelled_at_the_writer(
 ) -> None:
     import threading
 
-    from jackline.checkpoint.handover import HandOver
+    from jackline.checkpoint.staging.handover import HandOver
 
     gate, begun = threading.Event(), threading.Event()
     up_to = HandOver.up_to

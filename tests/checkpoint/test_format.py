@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.checkpoint.format import (
+from jackline.checkpoint.format.hashing import CHUNK_BYTES, best_algorithm, digest
+from jackline.checkpoint.format.manifest import (
     Damage,
     FileEntry,
     Manifest,
@@ -15,7 +16,6 @@ from jackline.checkpoint.format import (
     parse_manifest,
     parse_name,
 )
-from jackline.checkpoint.hashing import CHUNK_BYTES, best_algorithm, digest
 
 HASH = "0" * 32
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from jackline.checkpoint import gather
-from jackline.checkpoint.arena import Arena
-from jackline.checkpoint.capture import Source, capture
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
-from jackline.checkpoint.gather import GpuCopies, Span, choose_way, plan_batches
-from jackline.checkpoint.layout import Layout, lay_out_state
-from jackline.checkpoint.stage import Stager
+from jackline.checkpoint.staging import gather
+from jackline.checkpoint.staging.arena import Arena
+from jackline.checkpoint.staging.gather import GpuCopies, Span, choose_way, plan_batches
+from jackline.checkpoint.staging.layout import Layout, lay_out_state
+from jackline.checkpoint.staging.stage import Stager
+from jackline.checkpoint.state.capture import Source, capture
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import fingerprint, make_state, train_step
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from jackline.checkpoint.verify import verify_checkpoint
+from jackline.checkpoint.format.verify import verify_checkpoint
 from tests.checkpoint.test_roundtrip import load
 
 GOLDEN = Path(__file__).parents[1] / "golden"

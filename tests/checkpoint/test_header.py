@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from jackline.checkpoint.format import Damage
-from jackline.checkpoint.header import ALIGNMENT, ITEM_BYTES, build_header, lay_out, parse_header
+from jackline.checkpoint.format.header import ALIGNMENT, ITEM_BYTES, build_header, lay_out, parse_header
+from jackline.checkpoint.format.manifest import Damage
 
 tensors = st.lists(
     st.tuples(st.text(min_size=1), st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 5), max_size=4)),

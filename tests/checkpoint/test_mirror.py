@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from jackline.checkpoint.bundle import pack_run, read_tail, unpack_run
-from jackline.checkpoint.catalogue import MIRROR, list_names, read_notes
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
-from jackline.checkpoint.fetch import bring_newer, fetch_newest, fetch_run, list_generations, list_runs, within
-from jackline.checkpoint.format import Name
-from jackline.checkpoint.lock import read_holder
-from jackline.checkpoint.mirror import LOCK as MIRROR_LOCK
-from jackline.checkpoint.mirror import Mirror
-from jackline.checkpoint.mirror_watch import LossBounds, MirrorWatch, machine_loss
+from jackline.checkpoint.format.catalogue import MIRROR, list_names, read_notes
+from jackline.checkpoint.format.manifest import Name
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.mirror.bundle import pack_run, read_tail, unpack_run
+from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, fetch_run, list_generations, list_runs, within
+from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
+from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, open_store, read_checksum
+from jackline.checkpoint.mirror.upload import LOCK as MIRROR_LOCK
+from jackline.checkpoint.mirror.upload import Mirror
 from jackline.checkpoint.place import away_from, choose_place
-from jackline.checkpoint.store import FolderStore, FsspecStore, open_store, read_checksum
-from jackline.checkpoint.verify import verify_checkpoint
+from jackline.checkpoint.writer.lock import read_holder
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import fingerprint, make_state, train_step, write_small
@@ -331,7 +331,7 @@ def test_both_bounds_are_told_in_words() -> None:
 
 
 def test_a_clock_that_jumped_back_does_not_make_the_loss_look_small(tmp_path: Path) -> None:
-    from jackline.checkpoint.catalogue import write_notes
+    from jackline.checkpoint.format.catalogue import write_notes
 
     watch = MirrorWatch(tmp_path)
     write_notes(tmp_path, MIRROR, {Name(1): {"state": "uploaded", "saved_at_s": 5000.0}})
@@ -346,7 +346,7 @@ def test_a_clock_that_jumped_back_does_not_make_the_loss_look_small(tmp_path: Pa
 
 
 def test_the_watch_looks_once_a_second_and_tells_each_change_once(tmp_path: Path) -> None:
-    from jackline.checkpoint.catalogue import write_notes
+    from jackline.checkpoint.format.catalogue import write_notes
 
     watch = MirrorWatch(tmp_path)
     assert watch.look(10.0) == []

@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from jackline.checkpoint import moves as module
-from jackline.checkpoint.moves import Move, Moving
+from jackline.checkpoint.staging import moves as module
+from jackline.checkpoint.staging.moves import Move, Moving
 
 
 @pytest.fixture(autouse=True)

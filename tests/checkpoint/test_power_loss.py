@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.catalogue import list_names
-from jackline.checkpoint.commit import delete_checkpoint
-from jackline.checkpoint.format import Damage, Name
-from jackline.checkpoint.verify import verify_checkpoint
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.checkpoint.format.manifest import Damage, Name
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.writer.commit import delete_checkpoint
 from tests.checkpoint.power_loss import Call, RecordingDisk, crashes, lay_out
 from tests.checkpoint.states import write_small
 

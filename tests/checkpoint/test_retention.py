@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.checkpoint.format import Name
-from jackline.checkpoint.retention import Keep, best_checkpoint, checkpoints_to_delete
+from jackline.checkpoint.format.manifest import Name
+from jackline.checkpoint.writer.retention import Keep, best_checkpoint, checkpoints_to_delete
 from jackline.errors import UsageError
 
 names = st.sets(st.builds(Name, st.integers(0, 60), st.integers(0, 2)), max_size=20)

@@ -14,14 +14,22 @@ from typing import Any
 
 import pytest
 
-from jackline.checkpoint.catalogue import BEST, LATEST, LOCK, list_left_behind, list_names, list_rewinds, point_at
-from jackline.checkpoint.fetch import bring_newer, fetch_newest, look_into
-from jackline.checkpoint.format import Name, Rewind, is_left_behind, parse_rewind
-from jackline.checkpoint.mirror import Mirror, try_upload
-from jackline.checkpoint.mirror_watch import MirrorWatch
-from jackline.checkpoint.retention import left_behind_to_delete
+from jackline.checkpoint.format.catalogue import (
+    BEST,
+    LATEST,
+    LOCK,
+    list_left_behind,
+    list_names,
+    list_rewinds,
+    point_at,
+)
+from jackline.checkpoint.format.manifest import Name, Rewind, is_left_behind, parse_rewind
+from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, look_into
+from jackline.checkpoint.mirror.progress import MirrorWatch
+from jackline.checkpoint.mirror.store import FolderStore
+from jackline.checkpoint.mirror.upload import Mirror, try_upload
 from jackline.checkpoint.rewind import Choice, go_back, mirror_of, parse_choice, rewind_for
-from jackline.checkpoint.store import FolderStore
+from jackline.checkpoint.writer.retention import left_behind_to_delete
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import write_small
@@ -155,7 +163,7 @@ def test_a_run_with_a_supervisor_or_a_writer_is_refused(run: RunDir) -> None:
             back(run, "2")
         assert str(caught.value) == "error: run 'story' is alive\nhint: jackline stop story"
     trainer = (
-        "import os, sys; from pathlib import Path; from jackline.checkpoint.lock import WriterLock\n"
+        "import os, sys; from pathlib import Path; from jackline.checkpoint.writer.lock import WriterLock\n"
         "from jackline.rundir.process_id import identify\n"
         "WriterLock(Path(sys.argv[1]), identify(os.getpid())).acquire(print); print('held', flush=True); input()"
     )

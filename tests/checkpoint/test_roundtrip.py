@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from jackline.checkpoint.capture import capture
-from jackline.checkpoint.commit import Draft
-from jackline.checkpoint.disk import Disk
-from jackline.checkpoint.format import STATE, Damage, Manifest, Name
-from jackline.checkpoint.frozen import FrozenHashes
-from jackline.checkpoint.hashing import CHUNK_BYTES, best_algorithm
-from jackline.checkpoint.layout import lay_out_state
-from jackline.checkpoint.pieces import fill_window
-from jackline.checkpoint.restore import Restored, restore_checkpoint
-from jackline.checkpoint.tree import CannotSave
+from jackline.checkpoint.format.hashing import CHUNK_BYTES, best_algorithm
+from jackline.checkpoint.format.manifest import STATE, Damage, Manifest, Name
+from jackline.checkpoint.format.tree import CannotSave
+from jackline.checkpoint.staging.layout import lay_out_state
+from jackline.checkpoint.staging.pieces import fill_window
+from jackline.checkpoint.state.capture import capture
+from jackline.checkpoint.state.frozen import FrozenHashes
+from jackline.checkpoint.state.restore import Restored, restore_checkpoint
+from jackline.checkpoint.writer.commit import Draft
+from jackline.checkpoint.writer.disk import Disk
 from jackline.errors import CannotResume
 from tests.checkpoint.states import fingerprint, make_state, train_step
 
@@ -213,7 +213,7 @@ def test_chance_is_restored_last_so_that_what_draws_numbers_before_does_no_harm(
             torch.rand(5)
             random.random()
 
-    from jackline.checkpoint.random_state import ProcessRandom
+    from jackline.checkpoint.state.rng import ProcessRandom
 
     state = {"random": ProcessRandom(), "drawing": Drawing()}
     path = save(tmp_path, state)

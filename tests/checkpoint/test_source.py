@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint import source as module
-from jackline.checkpoint.format import Damage
-from jackline.checkpoint.source import Source
+from jackline.checkpoint.format.manifest import Damage
+from jackline.checkpoint.state import source as module
+from jackline.checkpoint.state.source import Source
 
 SIZE = (5 << 20) + 1234  # not whole pages
 

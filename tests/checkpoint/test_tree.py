@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.checkpoint.format import Damage
-from jackline.checkpoint.tree import NOT_A_LEAF, CannotSave, decode, encode
+from jackline.checkpoint.format.manifest import Damage
+from jackline.checkpoint.format.tree import NOT_A_LEAF, CannotSave, decode, encode
 
 
 def through(value: Any) -> Any:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.format import Damage
-from jackline.checkpoint.hashing import best_algorithm, digest
-from jackline.checkpoint.verify import Interrupted, verify_checkpoint
+from jackline.checkpoint.format.hashing import best_algorithm, digest
+from jackline.checkpoint.format.manifest import Damage
+from jackline.checkpoint.format.verify import Interrupted, verify_checkpoint
 from tests.checkpoint.states import write_small
 
 FILES = ("model.safetensors", "state.json", "manifest.json")
@@ -131,10 +131,10 @@ def test_the_judgement_can_be_broken_off(place: Path) -> None:
 
 def test_a_hole_of_4_kib_in_a_large_file_is_found_and_located(tmp_path: Path) -> None:
     """What torch.load, dcp.load and safetensors all load without a word."""
-    from jackline.checkpoint.commit import Draft
-    from jackline.checkpoint.disk import Disk
-    from jackline.checkpoint.format import Manifest, Name
-    from jackline.checkpoint.header import build_header, lay_out
+    from jackline.checkpoint.format.header import build_header, lay_out
+    from jackline.checkpoint.format.manifest import Manifest, Name
+    from jackline.checkpoint.writer.commit import Draft
+    from jackline.checkpoint.writer.disk import Disk
 
     placed = lay_out([("w", "F32", (9 << 20,))])
     header = build_header(placed)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.catalogue import LOCK, STATUS, list_names, read_notes
-from jackline.checkpoint.format import Name
-from jackline.checkpoint.lock import Orphan, read_holder, read_work, treat_orphan
-from jackline.checkpoint.verify import verify_checkpoint
-from jackline.checkpoint.wire import Channel, Closed
+from jackline.checkpoint.format.catalogue import LOCK, STATUS, list_names, read_notes
+from jackline.checkpoint.format.manifest import Name
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.writer.lock import Orphan, read_holder, read_work, treat_orphan
+from jackline.checkpoint.writer.wire import Channel, Closed
 from jackline.rundir.process_id import is_alive
 from tests.checkpoint.faults import kill_at, stop_at
 from tests.checkpoint.light_trainer import LightTrainer, is_right, newest_whole, state_json
@@ -175,8 +175,8 @@ def test_half_a_message_of_a_dead_trainer_is_no_save(tmp_path: Path) -> None:
     if child == 0:
         time.sleep(600)
         os._exit(0)
-    from jackline.checkpoint.writer import Options
-    from jackline.checkpoint.writer_process import default_command, writer_environment
+    from jackline.checkpoint.staging.writer_process import default_command, writer_environment
+    from jackline.checkpoint.writer.serve import Options
 
     options = Options(tmp_path / "c", child)
     with theirs:
@@ -245,7 +245,7 @@ def test_a_clock_that_jumped_back_only_means_reading_again(tmp_path: Path) -> No
     trainer.writer.send({"op": "close"})
     trainer.writer.wait_end(30)
     trainer.writer.let_go()
-    from jackline.checkpoint.catalogue import write_notes
+    from jackline.checkpoint.format.catalogue import write_notes
 
     write_notes(tmp_path / "c", STATUS, {Name(1): {"verified_at_s": time.time() + 10**6}})
     again = LightTrainer(tmp_path / "c", SIZE)

@@ -20,10 +20,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jackline.checkpoint.catalogue import LOCK, list_names
-from jackline.checkpoint.format import Damage
-from jackline.checkpoint.lock import read_holder
-from jackline.checkpoint.verify import verify_checkpoint
+from jackline.checkpoint.format.catalogue import LOCK, list_names
+from jackline.checkpoint.format.manifest import Damage
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.writer.lock import read_holder
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import is_alive
 from tests.checkpoint.faults import FaultyDisk, fail_after, fail_at, kill_at

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from jackline.checkpoint.catalogue import BEST, MIRROR, STATUS, list_names, point_at, write_notes
-from jackline.checkpoint.format import Name
+from jackline.checkpoint.format.catalogue import BEST, MIRROR, STATUS, list_names, point_at, write_notes
+from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.rewind import go_back
-from jackline.cli.checkpoints import _is_deleted, command
+from jackline.cli.commands.checkpoints import _is_deleted, command
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import write_small

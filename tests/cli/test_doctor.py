@@ -14,8 +14,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from jackline.cli import doctor
-from jackline.cli.doctor import Machine, check_machine, command, gpu_lines, read_machine, report_lines, to_json
+from jackline.cli.commands import doctor
+from jackline.cli.commands.doctor import (
+    Machine,
+    check_machine,
+    command,
+    gpu_lines,
+    read_machine,
+    report_lines,
+    to_json,
+)
 from jackline.errors import UsageError
 from jackline.machine.net import find_listener
 from jackline.machine.readings import (

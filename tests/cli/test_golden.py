@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jackline.cli.run_view import read_view
-from jackline.cli.status_text import status_text
-from jackline.diagnosis.diagnose import diagnose
-from jackline.diagnosis.evidence import Evidence
+from jackline.cli.text.status import status_text
+from jackline.cli.view.run_view import read_view
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import Evidence
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name

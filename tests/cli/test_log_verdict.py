@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jackline.cli.log_verdict import LogFacts, LogVerdict, are_only_warnings, judge_log
+from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, are_only_warnings, judge_log
 
 NOW_S = 10_000.0
 

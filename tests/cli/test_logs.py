@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from jackline.cli.logs import explain_lines, log_record, tail_offset
+from jackline.cli.commands.logs import explain_lines, log_record, tail_offset
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import identify
 from jackline.rundir.run_file import describe_run, write_run_file
 from jackline.rundir.status import read_status
-from jackline.supervisor.room import punch
+from jackline.supervisor.output.room import punch
 
 STAMP = "2026-11-15T02:13:39.1Z "
 PATIENCE_S = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jackline.cli.memory_text import memory_section
+from jackline.cli.text.memory import memory_section
 
 GIB = 2**30
 STATE: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jackline.cli.notes import Shown
+from jackline.cli.view.notes import Shown
 
 TOLD = "error: no data: x.txt\n       there is no file x.txt\n       it ran for 3.8 s\nhint: check the path"
 

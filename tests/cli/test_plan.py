@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.memory.cards import detect_card
+from jackline.memory.plan.cards import detect_card
 
 MODEL = """
 import torch

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jackline.cli import preflight
-from jackline.cli.preflight import Check, check_command
-from jackline.cli.target import read_command_line
+from jackline.diagnosis.preflight import check as preflight
+from jackline.diagnosis.preflight.check import Check, check_command
+from jackline.diagnosis.preflight.target import read_command_line
 from jackline.rundir.process_id import read_start_ticks
 from tests.machine.conftest import wait_until
 

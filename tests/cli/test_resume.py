@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jackline.checkpoint.catalogue import list_names, list_rewinds
-from jackline.checkpoint.mirror import Mirror
-from jackline.checkpoint.store import FolderStore
-from jackline.cli.resume import bring_here, command
+from jackline.checkpoint.format.catalogue import list_names, list_rewinds
+from jackline.checkpoint.mirror.store import FolderStore
+from jackline.checkpoint.mirror.upload import Mirror
+from jackline.cli.commands.resume import bring_here, command
 from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import write_small

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from jackline.cli.runs import align, command
+from jackline.cli.commands.runs import align, command
 from jackline.rundir.layout import RunDir
 from jackline.rundir.registry import register
 from tests.rundir.made import (
@@ -27,7 +27,7 @@ NOW_S = 1_794_000_000.0
 
 @pytest.fixture
 def runs(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("jackline.cli.run_view.wall_clock_s", lambda: NOW_S)
+    monkeypatch.setattr("jackline.cli.view.run_view.wall_clock_s", lambda: NOW_S)
     monkeypatch.chdir(clean_environment.parent)
     return clean_environment
 

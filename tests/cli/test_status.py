@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from jackline.cli.status import command
+from jackline.cli.commands.status import command
 from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
@@ -52,7 +52,7 @@ def live_run(runs: Path, name: str = "train-1", **facts: Any) -> RunDir:
 
 @pytest.fixture
 def runs(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("jackline.cli.run_view.wall_clock_s", lambda: NOW_S)
+    monkeypatch.setattr("jackline.cli.view.run_view.wall_clock_s", lambda: NOW_S)
     return clean_environment
 
 

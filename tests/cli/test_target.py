@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.cli.target import Target, read_command_line
+from jackline.diagnosis.preflight.target import Target, read_command_line
 from jackline.errors import UsageError
 
 PYTHON = sys.executable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jackline.cli.text_safety import safe_lines, safe_text
+from jackline.cli.text.safety import safe_lines, safe_text
 
 
 @pytest.mark.parametrize(

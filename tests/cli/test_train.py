@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.trainer.recipes import RECIPES
+from jackline.trainer.recipe import RECIPES
 from tests.data.corpora import make_texts
 from tests.shell import Shell, wait_for
 

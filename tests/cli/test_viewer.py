@@ -22,15 +22,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.cli.raw_stream import ProtocolFilter, RawStream
-from jackline.cli.row import cut_to_cells
-from jackline.cli.screen import Screen, choose_color, choose_surface
-from jackline.cli.viewer import life_text
+from jackline.cli.view.raw_stream import ProtocolFilter, RawStream
+from jackline.cli.view.row import cut_to_cells
+from jackline.cli.view.screen import Screen, choose_color, choose_surface
+from jackline.cli.view.viewer import life_text
 from jackline.rundir import atomic
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import identify
-from jackline.supervisor.room import punch
+from jackline.supervisor.output.room import punch
 from tests.cli.terminal import Terminal
 
 PATIENCE_S = 60.0
@@ -94,7 +94,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 VIEWER = """
 import sys
 from pathlib import Path
-from jackline.cli.viewer import follow
+from jackline.cli.view.viewer import follow
 from jackline.rundir.layout import RunDir
 def pressed():
     print("Ctrl-C was handed on", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.cli.watch import needs_supervisor
+from jackline.cli.commands.watch import needs_supervisor
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-from jackline.cli.clock_text import clock
-from jackline.cli.log_clues import explain_lines, explain_log, explain_output, find_last_written, find_logs
-from jackline.cli.why_live import check_pid, verdict_words
-from jackline.diagnosis.diagnose import diagnose
-from jackline.diagnosis.evidence import Evidence
-from jackline.diagnosis.report import death_text
+from jackline.cli.text.clock import clock
+from jackline.cli.text.why_live import check_pid, verdict_words
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import Evidence
+from jackline.diagnosis.deaths.report import death_text
+from jackline.diagnosis.logs.clues import explain_lines, explain_log, explain_output, find_last_written, find_logs
 from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import identify
 from jackline.rundir.run_file import describe_run, write_run_file
-from jackline.supervisor.verdict import Verdict
+from jackline.supervisor.hang.verdict import Verdict
 from tests.supervisor.hanging import LOCK_ABBA, SLEEP_LOOP, Hanging, hanging, running, wait_until
 
 NOTHING = "the log is empty: the command has printed nothing at all (Python's buffering is switched off here)"

@@ -14,12 +14,12 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from jackline.data.builder import cache_folder, run_builder
-from jackline.data.cache import Cache, era_path, read_meta
-from jackline.data.documents import Surroundings, read_blocks
+from jackline.data.build.builder import cache_folder, run_builder
+from jackline.data.cache.directory import Cache, era_path, read_meta
+from jackline.data.cache.state import ReadState, begin
 from jackline.data.progress import silent
+from jackline.data.sources.documents import Surroundings, read_blocks
 from jackline.data.spec import CacheSettings, DataSpec, Source
-from jackline.data.state import ReadState, begin
 
 SENTENCE = "the of and to in a is that it was for on are as with his they at be this from or by one had not"
 WORDS = SENTENCE.split(" ")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from jackline.data.bytefile import Patience
+from jackline.data.sources.bytefile import Patience
 
 
 @dataclass

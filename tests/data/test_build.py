@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jackline.data.build import budget
-from jackline.data.builder import cache_folder, remove_cache, run_builder
-from jackline.data.bytefile import SourceChanged, SourceUnavailable
-from jackline.data.cache import Cache, era_path, part_path
+from jackline.data.build.builder import cache_folder, remove_cache, run_builder
+from jackline.data.build.fill import budget
+from jackline.data.cache.directory import Cache, era_path, part_path
+from jackline.data.cache.writer import hash_file
 from jackline.data.progress import Progress, silent
+from jackline.data.sources.bytefile import SourceChanged, SourceUnavailable
 from jackline.data.spec import CacheSettings, DataSpec, Rows, Source
-from jackline.data.writer import hash_file
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.lock import RunLock
 from tests.data.corpora import (
@@ -110,7 +110,7 @@ def test_the_first_texts_decide_nothing_else_than_the_tokenizer(tmp_path: Path) 
 # it dies by SIGKILL at its n-th write, sync, rename or cut, in the middle of it where it has one.
 CHILD = """
 import os, signal, sys
-import jackline.data.build as build
+import jackline.data.build.fill as build
 build.COMMIT_EVERY_S = 0.0
 left = int(os.environ.get("KILL_AT", "0"))
 
@@ -186,8 +186,8 @@ def test_a_death_between_the_last_commit_of_an_era_and_its_seal_miscounts_nothin
 
     before = set(threading.enumerate())
     with monkeypatch.context() as patched:
-        patched.setattr("jackline.data.build.COMMIT_EVERY_S", 0.0)
-        patched.setattr("jackline.data.writer.record_era", die)
+        patched.setattr("jackline.data.build.fill.COMMIT_EVERY_S", 0.0)
+        patched.setattr("jackline.data.cache.writer.record_era", die)
         with pytest.raises(KeyboardInterrupt):
             run_builder(folder, settings, silent, for_readers=False)
     left = set(threading.enumerate()) - before

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from jackline.data.bytefile import HttpFile, LocalFile, Patience, SourceChanged, SourceUnavailable, retry_wait_s
+from jackline.data.sources.bytefile import (
+    HttpFile,
+    LocalFile,
+    Patience,
+    SourceChanged,
+    SourceUnavailable,
+    retry_wait_s,
+)
 from tests.data.far_end import FakeTime, FarEnd, serving
 
 DATA = os.urandom(700_000)

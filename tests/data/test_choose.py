@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jackline.data.choose import Build, Enough, Full, Recycle, View, choose_action
-from jackline.data.readers import Reading
+from jackline.data.build.choose import Build, Enough, Full, Recycle, View, choose_action
+from jackline.data.cache.readers import Reading
 
 
 def view(**settings: Any) -> View:

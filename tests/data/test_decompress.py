@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from jackline.data.bytefile import LocalFile
-from jackline.data.decompress import START, open_stream
-from jackline.data.frames import DamagedBytes, gzip_pieces, zstd_pieces
+from jackline.data.sources.bytefile import LocalFile
+from jackline.data.sources.decompress import START, open_stream
+from jackline.data.sources.frames import DamagedBytes, gzip_pieces, zstd_pieces
 from tests.data.corpora import make_texts
 
 RAW = "\n".join(make_texts(3000)).encode() + os.urandom(300_000) + b"\0" * 500_000

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from jackline.data.bytefile import Patience, SourceUnavailable
-from jackline.data.documents import Surroundings, find_text_columns, is_in_validation, read_blocks
+from jackline.data.cache.state import Counts, Cursor, ReadState, begin
+from jackline.data.sources.bytefile import Patience, SourceUnavailable
+from jackline.data.sources.documents import Surroundings, find_text_columns, is_in_validation, read_blocks
 from jackline.data.spec import DataSpec, Source
-from jackline.data.state import Counts, Cursor, ReadState, begin
 from jackline.errors import JacklineError, UsageError
 from tests.data.corpora import (
     jsonl_bytes,

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jackline.data import encode, records
-from jackline.data.documents import Block
-from jackline.data.encode import Packing, pack, packed_blocks
+from jackline.data.cache.state import begin
+from jackline.data.sources import records
+from jackline.data.sources.documents import Block
 from jackline.data.spec import Rows
-from jackline.data.state import begin
-from jackline.data.tokenizer import from_json, load_tokenizer, train_bpe
+from jackline.data.tokenise import encode
+from jackline.data.tokenise.encode import Packing, pack, packed_blocks
+from jackline.data.tokenise.tokenizer import from_json, load_tokenizer, train_bpe
 from tests.data.corpora import expected_bytes, make_text, make_texts
 
 BYTES = load_tokenizer("bytes")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jackline.data.eras import EraPlan, Place, WindowShape, locate, windows_before
+from jackline.data.cache.eras import EraPlan, Place, WindowShape, locate, windows_before
 from jackline.errors import UsageError
 
 

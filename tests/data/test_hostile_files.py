@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from jackline.data.bytefile import HttpFile, LocalFile, SourceChanged, SourceUnavailable
-from jackline.data.documents import Surroundings, read_blocks
-from jackline.data.listing import list_files
-from jackline.data.records import MAX_RECORD_BYTES
+from jackline.data.cache.state import Counts, begin
+from jackline.data.sources.bytefile import HttpFile, LocalFile, SourceChanged, SourceUnavailable
+from jackline.data.sources.documents import Surroundings, read_blocks
+from jackline.data.sources.listing import list_files
+from jackline.data.sources.records import MAX_RECORD_BYTES
 from jackline.data.spec import DataSpec
-from jackline.data.state import Counts, begin
 from tests.data.corpora import make_texts, read_texts, spec_of, write_csv, write_jsonl
 from tests.data.far_end import FakeTime, FarEnd, serving
 

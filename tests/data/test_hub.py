@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from jackline.data.hub import Listings, parse_hub_url
+from jackline.data.sources.hub import Listings, parse_hub_url
 from jackline.errors import UsageError
 from tests.data.corpora import jsonl_bytes, make_texts
 
@@ -111,11 +111,11 @@ def hub() -> Iterator[Hub]:
 
 CHILD = """
 import json, sys
-from jackline.data.documents import Surroundings, find_text_columns, read_blocks
-from jackline.data.hub import pin_hub_url
-from jackline.data.listing import list_files
+from jackline.data.sources.documents import Surroundings, find_text_columns, read_blocks
+from jackline.data.sources.hub import pin_hub_url
+from jackline.data.sources.listing import list_files
 from jackline.data.spec import DataSpec, Source
-from jackline.data.state import begin
+from jackline.data.cache.state import begin
 url = pin_hub_url(sys.argv[1])
 names = [(found.name, found.size) for found in list_files(url)]
 spec = find_text_columns(DataSpec((Source(url),)), Surroundings())

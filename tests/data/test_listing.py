@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.data.listing import Entry, Found, list_files, walk
+from jackline.data.sources.listing import Entry, Found, list_files, walk
 from jackline.errors import UsageError
 
 

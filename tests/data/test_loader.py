@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jackline.data.eras import WindowShape
-from jackline.data.loader import Batch, Loader, LoaderSettings
+from jackline.data.build.supply import Data, open_cache, open_data
+from jackline.data.cache.eras import WindowShape
+from jackline.data.loader.loader import Batch, Loader, LoaderSettings
 from jackline.data.spec import CacheSettings, DataSpec, Rows
-from jackline.data.supply import Data, open_cache, open_data
 from jackline.errors import CannotResume, JacklineError, UsageError
 from tests.data.corpora import all_tokens, build_cache, make_texts, spec_of, write_jsonl
 
@@ -252,7 +252,7 @@ def test_settings_that_cannot_be_meant(text: str) -> None:
 
 def test_tokens_become_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
-    from jackline.data.batches import ToDevice, inputs_and_targets
+    from jackline.data.loader.batches import ToDevice, inputs_and_targets
 
     to_device = ToDevice("cpu")
     assert to_device(np.array([[0, 1, 65535, 40000]], np.uint16)).tolist() == [[0, 1, 65535, 40000]]
@@ -275,7 +275,7 @@ def test_pinned_batches_arrive_on_the_gpu_unharmed(spec: DataSpec, root: Path) -
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    from jackline.data.batches import ToDevice
+    from jackline.data.loader.batches import ToDevice
 
     to_device = ToDevice("cuda")
     plain = batches_of(spec, root)

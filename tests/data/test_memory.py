@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from jackline.data.builder import cache_folder
+from jackline.data.build.builder import cache_folder
 from jackline.data.spec import CacheSettings
 from tests.data.corpora import jsonl_bytes, make_texts, spec_of
 
@@ -19,11 +19,11 @@ from tests.data.corpora import jsonl_bytes, make_texts, spec_of
 CHILD = """
 import json, os, sys, threading, time
 from pathlib import Path
-from jackline.data.builder import run_builder
-from jackline.data.cache import Cache, read_meta
-from jackline.data.readers import Reading, Registration
+from jackline.data.build.builder import run_builder
+from jackline.data.cache.directory import Cache, read_meta
+from jackline.data.cache.readers import Reading, Registration
 from jackline.data.spec import CacheSettings
-from jackline.data.supply import is_era_ready
+from jackline.data.build.supply import is_era_ready
 
 folder, settings = Path(sys.argv[1]), CacheSettings.from_json(json.loads(sys.argv[2]))
 early_bytes = int(sys.argv[3])
@@ -50,7 +50,7 @@ def report(progress):
 
 from jackline.data import progress
 progress.TICK_S = 0.05
-import jackline.data.builder as builder
+import jackline.data.build.builder as builder
 real = builder.ticking
 builder.ticking = lambda board: real(board, every_s=0.05)
 while True:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.data.order import BLOCK, Blocks, Permutation, mix
+from jackline.data.loader.order import BLOCK, Blocks, Permutation, mix
 
 
 def test_every_small_order_is_a_bijection() -> None:

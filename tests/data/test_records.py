@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from jackline.data import records as records_module
-from jackline.data.bytefile import LocalFile
-from jackline.data.decompress import START
-from jackline.data.formats import Layout, choose_text_column, layout_of, read_records, string_columns
-from jackline.data.records import MAX_RECORD_BYTES, safe_cut
+from jackline.data.sources import records as records_module
+from jackline.data.sources.bytefile import LocalFile
+from jackline.data.sources.decompress import START
+from jackline.data.sources.formats import Layout, choose_text_column, layout_of, read_records, string_columns
+from jackline.data.sources.records import MAX_RECORD_BYTES, safe_cut
 from jackline.errors import UsageError
 from tests.data.corpora import jsonl_bytes, make_texts, write_csv, write_gz, write_jsonl, write_parquet, write_zst
 
@@ -318,7 +318,7 @@ def test_a_csv_cell_that_was_cut_off_gives_no_documents(tmp_path: Path) -> None:
 def test_a_csv_record_without_end_is_given_up_at_its_limit_and_reading_goes_on_behind_its_quote(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jackline.data.tables.MAX_RECORD_BYTES", 1 << 18)
+    monkeypatch.setattr("jackline.data.sources.tables.MAX_RECORD_BYTES", 1 << 18)
     data = table(60_000, lost=(7, 50_000))
     path = tmp_path / f"a.{ending}"
     path.write_bytes(gzip.compress(data, 1) if ending == "csv.gz" else data)
@@ -340,7 +340,7 @@ def test_csv_lines_that_are_open_however_one_looks_at_them_end_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in bounded memory: as one row of a million cells they would not be."""
-    monkeypatch.setattr("jackline.data.tables.MAX_RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr("jackline.data.sources.tables.MAX_RECORD_BYTES", 1 << 20)
     path = tmp_path / "a.csv"
     path.write_bytes(b"id,text\n1,good\n" + b'a","b\n' * 1_000_000)
     assert read(path, Layout("csv", column="text"))[:2] == (["good"], {"csv quote never closed": 1})

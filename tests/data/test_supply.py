@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jackline.data.builder import cache_folder
-from jackline.data.cache import Cache, era_path
-from jackline.data.loader import Batch, Loader, LoaderSettings
+from jackline.data.build.builder import cache_folder
+from jackline.data.build.supply import BackgroundSupply, is_era_ready, open_data
+from jackline.data.cache.directory import Cache, era_path
+from jackline.data.cache.readers import Reading, Registration, living_readers
+from jackline.data.loader.loader import Batch, Loader, LoaderSettings
 from jackline.data.progress import Progress
-from jackline.data.readers import Reading, Registration, living_readers
 from jackline.data.spec import CacheSettings, DataSpec
-from jackline.data.supply import BackgroundSupply, is_era_ready, open_data
 from jackline.errors import JacklineError
 from jackline.rundir.atomic import read_json, write_json
 from tests.data.corpora import build_cache, make_texts, spec_of, write_jsonl
@@ -197,7 +197,7 @@ def test_whoever_waits_is_told_what_the_tokeniser_does(tmp_path: Path) -> None:
 
 
 def test_a_builder_that_dies_five_times_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jackline.data import supply
+    from jackline.data.build import supply
 
     def start_dying(folder: Path, settings: CacheSettings) -> Any:
         return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from jackline.data.builder import cache_folder, run_builder
-from jackline.data.loader import Batch, Loader
+from jackline.data.build.builder import cache_folder, run_builder
+from jackline.data.build.supply import BackgroundSupply, open_cache, open_data
+from jackline.data.build.waiting import BuilderWatch
+from jackline.data.loader.loader import Batch, Loader
 from jackline.data.progress import Progress, silent
 from jackline.data.spec import CacheSettings
-from jackline.data.supply import BackgroundSupply, open_cache, open_data
-from jackline.data.waiting import BuilderWatch
 from jackline.errors import JacklineError
 from jackline.rundir.atomic import write_json
 from jackline.rundir.process_id import identify
@@ -143,9 +143,9 @@ def test_a_cache_opened_by_its_folder_finds_its_source_from_anywhere(
 READER = """
 import hashlib, json, sys
 from pathlib import Path
-from jackline.data.loader import Loader, LoaderSettings
+from jackline.data.loader.loader import Loader, LoaderSettings
 from jackline.data.spec import CacheSettings, DataSpec
-from jackline.data.supply import open_data
+from jackline.data.build.supply import open_data
 
 asked = json.loads(sys.argv[1])
 log = Path(sys.argv[2])

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from jackline.data import gpt2_files, tokenizer
-from jackline.data.tokenizer import (
+from jackline.data.tokenise import gpt2_files, tokenizer
+from jackline.data.tokenise.tokenizer import (
     SELF_CHECK_TEXTS,
     Encoded,
     Tokenizer,
@@ -235,9 +235,9 @@ def test_the_real_gigatoken_is_used_and_agrees() -> None:
 
 
 def test_ids_outside_the_vocabulary_are_refused(trained: str) -> None:
-    from jackline.data.documents import Block
-    from jackline.data.encode import Packing, pack
-    from jackline.data.state import begin
+    from jackline.data.cache.state import begin
+    from jackline.data.sources.documents import Block
+    from jackline.data.tokenise.encode import Packing, pack
 
     class Lying:
         name = "lying"

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jackline.data.bytefile import SourceChanged
-from jackline.data.cache import EraRecord, Ledger, era_path, part_path
-from jackline.data.state import Cursor, begin
-from jackline.data.writer import EraWriter, clear_commits, finish_interrupted_seals, hash_file
+from jackline.data.cache.directory import EraRecord, Ledger, era_path, part_path
+from jackline.data.cache.state import Cursor, begin
+from jackline.data.cache.writer import EraWriter, clear_commits, finish_interrupted_seals, hash_file
+from jackline.data.sources.bytefile import SourceChanged
 
 DTYPE = np.dtype("<u2")
 TOKENS = np.arange(1000, dtype=DTYPE)

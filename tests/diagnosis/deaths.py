@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from jackline.diagnosis.diagnose import diagnose
-from jackline.diagnosis.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import Evidence, Finding
 
 GIB = 1 << 30
 

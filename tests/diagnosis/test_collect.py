@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jackline.diagnosis.collect import oom_delta, read_fault_text, tail_lines
-from jackline.diagnosis.diagnose import diagnose
+from jackline.diagnosis.deaths.collect import oom_delta, read_fault_text, tail_lines
+from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.machine.readings import OomCounters
 from tests.diagnosis.deaths import evidence
 
@@ -38,7 +38,7 @@ def test_the_tail_is_what_the_command_wrote_without_stamps_and_notes(tmp_path: P
 
 
 def test_the_stamps_are_those_the_log_is_written_with(tmp_path: Path) -> None:
-    from jackline.supervisor.log_writer import LogWriter
+    from jackline.supervisor.output.log_writer import LogWriter
 
     log = LogWriter(tmp_path / "out.log")
     log.write(["Traceback (most recent call last):", "  x"], 1_800_000_000.5)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jackline.diagnosis.diagnose import diagnose
-from jackline.diagnosis.evidence import Evidence, SentSignal
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import Evidence, SentSignal
+from jackline.diagnosis.deaths.report import death_text
 from jackline.diagnosis.frames import Frame
-from jackline.diagnosis.report import death_text
 from tests.diagnosis.deaths import GIB, best, evidence, run_command, run_script, said
 
 GROWING = Frame("load", "/home/me/data.py", 42, "rows.append(parse(line))", True)

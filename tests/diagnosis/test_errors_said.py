@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jackline.diagnosis.diagnose import diagnose
-from jackline.diagnosis.evidence import Evidence
-from jackline.diagnosis.report import death_text
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import Evidence
+from jackline.diagnosis.deaths.report import death_text
 from tests.diagnosis.deaths import GIB, best, run_command, run_script, said
 
 RAN = "it ran for 41 s; memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)"

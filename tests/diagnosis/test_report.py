@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jackline.diagnosis.evidence import Finding
-from jackline.diagnosis.report import death_text, summary_line
-from jackline.diagnosis.sentences import memory_line
+from jackline.diagnosis.deaths.evidence import Finding
+from jackline.diagnosis.deaths.report import death_text, summary_line
+from jackline.diagnosis.deaths.sentences import memory_line
 from tests.diagnosis.deaths import GIB, evidence
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jackline.diagnosis.traceback_text import fatal_chain, find_chains, traceback_hash
+from jackline.diagnosis.deaths.traceback_text import fatal_chain, find_chains, traceback_hash
 from tests.diagnosis.deaths import run_script
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from jackline.cli.main import COMMANDS
 from jackline.trainer.config import TrainConfig
-from jackline.trainer.recipes import RECIPES, load_recipe
+from jackline.trainer.recipe import RECIPES, load_recipe
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "SEED_COVERAGE.md"

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from jackline.errors import EXIT_STOPPED
-from jackline.memory.host_guard import HostGuard, SaveAndExit, smaller_settings
+from jackline.memory.guard.host import HostGuard, SaveAndExit, smaller_settings
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from jackline.memory.job import Job, StepOptions
+from jackline.memory.predict.job import Job, StepOptions
 from jackline.models.gpt import GPT
 from jackline.models.shapes import SHAPES, GPTShape
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from jackline.memory.accumulation import references_of_one_holder
-from jackline.memory.trace import Recorder
+from jackline.memory.predict.accumulation import references_of_one_holder
+from jackline.memory.predict.trace import Recorder
 
 ROWS, WIDTH = 64, 512
 STREAM_BYTES = 4 * ROWS * WIDTH

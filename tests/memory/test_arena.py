@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.memory.arena import MIB, Arena, ArenaFull
+from jackline.memory.predict.allocator import MIB, Arena, ArenaFull
 
 GIB = 1024 * MIB
 

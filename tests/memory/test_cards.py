@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jackline.errors import UsageError
-from jackline.memory.cards import CARDS, GIB, find_card, match_card
+from jackline.memory.plan.cards import CARDS, GIB, find_card, match_card
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jackline.memory.cuda_rules import CudaRules, leaf_functions
-from jackline.memory.meta_shortcuts import SHORTCUTS, run_meta
-from jackline.memory.trace import Recorder
+from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
+from jackline.memory.predict.shortcuts import SHORTCUTS, run_meta
+from jackline.memory.predict.trace import Recorder
 
 
 @contextmanager

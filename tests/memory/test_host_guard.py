@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jackline.machine.readings import MemoryLimit, MemoryReading
-from jackline.memory import host_guard
-from jackline.memory.host_guard import (
+from jackline.memory.guard import host as host_guard
+from jackline.memory.guard.host import (
     Go,
     HostGuard,
     SaveAndExit,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jackline.memory.cards import CARDS
-from jackline.memory.kernel_memory import scratch_of
+from jackline.memory.plan.cards import CARDS
+from jackline.memory.predict.kernels import scratch_of
 
 MIB = 2**20
 H200 = CARDS["H200"].processors

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jackline.memory.cards import CARDS
-from jackline.memory.cuda_rules import CudaRules, leaf_functions
-from jackline.memory.norms import has_fused_rms_norm
-from jackline.memory.predict import predict
-from jackline.memory.trace import Recorder
+from jackline.memory.plan.cards import CARDS
+from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
+from jackline.memory.predict.norms import has_fused_rms_norm
+from jackline.memory.predict.step import predict
+from jackline.memory.predict.trace import Recorder
 from jackline.trainer.config import resolve_words
 from jackline.trainer.network import shape_of
-from jackline.trainer.planning import job_of
+from jackline.trainer.planning.plan import job_of
 
 GIB = 2**30
 ROWS, WIDTH = 1024, 512

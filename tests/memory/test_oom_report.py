@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from jackline.machine.readings import GpuProcess, GpuReading
-from jackline.memory.allocator import allocator_environment, allocator_fraction, cap_allocator
-from jackline.memory.oom import OomNumbers, is_out_of_memory, read_numbers
-from jackline.memory.oom_report import CleanUp, GpuUser, OomFacts, about_fitting, clean_up, oom_text, other_users
+from jackline.memory.guard.allocator_settings import allocator_environment, allocator_fraction, cap_allocator
+from jackline.memory.guard.oom import OomNumbers, is_out_of_memory, read_numbers
+from jackline.memory.guard.oom_report import (
+    CleanUp,
+    GpuUser,
+    OomFacts,
+    about_fitting,
+    clean_up,
+    oom_text,
+    other_users,
+)
 
 GIB, MIB = 2**30, 2**20
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from jackline.memory.arena import ArenaFull
-from jackline.memory.cards import CARDS, Card
-from jackline.memory.job import StepOptions
-from jackline.memory.plan import Room, add_savings, largest_that, plan, room_of, split_batch
-from jackline.memory.predict import replay, trace_step
+from jackline.memory.plan.cards import CARDS, Card
+from jackline.memory.plan.choose import Room, add_savings, largest_that, plan, room_of, split_batch
+from jackline.memory.predict.allocator import ArenaFull
+from jackline.memory.predict.job import StepOptions
+from jackline.memory.predict.step import replay, trace_step
 from jackline.models.shapes import GPTShape
 from tests.memory.jobs import gpt_job
 

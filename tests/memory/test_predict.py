@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from jackline.memory.cards import CARDS, Precision
-from jackline.memory.job import Job, StepOptions
-from jackline.memory.predict import CannotTrace, Prediction, meta_copy, predict, replay, trace_step
-from jackline.memory.scale import make_line
-from jackline.memory.trace import Recorder
+from jackline.memory.plan.cards import CARDS, Precision
+from jackline.memory.plan.scale import make_line
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.step import CannotTrace, Prediction, meta_copy, predict, replay, trace_step
+from jackline.memory.predict.trace import Recorder
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
 from tests.memory.jobs import gpt_job

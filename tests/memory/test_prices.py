@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jackline.memory.cards import CARDS
-from jackline.memory.explain import plan_json, plan_text
-from jackline.memory.job import StepOptions
-from jackline.memory.plan import add_savings, plan
+from jackline.memory.plan.cards import CARDS
+from jackline.memory.plan.choose import add_savings, plan
+from jackline.memory.plan.explain import plan_json, plan_text
+from jackline.memory.predict.job import StepOptions
 from jackline.models.shapes import GPTShape
 from tests.memory.jobs import gpt_job
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jackline.memory.cards import Card
-from jackline.memory.job import StepOptions
-from jackline.memory.plan import Room, plan
-from jackline.memory.predict import CannotTrace
-from jackline.memory.probe import plan_by_measuring
-from jackline.memory.target import job_of
+from jackline.memory.plan.cards import Card
+from jackline.memory.plan.choose import Room, plan
+from jackline.memory.plan.probe import plan_by_measuring
+from jackline.memory.plan.target import job_of
+from jackline.memory.predict.job import StepOptions
+from jackline.memory.predict.step import CannotTrace
 from tests.memory.injected import OutOfMemoryAt
 
 MIB = 2**20

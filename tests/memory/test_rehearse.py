@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from jackline.memory.cards import CARDS
-from jackline.memory.job import StepOptions
-from jackline.memory.plan import MARGIN_AFTER_REHEARSAL, Room
-from jackline.memory.predict import predict
-from jackline.memory.rehearse import (
+from jackline.memory.plan.cards import CARDS
+from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Room
+from jackline.memory.plan.rehearse import (
     Peaks,
     Rehearsal,
     corrected_room,
@@ -23,6 +21,8 @@ from jackline.memory.rehearse import (
     rehearse,
     store_correction,
 )
+from jackline.memory.predict.job import StepOptions
+from jackline.memory.predict.step import predict
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
 from jackline.rundir.layout import RunDir

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jackline.errors import UsageError
-from jackline.memory.safe_step import BatchDependent, OutOfMemory, SafeStep, Shrunk
+from jackline.memory.guard.safe_step import BatchDependent, OutOfMemory, SafeStep, Shrunk
 from jackline.models.gpt import GPT
 from jackline.models.loss import IGNORED
 from jackline.models.shapes import GPTShape
@@ -166,7 +166,7 @@ def step_of(model: DrawsAndCounts, safe: SafeStep) -> Any:
     return safe(lambda part: (model(part), part.shape[0]), torch.ones(8, 8) * torch.arange(8.0)[:, None])
 
 
-@pytest.mark.filterwarnings("ignore::jackline.memory.safe_step.BatchDependent")
+@pytest.mark.filterwarnings("ignore::jackline.memory.guard.safe_step.BatchDependent")
 def test_generators_and_buffers_are_put_back_before_the_step_is_repeated() -> None:
     models = []
     for is_failing in (True, False):
@@ -190,7 +190,7 @@ def test_generators_and_buffers_are_put_back_before_the_step_is_repeated() -> No
     assert all(torch.equal(a, b) for a, b in zip(gradients(ours), gradients(theirs), strict=True))
 
 
-@pytest.mark.filterwarnings("ignore::jackline.memory.safe_step.BatchDependent")
+@pytest.mark.filterwarnings("ignore::jackline.memory.guard.safe_step.BatchDependent")
 def test_only_buffers_that_change_are_copied_after_the_first_step() -> None:
     model = DrawsAndCounts()
     safe = SafeStep(model, micro_batch=4)

@@ -10,11 +10,11 @@ from torch import nn
 
 from jackline.errors import UsageError
 from jackline.memory.__main__ import choose
-from jackline.memory.cards import CARDS, Card
-from jackline.memory.job import StepOptions
-from jackline.memory.plan import Room, plan
-from jackline.memory.table import fit_table
-from jackline.memory.target import Candidate, job_of, load_candidates
+from jackline.memory.plan.cards import CARDS, Card
+from jackline.memory.plan.choose import Room, plan
+from jackline.memory.plan.table import fit_table
+from jackline.memory.plan.target import Candidate, job_of, load_candidates
+from jackline.memory.predict.job import StepOptions
 from jackline.models.shapes import GPTShape
 from tests.memory.jobs import gpt_job
 

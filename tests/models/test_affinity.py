@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jackline.models.affinity import AffinityHead, count_parameters, focal_loss
+from jackline.recipes.agab.head import AffinityHead, count_parameters, focal_loss
 
 
 @pytest.mark.parametrize("num_inputs", [2304, 1000, 3])

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from jackline.errors import UsageError
-from jackline.models import mask_sampling
-from jackline.models.mask_sampling import draw_where, pack, random_mask, split_count, unpack
-from jackline.models.masks import Bounds, Masks, maskable
+from jackline.recipes.sparsae import mask_sampling
+from jackline.recipes.sparsae.mask_sampling import draw_where, pack, random_mask, split_count, unpack
+from jackline.recipes.sparsae.masks import Bounds, Masks, maskable
 
 CPU = torch.device("cpu")
 

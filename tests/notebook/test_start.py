@@ -27,7 +27,7 @@ def test_keywords_become_the_words_of_a_command_line() -> None:
 def test_a_recipe_in_a_cell_is_the_run_that_the_command_line_knows(
     clean_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jackline.cli import train as train_command
+    from jackline.cli.commands import train as train_command
     from jackline.rundir.identity import default_name
 
     monkeypatch.chdir(tmp_path)

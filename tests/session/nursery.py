@@ -150,7 +150,7 @@ class Child:
 def serve(imports: Sequence[str]) -> None:
     import importlib
 
-    for name in ("jackline.session.attach", "jackline.session.loader", *imports):
+    for name in ("jackline.session.attach", "jackline.session.feeds.loader", *imports):
         importlib.import_module(name)
     import torch
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jackline.session.choose_feed import choose_feed
-from jackline.session.feeds import MapFeed
+from jackline.session.feeds.choose import choose_feed
+from jackline.session.feeds.feed import MapFeed
 from jackline.session.settings import Settings
 from tests.session.nursery import Nursery
 
@@ -70,8 +70,8 @@ def test_a_stream_saved_with_its_epochs_last_ragged_batch_does_not_begin_it_agai
     """Such a dataset says "at the beginning" as soon as it has ended, which is within that batch."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    from jackline.session.feeds import END
-    from jackline.session.streams import StreamFeed
+    from jackline.session.feeds.feed import END
+    from jackline.session.feeds.streams import StreamFeed
 
     class Stream(IterableDataset):
         position = 0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.catalogue import list_left_behind, list_names
-from jackline.checkpoint.fetch import fetch_newest
-from jackline.checkpoint.store import FolderStore
+from jackline.checkpoint.format.catalogue import list_left_behind, list_names
+from jackline.checkpoint.mirror.fetch import fetch_newest
+from jackline.checkpoint.mirror.store import FolderStore
 from tests.session.nursery import Nursery
 from tests.session.test_supervised import jackline, run_of, wait_until
 

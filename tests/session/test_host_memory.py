@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from jackline.memory.host_guard import HostGuard
+from jackline.memory.guard.host import HostGuard
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
-from jackline.session.choose_feed import choose_feed
-from jackline.session.host_memory import HostMemory, SaveCost, loading_of, settings_to_start_with, use_less
+from jackline.session.feeds.choose import choose_feed
+from jackline.session.memory.host import HostMemory, SaveCost, loading_of, settings_to_start_with, use_less
 from jackline.session.settings import Settings
 from tests.memory.test_host_guard import Growing
 from tests.places import Unavailable, memory_cgroup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from jackline.session.scalars import Scalars
+from jackline.session.metrics.scalars import Scalars
 
 
 def test_a_number_of_the_host_is_known_at_once_and_written_down_later() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jackline.session.landing import PAGE, Lane, Page, make_buffer, mark_arrival, read_places
-from jackline.session.scalars import Scalars
+from jackline.session.metrics.landing import PAGE, Lane, Page, make_buffer, mark_arrival, read_places
+from jackline.session.metrics.scalars import Scalars
 
 
 class LateStream:

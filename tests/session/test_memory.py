@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from jackline.memory.safe_step import Slicing
-from jackline.session.memory import CardMemory
+from jackline.memory.guard.safe_step import Slicing
+from jackline.session.memory.gpu import CardMemory
 from tests.memory.injected import OutOfMemoryAt
 from tests.session.nursery import ROOT, Ended, Nursery
 

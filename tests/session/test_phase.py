@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jackline.session.phase import Phase
-from jackline.supervisor.progress import Progress, parse_protocol
+from jackline.supervisor.output.progress import Progress, parse_protocol
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jackline.machine.proc import read_environ, read_tree, read_wait
-from jackline.supervisor.inject_env import child_environment
+from jackline.supervisor.child.environment import child_environment
 
 PATIENCE_S = 60.0
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jackline.errors import UsageError
-from jackline.supervisor.foreign import (
+from jackline.supervisor.foreign.find import (
     ForeignCheckpoint,
     check_resume_arg,
     choose,

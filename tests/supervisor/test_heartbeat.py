@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jackline.supervisor.heartbeat import HeartbeatNotes, heartbeat_is_due, heartbeat_line
-from jackline.supervisor.output import LogWriter
+from jackline.supervisor.attempt.heartbeat import HeartbeatNotes, heartbeat_is_due, heartbeat_line
+from jackline.supervisor.output.reader import LogWriter
 
 STATE: dict[str, Any] = {
     "at_s": 1072.0,

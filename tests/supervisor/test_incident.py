@@ -11,10 +11,10 @@ import pytest
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.proc import read_tree
 from jackline.machine.readings import ProcessReading, TreeReading, Wait
-from jackline.supervisor.incident import advice, incident_text, stack_lines, write_incident
-from jackline.supervisor.lock_cycle import explain_locks, held_around, wanted_at
-from jackline.supervisor.stacks import sample_stacks
-from jackline.supervisor.verdict import Verdict
+from jackline.supervisor.hang.incident import advice, incident_text, stack_lines, write_incident
+from jackline.supervisor.hang.lock_cycle import explain_locks, held_around, wanted_at
+from jackline.supervisor.hang.verdict import Verdict
+from jackline.supervisor.stacks.take import sample_stacks
 from tests.supervisor.hanging import LOCK_ABBA, hanging, wait_until
 
 VERDICT = Verdict("STUCK", "STUCK_LOCK", 5.0, "nothing has moved for 1 min: ...", None, 7)

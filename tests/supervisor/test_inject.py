@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jackline.machine.proc import catches_signal
-from jackline.supervisor.inject_env import INJECT_FOLDER, STACK_SIGNAL, child_environment, stack_signal
+from jackline.supervisor.child.environment import INJECT_FOLDER, STACK_SIGNAL, child_environment, stack_signal
 from tests.supervisor.hanging import hanging, wait_until
 
 PYENV = Path.home() / ".pyenv" / "versions"

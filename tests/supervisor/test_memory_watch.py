@@ -9,7 +9,7 @@ import pytest
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import MemoryLimit, MemoryReading
-from jackline.supervisor.memory_watch import GrowthPlaces, MemoryWatch, is_last_moment, warning_text
+from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch, is_last_moment, warning_text
 
 GROWS = Frame("load", "data.py", 10, "rows.append(row)", is_user=True)
 SLEEPS = Frame("main", "data.py", 20, "time.sleep(0.05)", is_user=True)

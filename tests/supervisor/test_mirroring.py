@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.store import open_store
+from jackline.checkpoint.mirror.store import open_store
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name
 from jackline.rundir.run_file import describe_run, read_run_file, write_run_file
-from jackline.supervisor.mirror_fetch import argv_here, fetch_stranger, is_mirror
-from jackline.supervisor.mirroring import keep_mirrored, upload, whole_checkpoints
+from jackline.supervisor.foreign.fetch import argv_here, fetch_stranger, is_mirror
+from jackline.supervisor.foreign.mirror import keep_mirrored, upload, whole_checkpoints
 
 GONE = ProcessId(2**22 + 7, 1, host_name(), boot_id())
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from jackline.supervisor import output
-from jackline.supervisor.output import LogWriter, OutputTail, make_reserve, release_reserve
-from jackline.supervisor.room import Space, first_data, low_bytes, shortage
+from jackline.supervisor.output import reader as output
+from jackline.supervisor.output.reader import LogWriter, OutputTail, make_reserve, release_reserve
+from jackline.supervisor.output.room import Space, first_data, low_bytes, shortage
 
 NOW_S = 1794708819.17
 STAMP = "2026-11-15T02:13:39.1Z "
@@ -242,7 +242,7 @@ def test_a_killed_reader_is_replaced_without_losing_or_doubling_a_line(attempt: 
     reader = (
         "import os, sys, time\nfrom pathlib import Path\n"
         "from jackline.rundir.atomic import write_json\n"
-        "from jackline.supervisor.output import LogWriter, OutputTail\n"
+        "from jackline.supervisor.output.reader import LogWriter, OutputTail\n"
         f"log = LogWriter(Path({str(attempt.log_path)!r}))\ntail = OutputTail(Path({str(attempt.raw)!r}), log)\n"
         "while True:\n"
         "    tail.poll(time.time())\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jackline.diagnosis.evidence import Cause
+from jackline.diagnosis.deaths.evidence import Cause
 from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
 
 NETWORK = AttemptSummary(1, 600.0, "network", True)

@@ -14,8 +14,8 @@ import pytest
 
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import is_alive
+from jackline.supervisor.child.process import Command, CommandNotStarted, Ending, adopt_command, start_command
 from jackline.supervisor.options import SuperviseOptions
-from jackline.supervisor.process import Command, CommandNotStarted, Ending, adopt_command, start_command
 
 
 def wait_for(what: Callable[[], object], deadline_s: float = 30.0) -> object:

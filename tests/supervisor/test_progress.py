@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jackline.supervisor.progress import Pace, Progress, parse_bar, parse_line, parse_protocol
+from jackline.supervisor.output.progress import Pace, Progress, parse_bar, parse_line, parse_protocol
 
 
 def bar(phase: str, done: float, total: float | None, unit: str, rate: float | None, eta: float | None) -> Progress:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jackline.supervisor.splitter import MAX_PIECE_BYTES, LineSplitter, Piece, clean
+from jackline.supervisor.output.splitter import MAX_PIECE_BYTES, LineSplitter, Piece, clean
 
 # Bytes that matter come up often; everything else comes up too.
 TELLING = [

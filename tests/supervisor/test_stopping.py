@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from jackline.supervisor.stopping import Stopping, next_step, press
+from jackline.supervisor.attempt.stopping import Stopping, next_step, press
 
 
 def steps_over_time(stopping: Stopping, times_s: list[float]) -> list[tuple[float, int, str]]:

@@ -10,8 +10,8 @@ import pytest
 from jackline.diagnosis.frames import Frame, ThreadStack
 from jackline.machine.proc import read_tree
 from jackline.machine.readings import GpuProcess, Wait, WaitKind
-from jackline.supervisor.stacks import sample_stacks
-from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict, verdict
+from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict, verdict
+from jackline.supervisor.stacks.take import sample_stacks
 from tests.supervisor.hanging import (
     FORK_DEADLOCK,
     GIL_IN_C,

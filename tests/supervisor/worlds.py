@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading, Wait
-from jackline.supervisor.verdict import Judge, Sample, Thresholds, Verdict
+from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 
 
 @dataclass

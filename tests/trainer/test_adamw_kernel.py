@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jackline.trainer.optimizer import MasterAdamW, clip_gradients, make_optimizer
+from jackline.trainer.optim.optimizer import MasterAdamW, clip_gradients, make_optimizer
 
 needs_card = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA card: the kernel runs on nothing else"

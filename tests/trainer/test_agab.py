@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from jackline.data.affinity.prepared import AffinitySettings
 from jackline.errors import EXIT_CANNOT_RESUME
+from jackline.recipes.agab.data.prepared import AffinitySettings
+from jackline.recipes.agab.metrics import spearman
+from jackline.recipes.agab.mirror import EmbeddingMirror
 from jackline.rundir.layout import RunDir
-from jackline.trainer.affinity_metrics import spearman
-from jackline.trainer.affinity_mirror import EmbeddingMirror
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 from tests.data.affinity.planted import write_planted, write_small
 from tests.session.nursery import Ended, Nursery
 

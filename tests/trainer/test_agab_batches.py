@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from jackline.data.affinity.prepared import AffinityData
 from jackline.errors import CannotResume
-from jackline.trainer.affinity_batches import PairLoader, Pairs, PairSettings
+from jackline.recipes.agab.batches import PairLoader, Pairs, PairSettings
+from jackline.recipes.agab.data.prepared import AffinityData
 
 CPU = torch.device("cpu")
 

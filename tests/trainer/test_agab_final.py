@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
-from jackline.data.affinity.prepared import AffinitySettings, prepare_affinity
+from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affinity
+from jackline.recipes.agab.final import _load_best, _write_lines, write_predictions
 from jackline.rundir.layout import RunDir
-from jackline.trainer.affinity_final import _load_best, _write_lines, write_predictions
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 from tests.data.affinity.planted import write_small
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from jackline.errors import EXIT_USAGE, UsageError
-from jackline.memory.cards import find_card
-from jackline.memory.plan import plan
+from jackline.memory.plan.cards import find_card
+from jackline.memory.plan.choose import plan
+from jackline.recipes.agab.recipe import AgabConfig, candidates
 from jackline.trainer.config import Resolved, config_text, resolve, resolve_words
-from jackline.trainer.recipes.agab import AgabConfig, candidates
 from tests.data.affinity.planted import write_small
 from tests.shell import Shell
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jackline.trainer.affinity_metrics import average_ranks, compare, interval, measure, spearman
+from jackline.recipes.agab.metrics import average_ranks, compare, interval, measure, spearman
 
 
 def plain_ranks(values: list[float]) -> list[float]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from jackline.trainer.affinity_metrics import Gain, measure
-from jackline.trainer.affinity_parts import Best
-from jackline.trainer.affinity_validation import gives_up, metrics_text, quick_places, worth_a_full
-from jackline.trainer.sentinels import EvalFacts, Facts, PairFacts, Sentinels, StepFacts
+from jackline.recipes.agab.metrics import Gain, measure
+from jackline.recipes.agab.parts import Best
+from jackline.recipes.agab.validation import gives_up, metrics_text, quick_places, worth_a_full
+from jackline.trainer.sentinels.watch import EvalFacts, Facts, PairFacts, Sentinels, StepFacts
 
 HEALTHY = PairFacts(num_rows=2396, num_distinct=2390, spread=0.8, wanted_spread=1.1, loss=1.2, train_loss=0.9)
 FACTS = Facts(vocab_size=0, tokens_per_step=256)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from jackline.errors import UsageError
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
-from jackline.trainer.chunk_method import RunningLoss, load_weights
+from jackline.recipes.slimpajama.method import RunningLoss, load_weights
 
 SHAPE = GPTShape(2, 2, 16, context=8, vocab_size=64)
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import zstandard
 
-from jackline.data.bytefile import Patience
-from jackline.data.live import open_live
+from jackline.data.loader.live import open_live
+from jackline.data.sources.bytefile import Patience
 from jackline.data.spec import DataSpec, Source
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.session.stopping import NoMoreWaiting
 from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 from tests.data.corpora import (
     expected_bytes,
     jsonl_bytes,

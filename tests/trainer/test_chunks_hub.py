@@ -15,11 +15,11 @@ __all__ = ["hub"]
 NEWER = "fedcba9876543210fedcba9876543210fedcba98"
 CHILD = """
 import json, sys
-from jackline.data.bytefile import Patience
-from jackline.data.live import open_live
+from jackline.data.sources.bytefile import Patience
+from jackline.data.loader.live import open_live
 from jackline.data.spec import DataSpec, Source
 from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 state, count = json.loads(sys.argv[1]), int(sys.argv[2])
 spec = DataSpec((Source("hf://datasets/some/set/data/**/*.jsonl"),), tokenizer="bytes")
 voice = Voice()

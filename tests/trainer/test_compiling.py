@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from jackline.errors import UsageError
-from jackline.trainer.compiling import cache_folder, decide, is_warm, use_cache
-from jackline.trainer.precision import autocast, choose_attention, choose_precision, make_scaler
+from jackline.trainer.startup.compiling import cache_folder, decide, is_warm, use_cache
+from jackline.trainer.startup.precision import autocast, choose_attention, choose_precision, make_scaler
 
 CARD: dict[str, Any] = {"has_card": True, "can_compile": "", "eager_step_s": 0.1, "is_warm": False}
 
@@ -77,7 +77,7 @@ import os, sys
 from pathlib import Path
 from jackline.trainer.build import build
 from jackline.trainer.config import resolve
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 
 assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ and "torch._inductor" not in sys.modules
 words = ["--quick", f"data={sys.argv[1]}/text.txt", "compile=on", f"data_dir={sys.argv[1]}/cache"]

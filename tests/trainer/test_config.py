@@ -10,8 +10,8 @@ import pytest
 from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import Resolved, TrainConfig, config_text, identity, resolve, resolve_words, save_config
-from jackline.trainer.recipes import RECIPES
-from jackline.trainer.settings_text import settings_text
+from jackline.trainer.recipe import RECIPES
+from jackline.trainer.report.settings_text import settings_text
 
 OWN_RECIPE = """
 from jackline.trainer.config import TrainConfig

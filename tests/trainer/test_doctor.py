@@ -14,8 +14,8 @@ import torch
 
 from jackline.errors import UsageError
 from jackline.trainer.config import resolve_words
-from jackline.trainer.doctor import Request, _judge_data, examine, versions_finding
-from jackline.trainer.doctor_findings import (
+from jackline.trainer.doctor.examine import Request, _judge_data, examine, versions_finding
+from jackline.trainer.doctor.findings import (
     DiskFacts,
     Finding,
     StepTaken,
@@ -31,9 +31,9 @@ from jackline.trainer.doctor_findings import (
     judge_vocabulary,
     runs_on,
 )
-from jackline.trainer.schedule import Schedule
-from jackline.trainer.sentinel_floor import Floor
-from jackline.trainer.voice import Voice
+from jackline.trainer.optim.schedule import Schedule
+from jackline.trainer.report.console import Voice
+from jackline.trainer.sentinels.floor import Floor
 from tests.places import Unavailable, small_disk
 
 GIB = 2**30
@@ -172,7 +172,7 @@ def test_memory_is_a_problem_only_when_it_is_not_there() -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert versions_finding("2.13").state == "ok"
-    monkeypatch.setattr("jackline.trainer.doctor._PACKAGES", ("numpy", "surely-not-installed"))
+    monkeypatch.setattr("jackline.trainer.doctor.examine._PACKAGES", ("numpy", "surely-not-installed"))
     found = versions_finding("2.13")
     assert found.state == "note" and found.text.endswith("; not installed: surely-not-installed")
 

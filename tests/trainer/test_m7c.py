@@ -25,23 +25,23 @@ from torch import Tensor
 from jackline.data.spec import DataSpec
 from jackline.machine.gpu import card_names
 from jackline.memory.__main__ import _all_sizes
-from jackline.memory.cards import find_card
-from jackline.memory.predict import predict
+from jackline.memory.plan.cards import find_card
+from jackline.memory.predict.step import predict
 from jackline.models.nsa.attention import SparseAttention
 from jackline.models.nsa.model import NSAModel
 from jackline.models.nsa.shape import NSA_SHAPES, NSAShape
+from jackline.recipes.m7c.method import SparseAttentionMethod, is_due
+from jackline.recipes.m7c.recipe import candidates
 from jackline.trainer.config import resolve
 from jackline.trainer.corpus import spec_of
-from jackline.trainer.doctor import Request, examine
-from jackline.trainer.doctor_findings import Finding, judge_context
-from jackline.trainer.method import Between
-from jackline.trainer.nsa_memory import PlannedAttention
-from jackline.trainer.nsa_method import SparseAttentionMethod, is_due
-from jackline.trainer.planning import choose_micro_batch, job_of, shape_of
-from jackline.trainer.recipes.m7c import candidates
-from jackline.trainer.sentinel_facts import StepFacts
-from jackline.trainer.sentinel_gates import CollapsedGates
-from jackline.trainer.voice import Voice
+from jackline.trainer.doctor.examine import Request, examine
+from jackline.trainer.doctor.findings import Finding, judge_context
+from jackline.trainer.planning.nsa_memory import PlannedAttention
+from jackline.trainer.planning.plan import choose_micro_batch, job_of, shape_of
+from jackline.trainer.report.console import Voice
+from jackline.trainer.sentinels.facts import StepFacts
+from jackline.trainer.sentinels.gates import CollapsedGates
+from jackline.trainer.task import Between
 from tests.data.corpora import all_tokens, build_cache, expected_bytes, make_texts, read_texts
 from tests.session.nursery import Nursery
 from tests.shell import Shell
@@ -286,7 +286,7 @@ def test_the_plan_shows_the_parameters_there_are() -> None:
     assert (shown["parameters"], shown["batch_size"], shown["precision"]) == (155_169_060, 16, "bf16-weights")
     shown = candidates(find_card("H200"), ["--config", "m7c_125m_fast_log", "--model", "toy"])[0].shown
     assert (shown["model"], shown["batch_size"]) == ("toy", 16)
-    table = _all_sizes("jackline.trainer.recipes.m7c", find_card("T4"), [])  # for `plan --table`
+    table = _all_sizes("jackline.recipes.m7c.recipe", find_card("T4"), [])  # for `plan --table`
     assert [candidate.job.name for candidate in table] == ["m7c 125m"]
 
 

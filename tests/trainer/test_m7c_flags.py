@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from jackline.errors import EXIT_USAGE, UsageError
+from jackline.recipes.m7c.environment import OLD_ENVIRONMENT
+from jackline.recipes.m7c.recipe import FINEWEB_EDU, M7cConfig
 from jackline.trainer.__main__ import first_screen
 from jackline.trainer.config import Resolved, config_text, identity, resolve, resolve_words
-from jackline.trainer.recipes.m7c import FINEWEB_EDU, M7cConfig
-from jackline.trainer.recipes.m7c_environment import OLD_ENVIRONMENT
 from tests.shell import Shell
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jackline.models.masks import Masks, maskable
-from jackline.trainer.mask_search import (
+from jackline.recipes.sparsae.mask_search import (
     MaskSearch,
     SearchSettings,
     Spread,
@@ -20,6 +19,7 @@ from jackline.trainer.mask_search import (
     drop_share_at,
     fade,
 )
+from jackline.recipes.sparsae.masks import Masks, maskable
 
 
 class World:

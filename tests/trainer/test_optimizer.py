@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jackline.trainer.optimizer import MasterAdamW, clip_gradients, gradient_norm, make_optimizer
+from jackline.trainer.optim.optimizer import MasterAdamW, clip_gradients, gradient_norm, make_optimizer
 
 LR, BETAS, DECAY = 1e-2, (0.9, 0.95), 0.1
 

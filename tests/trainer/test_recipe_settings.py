@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jackline.errors import UsageError
-from jackline.memory.cards import CARDS
+from jackline.memory.plan.cards import CARDS
+from jackline.recipes.sparsae.recipe import SparsaeConfig, candidates
 from jackline.trainer.config import resolve
-from jackline.trainer.recipes import RECIPES, find_recipe
-from jackline.trainer.recipes.settings import parse_settings
-from jackline.trainer.recipes.sparsae import SparsaeConfig, candidates
+from jackline.trainer.recipe import RECIPES, find_recipe
+from jackline.trainer.words import parse_settings
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_mistake_is_named(words: list[str], text: str) -> None:
 
 
 def test_a_recipe_nobody_knows_is_an_error_with_the_known_ones() -> None:
-    assert find_recipe("sparsae") == "jackline.trainer.recipes.sparsae"
+    assert find_recipe("sparsae") == "jackline.recipes.sparsae.recipe"
     with pytest.raises(UsageError) as caught:
         find_recipe("sparse")
     assert str(caught.value) == (

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from jackline.data.builder import cache_folder
+from jackline.data.build.builder import cache_folder
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.trainer.build import build
 from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.corpus import cache_settings, spec_of
 from jackline.trainer.loop import train
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 
 
 def standing() -> Counter[str]:

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from jackline.errors import UsageError
-from jackline.memory.cards import find_card
-from jackline.memory.plan import Room
-from jackline.memory.rehearse import load_correction
+from jackline.memory.plan.cards import find_card
+from jackline.memory.plan.choose import Room
+from jackline.memory.plan.rehearse import load_correction
 from jackline.rundir.layout import RunDir
 from jackline.trainer import build as building
 from jackline.trainer.build import Parts, build
 from jackline.trainer.config import resolve
-from jackline.trainer.planning import Chosen, plan_on
-from jackline.trainer.rehearsal import _remembered, rehearse_step, remember
-from jackline.trainer.validation import Validation
-from jackline.trainer.voice import Voice
+from jackline.trainer.planning.plan import Chosen, plan_on
+from jackline.trainer.planning.rehearsal import _remembered, rehearse_step, remember
+from jackline.trainer.report.console import Voice
+from jackline.trainer.validate.validation import Validation
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jackline.errors import UsageError
-from jackline.trainer.schedule import Schedule, describe_schedule, key_points, lr_at, plot_lines, schedule_of
+from jackline.trainer.optim.schedule import Schedule, describe_schedule, key_points, lr_at, plot_lines, schedule_of
 
 
 def curve(s: Schedule) -> list[float]:

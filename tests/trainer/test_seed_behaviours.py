@@ -14,8 +14,8 @@ import pytest
 
 from jackline.trainer.config import resolve
 from jackline.trainer.corpus import open_corpus
-from jackline.trainer.evaluate import count_windows, read_windows, subset_size
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
+from jackline.trainer.validate.evaluate import count_windows, read_windows, subset_size
 from tests.data.corpora import jsonl_bytes, make_texts
 from tests.data.far_end import FarEnd, serving
 from tests.shell import Shell

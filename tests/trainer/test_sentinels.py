@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jackline.trainer.schedule import Schedule, lr_at
-from jackline.trainer.sentinel_data import RepeatedData
-from jackline.trainer.sentinel_eval import interval_95
-from jackline.trainer.sentinel_floor import Floor, entropy_floor
-from jackline.trainer.sentinels import Alarm, EvalFacts, Facts, Sentinels, StepFacts, Surroundings
+from jackline.trainer.optim.schedule import Schedule, lr_at
+from jackline.trainer.sentinels.data import RepeatedData
+from jackline.trainer.sentinels.eval import interval_95
+from jackline.trainer.sentinels.floor import Floor, entropy_floor
+from jackline.trainer.sentinels.watch import Alarm, EvalFacts, Facts, Sentinels, StepFacts, Surroundings
 
 SCHEDULE = Schedule("cosine", 3e-4, 3e-5, warmup_steps=100, total_steps=2000)
 TEXT = Floor(0.25, "xz packs this data to 2.50 nats a token, and no model packs ten times better")

@@ -12,9 +12,9 @@ import torch
 
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
-from jackline.trainer.sentinels import Facts, Sentinels, StepFacts
-from jackline.trainer.sentinels_machine import read_surroundings
-from jackline.trainer.sentinels_torch import first_bad_tensor, weights_without_gradient
+from jackline.trainer.sentinels.machine import read_surroundings
+from jackline.trainer.sentinels.tensors import first_bad_tensor, weights_without_gradient
+from jackline.trainer.sentinels.watch import Facts, Sentinels, StepFacts
 
 SHAPE = GPTShape(2, 2, 16, context=8, vocab_size=32)
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
-from jackline.trainer.schedule import Schedule, lr_at
-from jackline.trainer.sentinel_floor import entropy_floor
-from jackline.trainer.sentinels import Alarm, Facts, Sentinels, StepFacts
-from jackline.trainer.sentinels_torch import first_bad_tensor
+from jackline.trainer.optim.schedule import Schedule, lr_at
+from jackline.trainer.sentinels.floor import entropy_floor
+from jackline.trainer.sentinels.tensors import first_bad_tensor
+from jackline.trainer.sentinels.watch import Alarm, Facts, Sentinels, StepFacts
 
 VOCAB, LENGTH, BATCH, STEPS = 256, 32, 16, 160
 SCHEDULE = Schedule("cosine", 1e-2, 1e-3, warmup_steps=10, total_steps=STEPS)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from jackline.memory.cards import find_card
+from jackline.memory.plan.cards import find_card
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import resolve, save_config
-from jackline.trainer.sizing import choose_size, settle_size
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
+from jackline.trainer.startup.sizing import choose_size, settle_size
 
 GIB = 1 << 30
 

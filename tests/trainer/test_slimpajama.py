@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from jackline.recipes.slimpajama.recipe import SlimpajamaConfig
 from jackline.rundir.layout import RunDir
-from jackline.trainer.recipes.slimpajama import SlimpajamaConfig
 from tests.data.corpora import jsonl_bytes, make_texts
 from tests.data.far_end import FarEnd, serving
 from tests.session.nursery import Child, Ended, Nursery

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from jackline.errors import EXIT_USAGE, UsageError
+from jackline.recipes.slimpajama.recipe import SLIMPAJAMA, SlimpajamaConfig
 from jackline.trainer.config import Resolved, config_text, resolve, resolve_words
-from jackline.trainer.recipes.slimpajama import SLIMPAJAMA, SlimpajamaConfig
 from tests.data.corpora import make_texts, write_zst
 from tests.session.nursery import Nursery
 

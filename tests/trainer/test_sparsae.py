@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from jackline.models.mask_sampling import unpack
+from jackline.recipes.sparsae.mask_sampling import unpack
+from jackline.recipes.sparsae.memory import divergence_sum
+from jackline.recipes.sparsae.method import BurnIn, distill_weight
+from jackline.recipes.sparsae.recipe import SparsaeConfig
 from jackline.trainer.config import resolve
-from jackline.trainer.recipes.sparsae import SparsaeConfig
-from jackline.trainer.sparse_memory import divergence_sum
-from jackline.trainer.sparse_method import BurnIn, distill_weight
 from tests.session.nursery import Nursery
 from tests.trainer.test_loop import Trainings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jackline.errors import UsageError
-from jackline.trainer.recipes.sparsae import SparsaeConfig
+from jackline.recipes.sparsae.recipe import SparsaeConfig
 from tests.data.corpora import make_texts
 from tests.shell import Shell
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from jackline.memory.cards import find_card
-from jackline.memory.predict import trace_step
-from jackline.memory.trace import Recorder, Trace
+from jackline.memory.plan.cards import find_card
+from jackline.memory.predict.step import trace_step
+from jackline.memory.predict.trace import Recorder, Trace
+from jackline.recipes.sparsae.memory import SparsaeModule
+from jackline.recipes.sparsae.method import SparseMethod, job_of
+from jackline.recipes.sparsae.recipe import DISTILL_WEIGHT
 from jackline.trainer.build import Parts, build
 from jackline.trainer.config import resolve
-from jackline.trainer.recipes.sparsae import DISTILL_WEIGHT
-from jackline.trainer.sparse_memory import SparsaeModule
-from jackline.trainer.sparse_method import SparseMethod, job_of
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 
 LARGE = 1024  # bytes: what is smaller is a number on its way to the log
 

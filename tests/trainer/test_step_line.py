@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from jackline.models.shapes import GPTShape, find_shape
-from jackline.trainer.flops import flops_per_token, mfu, peak_flops
-from jackline.trainer.step_line import FinalFacts, LossBounds, StepLine, curves_lines, final_lines, step_line
+from jackline.trainer.report.flops import flops_per_token, mfu, peak_flops
+from jackline.trainer.report.step_line import FinalFacts, LossBounds, StepLine, curves_lines, final_lines, step_line
 
 GIB = 2**30
 

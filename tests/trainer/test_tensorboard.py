@@ -13,8 +13,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from jackline.trainer import tensorboard
-from jackline.trainer.tensorboard import Board, event_files
+from jackline.trainer.report import tensorboard
+from jackline.trainer.report.tensorboard import Board, event_files
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
@@ -92,7 +92,7 @@ def test_a_reader_that_was_open_all_the_while_forgets_the_steps_that_were_done_a
 
 def test_a_kill_in_the_middle_leaves_a_file_that_is_read_and_gone_on_with(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom jackline.trainer.tensorboard import Board\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom jackline.trainer.report.tensorboard import Board\n"
         "board = Board(Path(sys.argv[1]))\n"
         "for step in range(1, 6): board.add(step, {'loss': 1.0})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jackline.session.off import OffRun
 from jackline.session.settings import Settings
-from jackline.trainer.facts import doing_text
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
+from jackline.trainer.report.facts import doing_text
 
 
 def test_work_between_two_steps_has_its_name_for_as_long_as_it_takes() -> None:

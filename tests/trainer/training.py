@@ -19,7 +19,7 @@ from jackline.rundir.layout import RunDir
 from jackline.trainer.build import Parts
 from jackline.trainer.config import resolve
 from jackline.trainer.loop import train
-from jackline.trainer.voice import SILENT_AT_MOST_S
+from jackline.trainer.report.console import SILENT_AT_MOST_S
 
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.90 GiB of which 613.56 MiB is"

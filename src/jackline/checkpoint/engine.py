@@ -24,26 +24,26 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jackline.checkpoint import load
-from jackline.checkpoint.area import StagingArea, available_bytes
-from jackline.checkpoint.capture import Captured, Source, capture
-from jackline.checkpoint.environment import describe_environment
-from jackline.checkpoint.fetch import bring_newer, fetch_newest
-from jackline.checkpoint.frozen import FrozenHashes
-from jackline.checkpoint.gather import GpuCopies
-from jackline.checkpoint.handover import Job
-from jackline.checkpoint.layout import Layout
-from jackline.checkpoint.link import WriterLink
-from jackline.checkpoint.mirror_watch import LossBounds, MirrorWatch, machine_loss
-from jackline.checkpoint.overlap import Trust, after_tear, after_trial
-from jackline.checkpoint.pieces import save_in_pieces
+from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest
+from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
+from jackline.checkpoint.mirror.store import open_store
 from jackline.checkpoint.place import choose_place
-from jackline.checkpoint.retention import Keep
-from jackline.checkpoint.stage import Staging
-from jackline.checkpoint.store import open_store
+from jackline.checkpoint.staging.area import StagingArea, available_bytes
+from jackline.checkpoint.staging.gather import GpuCopies
+from jackline.checkpoint.staging.handover import Job
+from jackline.checkpoint.staging.layout import Layout
+from jackline.checkpoint.staging.link import WriterLink
+from jackline.checkpoint.staging.overlap import Trust, after_tear, after_trial
+from jackline.checkpoint.staging.pieces import save_in_pieces
+from jackline.checkpoint.staging.stage import Staging
+from jackline.checkpoint.staging.trial import first_difference
+from jackline.checkpoint.state import load
+from jackline.checkpoint.state.capture import Captured, Source, capture
+from jackline.checkpoint.state.environment import describe_environment
+from jackline.checkpoint.state.frozen import FrozenHashes
 from jackline.checkpoint.ticket import Event, Ticket
-from jackline.checkpoint.trial import first_difference
-from jackline.checkpoint.writer import Options
+from jackline.checkpoint.writer.retention import Keep
+from jackline.checkpoint.writer.serve import Options
 from jackline.errors import CannotResume
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name

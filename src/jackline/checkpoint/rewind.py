@@ -6,7 +6,7 @@ mirror brings them back, retention does not touch them, and a step that is saved
 `checkpoints/rewind-NNNNNNNN-rR.json`, here and in the mirror: later steps with a retry number below R are left
 behind. It is written in one step after the chosen one was read and found whole, so that a death at any instant leaves
 either the run as it was or the run gone back.
-Owns the choice and that file's making. What a rewind means is format.py, who honours it catalogue.py.
+Owns the choice and that file's making. What a rewind means is manifest.py, who honours it catalogue.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jackline.checkpoint import catalogue, fetch
-from jackline.checkpoint.commit import free_place
-from jackline.checkpoint.disk import Disk
-from jackline.checkpoint.format import Damage, Name, Rewind, is_left_behind, parse_name
-from jackline.checkpoint.lock import AnotherWriter, WriterLock
+from jackline.checkpoint.format import catalogue
+from jackline.checkpoint.format.manifest import Damage, Name, Rewind, is_left_behind, parse_name
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.mirror import fetch
+from jackline.checkpoint.mirror.store import Store, open_store
 from jackline.checkpoint.place import choose_place
-from jackline.checkpoint.store import Store, open_store
-from jackline.checkpoint.verify import verify_checkpoint
+from jackline.checkpoint.writer.commit import free_place
+from jackline.checkpoint.writer.disk import Disk
+from jackline.checkpoint.writer.lock import AnotherWriter, WriterLock
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir

@@ -17,21 +17,24 @@ from jackline.errors import JacklineError
 
 # name -> (module, one line of help). The order is that of a run's life.
 COMMANDS = {
-    "run": ("jackline.cli.run", "Supervise any command: jackline run -- python train.py"),
-    "train": ("jackline.cli.train", "Train a recipe, supervised and resumable: jackline train demo --quick"),
-    "demo": ("jackline.cli.demo", "One minute: a training is killed with SIGKILL, goes on, ends bit-equal."),
-    "status": ("jackline.cli.status", "Is it alive, how far, when done, what is lost if it dies."),
-    "watch": ("jackline.cli.watch", "The live view; takes over a run whose supervisor is gone."),
-    "why": ("jackline.cli.why", "What it is doing, by file and line; why it died, from evidence."),
-    "logs": ("jackline.cli.logs", "Its output, with times."),
-    "runs": ("jackline.cli.runs", "All runs that can be found from here."),
-    "validate": ("jackline.cli.validate", "Ask a training for a validation on all its validation data, now."),
-    "stop": ("jackline.cli.stop", "Save and end."),
-    "resume": ("jackline.cli.resume", "Go on with a run that stopped or died."),
-    "doctor": ("jackline.cli.doctor", "Check this machine, a recipe or a command, before it starts."),
-    "plan": ("jackline.cli.plan", "Will it fit, with which micro-batch; where the memory goes."),
-    "checkpoints": ("jackline.cli.checkpoints", "List, verify, prune, show and export checkpoints."),
-    "data": ("jackline.cli.data", "The data engine by hand: prepare, show, bench."),
+    "run": ("jackline.cli.commands.run", "Supervise any command: jackline run -- python train.py"),
+    "train": ("jackline.cli.commands.train", "Train a recipe, supervised and resumable: jackline train demo --quick"),
+    "demo": ("jackline.cli.commands.demo", "One minute: a training is killed with SIGKILL, goes on, ends bit-equal."),
+    "status": ("jackline.cli.commands.status", "Is it alive, how far, when done, what is lost if it dies."),
+    "watch": ("jackline.cli.commands.watch", "The live view; takes over a run whose supervisor is gone."),
+    "why": ("jackline.cli.commands.why", "What it is doing, by file and line; why it died, from evidence."),
+    "logs": ("jackline.cli.commands.logs", "Its output, with times."),
+    "runs": ("jackline.cli.commands.runs", "All runs that can be found from here."),
+    "validate": (
+        "jackline.cli.commands.validate",
+        "Ask a training for a validation on all its validation data, now.",
+    ),
+    "stop": ("jackline.cli.commands.stop", "Save and end."),
+    "resume": ("jackline.cli.commands.resume", "Go on with a run that stopped or died."),
+    "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),
+    "plan": ("jackline.cli.commands.plan", "Will it fit, with which micro-batch; where the memory goes."),
+    "checkpoints": ("jackline.cli.commands.checkpoints", "List, verify, prune, show and export checkpoints."),
+    "data": ("jackline.cli.commands.data", "The data engine by hand: prepare, show, bench."),
 }
 
 

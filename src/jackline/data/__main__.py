@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def build_in_background(folder: Path, settings: dict[str, object]) -> None:
-    from jackline.data.builder import run_builder
+    from jackline.data.build.builder import run_builder
     from jackline.data.progress import silent
     from jackline.data.spec import CacheSettings
 

@@ -1,6 +1,6 @@
 """What `jackline data` does, in the process that may import numpy: prepare, show, bench.
 
-Owns the words and the progress lines of these commands. The command line proper (cli/data.py) only passes a request
+Owns the words and the progress lines of these commands. The command line proper (cli/commands/data.py) only passes a request
 on as JSON, so that it stays light. Data goes to stdout, talk to stderr.
 """
 
@@ -14,16 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jackline.data.builder import cache_folder, cache_path, empty_cache, run_builder
-from jackline.data.cache import Cache, era_path, read_meta
-from jackline.data.choose import Full
-from jackline.data.loader import Loader, LoaderSettings
+from jackline.data.build.builder import cache_folder, cache_path, empty_cache, run_builder
+from jackline.data.build.choose import Full
+from jackline.data.build.supply import Data, open_cache, open_data
+from jackline.data.cache.directory import Cache, era_path, read_meta
+from jackline.data.cache.windows import EraFiles, read_windows
+from jackline.data.cache.writer import hash_file
+from jackline.data.loader.loader import Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.spec import CacheSettings, DataSpec
-from jackline.data.supply import Data, open_cache, open_data
-from jackline.data.tokenizer import from_json, load_tokenizer
-from jackline.data.windows import EraFiles, read_windows
-from jackline.data.writer import hash_file
+from jackline.data.tokenise.tokenizer import from_json, load_tokenizer
 from jackline.errors import JacklineError
 from jackline.units import format_bytes, format_duration
 

@@ -15,9 +15,9 @@ from typing import Any, Literal, get_args
 
 import xxhash
 
-from jackline.data.eras import EraPlan
-from jackline.data.formats import CONTAINERS, Documents
-from jackline.data.listing import PYTHON_STDLIB, local_path
+from jackline.data.cache.eras import EraPlan
+from jackline.data.sources.formats import CONTAINERS, Documents
+from jackline.data.sources.listing import PYTHON_STDLIB, local_path
 from jackline.errors import UsageError
 
 FORMAT = 1

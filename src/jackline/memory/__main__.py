@@ -15,14 +15,14 @@ from typing import Any
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.machine.gpu import read_gpus
-from jackline.memory.cards import CARDS, Card, find_card, match_card
-from jackline.memory.explain import plan_json, plan_text, table_text
-from jackline.memory.oom_report import other_users
-from jackline.memory.plan import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
-from jackline.memory.predict import CannotTrace
-from jackline.memory.probe import has_card, plan_by_measuring
-from jackline.memory.table import fit_table
-from jackline.memory.target import Candidate, load_candidates
+from jackline.memory.guard.oom_report import other_users
+from jackline.memory.plan.cards import CARDS, Card, find_card, match_card
+from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
+from jackline.memory.plan.explain import plan_json, plan_text, table_text
+from jackline.memory.plan.probe import has_card, plan_by_measuring
+from jackline.memory.plan.table import fit_table
+from jackline.memory.plan.target import Candidate, load_candidates
+from jackline.memory.predict.step import CannotTrace
 from jackline.units import format_bytes, format_duration
 
 _TABLE_BATCHES = (2, 4, 8, 16, 32, 64)

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jackline.cli.run_view import RunView
-from jackline.cli.status_text import status_text
-from jackline.cli.text_safety import safe_text
+from jackline.cli.text.safety import safe_text
+from jackline.cli.text.status import status_text
+from jackline.cli.view.run_view import RunView
 
 LAST_LINES = 10
 LINE_CHARS = 200

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jackline.cli.run_view import LIVE, RunView, read_view
-from jackline.cli.watch import needs_supervisor, refuse_what_cannot_be_watched, take_over_gently
+from jackline.cli.commands.watch import needs_supervisor, refuse_what_cannot_be_watched, take_over_gently
+from jackline.cli.view.run_view import LIVE, RunView, read_view
 from jackline.errors import JacklineError
 from jackline.notebook.card import Card, card_text
 from jackline.notebook.command import Ended, as_words, call, say, without_traceback
@@ -69,8 +69,8 @@ def plan(target: str, *words: str, name: str | None = None, gpu: str | None = No
     something stands in the way, so that the cells below do not run. While that very run (`name`, if it was given one)
     is alive, nothing is tried beside it.
     """
-    from jackline.memory.cards import detect_card
-    from jackline.trainer.recipes import is_own_file
+    from jackline.memory.plan.cards import detect_card
+    from jackline.trainer.recipe import is_own_file
 
     asked = [*words, *as_words(settings)]
     is_question = gpu is not None or not {"--table", "--explain", "--json"}.isdisjoint(words)
@@ -110,7 +110,7 @@ def watch(run: Which = None) -> None:
 
     Returns when it finished, was stopped, or the cell was; raises when it died.
     """
-    from jackline.cli.watch import watch as watch_in_terminal
+    from jackline.cli.commands.watch import watch as watch_in_terminal
 
     found = find(run)
     if not is_notebook():
@@ -137,7 +137,7 @@ def find(run: Which) -> RunDir:
 
 def follow(run: RunDir) -> RunView:
     """Draws until the run is over."""
-    from jackline.cli.notes import Notes
+    from jackline.cli.view.notes import Notes
 
     card = Card()
     notes = Notes(run, read_status(run).attempt, from_start=False)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jackline.cli.run import check_mirror, full_place
+from jackline.cli.commands.run import check_mirror, full_place
 from jackline.errors import UsageError
 from jackline.machine.host import find_notebook
 from jackline.notebook.command import say, without_traceback

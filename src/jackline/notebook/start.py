@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jackline.checkpoint.store import open_store
+from jackline.checkpoint.mirror.store import open_store
 from jackline.errors import CannotResume, UsageError
 from jackline.notebook.command import Ended, as_words, call, read_error, say, without_traceback
 from jackline.notebook.look import Run
@@ -70,7 +70,7 @@ def meant_by_recipe(
     recipe: str, asked: Sequence[str], *, name: str | None = None, is_new: bool = False
 ) -> tuple[Meant, list[str]]:
     """Which run `jackline train RECIPE ASKED` is, and what is to be asked with the second place in it."""
-    from jackline.cli.train import with_full_mirror
+    from jackline.cli.commands.train import with_full_mirror
 
     options = read_options(recipe, asked)
     found = resolve(recipe, options["settings"])
@@ -89,8 +89,8 @@ def read_options(recipe: str, asked: Sequence[str]) -> dict[str, Any]:
     """What of the words is about the run and what about the training, as the command itself tells them apart."""
     import click
 
+    from jackline.cli.commands.train import command
     from jackline.cli.main import cli
-    from jackline.cli.train import command
 
     try:
         with (
@@ -148,7 +148,7 @@ def start(meant: Meant, words: list[str], *, may_bring_back: bool) -> Run:
 def bring_back(meant: Meant) -> bool:
     """The records of a run this machine knows nothing of; False when the second place has none. Its newest checkpoint
     comes with them, or, for those of Jackline's own, when the training asks for it."""
-    from jackline.supervisor.mirror_fetch import fetch_stranger
+    from jackline.supervisor.foreign.fetch import fetch_stranger
 
     place, found = meant.place or "", meant.run
     try:

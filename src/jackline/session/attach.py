@@ -11,25 +11,25 @@ import os
 from typing import Any
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
-from jackline.checkpoint.load import Receipt
-from jackline.checkpoint.random_state import ProcessRandom
+from jackline.checkpoint.state.load import Receipt
+from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.machine.memory import effective_limit
 from jackline.session.attachment import Attachment
-from jackline.session.changes import Change, compare_programs, describe_program
-from jackline.session.choose_feed import choose_feed
-from jackline.session.exactness import make_exact
-from jackline.session.feeds import Feed
+from jackline.session.feeds.choose import choose_feed
+from jackline.session.feeds.feed import Feed
 from jackline.session.home import Home, command_line, find_home, is_notebook, write_ending
-from jackline.session.host_memory import loading_of, settings_to_start_with, use_less
-from jackline.session.memory import CardMemory, prepare_card
+from jackline.session.memory.gpu import CardMemory, prepare_card
+from jackline.session.memory.host import loading_of, settings_to_start_with, use_less
+from jackline.session.metrics.pulse import Pulse
+from jackline.session.metrics.reporting import Reporter, keep_standard_descriptors, say
+from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
-from jackline.session.pulse import Pulse
-from jackline.session.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
-from jackline.session.reporting import Reporter, keep_standard_descriptors, say
 from jackline.session.run import Run
-from jackline.session.saving import Saver
-from jackline.session.scalars import Scalars
+from jackline.session.saving.changes import Change, compare_programs, describe_program
+from jackline.session.saving.exactness import make_exact
+from jackline.session.saving.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
+from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings, split
 from jackline.session.stepping import Stepper
 from jackline.session.stopping import StopRequest

@@ -11,22 +11,22 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from jackline.checkpoint.random_state import ProcessRandom
+from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError, UsageError
-from jackline.memory.safe_step import OutOfMemory
+from jackline.memory.guard.safe_step import OutOfMemory
 from jackline.rundir.intent import write_intent
 from jackline.rundir.process_id import identify
-from jackline.session import proof
-from jackline.session.changes import Fingerprint
-from jackline.session.feeds import Feed
+from jackline.session.feeds.feed import Feed
 from jackline.session.home import Home, read_grace_s, write_ending
-from jackline.session.host_memory import HostMemory, SaveCost
-from jackline.session.memory import CardMemory
+from jackline.session.memory.gpu import CardMemory
+from jackline.session.memory.host import HostMemory, SaveCost
+from jackline.session.metrics.pulse import Pulse
+from jackline.session.metrics.reporting import Reporter, say
+from jackline.session.metrics.scalars import Scalars
 from jackline.session.phase import Phase, phase
-from jackline.session.pulse import Pulse
-from jackline.session.reporting import Reporter, say
-from jackline.session.saving import Saver
-from jackline.session.scalars import Scalars
+from jackline.session.saving import proof
+from jackline.session.saving.changes import Fingerprint
+from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper
 from jackline.session.stopping import Stopped, StopRequest

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from jackline.checkpoint.load import Receipt
+from jackline.checkpoint.state.load import Receipt
 from jackline.session.attach import join
-from jackline.session.receipt import FirstLoss, receipt_lines
+from jackline.session.saving.receipt import FirstLoss, receipt_lines
 from jackline.session.settings import split
 from jackline.session.stopping import Stopped
 

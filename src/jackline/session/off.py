@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jackline.memory.safe_step import Slicing, StepResult
-from jackline.session.memory import off_step
+from jackline.memory.guard.safe_step import Slicing, StepResult
+from jackline.session.memory.gpu import off_step
 from jackline.session.phase import Phase, phase
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper

@@ -2,7 +2,7 @@
 
 Under `jackline run` it writes protocol lines for the supervisor; started bare on a terminal it draws a simple bar;
 otherwise it is silent. Owns: when a line is written and where. Never raises and never slows the work: what cannot
-be said is not said. Does not own: reading those lines (supervisor/progress.py).
+be said is not said. Does not own: reading those lines (supervisor/output/progress.py).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Any, Literal
 
 from jackline.errors import UsageError
-from jackline.memory.safe_step import Slicing, StepResult
+from jackline.memory.guard.safe_step import Slicing, StepResult
 from jackline.session.attachment import Attachment
-from jackline.session.feeds import END
+from jackline.session.feeds.feed import END
 from jackline.session.phase import Phase, phase
 from jackline.session.stopping import NoMoreWaiting, Stopped
 

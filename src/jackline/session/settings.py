@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from jackline.checkpoint.retention import Keep
 from jackline.checkpoint.schedule import Cadence
+from jackline.checkpoint.writer.retention import Keep
 from jackline.errors import UsageError
 
 Verdict = Literal["refuse", "warn", "go on"]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from jackline.errors import UsageError
-from jackline.session.chance import Chance
+from jackline.session.saving.rng import Chance
 
 _version = operator.attrgetter("_version")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import RunDir
-from jackline.supervisor.output import LogWriter
+from jackline.supervisor.output.reader import LogWriter
 
 HOOK_LIMIT_S = 60.0
 # The words --on-event knows; other events are only written down.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jackline.diagnosis.evidence import Cause
+from jackline.diagnosis.deaths.evidence import Cause
 
 FIRST_DELAY_S = 5.0
 MAX_DELAY_S = 300.0

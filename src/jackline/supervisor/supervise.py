@@ -17,27 +17,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jackline.diagnosis.evidence import SentSignal
+from jackline.diagnosis.deaths.evidence import SentSignal
 from jackline.errors import UsageError
 from jackline.machine.protections import find_libstdbuf
-from jackline.memory.oom_report import other_users
+from jackline.memory.guard.oom_report import other_users
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
 from jackline.rundir.registry import register
 from jackline.rundir.run_file import read_run_file
-from jackline.supervisor.autopsy import Autopsy, examine
-from jackline.supervisor.checkpoints_seen import CheckpointsSeen
+from jackline.supervisor.attempt.autopsy import Autopsy, examine
+from jackline.supervisor.attempt.heartbeat import HeartbeatNotes
+from jackline.supervisor.attempt.stopping import Stopping, next_step, press
+from jackline.supervisor.attempt.watching import AttemptWatch
+from jackline.supervisor.child.environment import child_environment
+from jackline.supervisor.child.process import Command, Ending, adopt_command, start_command
 from jackline.supervisor.events import Events
-from jackline.supervisor.heartbeat import HeartbeatNotes
-from jackline.supervisor.inject_env import child_environment
+from jackline.supervisor.foreign.seen import CheckpointsSeen
 from jackline.supervisor.options import SuperviseOptions
-from jackline.supervisor.output import LogWriter, make_reserve, release_reserve
+from jackline.supervisor.output.reader import LogWriter, make_reserve, release_reserve
 from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
-from jackline.supervisor.process import Command, Ending, adopt_command, start_command
-from jackline.supervisor.stopping import Stopping, next_step, press
-from jackline.supervisor.watching import AttemptWatch
 from jackline.units import format_duration
 
 TICK_S = 0.1
@@ -323,7 +323,7 @@ class Supervisor:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if self.options.mirror is not None:
-            from jackline.supervisor.mirroring import start_mirror  # archives and stores: only who asks pays
+            from jackline.supervisor.foreign.mirror import start_mirror  # archives and stores: only who asks pays
 
             self.mirror = start_mirror(self.run, self.options)
         signal.signal(signal.SIGINT, self._on_interrupt)

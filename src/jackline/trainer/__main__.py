@@ -18,14 +18,14 @@ from typing import NoReturn
 
 from jackline.errors import EXIT_DONE, CannotResume, JacklineError
 from jackline.machine.host import find_notebook
+from jackline.recipes.m7c.environment import unread_lines
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, identity, resolve_words
-from jackline.trainer.importing import keep_bytecode, without_collecting
-from jackline.trainer.leaving import drop_unready_workers, leave
-from jackline.trainer.recipes.m7c_environment import unread_lines
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
+from jackline.trainer.startup.importing import keep_bytecode, without_collecting
+from jackline.trainer.startup.leaving import drop_unready_workers, leave
 
 _SHORT_LIVED = ("colab", "kaggle")
 
@@ -61,7 +61,7 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
         with voice.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
             from jackline.trainer.build import choose_device
             from jackline.trainer.loop import train
-            from jackline.trainer.sizing import settle_size
+            from jackline.trainer.startup.sizing import settle_size
         try:
             resolved = settle_size(resolved, run, choose_device(resolved.config), voice)
             train(resolved, run, voice)
@@ -119,7 +119,7 @@ def _resolve(target: str, words: Sequence[str]) -> int:
 
 def _show(target: str, words: Sequence[str]) -> int:
     resolved = resolve_words(target, words)
-    from jackline.trainer.settings_text import settings_text
+    from jackline.trainer.report.settings_text import settings_text
 
     print(settings_text(resolved))
     return EXIT_DONE

@@ -15,23 +15,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from jackline.checkpoint.catalogue import list_names
-from jackline.data.batches import ToDevice
-from jackline.data.loader import Loader
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.data.loader.batches import ToDevice
+from jackline.data.loader.loader import Loader
 from jackline.errors import UsageError
-from jackline.memory.cards import Precision
-from jackline.memory.rehearse import load_correction
+from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.rehearse import load_correction
 from jackline.rundir.layout import RunDir
-from jackline.session.exactness import make_exact
-from jackline.trainer import ahead, compiling
+from jackline.session.saving.exactness import make_exact
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, count_steps, make_loader, open_corpus
-from jackline.trainer.flops import flops_per_token, peak_flops
-from jackline.trainer.method import Method, find_method
 from jackline.trainer.network import Shape, describe_shape, make_model, shape_of, use_kernels
-from jackline.trainer.optimizer import clip_gradients, make_optimizer
-from jackline.trainer.planning import Chosen, choose_micro_batch
-from jackline.trainer.precision import (
+from jackline.trainer.optim.optimizer import clip_gradients, make_optimizer
+from jackline.trainer.optim.schedule import Schedule, describe_schedule, schedule_of
+from jackline.trainer.planning.plan import Chosen, choose_micro_batch
+from jackline.trainer.report.console import Voice
+from jackline.trainer.report.flops import flops_per_token, peak_flops
+from jackline.trainer.startup import ahead, compiling
+from jackline.trainer.startup.precision import (
     Attention,
     attention_kernels,
     autocast,
@@ -39,8 +40,7 @@ from jackline.trainer.precision import (
     choose_precision,
     make_scaler,
 )
-from jackline.trainer.schedule import Schedule, describe_schedule, schedule_of
-from jackline.trainer.voice import Voice
+from jackline.trainer.task import Method, find_method
 
 _EAGER_MFU = 0.3  # of the peak, to guess a step's time before there was one
 

@@ -20,15 +20,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from jackline.data.bytefile import Patience
-from jackline.data.live import End, Live, LiveTokens, Piece, open_live
-from jackline.data.loader import Batch
+from jackline.data.cache.state import Counts, Cursor
+from jackline.data.loader.live import End, Live, LiveTokens, Piece, open_live
+from jackline.data.loader.loader import Batch
+from jackline.data.sources.bytefile import Patience
 from jackline.data.spec import DataSpec
-from jackline.data.state import Counts, Cursor
 from jackline.errors import CannotResume
 from jackline.session.phase import Phase, phase
 from jackline.session.stopping import NoMoreWaiting, Stopped
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 
 SAY_EVERY_SAMPLES = 100
 SAY_CHUNK_EVERY_S = 1.0  # a card may do fifty chunks a second; more lines than that are noise

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal
 from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
-from jackline.trainer.recipes import load_recipe
-from jackline.trainer.recipes.settings import read_words, read_yaml
-from jackline.trainer.recipes.shipped import find_settings_file
+from jackline.trainer.recipe import load_recipe
+from jackline.trainer.shipped import find_settings_file
+from jackline.trainer.words import read_words, read_yaml
 from jackline.units import parse_bytes, parse_duration
 
 QUIET_FIELDS = (
@@ -122,7 +122,7 @@ class TrainConfig:
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
     ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {}  # values of a field that mean the same as another of it
     UNUSED: ClassVar[frozenset[str]] = frozenset()  # fields that mean nothing to a recipe: neither taken nor shown
-    METHOD: ClassVar[str] = "jackline.trainer.method"
+    METHOD: ClassVar[str] = "jackline.trainer.task"
     IS_HIGH_GOOD: ClassVar[bool] = False  # of `metric`
     IS_STREAMED: ClassVar[bool] = False  # documents as they arrive (chunks.py), not windows of a cache
     OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # variables that once decided, and what does now

@@ -15,17 +15,17 @@ from typing import cast
 
 import torch
 
-from jackline.data.builder import cache_folder, run_builder
-from jackline.data.choose import Enough, Full
-from jackline.data.loader import Loader, LoaderSettings
+from jackline.data.build.builder import cache_folder, run_builder
+from jackline.data.build.choose import Enough, Full
+from jackline.data.build.supply import Data, open_data
+from jackline.data.loader.loader import Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
-from jackline.data.supply import Data, open_data
 from jackline.errors import JacklineError, UsageError
 from jackline.session.phase import phase
 from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource, open_chunks
 from jackline.trainer.config import TrainConfig
-from jackline.trainer.voice import Voice
+from jackline.trainer.report.console import Voice
 
 _LOOK_AGAIN_S = 0.5
 _FIRST_PATIENCE_S = 45.0

@@ -14,13 +14,16 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from jackline.data.batches import ToDevice
+from jackline.data.loader.batches import ToDevice
 from jackline.rundir.layout import RunDir
 from jackline.session.attach import attach
 from jackline.session.stopping import Stopped
 from jackline.trainer.build import Parts, build
 from jackline.trainer.config import Resolved, TrainConfig, save_config
-from jackline.trainer.facts import (
+from jackline.trainer.optim.schedule import lr_at
+from jackline.trainer.planning.rehearsal import Rehearsed, rehearse_step, remember, with_micro_batch
+from jackline.trainer.report.console import Voice
+from jackline.trainer.report.facts import (
     ask_for_the_end,
     doing_text,
     event_of,
@@ -31,15 +34,12 @@ from jackline.trainer.facts import (
     sentinel_facts,
     session_settings,
 )
-from jackline.trainer.method import Between
-from jackline.trainer.rehearsal import Rehearsed, rehearse_step, remember, with_micro_batch
-from jackline.trainer.schedule import lr_at
-from jackline.trainer.sentinels import Sentinels
-from jackline.trainer.sentinels_machine import read_surroundings
-from jackline.trainer.sentinels_torch import first_bad_tensor
-from jackline.trainer.validation import best_of, make_validation
-from jackline.trainer.voice import Voice
-from jackline.trainer.watch import AlarmRaised, Step, Watch, plain_numbers
+from jackline.trainer.report.watch import AlarmRaised, Step, Watch, plain_numbers
+from jackline.trainer.sentinels.machine import read_surroundings
+from jackline.trainer.sentinels.tensors import first_bad_tensor
+from jackline.trainer.sentinels.watch import Sentinels
+from jackline.trainer.task import Between
+from jackline.trainer.validate.validation import best_of, make_validation
 
 
 @dataclass(frozen=True)

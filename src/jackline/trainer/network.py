@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from jackline.memory.cards import Precision
+from jackline.memory.plan.cards import Precision
 from jackline.models import shapes
 from jackline.models.gpt import GPT
 from jackline.models.loss import why_no_kernel

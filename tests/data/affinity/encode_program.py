@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from jackline.data.affinity import features
-from jackline.data.affinity.prepared import AffinitySettings, prepare_affinity
 from jackline.errors import JacklineError
+from jackline.recipes.agab.data import features
+from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affinity
 
 SHARD_ROWS = 100
 

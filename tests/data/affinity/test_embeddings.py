@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jackline.data.affinity import embeddings, features, mirrored
-from jackline.data.affinity.mirrored import copy_in, copy_out, files_of
-from jackline.data.affinity.prepared import AffinityData, AffinitySettings, cache_keys, prepare_affinity
-from jackline.data.affinity.shards import list_shards
 from jackline.errors import JacklineError
+from jackline.recipes.agab.data import embeddings, features, mirrored
+from jackline.recipes.agab.data.mirrored import copy_in, copy_out, files_of
+from jackline.recipes.agab.data.prepared import AffinityData, AffinitySettings, cache_keys, prepare_affinity
+from jackline.recipes.agab.data.shards import list_shards
 from jackline.rundir.lock import RunLock
 from tests.data.affinity.encode_program import SHARD_ROWS
 from tests.data.affinity.planted import write_planted

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from jackline.data.affinity.features import NUM_CHAIN_FEATURES, NUM_FIXED, EmbeddedEncoder
-from jackline.data.affinity.residues import AMINO_ACIDS, LEGAL
 from jackline.errors import UsageError
+from jackline.recipes.agab.data.features import NUM_CHAIN_FEATURES, NUM_FIXED, EmbeddedEncoder
+from jackline.recipes.agab.data.residues import AMINO_ACIDS, LEGAL
 
 HEAVY, LIGHT = b"EVQLVESGGGLVQPGGSLRLSCAAS", b"DIQMTQSPSSLSASVGDRVTITCRAS"
 

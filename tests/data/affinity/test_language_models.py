@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jackline.data.affinity import language_models
-from jackline.data.affinity.encoders import open_encoder
-from jackline.data.affinity.language_models import LanguageModelEncoder, load_model
-from jackline.data.affinity.weights import find_weights
 from jackline.errors import JacklineError, UsageError
+from jackline.recipes.agab.data import language_models
+from jackline.recipes.agab.data.encoders import open_encoder
+from jackline.recipes.agab.data.language_models import LanguageModelEncoder, load_model
+from jackline.recipes.agab.data.weights import find_weights
 
 torch = pytest.importorskip("torch", reason="language models need torch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
@@ -214,7 +214,7 @@ def test_a_model_of_the_hub_is_taken_from_this_machines_disk_without_a_network(
     shutil.copytree(folders["t5"], repository / "snapshots" / commit)
     code = (
         "from pathlib import Path\n"
-        "from jackline.data.affinity.encoders import open_encoder\n"
+        "from jackline.recipes.agab.data.encoders import open_encoder\n"
         f"encoder = open_encoder('igt5', 'antibody', Path({str(tmp_path)!r}))\n"
         "print(encoder.name, encoder.revision, encoder.encode([b'EVQ|DIQ'], lambda done: None).shape)\n"
         "try: open_encoder('esm2-8m', 'antigen', None)\n"

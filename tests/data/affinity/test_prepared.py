@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jackline.data.affinity import features, prepared
-from jackline.data.affinity.pairs import Hashes
-from jackline.data.affinity.prepared import AffinitySettings, prepare_affinity, unique_rows
+from jackline.recipes.agab.data import features, prepared
+from jackline.recipes.agab.data.pairs import Hashes
+from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affinity, unique_rows
 from tests.data.affinity.planted import planted_rule, spearman, write_planted, write_small
 
 

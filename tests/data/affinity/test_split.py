@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.data.affinity.pairs import Hashes
-from jackline.data.affinity.split import PARTS, Parts, split_pairs
 from jackline.errors import UsageError
+from jackline.recipes.agab.data.pairs import Hashes
+from jackline.recipes.agab.data.split import PARTS, Parts, split_pairs
 
 
 def antigens(count: int) -> Hashes:

@@ -17,8 +17,8 @@ from typing import Any
 
 import jackline.session.attach as plain
 from jackline.errors import UsageError
-from jackline.session.choose_feed import seekable_feed
-from jackline.session.feeds import MapFeed
+from jackline.session.feeds.choose import seekable_feed
+from jackline.session.feeds.feed import MapFeed
 from jackline.session.off import OffRun, is_off
 from jackline.session.run import Run
 from jackline.session.settings import Settings

@@ -19,7 +19,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
-from jackline.checkpoint.random_state import ProcessRandom
+from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.rundir import atomic
 from jackline.session.driver import Driver
 from jackline.session.off import is_off

@@ -20,8 +20,8 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from jackline.rundir import atomic
-from jackline.session.choose_feed import seekable_feed
 from jackline.session.driver import Driver
+from jackline.session.feeds.choose import seekable_feed
 from jackline.session.off import is_off
 from jackline.session.settings import Settings
 

@@ -1,0 +1,1 @@
+"""The checkpoint format on disk: names, manifest, headers, checksums. Torch-free."""

@@ -1,0 +1,127 @@
+"""What stands in a run's `checkpoints` folder.
+
+Owns the listing, newest first, and the files beside the checkpoints:
+
+    writer.lock   held by the one process that may write here; says who
+    status.json   the writer's notes: what was acknowledged, read back, which is best (a hint, never trusted)
+    mirror.json   the mirror's notes: what was uploaded and confirmed
+    latest, best  names of checkpoints, for people and scripts (hints too)
+    rewind-N-rR.json   somebody went back to step N: what is later and below retry R is left behind (rewind.py)
+
+Does not judge bytes (verify.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.checkpoint.format.manifest import (
+    DAMAGED,
+    Damage,
+    Manifest,
+    Name,
+    Rewind,
+    is_left_behind,
+    parse_name,
+    parse_rewind,
+)
+from jackline.checkpoint.format.verify import check_sizes, read_manifest
+from jackline.rundir import atomic
+
+LOCK = "writer.lock"
+STATUS = "status.json"
+MIRROR = "mirror.json"
+LATEST = "latest"
+BEST = "best"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One checkpoint as a glance shows it: the manifest is proved, lengths are right, contents are not read."""
+
+    name: Name
+    path: Path
+    manifest: Manifest | None
+    problem: str | None
+
+    @property
+    def is_plausible(self) -> bool:
+        return self.manifest is not None and self.problem is None
+
+
+def list_names(folder: Path) -> list[Name]:
+    """Newest first, without those that were left behind. What has another name is not a checkpoint."""
+    names, rewinds = _names_and_rewinds(folder)
+    return [name for name in names if not is_left_behind(name, rewinds)]
+
+
+def list_left_behind(folder: Path) -> list[Name]:
+    """Newest first: those that somebody went back behind. They stay until a person deletes them."""
+    names, rewinds = _names_and_rewinds(folder)
+    return [name for name in names if is_left_behind(name, rewinds)]
+
+
+def list_rewinds(folder: Path) -> list[Rewind]:
+    return _names_and_rewinds(folder)[1]
+
+
+def write_rewind(folder: Path, rewind: Rewind, body: dict[str, Any]) -> None:
+    """Durable before anybody goes on from it. `body` is for people; the name alone counts."""
+    atomic.write_json(folder / str(rewind), body, durable=True)
+
+
+def _names_and_rewinds(folder: Path) -> tuple[list[Name], list[Rewind]]:
+    try:
+        entries = [path.name for path in folder.iterdir()]
+    except OSError:
+        return [], []
+    names = sorted((name for name in map(parse_name, entries) if name is not None), reverse=True)
+    return names, sorted(rewind for rewind in map(parse_rewind, entries) if rewind is not None)
+
+
+def list_checkpoints(folder: Path) -> list[Listed]:
+    """Newest first, each looked at but not read."""
+    return [look_at(folder, name) for name in list_names(folder)]
+
+
+def look_at(folder: Path, name: Name) -> Listed:
+    path = folder / str(name)
+    manifest = None
+    try:
+        manifest = read_manifest(path)
+        check_sizes(path, manifest)
+    except Damage as damage:
+        return Listed(name, path, manifest, str(damage))
+    return Listed(name, path, manifest, None)
+
+
+def list_set_aside(folder: Path) -> list[Path]:
+    """Damaged checkpoints that were taken out of the way."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.name.startswith(DAMAGED) and path.is_dir())
+    except OSError:
+        return []
+
+
+def read_notes(folder: Path, file: str) -> dict[Name, dict[str, Any]]:
+    """The writer's or the mirror's notes for each checkpoint; nothing when they are absent or damaged."""
+    body = atomic.read_json(folder / file)
+    steps = body.get("checkpoints") if isinstance(body, dict) else None
+    if not isinstance(steps, dict):
+        return {}
+    named = ((parse_name(text), note) for text, note in steps.items())
+    return {name: note for name, note in named if name is not None and isinstance(note, dict)}
+
+
+def write_notes(folder: Path, file: str, notes: dict[Name, dict[str, Any]], **more: Any) -> None:
+    """Only the writer writes status.json, only the mirror mirror.json."""
+    body = {**more, "checkpoints": {str(name): note for name, note in sorted(notes.items())}}
+    atomic.write_json(folder / file, body)
+
+
+def point_at(folder: Path, pointer: str, name: Name | None) -> None:
+    """Moves `latest` or `best`. A hint for people: nothing that must be right reads it."""
+    if name is not None:
+        atomic.write_whole(folder / pointer, f"{name}\n".encode())

@@ -1,0 +1,131 @@
+"""A checkpoint's weights as one file that plain PyTorch loads, without torch and without loading them.
+
+In a checkpoint tied tensors are stored once. Here every name stands for itself again, so that a strict
+`load_state_dict` works for people who have never heard of Jackline. Owns the copy; the source is proved first.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.checkpoint.format.header import Header, StoredTensor, build_header, lay_out
+from jackline.checkpoint.format.manifest import MAX_STATE_BYTES, STATE, TENSORS, Damage, Manifest, parse_json
+from jackline.checkpoint.format.tree import KIND
+from jackline.checkpoint.format.verify import open_to_read, read_header, verify_checkpoint
+from jackline.errors import JacklineError, UsageError
+
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One written file, and what stands in it."""
+
+    key: str
+    path: Path
+    size_bytes: int
+    num_tensors: int
+    left_out: tuple[str, ...]
+
+    @property
+    def lines(self) -> tuple[str, str, str]:
+        """The three lines of plain PyTorch that load it."""
+        strict = ", strict=False" if self.left_out else ""
+        return (
+            "from safetensors.torch import load_file",
+            f"state = load_file({str(self.path)!r})",
+            f"{self.key}.load_state_dict(state{strict})",
+        )
+
+
+def export_weights(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> list[Exported]:
+    """Writes `KEY.safetensors` for each module of the checkpoint (or the given keys) into `out`."""
+    try:
+        manifest = verify_checkpoint(folder)
+        state = read_state(folder, manifest)
+    except Damage as damage:
+        raise JacklineError(
+            f"{folder.name} is not whole and was not exported: {damage}",
+            hint="`jackline checkpoints verify` tells which ones are; choose one with --step",
+        ) from None
+    modules = {key: node for key, node in state.items() if _is_module(node)}
+    unknown = [key for key in keys if key not in modules]
+    if unknown or not modules:
+        known = ", ".join(modules) or "none"
+        raise UsageError(
+            f"{folder.name} holds no model called '{', '.join(unknown) or 'model'}'", hint=f"it has: {known}"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    return [_export(folder, out, key, modules[key], manifest) for key in keys or modules]
+
+
+def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """state.json as it stands, for people and programs that want to look."""
+    entry = manifest.file(STATE)
+    if entry is None or entry.size_bytes > MAX_STATE_BYTES:
+        raise Damage(f"{STATE} is missing or too large")
+    state = parse_json((folder / STATE).read_bytes(), STATE)
+    if not isinstance(state, dict):
+        raise Damage(f"{STATE} is not an object")
+    return state
+
+
+def _export(folder: Path, out: Path, key: str, node: dict[str, Any], manifest: Manifest) -> Exported:
+    headers: dict[str, tuple[Path, Header]] = {}
+    origins: dict[str, tuple[Path, int, StoredTensor]] = {}
+    for name, part in node["tensors"].items():
+        file = str(part["file"]) + TENSORS
+        entry = manifest.file(file)
+        if entry is None:
+            raise Damage(f"{STATE}: {key}.{name} refers to a tensor that is in no file")
+        if file not in headers:
+            headers[file] = (folder / file, read_header(folder / file, entry.size_bytes))
+        path, header = headers[file]
+        stored = next((tensor for tensor in header.tensors if tensor.name == part["name"]), None)
+        if stored is None:
+            raise Damage(f"{STATE}: {key}.{name} refers to a tensor that is in no file")
+        origins[name] = (path, header.data_offset, stored)
+    placed = lay_out((name, stored.dtype, stored.shape) for name, (_, _, stored) in origins.items())
+    target = out / (key + TENSORS)
+    size = _write(target, build_header(placed), placed, origins)
+    return Exported(key, target, size, len(placed), tuple(node.get("left_out", ())))
+
+
+def _write(
+    target: Path, header: bytes, placed: tuple[StoredTensor, ...], origins: dict[str, tuple[Path, int, StoredTensor]]
+) -> int:
+    """Beside its name first, so that a half-written export never looks like one."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(draft, "xb") as file:
+            file.write(header)
+            for tensor in placed:
+                path, data_offset, stored = origins[tensor.name]
+                _copy_range(path, data_offset + stored.begin, stored.end - stored.begin, file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return size
+
+
+def _copy_range(path: Path, start: int, size: int, file: Any) -> None:
+    fd = open_to_read(path)
+    try:
+        while size > 0:
+            block = os.pread(fd, min(size, _BLOCK_BYTES), start)
+            if not block:
+                raise Damage(f"{path.name} ends early")
+            file.write(block)
+            start, size = start + len(block), size - len(block)
+    finally:
+        os.close(fd)
+
+
+def _is_module(node: Any) -> bool:
+    return isinstance(node, dict) and node.get(KIND) == "module" and isinstance(node.get("tensors"), dict)

@@ -1,0 +1,171 @@
+"""Is a checkpoint whole? Every length, every checksum, every header, nothing taken on trust.
+
+Reads past the page cache where it can, because bytes that are still in memory say nothing about the disk.
+Owns the judgement of one checkpoint. Does not own which one to load (catalogue.py) or the loading (restore.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets, new_hash
+from jackline.checkpoint.format.header import Header, header_length, parse_header
+from jackline.checkpoint.format.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    MAX_STATE_BYTES,
+    STATE,
+    TENSORS,
+    Damage,
+    FileEntry,
+    Manifest,
+    Unreadable,
+    parse_json,
+    parse_manifest,
+    parse_name,
+)
+from jackline.checkpoint.format.parallel import run_in_threads
+from jackline.units import format_bytes
+
+VERIFY_THREADS = 2
+SIP_BYTES = 2 << 20  # read, and hashed while it is still in the core's own cache
+
+
+class Interrupted(Exception):
+    """Asked to stop before the judgement was reached; says nothing about the checkpoint."""
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint's folder, its own checksum proved. Damage when it cannot be used."""
+    try:
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise Damage("it is not a folder")
+        data = _read_small(path / MANIFEST, MAX_MANIFEST_BYTES)
+    except OSError as problem:
+        raise Damage(f"{MANIFEST} cannot be read: {problem.strerror}") from None
+    return parse_manifest(data, name=parse_name(path.name))
+
+
+def check_sizes(path: Path, manifest: Manifest) -> None:
+    """The cheap half: every file is there, is a plain file and has the manifest's length."""
+    for entry in manifest.files:
+        try:
+            found = (path / entry.name).lstat()
+        except OSError as problem:
+            raise Damage(f"{entry.name} cannot be read: {problem.strerror}") from None
+        if not stat.S_ISREG(found.st_mode):
+            raise Damage(f"{entry.name} is not a plain file")
+        if found.st_size != entry.size_bytes:
+            raise Damage(
+                f"{entry.name} is {_exact(found.st_size, entry.size_bytes)}, "
+                f"the manifest says {_exact(entry.size_bytes, found.st_size)}"
+            )
+
+
+def verify_checkpoint(
+    path: Path,
+    *,
+    is_direct: bool = True,
+    threads: int = VERIFY_THREADS,
+    should_stop: Callable[[], bool] | None = None,
+) -> Manifest:
+    """Reads every byte. Returns the manifest of a whole checkpoint; Damage names what is wrong with another."""
+    manifest = read_manifest(path)
+    check_sizes(path, manifest)
+    for entry in manifest.files:
+        _check_chunks(path / entry.name, entry, manifest.algorithm, is_direct, (threads, should_stop))
+    for entry in manifest.files:
+        check_structure(path, entry)
+    return manifest
+
+
+def check_structure(path: Path, entry: FileEntry) -> None:
+    """A right checksum only proves that nothing changed; the contents must make sense too."""
+    if entry.name.endswith(TENSORS):
+        read_header(path / entry.name, entry.size_bytes)
+    elif entry.name == STATE:
+        parse_json(_read_small(path / STATE, MAX_STATE_BYTES), STATE)
+
+
+def read_header(path: Path, size_bytes: int) -> Header:
+    """What a tensor file holds, without reading its tensors."""
+    with open(path, "rb") as file:
+        first = file.read(8)
+        length = header_length(first, size_bytes, path.name)
+        return parse_header(first + file.read(length - 8), size_bytes, path.name)
+
+
+def open_to_read(path: Path, *, is_direct: bool = False) -> int:
+    """A plain file of ours; a link is not followed."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    if is_direct:
+        try:
+            return os.open(path, flags | os.O_DIRECT)
+        except OSError:  # tmpfs, FUSE: then through the cache
+            pass
+    return os.open(path, flags)
+
+
+def read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fills `buffer` as far as the file goes; returns how many bytes came."""
+    total = 0
+    while total < len(buffer):
+        got = os.preadv(fd, [buffer[total:]], offset + total)
+        if got == 0:
+            break
+        total += got
+        if total % mmap.PAGESIZE:
+            break  # the file's end; a further O_DIRECT read would begin off the page
+    return total
+
+
+def _check_chunks(
+    path: Path, entry: FileEntry, algorithm: str, is_direct: bool, how: tuple[int, Callable[[], bool] | None]
+) -> None:
+    threads, should_stop = how
+    own = threading.local()
+    fd = open_to_read(path, is_direct=is_direct)
+    try:
+
+        def check(start: int) -> None:
+            if should_stop is not None and should_stop():
+                raise Interrupted
+            if not hasattr(own, "buffer"):
+                own.buffer = memoryview(mmap.mmap(-1, SIP_BYTES))  # page-aligned, as O_DIRECT wants it
+            length = min(CHUNK_BYTES, entry.size_bytes - start)
+            running = new_hash(algorithm)
+            for offset in range(start, start + length, SIP_BYTES):
+                try:
+                    got = read_into(fd, own.buffer, offset)
+                except OSError as problem:
+                    at = format_bytes(start)
+                    raise Unreadable(f"{entry.name} cannot be read at {at}: {problem.strerror}") from None
+                running.update(own.buffer[: min(got, start + length - offset)])
+            if running.hexdigest() != entry.chunks[start // CHUNK_BYTES]:
+                raise wrong_chunk(entry.name, start, length)
+
+        run_in_threads(check, list(chunk_offsets(entry.size_bytes)), threads)
+    finally:
+        os.close(fd)
+
+
+def wrong_chunk(name: str, start: int, length: int) -> Damage:
+    return Damage(f"{name} has wrong bytes between {format_bytes(start)} and {format_bytes(start + length)}")
+
+
+def _read_small(path: Path, limit: int) -> bytes:
+    fd = open_to_read(path)
+    with open(fd, "rb") as file:
+        if os.fstat(fd).st_size > limit:
+            raise Damage(f"{path.name} is larger than {format_bytes(limit)}")
+        return file.read()
+
+
+def _exact(size: int, other: int) -> str:
+    """Readable, but never the same words for two different lengths."""
+    return format_bytes(size) if format_bytes(size) != format_bytes(other) else f"{size} bytes"

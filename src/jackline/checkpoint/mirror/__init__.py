@@ -1,0 +1,1 @@
+"""Copies of checkpoints in a second place, and back from there. Torch-free."""

@@ -1,0 +1,222 @@
+"""A run back from its mirror, onto a machine that has nothing of it.
+
+Newest first; what does not verify is passed over, as on a local disk. What was fetched is committed like any save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from jackline.checkpoint.format.catalogue import list_checkpoints, list_rewinds, write_rewind
+from jackline.checkpoint.format.manifest import (
+    MANIFEST,
+    TEMPORARY,
+    Damage,
+    Name,
+    Rewind,
+    is_left_behind,
+    parse_manifest,
+    parse_name,
+    parse_rewind,
+)
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.mirror.bundle import unpack_run
+from jackline.checkpoint.mirror.store import Store, open_store
+from jackline.checkpoint.writer.commit import free_place
+from jackline.checkpoint.writer.disk import Disk
+from jackline.errors import CannotResume
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import host_name
+
+LIST_TIMEOUT_S = 20.0
+Result = TypeVar("Result")
+_GENERATION = re.compile(r"(step-\d{8,19}(?:-r\d+)?)-[0-9a-f]{12}-[0-9a-f]{4}")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One uploaded checkpoint: which, and its folder's name in the store."""
+
+    name: Name
+    folder: str
+
+
+@dataclass(frozen=True)
+class There:
+    """What the mirror has of one run: uploads, newest first, finished or not, and where somebody went back to."""
+
+    generations: tuple[Generation, ...]
+    rewinds: tuple[Rewind, ...]
+
+    def live(self, known: tuple[Rewind, ...] = ()) -> list[Generation]:
+        """Without what was left behind, by the mirror's own rewinds or by those `known` here."""
+        rules = (*self.rewinds, *known)
+        return [generation for generation in self.generations if not is_left_behind(generation.name, rules)]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    name: Name
+    path: Path
+    refused: tuple[str, ...]
+
+
+def look_into(store: Store, run: str) -> There:
+    """One listing."""
+    entries = store.names(f"{run}/checkpoints")
+    found = [generation for generation in map(parse_generation, entries) if generation is not None]
+    found.sort(key=lambda generation: (generation.name, generation.folder), reverse=True)
+    rewinds = (parse_rewind(entry) for entry in entries)
+    return There(tuple(found), tuple(rewind for rewind in rewinds if rewind is not None))
+
+
+def parse_generation(folder: str) -> Generation | None:
+    """The upload that a folder's name in the store means; None for anything that is not one."""
+    match = _GENERATION.fullmatch(folder)
+    name = parse_name(match[1]) if match else None
+    return None if name is None else Generation(name, folder)
+
+
+def list_generations(store: Store, run: str) -> list[Generation]:
+    """Newest first, finished or not, without what was left behind."""
+    return look_into(store, run).live()
+
+
+def learn_rewinds(there: There, folder: Path) -> None:
+    """What was decided on another machine holds here as well: else names would be given that count as left behind."""
+    for rewind in sorted(set(there.rewinds) - set(list_rewinds(folder))):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rewind(folder, rewind, {"to_step": rewind.step, "learned_from": "the mirror"})
+
+
+def list_runs(place: str) -> list[str]:
+    """The runs in a mirror."""
+    store = open_store(place)
+    return [name for name in store.names("") if store.names(f"{name}/checkpoints")]
+
+
+def fetch_run(place: str, name: str, run: RunDir) -> Fetched:
+    """The story and the newest whole checkpoint of run `name`, put into `run`. CannotResume when there is none."""
+    store = open_store(place)
+    run.path.mkdir(parents=True, exist_ok=True)
+    bundles = [file for file in store.names(name) if file.startswith("run-") and file.endswith(".tar.gz")]
+    for bundle in sorted(bundles, reverse=True):
+        with contextlib.suppress(Exception):  # a torn archive: the one before it
+            unpack_run(store.read(f"{name}/{bundle}"), run)
+            break
+    fetched = fetch_newest(store, name, run.checkpoints)
+    if fetched is None:
+        raise CannotResume(f"the mirror {place} holds no checkpoint of '{name}'")
+    return fetched
+
+
+def bring_newer(place: str, run: str, folder: Path) -> list[str]:
+    """Fetches the mirror's newest when it is newer than anything here. Returns what there is to say.
+
+    With checkpoints here a mirror that does not answer is passed over after a while; without any it is waited for,
+    because there is nothing else to go on from.
+    """
+    newest = _newest_here(folder)
+    try:
+        store = open_store(place)
+        if newest is not None:
+            there = within(LIST_TIMEOUT_S, lambda: look_into(store, run))
+            learn_rewinds(there, folder)
+            newest = _newest_here(folder)
+            live = there.live(tuple(list_rewinds(folder)))
+            if newest is not None and not any(generation.name > newest for generation in live):
+                return []
+        fetched = fetch_newest(store, run, folder, newer_than=newest)
+    except CannotResume:
+        raise
+    except Exception as problem:  # stores raise what they like
+        if newest is None and isinstance(problem, OSError):
+            raise CannotResume(f"the mirror {place} cannot be read: {problem}") from None
+        return [f"the mirror cannot be read: {problem}; going on with what is here"]
+    return [] if fetched is None else [f"fetched {fetched.name} from the mirror {place}"]
+
+
+def _newest_here(folder: Path) -> Name | None:
+    return next((listed.name for listed in list_checkpoints(folder) if listed.is_plausible), None)
+
+
+def within(timeout_s: float, work: Callable[[], Result]) -> Result:
+    """The result of `work`, or TimeoutError. A hanging store keeps its thread; the caller goes on."""
+    results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put(work())
+        except BaseException as problem:
+            results.put(problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        found = results.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {timeout_s:.0f} s") from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def fetch_newest(store: Store, run: str, folder: Path, *, newer_than: Name | None = None) -> Fetched | None:
+    """The newest whole checkpoint of the mirror; None when there is none (newer than the given one)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    there = look_into(store, run)
+    learn_rewinds(there, folder)
+    live = there.live(tuple(list_rewinds(folder)))
+    wanted = [generation for generation in live if newer_than is None or generation.name > newer_than]
+    fetched, refused = fetch_first(store, run, folder, wanted)
+    if fetched is None and refused and newer_than is None:
+        raise CannotResume("no checkpoint in the mirror is whole", detail=refused)
+    return fetched
+
+
+def fetch_first(
+    store: Store, run: str, folder: Path, wanted: Sequence[Generation]
+) -> tuple[Fetched | None, tuple[str, ...]]:
+    """The first of these that is whole, and why those before it are not."""
+    refused: list[str] = []
+    for generation in wanted:
+        try:
+            path = _fetch(store, f"{run}/checkpoints/{generation.folder}", generation.name, folder)
+        except (Damage, OSError) as problem:
+            refused.append(f"{generation.folder}: {problem}")
+            continue
+        return Fetched(generation.name, path, tuple(refused)), tuple(refused)
+    return None, tuple(refused)
+
+
+def _fetch(store: Store, place: str, name: Name, folder: Path) -> Path:
+    """Downloads beside the final place, proves every byte, then renames."""
+    disk = Disk()
+    draft = folder / f"{TEMPORARY}fetch-{name}-{time.monotonic_ns()}"
+    draft.mkdir()
+    try:
+        try:
+            data = store.read(f"{place}/{MANIFEST}")
+        except OSError:
+            raise Damage("it was never uploaded whole") from None
+        for entry in parse_manifest(data, name=name).files:
+            store.get(f"{place}/{entry.name}", draft / entry.name)
+        (draft / MANIFEST).write_bytes(data)
+        verify_checkpoint(draft)
+        disk.sync_folder(draft)
+        final = free_place(folder, name)
+        disk.rename(draft, final)
+        disk.sync_folder(folder)
+    except BaseException:
+        disk.delete_folder(draft)
+        raise
+    with contextlib.suppress(Exception):  # a read on another machine is what confirms an upload
+        store.put_bytes(b"read whole\n", f"{place}/confirmed-by-{host_name()}.txt")
+    return final

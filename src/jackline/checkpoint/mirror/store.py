@@ -1,0 +1,174 @@
+"""A place far away that takes whole files: a folder, or anything fsspec knows.
+
+Nothing is ever overwritten and nothing is trusted: an upload counts when its last file, the manifest, is there, and
+is confirmed when the store itself names the right checksum. fsspec is imported only when a URL needs it.
+Owns the calls. What is put where is upload.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from jackline.errors import UsageError
+from jackline.machine.disk import read_disk
+
+_BLOCK_BYTES = 8 << 20
+
+
+class Store(Protocol):
+    """Names are relative paths with '/'. Every call may raise OSError and may take long."""
+
+    def put(self, local: Path, name: str) -> None: ...
+    def put_bytes(self, data: bytes, name: str) -> None: ...
+    def get(self, name: str, local: Path) -> None: ...
+    def read(self, name: str) -> bytes: ...
+    def names(self, folder: str) -> list[str]: ...
+    def delete(self, name: str) -> None: ...
+    def checksum(self, name: str) -> tuple[str, str] | None: ...
+    def local_path(self, name: str) -> Path | None: ...
+
+
+class FolderStore:
+    """A folder of this machine, or mounted into it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, local: Path, name: str) -> None:
+        with open(local, "rb") as source:
+            self._write(name, lambda file: shutil.copyfileobj(source, file, _BLOCK_BYTES))
+
+    def put_bytes(self, data: bytes, name: str) -> None:
+        self._write(name, lambda file: file.write(data))
+
+    def get(self, name: str, local: Path) -> None:
+        with open(self._root / name, "rb") as source, open(local, "xb") as file:
+            shutil.copyfileobj(source, file, _BLOCK_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(path.name for path in (self._root / folder).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def delete(self, name: str) -> None:
+        path = self._root / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def checksum(self, name: str) -> tuple[str, str] | None:
+        return None
+
+    def local_path(self, name: str) -> Path | None:
+        """Where it can be read back from the disk itself; None on a mount that only passes bytes on."""
+        disk = read_disk(self._root)
+        return None if disk is None or disk.is_remote else self._root / name
+
+    def _write(self, name: str, write: Any) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class FsspecStore:
+    """S3, GCS, a hub, sftp ... through fsspec."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise UsageError(f"the mirror {url} needs the package fsspec", hint="pip install fsspec") from None
+        try:
+            self._system, self._root = url_to_fs(url)
+        except (ImportError, ValueError) as problem:
+            raise UsageError(f"the mirror {url} cannot be used: {problem}") from None
+
+    def put(self, local: Path, name: str) -> None:
+        path = self._path(name)
+        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._system.put_file(str(local), path)
+
+    def put_bytes(self, data: bytes, name: str) -> None:
+        path = self._path(name)
+        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._system.pipe_file(path, data)
+
+    def get(self, name: str, local: Path) -> None:
+        self._system.get_file(self._path(name), str(local))
+
+    def read(self, name: str) -> bytes:
+        return bytes(self._system.cat_file(self._path(name)))
+
+    def names(self, folder: str) -> list[str]:
+        self._system.invalidate_cache()  # a listing from before the upload says nothing
+        try:
+            found = self._system.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm(self._path(name), recursive=True)
+
+    def checksum(self, name: str) -> tuple[str, str] | None:
+        self._system.invalidate_cache()
+        return read_checksum(self._system.info(self._path(name)))
+
+    def local_path(self, name: str) -> Path | None:
+        return None
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+
+def open_store(place: str) -> Store:
+    """A path or a URL."""
+    if "://" not in place:
+        return FolderStore(Path(place).expanduser().absolute())
+    scheme, _, rest = place.partition("://")
+    return FolderStore(Path(rest)) if scheme in ("file", "local") else FsspecStore(place)
+
+
+def read_checksum(info: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The store's own checksum of an object as (algorithm, hex); None when it gives none that can be checked."""
+    lfs = info.get("lfs")
+    if isinstance(lfs, Mapping) and isinstance(lfs.get("sha256"), str):
+        return "sha256", str(lfs["sha256"])
+    for key in ("md5Hash", "content_md5"):
+        found = _from_base64(info.get(key))
+        if found:
+            return "md5", found
+    etag = str(info.get("ETag", "")).strip('"')
+    # An upload in several parts has an ETag with a dash, which is the checksum of nothing one has.
+    if len(etag) == 32 and all(letter in "0123456789abcdef" for letter in etag):
+        return "md5", etag
+    return None
+
+
+def _from_base64(value: Any) -> str:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).hex()
+    if not isinstance(value, str):
+        return ""
+    try:
+        return base64.b64decode(value, validate=True).hex()
+    except (binascii.Error, ValueError):
+        return ""

@@ -1,0 +1,1 @@
+"""From live tensors to the memory shared with the writer, and the hand-over to it."""

@@ -1,0 +1,174 @@
+"""Bringing the tensors of a GPU together on the GPU, so that a few large copies go over the bus and not hundreds.
+
+A training state is hundreds of tensors, and each copy to the host costs the loop's own thread about 15 us. Gathering
+them in one buffer is a handful of fused kernels at the speed of GPU memory; the buffer has the arena's order, so what
+follows is one copy for every stretch of the arena. With a buffer for the whole state the loop may change it again as
+soon as the gathering is over, about a millisecond, and the bus is nobody's concern.
+Owns the batches and their copies. Does not own streams and events (stage.py): it works on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from jackline.checkpoint.state.capture import Source
+from jackline.checkpoint.state.dtypes import as_stored
+
+Way = Literal["whole", "bounce", "none"]
+_ALIGNMENT = 512
+LEG_BYTES = 16 << 20  # of a way over the bus: 0.3 ms
+# Kinds that torch copies in one fused kernel; others go one by one.
+_FUSED = frozenset(
+    (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+)
+
+
+def free_gpu_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+@dataclass(frozen=True)
+class GpuCopies:
+    """How a GPU's tensors go to the host. 'whole': through a copy of all of them on the GPU; 'bounce': small ones in
+    batches; 'none': each by itself. 'auto' takes the first for which there is plenty of memory.
+    """
+
+    way: Way | Literal["auto"] = "auto"
+    batch_bytes: int = 128 << 20
+    free_bytes: Callable[[torch.device], int] = free_gpu_bytes
+    kinds: tuple[str, ...] = ("cuda",)  # tests gather host tensors by the same code
+
+
+def choose_way(copies: GpuCopies, state_bytes: int, free_bytes: int) -> Way:
+    """A copy of the state on the GPU only where three would fit: training may still grow into the rest."""
+    if copies.way != "auto":
+        return copies.way
+    if free_bytes > 3 * state_bytes:
+        return "whole"
+    return "bounce" if free_bytes > 4 * copies.batch_bytes else "none"
+
+
+def is_short(copies: GpuCopies, state_bytes: int, free_bytes: int) -> bool:
+    """Whether a copy that was made when there was plenty has to be given back."""
+    return copies.way == "auto" and free_bytes < state_bytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """One tensor: its number in the state, and its bytes in the arena."""
+
+    number: int
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes that lie together in the arena and in the buffer."""
+
+    start: int
+    in_buffer: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is in the buffer at one time. `places`: number of a tensor, and where it lies in the buffer."""
+
+    places: tuple[tuple[int, int], ...]
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return max((stretch.in_buffer + stretch.size_bytes for stretch in self.stretches), default=0)
+
+
+def plan_batches(spans: Sequence[Span], most_bytes: int | None) -> tuple[list[Batch], list[int]]:
+    """Batches of at most that size, in the order of the arena, and the numbers of tensors too large for one.
+
+    Between two stretches lies what is not to be overwritten: headers, and tensors that go another way.
+    """
+    batches: list[Batch] = []
+    alone: list[int] = []
+    places: list[tuple[int, int]] = []
+    stretches: list[Stretch] = []
+    for span in sorted((span for span in spans if span.size_bytes), key=lambda span: span.start):
+        if most_bytes is not None and span.size_bytes > most_bytes - _ALIGNMENT:
+            alone.append(span.number)
+            continue
+        at = _next_place(stretches, span)
+        if most_bytes is not None and places and at + span.size_bytes > most_bytes:
+            batches.append(Batch(tuple(places), tuple(stretches)))
+            places, stretches = [], []
+            at = _next_place(stretches, span)
+        places.append((span.number, at))
+        last = stretches[-1] if stretches else None
+        if last is not None and last.start + last.size_bytes == span.start:
+            stretches[-1] = Stretch(last.start, last.in_buffer, last.size_bytes + span.size_bytes)
+        else:
+            stretches.append(Stretch(span.start, at, span.size_bytes))
+    return batches + ([Batch(tuple(places), tuple(stretches))] if places else []), alone
+
+
+def _next_place(stretches: Sequence[Stretch], span: Span) -> int:
+    """Right behind the last stretch when it goes on; else as far from a multiple as in the arena, because a kernel
+    reads and writes 16 bytes at a time where it can.
+    """
+    if not stretches:
+        return span.start % _ALIGNMENT
+    last = stretches[-1]
+    end = last.in_buffer + last.size_bytes
+    if last.start + last.size_bytes == span.start:
+        return end
+    return -(-end // _ALIGNMENT) * _ALIGNMENT + span.start % _ALIGNMENT
+
+
+class Crate:
+    """One batch, made ready once: which views of the buffer and of the arena belong to which tensor.
+
+    Views depend on kinds and shapes only, so they stay right when tensors move; the tensors are looked up anew.
+    """
+
+    def __init__(self, batch: Batch, sources: Sequence[Source], buffer: Tensor, arena: Tensor) -> None:
+        groups: dict[torch.dtype, tuple[list[int], list[Tensor]]] = {}
+        self._single: list[tuple[int, Tensor]] = []
+        for number, start in batch.places:
+            live = sources[number].tensor
+            tensor = as_stored(live)
+            view = buffer[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype)
+            view = view.view(tensor.shape)
+            # One tensor with other strides would make torch copy the whole list one by one.
+            if live.dtype in _FUSED and view.stride() == live.stride() and not live.is_neg():
+                numbers, views = groups.setdefault(live.dtype, ([], []))
+                numbers.append(number)
+                views.append(view)
+            else:
+                self._single.append((number, view))
+        self._fused = list(groups.values())
+        self._ways_out = [
+            (arena[one.start + begin : one.start + end], buffer[one.in_buffer + begin : one.in_buffer + end])
+            for one in batch.stretches
+            for begin, end in _legs(one.size_bytes)
+        ]
+
+    def collect(self, sources: Sequence[Source]) -> None:
+        """The tensors' values of now, into the buffer. After this they may change."""
+        for numbers, views in self._fused:
+            torch._foreach_copy_(views, [sources[number].tensor for number in numbers], non_blocking=True)
+        for number, view in self._single:
+            view.copy_(as_stored(sources[number].tensor), non_blocking=True)
+
+    def send(self, before_each: Callable[[], None] = lambda: None) -> None:
+        """From the buffer to the arena, leg by leg."""
+        for there, here in self._ways_out:
+            before_each()
+            there.copy_(here, non_blocking=True)
+
+
+def _legs(size_bytes: int) -> list[tuple[int, int]]:
+    return [(begin, min(begin + LEG_BYTES, size_bytes)) for begin in range(0, size_bytes, LEG_BYTES)]

@@ -1,0 +1,88 @@
+"""Handing a save to the writer while it is still being copied: what is there already is written meanwhile.
+
+Without this the disk would wait for the copy, which is a tenth to a fifth of the time. A save that is not exact in
+the end is cancelled; the writer commits nothing before it hears the end. Small states are handed over whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets
+from jackline.checkpoint.staging.stage import Staging
+from jackline.checkpoint.staging.writer_process import WriterProcess
+from jackline.checkpoint.ticket import Ticket
+
+LEAST_BYTES = 64 << 20
+
+
+@dataclass
+class Job:
+    """One save on its way. `tree` becomes the payload in the thread, because writing JSON takes a while too."""
+
+    number: int
+    ticket: Ticket
+    body: dict[str, Any]
+    tree: dict[str, Any]
+    staging: Staging | None = None
+    payload: bytes = b""
+    is_staged: bool = False
+    sent_to: WriterProcess | None = None
+
+
+class HandOver:
+    """One save to one writer, chunk by chunk. `base` is the arena's address."""
+
+    def __init__(self, writer: WriterProcess, job: Job, base: int) -> None:
+        self._writer = writer
+        self._job = job
+        self._base = base
+        self._chunks = list(_chunks(job.body["files"]))
+        self._num_sent = 0
+        self._is_begun = False
+        is_large = sum(file["size_bytes"] for file in job.body["files"]) >= LEAST_BYTES
+        self._is_useful = is_large and job.staging is not None and not job.staging.moving.is_empty
+
+    def up_to(self, address: int) -> None:
+        """Everything below `address` is copied: send the chunks that lie below it."""
+        if not self._is_useful or self._writer.is_gone:
+            return
+        if not self._is_begun:
+            self._is_begun = True
+            self._say({**self._job.body, "op": "begin"})
+        while self._num_sent < len(self._chunks):
+            chunk = self._chunks[self._num_sent]
+            if chunk["arena_offset"] + chunk["size_bytes"] > address - self._base:
+                break
+            self._say({**chunk, "op": "piece", "id": self._job.number, "piece": self._num_sent})
+            self._num_sent += 1
+
+    def finish(self, writer: WriterProcess) -> bool:
+        """The rest and the end. False when this writer has not got the beginning: send it the whole save."""
+        if not self._is_begun or writer is not self._writer:
+            return False
+        self.up_to(1 << 62)
+        return self._writer.send({**self._job.body, "op": "end"}, self._job.payload)
+
+    def cancel(self) -> None:
+        if self._is_begun:
+            self._say({"op": "cancel"})
+
+    def _say(self, body: dict[str, Any]) -> None:
+        """Without waiting: the copy goes on, and the loop may be waiting for it."""
+        self._writer.send(body, timeout_s=0)
+
+
+def _chunks(files: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """In the order of the arena."""
+    for file in files:
+        for start in chunk_offsets(file["size_bytes"]):
+            size = min(CHUNK_BYTES, file["size_bytes"] - start)
+            yield {
+                "name": file["name"],
+                "offset": start,
+                "size_bytes": size,
+                "arena_offset": file["arena_offset"] + start,
+            }

@@ -1,0 +1,192 @@
+"""One GPU's way into the arena: a stream of its own, the memory it takes there, and the events others wait for.
+
+With a copy of the whole state on the GPU everything is gathered in line with the computation, and the loop may change
+it as soon as the call is over. From there it goes over the bus leg by leg, each when the one before is there: while
+more of one stream waits for the bus nobody else gets it, and a number that the loop logged, or its loss.item(),
+waited 27 ms for 1.5 GB, and the computation with it (a logged one 2 to 4 ms so; with two legs under way at a time it
+was no better than one copy). Without, what is deferred goes on the lane's own stream, batch by batch through a small
+buffer: in one stream the next batch waits for the last by itself, and gathering costs a thirtieth of sending, so a
+second buffer would gain nothing. Owns order and waiting on the GPU; gather.py owns what is copied where.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jackline.checkpoint.staging.gather import Crate, GpuCopies, Span, Way, choose_way, is_short, plan_batches
+from jackline.checkpoint.state.capture import Source
+from jackline.checkpoint.state.dtypes import as_stored
+from jackline.units import format_bytes
+
+_NEXT_BEST: dict[Way, Way] = {"whole": "bounce", "bounce": "none"}
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """Tensors that go one after another on one stream: large ones by themselves, then the batches."""
+
+    alone: list[tuple[int, Tensor]]  # number, and its place in the arena
+    crates: list[Crate]
+
+
+class Lane:
+    """For one device and one layout. `arena` is the whole arena as bytes."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        spans: Sequence[Span],
+        sources: Sequence[Source],
+        arena: Tensor,
+        copies: GpuCopies,
+    ) -> None:
+        self.size_bytes = sum(span.size_bytes for span in spans)
+        self.way: Way = choose_way(copies, self.size_bytes, copies.free_bytes(device))
+        self._device = device
+        self._copies = copies
+        self._arena = arena
+        self._side = _kit(device).Stream(device) if device.type == "cuda" else torch.cpu.Stream()
+        self._copied: Any = None
+        self._unsent: list[Crate] = []
+        self._sending = threading.Lock()
+        self._legs: dict[bool, tuple[_Leg, _Leg]] = {}
+        self._spans = spans
+        self._buffer = self._allocate()
+        for is_overlapped in (True, False):
+            self._plan(is_overlapped, sources)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the memory of 'whole' must be given back now."""
+        return self.way == "whole" and is_short(self._copies, self.size_bytes, self._copies.free_bytes(self._device))
+
+    @property
+    def _most_bytes(self) -> int | None:
+        return {"whole": None, "bounce": self._copies.batch_bytes, "none": 0}[self.way]
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._buffer.numel()
+
+    def describe(self) -> str:
+        """What it takes on the GPU, for people; empty for nothing."""
+        taken = format_bytes(self.taken_bytes)
+        if self.way == "whole":
+            return f"saves keep a copy of the state on the GPU ({taken}), so training does not wait for the bus"
+        return f"saves gather small tensors on the GPU ({taken})" if self.way == "bounce" else ""
+
+    def deferred(self, sources: Sequence[Source]) -> list[Tensor]:
+        """What an overlapped save reads later and must not change until then."""
+        if self.way == "whole":
+            return []
+        return [sources[span.number].tensor for span in self._spans if sources[span.number].is_deferred]
+
+    def begin(self, sources: Sequence[Source], *, is_overlapped: bool) -> Any:
+        """Enqueues the reading of all tensors; the event when that is done. `send` must be called for the rest."""
+        gathered = _new_event(self._device)
+        with self._sending:  # else what is still on its way would be written over
+            self._begin(sources, self._legs[is_overlapped], gathered)
+        return gathered
+
+    def send(self) -> Any:
+        """What was gathered, over the bus; the event when all of it is in the arena. Any thread; takes its time."""
+        with self._sending:
+            crates, self._unsent = self._unsent, []
+            with _kit(self._device).stream(self._side):
+                for crate in crates:
+                    crate.send(lambda: _record(self._device, self._side).synchronize())
+            self._copied = _record(self._device, self._side)
+            return self._copied
+
+    def close(self) -> None:
+        self.send().synchronize()
+
+    def _begin(self, sources: Sequence[Source], legs: tuple[_Leg, _Leg], gathered: Any) -> None:
+        kit = _kit(self._device)
+        current = kit.current_stream(self._device)
+        if self._copied is not None:
+            current.wait_event(self._copied)  # the buffer is free again
+        now, later = legs
+        if self.way == "whole":
+            for crate in now.crates:
+                crate.collect(sources)
+            gathered.record(current)
+            self._side.wait_event(gathered)
+            self._unsent = now.crates
+        else:
+            _carry(now, sources, lambda: None)
+            self._side.wait_stream(current)
+            with kit.stream(self._side):
+                _carry(later, sources, lambda: gathered.record(self._side))
+            self._copied = _record(self._device, self._side)
+
+    def _allocate(self) -> Tensor:
+        """The buffer; the next best way when there is no memory for it."""
+        while True:
+            batches, _ = plan_batches(self._spans, self._most_bytes)
+            size = max((batch.size_bytes for batch in batches), default=0)
+            try:
+                buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+            except torch.OutOfMemoryError:
+                self.way = _NEXT_BEST[self.way]
+                continue
+            if buffer.is_cuda:
+                buffer.record_stream(self._side)  # type: ignore[arg-type]
+            return buffer
+
+    def _plan(self, is_overlapped: bool, sources: Sequence[Source]) -> None:
+        waits = is_overlapped and self.way != "whole"
+        later = [span for span in self._spans if waits and sources[span.number].is_deferred]
+        now = [span for span in self._spans if not (waits and sources[span.number].is_deferred)]
+        self._legs[is_overlapped] = self._leg(now, sources), self._leg(later, sources)
+
+    def _leg(self, spans: Sequence[Span], sources: Sequence[Source]) -> _Leg:
+        batches, alone = plan_batches(spans, self._most_bytes)
+        crates = [Crate(batch, sources, self._buffer, self._arena) for batch in batches]
+        start = {span.number: span.start for span in spans}
+        return _Leg([(n, _view(self._arena, start[n], sources[n].tensor)) for n in alone], crates)
+
+
+def _carry(leg: _Leg, sources: Sequence[Source], when_read: Callable[[], None]) -> None:
+    if leg.alone:
+        tensors = [as_stored(sources[number].tensor) for number, _ in leg.alone]
+        torch._foreach_copy_([view for _, view in leg.alone], tensors, non_blocking=True)
+    for crate in leg.crates[:-1]:
+        crate.collect(sources)
+        crate.send()
+    for crate in leg.crates[-1:]:
+        crate.collect(sources)
+    when_read()  # only the last batch's way over the bus is left, and that reads the buffer
+    for crate in leg.crates[-1:]:
+        crate.send()
+
+
+def _view(arena: Tensor, start: int, tensor: Tensor) -> Tensor:
+    stored = as_stored(tensor)
+    return arena[start : start + stored.numel() * stored.element_size()].view(stored.dtype).view(stored.shape)
+
+
+def _kit(device: torch.device) -> Any:
+    return torch.cuda if device.type == "cuda" else torch.cpu
+
+
+def _new_event(device: torch.device) -> Any:
+    """Whoever waits for it sleeps instead of spinning."""
+    return torch.cuda.Event(blocking=True) if device.type == "cuda" else torch.cpu.Event()  # type: ignore[no-untyped-call]
+
+
+def _record(device: torch.device, stream: Any) -> Any:
+    event = _new_event(device)
+    event.record(stream)
+    return event
+
+
+def let_wait(device: torch.device, event: Any) -> None:
+    """What is enqueued on that device from now on begins after the event."""
+    _kit(device).current_stream(device).wait_event(event)

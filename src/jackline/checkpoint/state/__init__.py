@@ -1,0 +1,1 @@
+"""From live objects to tensors and plain values, and back into them."""

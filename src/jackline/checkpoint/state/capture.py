@@ -1,0 +1,241 @@
+"""From live objects to a list of tensors and a tree of plain values: what a checkpoint consists of.
+
+Copies no tensor: it says which ones there are, under which names, and which of them may be copied later (they change
+only where the loop declares it). Everything that is not a tensor is read here and now.
+Owns the names in the files. Does not own the copying (stage.py) or the way back (restore.py).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, CannotSave, encode, encode_bytes
+from jackline.checkpoint.state import rng as random_state
+from jackline.checkpoint.state.dtypes import STORED_AS_THEMSELVES, dtype_name, require_storable
+
+MAX_KEY = 100
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class Source(NamedTuple):
+    """One tensor to be stored: in the file of `key`, under `name`. `is_deferred`: it may be copied later."""
+
+    key: str
+    name: str
+    tensor: Tensor
+    is_deferred: bool
+
+
+@dataclass
+class Captured:
+    """Everything of one instant. `tree` is ready for JSON."""
+
+    tree: dict[str, Any]
+    sources: list[Source]
+
+
+HashTensor = Callable[[Tensor], str]
+
+
+@dataclass
+class _Collector:
+    """Walks one state. `hash_frozen` set: frozen parameters are left out and named by their hash."""
+
+    defer: Collection[str]
+    hash_frozen: HashTensor | None
+    key: str = ""
+    sources: list[Source] = field(default_factory=list)
+    seen: dict[int, list[tuple[Tensor, dict[str, Any]]]] = field(default_factory=dict)  # by address
+    names: set[str] = field(default_factory=set)  # of this key
+
+    def leaf(self, value: Any, where: str) -> Any:
+        if isinstance(value, Tensor):
+            return self.tensor(value, where, is_deferred=self.key in self.defer)
+        if isinstance(value, nn.Module):
+            return self.module(value, where)
+        if isinstance(value, torch.optim.Optimizer) and is_plain_optimizer(value):
+            return self.optimizer(value, where)
+        found = _encode_object(value)
+        if found is not NOT_A_LEAF:
+            return found
+        if _is_numpy(value):
+            return self.numpy(value, where)
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            state = encode(value.state_dict(), where, self.leaf)
+            return {KIND: "stateful", "class": type(value).__name__, "state": state}
+        return NOT_A_LEAF
+
+    def tensor(self, tensor: Tensor, where: str, *, is_deferred: bool) -> dict[str, Any]:
+        """A node that says where the values are. The same memory seen the same way is stored once.
+
+        Runs some hundred times in every save, in the loop's own thread, hence no detach() and no small helpers.
+        """
+        require_storable(tensor, where)
+        alike = self.seen.setdefault(tensor.data_ptr(), [])
+        for other, known in alike:
+            if _is_same_view(other, tensor):
+                return known
+        name = where[len(self.key) + 1 :] or "value"
+        if name in self.names:
+            name = self._free_name(name)
+        self.names.add(name)
+        node: dict[str, Any] = {KIND: "tensor", "file": self.key, "name": name}
+        if tensor.dtype not in STORED_AS_THEMSELVES:
+            node["dtype"] = dtype_name(tensor.dtype)
+        if not tensor.is_contiguous():
+            node["stride"] = list(tensor.stride())
+        if not tensor.is_cpu:
+            node["device"] = tensor.device.type
+        self.sources.append(Source(self.key, name, tensor, is_deferred))
+        alike.append((tensor, node))
+        return node
+
+    def module(self, module: nn.Module, where: str) -> dict[str, Any]:
+        """Parameters may wait (only the optimizer changes them); buffers change in the forward pass and may not."""
+        tensors: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
+        left_out: dict[str, Any] = {}
+        for name, value in unwrap(module).state_dict(keep_vars=True).items():
+            clean = clean_name(name)
+            if not isinstance(value, Tensor):
+                extra[clean] = encode(value, f"{where}.{clean}", self.leaf)
+            elif self.hash_frozen is not None and isinstance(value, nn.Parameter) and not value.requires_grad:
+                left_out[clean] = {"hash": self.hash_frozen(value.detach()), "shape": list(value.shape)}
+            else:
+                is_deferred = isinstance(value, nn.Parameter) or self.key in self.defer
+                tensors[clean] = self.tensor(value, f"{where}.{clean}", is_deferred=is_deferred)
+        node = {KIND: "module", "class": type(unwrap(module)).__name__, "tensors": tensors}
+        return {**node, **{word: part for word, part in (("extra", extra), ("left_out", left_out)) if part}}
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, where: str) -> dict[str, Any]:
+        index: dict[int, int] = {}
+        groups: list[dict[str, Any]] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                index.setdefault(id(parameter), len(index))
+            settings = {word: value for word, value in group.items() if word != "params"}
+            encoded = encode(settings, f"{where}.groups.{len(groups)}", self.leaf)
+            groups.append({"settings": encoded, "params": [index[id(parameter)] for parameter in group["params"]]})
+        states = {}
+        for parameter, values in optimizer.state.items():
+            number = index.get(id(parameter))
+            if number is None:
+                raise CannotSave(f"{where} holds state for a parameter that is in none of its groups")
+            states[str(number)] = self._optimizer_state(values, f"{where}.state.{number}")
+        shapes = [list(p.shape) for group in optimizer.param_groups for p in group["params"]]
+        return {
+            KIND: "optimizer",
+            "class": type(optimizer).__name__,
+            "groups": groups,
+            "state": states,
+            "shapes": shapes,
+        }
+
+    def numpy(self, value: Any, where: str) -> Any:
+        import numpy
+
+        if isinstance(value, numpy.random.Generator):
+            state = encode(random_state.pack_numpy(dict(value.bit_generator.state)), where, self.leaf)
+            return {KIND: "numpy generator", "state": state}
+        if isinstance(value, numpy.random.RandomState):
+            state = encode(random_state.pack_numpy(value.get_state(legacy=False)), where, self.leaf)
+            return {KIND: "numpy random state", "state": state}
+        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16 or str(value.dtype) == "float128":
+            raise CannotSave(f"{where} cannot be saved: a numpy array of {value.dtype}")
+        plain = numpy.array(value, dtype=value.dtype.newbyteorder("="), order="C")  # a copy: it may change any moment
+        if isinstance(value, numpy.ndarray):
+            node = self.tensor(torch.from_numpy(plain), where, is_deferred=False)
+            return {KIND: "array", "tensor": node, "dtype": str(plain.dtype)}
+        return {KIND: "numpy scalar", "value": encode_bytes(plain.tobytes()), "dtype": str(plain.dtype)}
+
+    def _optimizer_state(self, values: Any, where: str) -> Any:
+        if not isinstance(values, dict):
+            return encode(values, where, self.leaf)
+        return {
+            word: self.tensor(value, f"{where}.{word}", is_deferred=True)
+            if isinstance(value, Tensor)
+            else encode(value, f"{where}.{word}", self.leaf)
+            for word, value in values.items()
+        }
+
+    def _free_name(self, taken: str) -> str:
+        number = 2
+        while f"{taken}~{number}" in self.names:
+            number += 1
+        return f"{taken}~{number}"
+
+
+def capture(
+    state: Mapping[str, Any], *, defer: Collection[str] = (), hash_frozen: HashTensor | None = None
+) -> Captured:
+    """Reads the whole state. `defer` names keys whose loose tensors change only at declared points (EMA, masks)."""
+    collector = _Collector(defer, hash_frozen)
+    tree = {}
+    for key, value in state.items():
+        if not isinstance(key, str) or not _KEY.fullmatch(key) or ".." in key or len(key) > MAX_KEY:
+            raise CannotSave(f"{key!r} cannot name a part of the state", hint="use letters, digits, '_', '-' and '.'")
+        collector.key, collector.names = key, set()
+        tree[key] = encode(value, key, collector.leaf)
+    return Captured(tree, collector.sources)
+
+
+def _is_same_view(one: Tensor, other: Tensor) -> bool:
+    """Of two tensors at one address: whether they are the same values. A pending conjugation makes others of them."""
+    if one is other:
+        return one.numel() > 0
+    is_alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+    is_lazy = (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg())
+    return is_alike and not is_lazy and one.numel() > 0
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module itself, out of torch.compile and DistributedDataParallel: a checkpoint does not depend on them."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def clean_name(name: str) -> str:
+    """A tensor's name without the traces of compiled blocks."""
+    return name.replace("_orig_mod.", "")
+
+
+def is_plain_optimizer(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its state is where torch puts it. One with its own state_dict is asked instead of looked into."""
+    kind, plain = type(optimizer), torch.optim.Optimizer
+    return kind.state_dict is plain.state_dict and kind.load_state_dict is plain.load_state_dict
+
+
+def _encode_object(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        state = encode_bytes(random_state.read_generator(value))
+        return {KIND: "torch generator", "device": value.device.type, "state": state}
+    if isinstance(value, random.Random):
+        packed = random_state.pack_python(value.getstate())
+        return {KIND: "python random", "state": encode(packed, "", lambda *_: NOT_A_LEAF)}
+    if isinstance(value, torch.dtype):
+        return {KIND: "dtype", "name": dtype_name(value)}
+    if isinstance(value, torch.device):
+        return {KIND: "device", "name": str(value)}
+    if isinstance(value, torch.Size):
+        return {KIND: "tuple", "items": list(value)}
+    return NOT_A_LEAF
+
+
+def _is_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    return isinstance(value, numpy.ndarray | numpy.generic | numpy.random.Generator | numpy.random.RandomState)

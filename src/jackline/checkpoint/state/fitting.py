@@ -1,0 +1,120 @@
+"""Which stored tensor goes into which live one, and what is to be done afterwards. Nothing is touched yet.
+
+Refuses by name what does not fit: another shape, another kind of number, memory that is shared now and was not when
+it was saved. Owns the list; restore.py fills it, `carry_out` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jackline.checkpoint.format.header import Header, StoredTensor
+from jackline.checkpoint.format.manifest import TENSORS, Damage, FileEntry, Manifest
+from jackline.checkpoint.state.capture import HashTensor
+from jackline.checkpoint.state.dtypes import dtype_name, parse_dtype, torch_dtype
+from jackline.checkpoint.state.read import Target, read_tensors
+from jackline.errors import CannotResume
+
+HINT = "resume with the settings the run was started with, or start a new run"
+
+
+@dataclass
+class Fitting:
+    """One restore in the making."""
+
+    headers: dict[str, Header]
+    hash_frozen: HashTensor
+    targets: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    then: list[Callable[[], Any]] = field(default_factory=list)
+    at_last: list[Callable[[], Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _index: dict[tuple[str, str], StoredTensor] = field(default_factory=dict)
+    _owners: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for file, header in self.headers.items():
+            self._index.update({(file, tensor.name): tensor for tensor in header.tensors})
+
+    def tensor(self, node: dict[str, Any], where: str, existing: Tensor | None, device: Any = None) -> Tensor:
+        """The existing tensor, to be filled, or a new one when there is none."""
+        at = (str(node.get("file")), str(node.get("name")))
+        stored = self._index.get(at)
+        if stored is None:
+            raise Damage(f"state.json: {where} refers to a tensor that is in no file")
+        dtype = parse_dtype(str(node["dtype"])) if "dtype" in node else torch_dtype(stored.dtype)
+        if dtype is None:
+            raise Damage(f"state.json: {where} has an unknown kind of number")
+        shape = stored.shape[:-1] if dtype.is_complex else stored.shape
+        if existing is None:
+            existing = _new_tensor(node, shape, dtype, device or _usable(node.get("device")))
+        elif tuple(existing.shape) != shape or existing.dtype != dtype:
+            kinds = _kind(shape, dtype), _kind(tuple(existing.shape), existing.dtype)
+            raise CannotResume(
+                f"{where} does not fit: the checkpoint has {kinds[0]}, the program {kinds[1]}", hint=HINT
+            )
+        self._aim(at, existing.detach(), where)
+        return existing
+
+    def carry_out(self, folder: Path, manifest: Manifest) -> None:
+        """Reads every tensor file, wanted or not: a damaged file is damage, even if nobody asked for it."""
+        for entry in manifest.files:
+            if entry.name.endswith(TENSORS):
+                self._read(folder, entry, manifest.algorithm)
+        with torch.no_grad():
+            for place, first in self.copies:
+                place.copy_(first)
+
+    def apply(self) -> None:
+        """Everything that is not a tensor; chance last, because applying the rest may draw numbers."""
+        for action in self.then + self.at_last:
+            action()
+
+    def _read(self, folder: Path, entry: FileEntry, algorithm: str) -> None:
+        file = entry.name.removesuffix(TENSORS)
+        wanted = [Target(name, tensor) for name, tensor in self.targets.get(file, {}).items()]
+        read_tensors(folder / entry.name, entry, self.headers[file], wanted, algorithm)
+        for target in wanted:
+            if not target.tensor.is_inference():
+                torch.autograd.graph.increment_version(target.tensor)  # it was written behind torch's back
+
+    def _aim(self, at: tuple[str, str], tensor: Tensor, where: str) -> None:
+        owner = self._owners.setdefault(tensor.data_ptr(), at) if tensor.numel() else at
+        if owner != at and self.targets[owner[0]][owner[1]].shape == tensor.shape:
+            raise CannotResume(
+                f"{where} shares its memory with {owner[1]} now, but did not when it was saved", hint=HINT
+            )
+        first = self.targets.setdefault(at[0], {}).setdefault(at[1], tensor)
+        if first.data_ptr() != tensor.data_ptr():
+            self.copies.append((tensor, first))  # tied when saved, apart now
+
+
+def _new_tensor(node: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    stride = node.get("stride")
+    if isinstance(stride, list) and len(stride) == len(shape) and _is_dense(shape, stride):
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _is_dense(shape: tuple[int, ...], stride: list[Any]) -> bool:
+    """Only a true rearrangement is rebuilt as it was: strides from a file could else ask for any amount of memory."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _usable(device: Any) -> str:
+    return "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+
+
+def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{dtype_name(dtype)}{list(shape)}"

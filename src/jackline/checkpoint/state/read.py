@@ -1,0 +1,177 @@
+"""Tensor files straight into the tensors they belong to, proved on the way.
+
+Every byte of a file is read once, by several threads, into its final place where that is plain host memory, else
+through a buffer; each sip is hashed while it is still in the processor's cache. So loading with proof costs little
+more than loading. Owns what goes where. Does not own how bytes come from the disk (source.py) or what the tensors
+mean (restore.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets, new_hash
+from jackline.checkpoint.format.header import Header
+from jackline.checkpoint.format.manifest import FileEntry
+from jackline.checkpoint.format.parallel import run_in_threads
+from jackline.checkpoint.format.verify import wrong_chunk
+from jackline.checkpoint.staging.stage import is_plain_memory
+from jackline.checkpoint.state.dtypes import as_stored, torch_dtype
+from jackline.checkpoint.state.source import DISK_THREADS, Source
+
+READ_THREADS = min(4, len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True)
+class Target:
+    """One stored tensor (`name` in the file) and where its values belong."""
+
+    name: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Bytes [start, end) of the file and where they go: host memory, or a tensor on a device as flat bytes."""
+
+    start: int
+    end: int
+    address: int
+    device: Tensor | None = None
+
+
+def read_tensors(
+    path: Path,
+    entry: FileEntry,
+    header: Header,
+    targets: Sequence[Target],
+    algorithm: str,
+    threads: int = READ_THREADS,
+) -> None:
+    """Fills all targets from one file. Damage at the first wrong byte; some targets are changed by then."""
+    places = {tensor.name: tensor for tensor in header.tensors}
+    spans: list[_Span] = []
+    copies: list[tuple[Tensor, Tensor]] = []
+    for target in targets:
+        place = places[target.name]
+        start, end = header.data_offset + place.begin, header.data_offset + place.end
+        memory = as_stored(target.tensor)
+        if end == start:
+            continue
+        if memory.is_cuda and memory.is_contiguous():
+            spans.append(_Span(start, end, 0, memory.reshape(-1).view(torch.uint8)))
+            continue
+        if not is_plain_memory(memory):
+            buffer = torch.empty(place.shape, dtype=torch_dtype(place.dtype))
+            copies.append((memory, buffer))
+            memory = buffer
+        spans.append(_Span(start, end, memory.data_ptr()))
+    spans.sort(key=lambda span: span.start)
+    _read_spans(path, entry, spans, algorithm, threads)
+    with torch.no_grad():
+        for memory, buffer in copies:
+            memory.copy_(buffer)
+
+
+def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str, threads: int) -> None:
+    starts = [span.start for span in spans]
+    has_device = any(span.device is not None for span in spans)
+    own = threading.local()
+    source = Source(path, entry.name)
+    try:
+
+        def read(start: int) -> None:
+            if not hasattr(own, "spare"):
+                own.spare = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=has_device)
+            end = min(start + CHUNK_BYTES, entry.size_bytes)
+            window = _Window(start, end, own.spare)
+            window.fill(spans, starts)
+            running = new_hash(algorithm)
+            is_on_disk = source.is_on_disk(start, end)
+            for offset, pieces in _sips(window.pieces, start, source.sip_bytes(is_on_disk)):
+                for piece in source.read(pieces, offset, is_on_disk=is_on_disk):
+                    running.update(piece)
+            if running.hexdigest() != entry.chunks[start // CHUNK_BYTES]:
+                raise wrong_chunk(entry.name, start, end - start)
+            window.send()
+
+        starts_of_chunks = chunk_offsets(entry.size_bytes)
+        middle = starts_of_chunks[len(starts_of_chunks) // 2]
+        if source.is_on_disk(middle, min(middle + CHUNK_BYTES, entry.size_bytes)):
+            threads = max(threads, DISK_THREADS)
+        run_in_threads(read, list(starts_of_chunks), threads)
+    finally:
+        source.close()
+
+
+class _Window:
+    """One chunk of the file: the memory its bytes go to, in order. `spare` takes what has no place in host memory."""
+
+    def __init__(self, start: int, end: int, spare: Tensor) -> None:
+        self.start, self.end = start, end
+        self.pieces: list[memoryview] = []
+        self._spare = spare
+        self._uploads: list[tuple[Tensor, Tensor]] = []
+
+    def fill(self, spans: list[_Span], starts: list[int]) -> None:
+        position = self.start
+        index = max(0, bisect.bisect_right(starts, position) - 1)
+        while position < self.end:
+            while index < len(spans) and spans[index].end <= position:
+                index += 1
+            span = spans[index] if index < len(spans) else None
+            if span is None or span.start >= self.end:
+                self._add_spare(position, self.end)
+                break
+            if span.start > position:
+                self._add_spare(position, span.start)
+                position = span.start
+            stop = min(span.end, self.end)
+            if span.device is None:
+                self.pieces.append(_memory(span.address + position - span.start, stop - position))
+            else:
+                part = self._add_spare(position, stop)
+                self._uploads.append((span.device[position - span.start : stop - span.start], part))
+            position = stop
+
+    def send(self) -> None:
+        """To the devices. Waits, because the spare memory is used for the next chunk at once."""
+        for place, part in self._uploads:
+            place.copy_(part, non_blocking=True)
+        for device in {place.device for place, _ in self._uploads}:
+            torch.cuda.current_stream(device).synchronize()
+
+    def _add_spare(self, start: int, end: int) -> Tensor:
+        part = self._spare[start - self.start : end - self.start]
+        self.pieces.append(_memory(part.data_ptr(), end - start))
+        return part
+
+
+def _sips(pieces: list[memoryview], offset: int, sip_bytes: int) -> Iterator[tuple[int, list[memoryview]]]:
+    """The pieces in groups of at most `sip_bytes`, and where in the file each group begins."""
+    group: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        rest = piece
+        while len(rest):
+            part, rest = rest[: sip_bytes - size], rest[sip_bytes - size :]
+            group.append(part)
+            size += len(part)
+            if size == sip_bytes:
+                yield offset, group
+                offset, group, size = offset + size, [], 0
+    if group:
+        yield offset, group
+
+
+def _memory(address: int, length: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")

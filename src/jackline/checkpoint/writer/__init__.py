@@ -1,0 +1,1 @@
+"""The process that writes checkpoints. Torch-free."""

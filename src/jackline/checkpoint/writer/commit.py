@@ -1,0 +1,193 @@
+"""The order of writing that makes a checkpoint whole or absent, through kill -9 and power loss.
+
+    temporary folder beside its final place -> every file: reserve, write and hash, cut to length, fsync
+    -> manifest, fsync -> fsync folder -> rename -> fsync parent -> only now acknowledged
+
+A process that dies needs the rename only; the fsyncs are for a machine that dies. An error from fsync means that the
+bytes are lost and is never retried on the same file: the kernel may have marked the pages clean.
+Owns that order. Does not own the calls (disk.py), who may write (serve.py) or what is kept (retention.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jackline.checkpoint.format.catalogue import list_rewinds
+from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets, digest
+from jackline.checkpoint.format.header import ALIGNMENT
+from jackline.checkpoint.format.manifest import (
+    DAMAGED,
+    DELETED,
+    MANIFEST,
+    TEMPORARY,
+    FileEntry,
+    Manifest,
+    Name,
+    is_left_behind,
+)
+from jackline.checkpoint.writer.disk import Disk
+
+WRITE_THREADS = 4
+RESERVE_BYTES = 64 << 20
+
+
+class Unacknowledged(OSError):
+    """The folder got its final name, but whether that survives a power cut is unknown: not to be called saved."""
+
+
+class DiskFull(OSError):
+    """Found before anything was written."""
+
+    def __init__(self, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(f"{needed_bytes} bytes needed, {free_bytes} free")
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+@dataclass
+class DraftFile:
+    """One file of a checkpoint that is being written."""
+
+    name: str
+    size_bytes: int
+    fd: int
+    is_direct: bool
+    chunks: list[str]
+    is_open: bool = True
+
+
+@dataclass
+class Draft:
+    """A checkpoint that is being written. Ends by `commit` or `discard`."""
+
+    folder: Path
+    name: Name
+    algorithm: str
+    disk: Disk
+    is_direct: bool = False
+    files: list[DraftFile] = field(default_factory=list)
+    path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-{self.name}"
+        self.disk.make_folder(self.path)
+
+    def open_file(self, name: str, size_bytes: int, *, is_direct: bool | None = None) -> DraftFile:
+        direct = self.is_direct if is_direct is None else is_direct
+        fd = self.disk.create(self.path / name, is_direct=direct)
+        file = DraftFile(name, size_bytes, fd, direct, [""] * len(chunk_offsets(size_bytes)))
+        self.files.append(file)
+        self.disk.reserve(fd, size_bytes)
+        return file
+
+    def write(self, file: DraftFile, data: memoryview, offset: int) -> None:
+        """Writes and hashes some whole chunks. `data` may go on past the end of the file up to a page boundary.
+
+        Several threads may write different chunks at once: then hashing and the disk work side by side.
+        """
+        for start in range(0, max(len(data), 1), CHUNK_BYTES):
+            self._write_chunk(file, data[start : start + CHUNK_BYTES], offset + start)
+
+    def finish_file(self, file: DraftFile) -> FileEntry:
+        if not all(file.chunks):
+            raise ValueError(f"{file.name} was not written whole")
+        if file.is_direct and file.size_bytes % ALIGNMENT:
+            self.disk.truncate(file.fd, file.size_bytes)
+        self.disk.sync(file.fd)
+        file.is_open = False
+        self.disk.close(file.fd)
+        return FileEntry(file.name, file.size_bytes, tuple(file.chunks))
+
+    def add_small(self, name: str, data: bytes) -> FileEntry:
+        """A file that is in memory and need not be fast."""
+        file = self.open_file(name, len(data), is_direct=False)
+        self.write(file, memoryview(data), 0)
+        return self.finish_file(file)
+
+    def commit(self, manifest: Manifest) -> Path:
+        """Makes it visible and durable; returns its place. OSError before the rename: call discard."""
+        self.add_small(MANIFEST, manifest.to_bytes())
+        self.disk.sync_folder(self.path)
+        final = free_place(self.folder, self.name)
+        self.disk.rename(self.path, final)
+        try:
+            self.disk.sync_folder(self.folder)  # the rename lives in the parent folder's data
+        except OSError as problem:
+            # The rename has happened. Redoing it would fail for ever; what stands there is whole and may be loaded.
+            raise Unacknowledged(
+                problem.errno, f"{final.name} is written, but its folder could not be synced"
+            ) from None
+        return final
+
+    def discard(self) -> None:
+        """Forget it. What cannot be deleted now is deleted at the next start."""
+        for file in self.files:
+            if file.is_open:
+                file.is_open = False
+                _close_quietly(self.disk, file.fd)
+        self.disk.delete_folder(self.path)
+
+    def _write_chunk(self, file: DraftFile, data: memoryview, offset: int) -> None:
+        inside = data[: max(0, min(CHUNK_BYTES, file.size_bytes - offset))]
+        file.chunks[offset // CHUNK_BYTES] = digest(self.algorithm, inside)
+        if file.is_direct:
+            rest = data[: -(-len(inside) // ALIGNMENT) * ALIGNMENT]
+        else:
+            rest = inside
+        position = offset
+        while rest:
+            written = self.disk.write(file.fd, rest, position)
+            rest, position = rest[written:], position + written
+        if not file.is_direct and inside:
+            self.disk.write_back(file.fd, offset, len(inside))
+
+
+def free_place(folder: Path, name: Name) -> Path:
+    """Where this step may go: a folder that stands is never replaced, the step gets a higher retry number; so does
+    one whose name would count as left behind."""
+    rewinds = list_rewinds(folder)
+    while os.path.lexists(folder / str(name)) or is_left_behind(name, rewinds):
+        name = Name(name.step, name.retry + 1)
+    return folder / str(name)
+
+
+def require_space(folder: Path, payload_bytes: int, disk: Disk) -> None:
+    """DiskFull unless the payload and a reserve fit."""
+    needed = payload_bytes + payload_bytes // 20 + RESERVE_BYTES
+    free = disk.free_bytes(folder)
+    if free < needed:
+        raise DiskFull(needed, free)
+
+
+def delete_checkpoint(path: Path, disk: Disk) -> None:
+    """In two steps, so that a half-deleted checkpoint never bears a checkpoint's name."""
+    gone = path.with_name(f"{DELETED}{secrets.token_hex(4)}-{path.name}")
+    disk.rename(path, gone)
+    disk.delete_folder(gone)
+
+
+def set_aside(path: Path, disk: Disk) -> Path:
+    """Takes a damaged checkpoint out of the way but keeps it as evidence."""
+    place = path.with_name(f"{DAMAGED}{path.name}-{secrets.token_hex(2)}")
+    disk.rename(path, place)
+    return place
+
+
+def clear_leftovers(folder: Path, disk: Disk) -> list[str]:
+    """Deletes what a dead writer left half-written or half-deleted. Only the holder of the writer's lock may."""
+    found = sorted(path for path in folder.iterdir() if path.name.startswith((TEMPORARY, DELETED)))
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            disk.delete_folder(path)
+        else:
+            path.unlink(missing_ok=True)
+    return [path.name for path in found]
+
+
+def _close_quietly(disk: Disk, fd: int) -> None:
+    with contextlib.suppress(OSError):
+        disk.close(fd)

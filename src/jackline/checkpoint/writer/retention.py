@@ -1,0 +1,80 @@
+"""Which checkpoints may go. A pure decision; the writer acts on it.
+
+The law that no setting can break: the last two good checkpoints stay, and nothing goes on account of a newer one
+that was not read back and found whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jackline.checkpoint.format.manifest import Name, Rewind, is_left_behind
+from jackline.errors import UsageError
+
+ALWAYS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What to keep besides the last two good ones.
+
+    `last`: that many newest. `every`: steps that are multiples of it, for ever. `best`: the metric whose best
+    checkpoint is kept, e.g. 'loss' (low is good) or '+accuracy' (high is good).
+    """
+
+    last: int = 3
+    every: int | None = None
+    best: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.last < 1:
+            raise UsageError(f"keep_last = {self.last} keeps nothing", hint="2 or more; two are kept in any case")
+        if self.every is not None and self.every < 1:
+            raise UsageError(f"keep_every = {self.every} is not a number of steps", hint="1 or more, or leave it out")
+
+
+def checkpoints_to_delete(
+    names: Sequence[Name], *, good: Collection[Name], keep: Keep, best: Name | None
+) -> list[Name]:
+    """Oldest first. `good` are those that were read back and found whole.
+
+    Without two good ones nothing is deleted at all. What is newer than the second newest good one is never touched,
+    whatever its state: it may be the one that is just being judged.
+    """
+    proved = sorted(set(good) & set(names), reverse=True)
+    if len(proved) < ALWAYS_KEPT:
+        return []
+    kept = set(proved[: max(keep.last, ALWAYS_KEPT)])
+    oldest_safe = proved[ALWAYS_KEPT - 1]
+    return sorted(
+        name
+        for name in names
+        if name < oldest_safe
+        and name not in kept
+        and name != best
+        and not (keep.every and name.step % keep.every == 0)
+    )
+
+
+def left_behind_to_delete(
+    there: Iterable[Name], *, rewinds: Collection[Rewind], deleted_here: Collection[Name], confirmed: Name | None
+) -> list[Name]:
+    """Of those in a mirror that a rewind left behind, the ones that need not stay there, oldest first.
+
+    A person deletes what was left behind; the mirror follows, and only when the line that was begun instead has one
+    there that is `confirmed` (the newest of the line, or None). What is still here, or never was, stays there too.
+    """
+    replaced = [rewind for rewind in rewinds if confirmed is not None and confirmed.step > rewind.step]
+    return sorted({name for name in there if name in deleted_here and is_left_behind(name, replaced)})
+
+
+def best_checkpoint(metrics: Mapping[Name, Mapping[str, float]], metric: str | None) -> Name | None:
+    """The checkpoint with the best value of `metric`; of equals the newest. None when no checkpoint has it."""
+    if metric is None:
+        return None
+    is_high_good, key = metric.startswith("+"), metric.removeprefix("+")
+    known = {name: values[key] for name, values in metrics.items() if key in values}
+    if not known:
+        return None
+    return max(known, key=lambda name: (known[name] if is_high_good else -known[name], name))

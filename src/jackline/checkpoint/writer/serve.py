@@ -1,0 +1,295 @@
+"""The process that writes checkpoints: `python -m jackline.checkpoint.writer.serve`.
+
+It has no torch, its own session and the staged state as shared memory, so nothing the trainer does can hurt a save
+that was staged: if the trainer dies, the writer still commits, then ends. It never blocks the trainer: it reads when
+it can, and reports without waiting.
+Owns the loop and the order of work. Does not own the save under way (intake.py), the commit (commit.py), the reading
+back (upkeep.py) or the upload (upload.py, a process of its own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jackline.checkpoint.format.catalogue import LOCK
+from jackline.checkpoint.writer.commit import DiskFull, Unacknowledged, clear_leftovers, require_space
+from jackline.checkpoint.writer.disk import Disk, can_write_directly
+from jackline.checkpoint.writer.intake import Intake
+from jackline.checkpoint.writer.lock import AnotherWriter, Holder, WriterLock
+from jackline.checkpoint.writer.retention import Keep
+from jackline.checkpoint.writer.upkeep import Upkeep
+from jackline.checkpoint.writer.wire import Channel, Closed, Message
+from jackline.machine.priority import step_back
+from jackline.rundir.process_id import ProcessId, identify, is_alive
+
+NICENESS = 5  # a third of the training's weight. With 10, on a machine that is full, saves came too late to be of use
+IDLE_POLL_S = 30.0
+GRACE_S = 1.0  # for the rest of a message whose sender has died
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the trainer decides at the start. `is_direct` None: find out by trying."""
+
+    folder: Path
+    trainer_pid: int
+    keep: Keep = field(default_factory=Keep)
+    is_direct: bool | None = None
+    run: str = ""
+    mirror: str | None = None
+    mirror_every_s: float = 300.0
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "folder": str(self.folder)})
+
+    @staticmethod
+    def from_json(text: str) -> Options:
+        body = json.loads(text)
+        return Options(**{**body, "folder": Path(body["folder"]), "keep": Keep(**body["keep"])})
+
+
+class Writer:
+    """The live state of the process."""
+
+    def __init__(self, channel: Channel, options: Options, disk: Disk) -> None:
+        self._channel = channel
+        self._options = options
+        self._disk = disk
+        self._folder = options.folder
+        self._trainer = identify(options.trainer_pid)
+        self._trainer_fd = _open_pidfd(options.trainer_pid)
+        self._lock = WriterLock(self._folder / LOCK, self._trainer)
+        self._upkeep = Upkeep(self._folder, options.keep, disk, self._has_other_work)
+        self._intake = Intake(self._folder, disk, self._make_room)
+        self._mirror: subprocess.Popen[bytes] | None = None
+        self._is_making_room = False
+        self._is_asked_to_end = False
+        self._is_closing = False
+        self._talking = threading.Lock()  # pieces are reported by the threads that wrote them
+
+    def run(self) -> None:
+        """Until the trainer closes or is gone, and everything staged is committed."""
+        self._alarm, waker = socket.socketpair()
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno())  # else a signal would not end a wait
+        if not self._start():
+            return
+        try:
+            while not (self._is_closing or self._is_asked_to_end):
+                message = self._next_message()
+                if message is not None:
+                    self._handle(message)
+                elif not self._trainer_lives():
+                    break
+                elif self._upkeep.has_work():
+                    self._do_upkeep()
+                else:
+                    self._wait(IDLE_POLL_S)
+            self._intake.drop()
+            if self._is_closing:
+                self._note("closing")
+                self._do_upkeep()
+        except Closed:
+            self._intake.drop()
+        finally:
+            self._lock.release()
+
+    def _start(self) -> bool:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(self._report_waiting())
+            clear_leftovers(self._folder, self._disk)
+            wanted = self._options.is_direct
+            self._intake.is_direct = can_write_directly(self._folder) if wanted is None else wanted
+        except AnotherWriter as problem:
+            self._report({"event": "refused", "why": str(problem)})
+            return False
+        except OSError as problem:
+            self._report({"event": "refused", "why": f"{self._folder} cannot be used: {problem.strerror}"})
+            return False
+        self._upkeep.load()
+        self._report({"event": "ready", "is_direct": self._intake.is_direct})
+        self._start_mirror()
+        return True
+
+    def _start_mirror(self) -> None:
+        """A process of its own, which ends by itself after this one: uploads must not hold up a commit."""
+        options = self._options
+        if options.mirror is None:
+            return
+        from jackline.checkpoint.mirror.upload import MirrorOptions, mirror_arguments
+
+        wanted = MirrorOptions(options.run, str(self._folder), options.mirror, options.mirror_every_s, os.getpid())
+        try:
+            self._mirror = subprocess.Popen(
+                mirror_arguments(wanted), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as problem:
+            self._report({"event": "mirror_failed", "why": f"its process cannot be started: {problem.strerror}"})
+
+    def _next_message(self) -> Message | None:
+        """A whole message; waits a moment for the rest of one whose sender died while sending."""
+        message = self._channel.receive()
+        if message is None and not self._trainer_lives():
+            self._channel.wait(GRACE_S)
+            message = self._channel.receive()
+        return message
+
+    def _trainer_lives(self) -> bool:
+        # Its socket may stay open in forked data workers, so the process itself is asked.
+        return is_alive(self._trainer)
+
+    def _wait(self, timeout_s: float) -> None:
+        """For a message or the trainer's death."""
+        if self._channel.wait(0):
+            return
+        watched: list[Any] = [self._channel, self._alarm]
+        if self._trainer_fd is not None:
+            watched.append(self._trainer_fd)
+        else:
+            timeout_s = min(timeout_s, 1.0)
+        select.select(watched, [], [], timeout_s)
+
+    def _has_other_work(self) -> bool:
+        if self._is_making_room or self._is_closing:
+            return self._is_asked_to_end
+        return self._is_asked_to_end or self._channel.wait(0)
+
+    def _handle(self, message: Message) -> None:
+        kind = message.body.get("op")
+        if kind == "arena":
+            self._intake.take_arena(message)
+        elif kind in ("save", "end"):
+            self._guarded(message, self._commit)
+        elif kind == "begin":
+            self._guarded(message, self._intake.begin)
+        elif kind == "piece":
+            self._intake.piece(message, self._report)
+        elif kind == "cancel":
+            self._intake.drop()
+        elif kind == "damaged":
+            self._report_all(self._upkeep.refuse(message.body["name"], message.body["why"]))
+        elif kind == "close":
+            self._is_closing = True
+
+    def _guarded(self, message: Message, work: Any) -> None:
+        """Does one message's work; whatever goes wrong becomes a report, and the writer lives on."""
+        self._note("committing")
+        try:
+            self._ensure_folder()
+            work(message)
+        except DiskFull as problem:
+            sizes = {"needed_bytes": problem.needed_bytes, "free_bytes": problem.free_bytes}
+            self._fail(message, "the disk is full", problem=problem, **sizes)
+        except Unacknowledged as problem:
+            self._fail(message, str(problem.strerror), problem=problem)
+        except (OSError, ValueError, AnotherWriter) as problem:
+            why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+            self._fail(message, why, problem=problem)
+        if not self._intake.is_open:
+            self._note("idle")
+
+    def _commit(self, message: Message) -> None:
+        done = self._intake.end(message)
+        if done is None:
+            return
+        body = message.body
+        said = {"event": "committed", "id": body["id"], "step": body["step"], "name": str(done.name)}
+        self._report({**said, "size_bytes": done.size_bytes, "write_s": done.write_s})
+        self._upkeep.acknowledge(done.name, done.size_bytes, done.write_s)
+
+    def _make_room(self, payload_bytes: int) -> None:
+        try:
+            require_space(self._folder, payload_bytes, self._disk)
+        except DiskFull:
+            self._is_making_room = True  # reads back what was not read yet, so that older ones may go
+            try:
+                self._do_upkeep()
+            finally:
+                self._is_making_room = False
+            require_space(self._folder, payload_bytes, self._disk)
+
+    def _ensure_folder(self) -> None:
+        """Somebody may have deleted the folder under us; the lock went with it."""
+        if self._lock.is_still_ours():
+            return
+        self._lock.release()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire(self._report_waiting())
+        self._lock.note("committing")
+        self._upkeep.load()
+        self._report({"event": "folder_lost", "why": f"{self._folder} was deleted or emptied by somebody"})
+
+    def _fail(self, message: Message, why: str, *, problem: BaseException, **more: Any) -> None:
+        self._intake.drop(has_moved=isinstance(problem, Unacknowledged))
+        number = problem.errno if isinstance(problem, OSError) else None
+        body = message.body
+        failed = {"event": "failed", "id": body.get("id"), "step": body.get("step"), "why": why, "errno": number}
+        self._report({**failed, **more})
+
+    def _do_upkeep(self) -> None:
+        self._report_all(self._upkeep.work())
+
+    def _report_all(self, reports: Iterable[dict[str, Any]]) -> None:
+        for report in reports:
+            self._report(report)
+
+    def _note(self, phase: str) -> None:
+        with contextlib.suppress(OSError):  # a deleted folder; the save itself finds out
+            self._lock.note(phase)
+
+    def _report_waiting(self) -> Any:
+        said: set[str] = set()
+
+        def report(holder: Holder) -> None:
+            if holder.phase not in said:
+                said.add(holder.phase)
+                self._report({"event": "waiting", "phase": holder.phase, "pid": _pid(holder.writer)})
+
+        return report
+
+    def _report(self, body: dict[str, Any]) -> None:
+        with contextlib.suppress(Closed), self._talking:  # nobody listens any more; the commit counts all the same
+            self._channel.send({**body, "at_s": time.time()})
+
+    def _on_sigterm(self, *_: Any) -> None:
+        self._is_asked_to_end = True
+
+
+def _pid(process: ProcessId | None) -> int | None:
+    return process.pid if process else None
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def main(arguments: list[str] | None = None, disk: Disk | None = None) -> None:
+    """Arguments: the socket's descriptor and the options as JSON."""
+    words = sys.argv[1:] if arguments is None else arguments
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # meant for the trainer, or for nobody
+    step_back(NICENESS)
+    end = socket.socket(fileno=int(words[0]))
+    Writer(Channel(end), Options.from_json(words[1]), disk or Disk()).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What the writer does between saves: read back what was written, then let old ones go.
+
+Nothing is deleted on account of a checkpoint that was not read back from the disk and found whole. Every checkpoint
+is read again once a day, so that a disk that forgets is found while an older good one still exists.
+Owns status.json and the pointers `latest` and `best`. Decides nothing itself: retention.py does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jackline.checkpoint.format import catalogue
+from jackline.checkpoint.format.manifest import Damage, Name, Unreadable, parse_name
+from jackline.checkpoint.format.verify import Interrupted, read_manifest, verify_checkpoint
+from jackline.checkpoint.writer.commit import delete_checkpoint, set_aside
+from jackline.checkpoint.writer.disk import Disk
+from jackline.checkpoint.writer.retention import ALWAYS_KEPT, Keep, best_checkpoint, checkpoints_to_delete
+
+REREAD_AFTER_S = 86_400.0
+RETRY_AFTER_S = 600.0
+Report = dict[str, Any]
+
+
+@dataclass
+class Upkeep:
+    """The notes about one folder and the work they lead to. Used by the holder of the writer's lock only."""
+
+    folder: Path
+    keep: Keep
+    disk: Disk
+    should_stop: Callable[[], bool]
+    notes: dict[Name, dict[str, Any]] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """Notes of an earlier writer are believed for retention only; loading always reads every byte again."""
+        self.notes = catalogue.read_notes(self.folder, catalogue.STATUS)
+
+    def acknowledge(self, name: Name, size_bytes: int, write_s: float) -> None:
+        note = {"acknowledged_at_s": time.time(), "size_bytes": size_bytes, "write_s": round(write_s, 3)}
+        self.notes[name] = note
+        self._store()
+        with contextlib.suppress(OSError):
+            catalogue.point_at(self.folder, catalogue.LATEST, name)
+
+    def work(self) -> Iterator[Report]:
+        """Reads back what needs it, newest first, then deletes what may go. Reports what it found and did."""
+        for name in self._unread(time.time()):
+            try:
+                verify_checkpoint(self.folder / str(name), should_stop=self.should_stop)
+            except Interrupted:
+                return
+            except (Unreadable, OSError) as problem:
+                self._note(name, unreadable_at_s=time.time())
+                yield {"event": "unreadable", "step": name.step, "name": str(name), "why": str(problem)}
+                continue
+            except Damage as damage:
+                if (self.folder / str(name)).exists():  # else somebody pruned it meanwhile
+                    yield self._found_damaged(name, str(damage))
+                continue
+            self._note(name, verified_at_s=time.time())
+            yield {"event": "verified", "step": name.step, "name": str(name)}
+        yield from self.prune()
+
+    def prune(self) -> Iterator[Report]:
+        """Deletes what retention allows; never more, however full the disk is."""
+        names = catalogue.list_names(self.folder)
+        best = self._find_best(names)
+        good = [name for name in names if "verified_at_s" in self.notes.get(name, {})]
+        for name in checkpoints_to_delete(names, good=good, keep=self.keep, best=best):
+            with contextlib.suppress(OSError):
+                delete_checkpoint(self.folder / str(name), self.disk)
+                self.notes.pop(name, None)
+                yield {"event": "deleted", "step": name.step, "name": str(name)}
+        yield from self._prune_set_aside(good)
+        self.notes = {name: note for name, note in self.notes.items() if name in names}
+        self._store()
+
+    def refuse(self, text: str, why: str) -> Iterator[Report]:
+        """The trainer met a damaged one while loading; it must not count as good any longer."""
+        name = parse_name(text)
+        if name is not None and (self.folder / text).exists():
+            yield self._found_damaged(name, why)
+
+    def has_work(self) -> bool:
+        return next(self._unread(time.time()), None) is not None
+
+    def _unread(self, now_s: float) -> Iterator[Name]:
+        for name in catalogue.list_names(self.folder):
+            note = self.notes.get(name, {})
+            is_proved = _is_within(note.get("verified_at_s"), REREAD_AFTER_S, now_s)
+            if not is_proved and not _is_within(note.get("unreadable_at_s"), RETRY_AFTER_S, now_s):
+                yield name
+
+    def _found_damaged(self, name: Name, why: str) -> Report:
+        self.notes.pop(name, None)
+        with contextlib.suppress(OSError):
+            set_aside(self.folder / str(name), self.disk)
+        self._store()
+        return {"event": "damaged", "step": name.step, "name": str(name), "why": why}
+
+    def _prune_set_aside(self, good: list[Name]) -> Iterator[Report]:
+        """Evidence gives way once two good checkpoints exist beside it."""
+        if len(good) < ALWAYS_KEPT:
+            return
+        for path in catalogue.list_set_aside(self.folder)[:-ALWAYS_KEPT]:
+            with contextlib.suppress(OSError):
+                delete_checkpoint(path, self.disk)
+                yield {"event": "deleted", "step": None, "name": path.name}
+
+    def _find_best(self, names: list[Name]) -> Name | None:
+        if self.keep.best is None:
+            return None
+        metrics = {}
+        for name in names:
+            with contextlib.suppress(Damage):
+                metrics[name] = read_manifest(self.folder / str(name)).metrics
+        best = best_checkpoint(metrics, self.keep.best)
+        with contextlib.suppress(OSError):
+            catalogue.point_at(self.folder, catalogue.BEST, best)
+        return best
+
+    def _note(self, name: Name, **more: Any) -> None:
+        self.notes[name] = {**self.notes.get(name, {}), **more}
+        self._store()
+
+    def _store(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the notes are hints, the checkpoints are not
+            catalogue.write_notes(self.folder, catalogue.STATUS, self.notes)
+
+
+def _is_within(at_s: Any, span_s: float, now_s: float) -> bool:
+    """A clock that jumped back makes a note from the future, which then counts as old."""
+    return isinstance(at_s, int | float) and now_s - span_s < at_s <= now_s

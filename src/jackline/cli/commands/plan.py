@@ -1,0 +1,68 @@
+"""`jackline plan`: will it fit, with which micro-batch, and where the memory goes.
+
+Owns the command's arguments. The work needs torch and is done by `python -m jackline.memory`, because nothing here
+may import it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import click
+
+from jackline.errors import UsageError
+from jackline.memory.plan.cards import CARDS, detect_card, find_card
+from jackline.trainer.recipe import find_recipe
+
+_SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@click.command(context_settings=_SETTINGS, short_help="Will it fit, with which micro-batch; where the memory goes.")
+@click.argument("target")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@click.option("--gpu", metavar="CARD", help="T4, L4, A100-40, H100 ... or GiB; default: the card of this machine.")
+@click.option("--table", "is_table", is_flag=True, help="Sizes and batches against all cards, or the one of --gpu.")
+@click.option("--explain", "is_explaining", is_flag=True, help="Where each byte goes, and what would save some.")
+@click.option("--json", "is_json", is_flag=True, help="The plan as JSON.")
+def command(
+    target: str, settings: tuple[str, ...], gpu: str | None, is_table: bool, is_explaining: bool, is_json: bool
+) -> None:
+    """Plan memory for a RECIPE or a file.py:function, without a GPU and without starting anything.
+
+    \b
+    jackline plan sparsae --gpu T4
+    jackline plan sparsae --gpu L4 --model_size auto --explain
+    jackline plan sparsae --table
+    jackline plan train.py:make_model --gpu A100-40 batch_size=256
+
+    The function returns (model, batch) or (model, batch, loss). Exit code 1: it does not fit.
+    """
+    if is_table and (is_json or is_explaining):
+        raise UsageError("--table goes alone: it cannot be joined with --json or --explain")
+    reference = target if ":" in target else find_recipe(target)
+    card = find_card(gpu) if gpu else detect_card()
+    if card is None and not is_table:
+        raise UsageError(
+            "there is no NVIDIA card here, so say which one is meant",
+            detail=("known cards: " + ", ".join(CARDS),),
+            hint="jackline plan ... --gpu T4",
+        )
+    request = {
+        "target": reference,
+        "gpu": gpu,
+        "words": list(settings),
+        "output": "table" if is_table else "json" if is_json else "explain" if is_explaining else "text",
+    }
+    sys.exit(run_child([sys.executable, "-m", "jackline.memory", json.dumps(request)]))
+
+
+def run_child(argv: list[str]) -> int:
+    """Run to its end with our own streams. Ctrl-C reaches the child too, which then ends by it."""
+    with subprocess.Popen(argv) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue

@@ -1,0 +1,293 @@
+"""`jackline run -- CMD`: find out what is meant, start a supervisor, show the run.
+
+Owns the options, the run's identity on disk and what the person is told. The supervisor does the work.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from jackline.rundir.find import runs_folder
+from jackline.rundir.identity import (
+    AlreadyFinished,
+    Clash,
+    Create,
+    Elsewhere,
+    Existing,
+    Resume,
+    Watch,
+    decide_start,
+    default_name,
+    numbered_name,
+)
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import check_name, describe_run, read_run_file, with_cards, write_run_file
+from jackline.rundir.status import read_status
+from jackline.supervisor.foreign.find import preset
+from jackline.supervisor.options import SuperviseOptions
+from jackline.units import parse_duration
+
+RESTARTS_WITH_CHECKPOINTS = 3
+RESTARTS_ATTACHED = 10  # while checkpoints advance: such a script goes on exactly where it was
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Supervise any command.",
+)
+@click.option("--name", help="Name of the run; default: the script's name and a hash of the command.")
+@click.option("--new", "is_new", is_flag=True, help="A new run, even if this command has one already.")
+@click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although the command changed.")
+@click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
+@click.option("--detach", is_flag=True, help="Start it and come back at once.")
+@click.option(
+    "--restart",
+    type=click.IntRange(min=0),
+    help="Restarts after a retryable death; 0, 3 with --checkpoints, 10 once attached.",
+)
+@click.option(
+    "--on-stuck", type=click.Choice(["report", "restart", "stop"]), help="Default: report; restart once attached."
+)
+@click.option("--checkpoints", metavar="GLOB", help="Your script's own checkpoints, files or folders.")
+@click.option("--resume-arg", metavar="WORDS", help='Added when it goes on: "--resume {checkpoint}".')
+@click.option("--resume-from", metavar="hf|lightning", help="Both of the above for a known trainer.")
+@click.option("--mirror", metavar="PATH|URL", help="Copy the run's records (and checkpoints) there as it goes.")
+@click.option("--time-limit", metavar="DURATION", help="End it politely after this long: 90m, 11h30m.")
+@click.option("--grace", metavar="DURATION", default="30s", show_default=True, help="How long a polite end may take.")
+@click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
+@click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
+@click.option("--tty", is_flag=True, help="Give it a terminal: for prompts, debuggers, C programs that buffer.")
+@click.option("--split-streams", is_flag=True, help="Keep stderr apart from stdout; their order is lost.")
+@click.option("--quiet-after", type=float, default=2.0, show_default=True, help="Seconds of silence before we speak.")
+@click.option(
+    "--stuck-after", type=float, default=60.0, show_default=True, help="Seconds of standstill called stuck."
+)
+@click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGS]...")
+def command(argv: tuple[str, ...], **given: Any) -> None:
+    """Supervise any command, without changing it.
+
+    \b
+    jackline run -- python train.py --lr 3e-4
+    jackline run --detach -- bash launch.sh
+    jackline run --resume-from hf -- python run_clm.py --output_dir out
+
+    Running the same command again watches it if it is alive, and goes on with it if it stopped or died.
+    """
+    argv = argv[1:] if argv[:1] == ("--",) else argv
+    options = read_options(given)
+    sys.exit(run_command(list(argv), options, given))
+
+
+def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any]) -> int:
+    check_command(argv)
+    settings = {"argv": list(argv), "cwd": str(working_folder())}
+    return start_run(default_name(argv, settings), settings, lambda run: argv, options, given)
+
+
+def start_run(
+    name: str,
+    settings: dict[str, Any],
+    argv_of: Callable[[Path], list[str]],
+    options: SuperviseOptions,
+    given: dict[str, Any],
+) -> int:
+    """The rules of identity, for whatever is started: `settings` decide what is the same run, `argv_of(folder)` is
+    the command for the run's folder, `name` its name unless one was given."""
+    from jackline.cli.view import showing
+
+    folder = runs_folder(given["runs_dir"])
+    wanted = check_name(given["name"]) if given["name"] is not None else name
+    existing = find_existing(RunDir(folder / wanted))
+    taken = [path.name for path in folder.iterdir()] if given["is_new"] and folder.is_dir() else []
+    decision = decide_start(
+        settings,
+        existing,
+        name=numbered_name(wanted, taken),
+        is_new=given["is_new"],
+        accepts_changes=given["accepts_changes"],
+    )
+    match decision:
+        case Create(name):
+            run = create_run(folder, name, argv_of(folder / name), settings, options)
+            if run is None:
+                return showing.watch_live(RunDir(folder / name), detach=given["detach"])
+            return showing.start_and_show(run, options, is_new=True, detach=given["detach"])
+        case Resume(name, differences):
+            change_run(RunDir(folder / name), argv_of(folder / name), settings, options, differences)
+            return showing.start_and_show(RunDir(folder / name), options, is_new=False, detach=given["detach"])
+        case Watch(name):
+            return showing.watch_live(RunDir(folder / name), detach=given["detach"])
+        case AlreadyFinished(name):
+            showing.say(f"this command has finished already, as run '{name}' in {folder / name}")
+            showing.say("hint: --new starts it again as a new run; `jackline logs` shows what it printed")
+            return EXIT_USAGE
+        case Clash() as clash:
+            raise clash_error(clash)
+        case Elsewhere(name):
+            raise UsageError(
+                f"run '{name}' was last seen on another machine; whether it lives cannot be told from here",
+                hint=f"once you know that it ended there: jackline resume {name} --here, or start anew with --new",
+            )
+    return EXIT_DONE
+
+
+def working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the folder you stand in is gone", hint="cd to one that exists") from None
+
+
+def check_command(argv: list[str]) -> None:
+    if not argv:
+        raise UsageError(
+            "there is no command to run", hint="write it after two dashes: jackline run -- python train.py"
+        )
+    program = argv[0]
+    if shutil.which(program) is None:
+        path = Path(program)
+        if path.is_file():
+            detail = f"'{program}' is a file that may not be executed"
+            raise UsageError(
+                f"cannot run '{program}'", detail=detail, hint=f"python {program}, or chmod +x {program}"
+            )
+        raise UsageError(f"there is no command '{program}'", hint="check the spelling and the active environment")
+
+
+def read_options(given: dict[str, Any]) -> SuperviseOptions:
+    checkpoints, resume_arg = given["checkpoints"], given["resume_arg"]
+    if given["resume_from"]:
+        chosen = preset(given["resume_from"])
+        checkpoints = checkpoints or chosen.checkpoints
+        resume_arg = resume_arg or chosen.resume_arg
+    if resume_arg and "{checkpoint}" not in resume_arg:
+        raise UsageError(
+            f"--resume-arg '{resume_arg}' has no place for the checkpoint", hint='write "--resume {checkpoint}"'
+        )
+    if resume_arg and not checkpoints:
+        raise UsageError("--resume-arg needs --checkpoints", hint="--checkpoints 'out/checkpoint-*'")
+    for name in ("quiet_after", "stuck_after"):
+        if given[name] <= 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be more than 0, not {given[name]:g}")
+    check_mirror(given["mirror"])
+    restart = given["restart"]
+    if restart is None:
+        restart = RESTARTS_WITH_CHECKPOINTS if checkpoints else 0
+    size = shutil.get_terminal_size()
+    return SuperviseOptions(
+        restart=restart,
+        on_stuck=given["on_stuck"] or "report",
+        restart_attached=RESTARTS_ATTACHED if given["restart"] is None else None,
+        on_stuck_attached="restart" if given["on_stuck"] is None else None,
+        resume_arg=resume_arg,
+        checkpoints=checkpoints,
+        time_limit_s=parse_duration(given["time_limit"]) if given["time_limit"] else None,
+        grace_s=parse_duration(given["grace"]),
+        on_event=given["on_event"],
+        when_done=given["when_done"],
+        tty=given["tty"],
+        split_streams=given["split_streams"],
+        quiet_after_s=given["quiet_after"],
+        stuck_after_s=given["stuck_after"],
+        inject=not given["no_inject"],
+        mirror=full_place(given["mirror"]),
+        is_terminal=bool(sys.stdout and sys.stdout.isatty()) and not given["detach"],
+        columns=max(20, size.columns),
+        rows=max(5, size.lines),
+    )
+
+
+def check_mirror(place: str | None) -> None:
+    """A mirror that cannot work is found out now, not after hours."""
+    if place is None:
+        return
+    if "://" in place:
+        if find_spec("fsspec") is None:
+            raise UsageError(f"the mirror {place} needs the package fsspec", hint="pip install fsspec")
+        return
+    try:
+        Path(place).expanduser().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot use {place} as a mirror: {error.strerror}", hint="name a folder or a URL") from None
+
+
+def full_place(place: str | None) -> str | None:
+    """A path must mean the same in every process, whatever its folder."""
+    return place if place is None or "://" in place else str(Path(place).expanduser().absolute())
+
+
+def find_existing(run: RunDir) -> Existing | None:
+    if not run.path.exists():
+        return None
+    return Existing(run.name, read_status(run).state, read_run_file(run).settings)
+
+
+def create_run(
+    folder: Path, name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions
+) -> RunDir | None:
+    """Make the run's folder in one step: it appears with a whole run.json, or not at all. None when it is there."""
+    from jackline.machine.gpu import card_names, card_sizes
+
+    final = RunDir(folder / name)
+    draft = RunDir(folder / f".{name}.{os.getpid()}.draft")
+    try:
+        draft.path.mkdir(parents=True)
+        contents = describe_run(
+            name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
+        )
+        write_run_file(draft, with_cards(contents, card_names(), card_sizes()))
+        draft.path.rename(final.path)
+    except OSError as error:
+        shutil.rmtree(draft.path, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return None  # another start of the same command was quicker by an instant
+        raise UsageError(
+            f"cannot make a run in {folder}: {error.strerror}", hint="choose another place with --runs-dir PATH"
+        ) from None
+    return final
+
+
+def change_run(
+    run: RunDir,
+    argv: list[str],
+    settings: dict[str, Any],
+    options: SuperviseOptions,
+    differences: tuple[str, ...],
+) -> None:
+    """--continue-with-changes: the run goes on as another command, and keeps what it was. What is no difference (how
+    it is watched) may change without a word."""
+    contents = replace(read_run_file(run), options=options.to_json())
+    if not differences:
+        if list(contents.argv) != argv:
+            write_run_file(run, replace(contents, argv=tuple(argv)))
+        return
+    former = [*contents.former, {"argv": list(contents.argv), "settings": contents.settings}]
+    write_run_file(run, replace(contents, argv=tuple(argv), settings=settings, cwd=settings["cwd"], former=former))
+    for line in differences:
+        print(f"[jackline] going on with a change: {line}", file=sys.stderr, flush=True)
+
+
+def clash_error(clash: Clash) -> UsageError:
+    if clash.is_alive:
+        return UsageError(
+            f"run '{clash.name}' is alive with another command",
+            detail=clash.differences,
+            hint=f"another --name, --new, or `jackline stop {clash.name}` first",
+        )
+    return UsageError(
+        f"run '{clash.name}' was started with another command",
+        detail=clash.differences,
+        hint="--new starts another run, --continue-with-changes goes on with this one",
+    )

@@ -1,0 +1,71 @@
+"""`jackline status`: is it alive, how far, when done, what now, what is lost if it dies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from jackline.cli.view import run_view
+from jackline.cli.view.run_view import RunView, read_view
+from jackline.diagnosis.logs.curves import stale_curves
+from jackline.rundir.find import find_run, runs_folder
+
+
+@click.command(short_help="Is it alive, how far, when done, what is lost if it dies.")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
+def command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
+    """Say how RUN is doing; without RUN the only live one, else the newest.
+
+    Works on a run of another machine, on a copied one and on a damaged one. The exit code is 0 whenever the state
+    could be read, whatever it is, and 2 for a run that cannot be found.
+    """
+    view = read_view(find_run(run, runs_folder(runs_dir)), now_s=run_view.wall_clock_s())
+    if as_json:
+        click.echo(json.dumps(view_json(view), indent=1, default=str))
+        return
+    from jackline.cli.text.status import status_text
+
+    click.echo(status_text(view))
+
+
+def view_json(view: RunView) -> dict[str, Any]:
+    """The same for programs: numbers as they were read, state as it was judged."""
+    from jackline.cli.text.status import headline, loss_line
+
+    status = view.status
+    return {
+        "name": view.name,
+        "path": view.path,
+        "state": status.state,
+        "text": headline(view),
+        "attempt": status.attempt,
+        "is_stale": status.is_stale,
+        "last_seen_at_s": status.last_seen_at_s,
+        "started_at_s": view.started_at_s,
+        "running_s": view.running_s,
+        "exit_code": status.exit_code,
+        "cause": status.exit.get("cause"),
+        "explanation": status.exit.get("text"),
+        "command": view.contents.command if view.contents else None,
+        "host": view.contents.host if view.contents else None,
+        "git": view.contents.git if view.contents else None,
+        "machine": view.contents.machine if view.contents else None,
+        "problem": view.problem or None,
+        "progress": view.progress or None,
+        "loss": loss_line(view) if view.is_live else None,
+        "log": {
+            "path": view.log.path,
+            "size_bytes": view.log.size_bytes,
+            "last_output_at_s": view.log.last_output_at_s,
+            "verdict": view.log_verdict.kind,
+            "text": view.log_verdict.text,
+        },
+        "curves": {**asdict(view.curves), "text": stale_curves(view.curves, view.started_at_s)},
+        "session": view.session or None,
+        "supervisor": status.supervisor_state or None,
+    }

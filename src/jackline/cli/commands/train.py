@@ -1,0 +1,130 @@
+"""`jackline train RECIPE`: a recipe under the same supervision as anybody's command.
+
+Owns the options that are about the run and not about the training. The settings are read by the trainer itself, in a
+process of its own, because recipes may import torch and a person's own file may import anything.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from jackline.cli.commands.plan import run_child
+from jackline.cli.commands.run import check_mirror, full_place, read_options, start_run, working_folder
+from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from jackline.rundir.identity import default_name
+from jackline.trainer.recipe import RECIPES, find_recipe, is_own_file
+
+RESTARTS = 10  # while checkpoints advance
+_TYPED = "jackline.typed"
+_SETTINGS = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+}
+_NOT_ASKED: dict[str, Any] = {
+    "checkpoints": None,
+    "resume_arg": None,
+    "resume_from": None,
+    "mirror": None,
+    "time_limit": None,
+    "tty": False,
+    "split_streams": False,
+}
+
+
+class RepeatedCommand(click.Command):
+    """Keeps what was typed, in its order, options of the run and all: the training's first line repeats it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_TYPED] = shlex.join(["train", *args])
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=RepeatedCommand, context_settings=_SETTINGS, short_help="Train a recipe, supervised and resumable."
+)
+@click.argument("recipe", required=False)
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@click.option("--show", "is_shown", is_flag=True, help="Print every setting with its origin, and start nothing.")
+@click.option("--name", help="Name of the run; default: the recipe's name and a hash of its settings.")
+@click.option("--new", "is_new", is_flag=True, help="A new run, even if these settings have one already.")
+@click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although settings changed.")
+@click.option(
+    "--runs-dir",
+    "--checkpoint-dir",
+    "--output-dir",
+    "runs_dir",
+    type=click.Path(),
+    help="Where runs are kept, checkpoints in them; default: $JACKLINE_RUNS or ./runs.",
+)
+@click.option("--detach", is_flag=True, help="Start it and come back at once.")
+@click.option("--restart", type=click.IntRange(min=0), default=RESTARTS, show_default=True)
+@click.option("--on-stuck", type=click.Choice(["report", "restart", "stop"]), default="restart", show_default=True)
+@click.option("--grace", metavar="DURATION", default="30s", show_default=True, help="How long a polite end may take.")
+@click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
+@click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
+@click.option("--quiet-after", type=float, default=2.0, show_default=True, help="Seconds of silence before we speak.")
+@click.option("--stuck-after", type=float, default=60.0, show_default=True, help="Standstill called stuck, seconds.")
+@click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
+def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, **given: Any) -> None:
+    """Train RECIPE, or a function of your own that returns a TrainConfig.
+
+    \b
+    jackline train demo --quick                       everything once, in under a minute
+    jackline train demo --lr 3e-4 batch_size=32       settings: --key value or key=value
+    jackline train demo --config mine.yaml --mirror /mnt/drive/runs
+    jackline train path/to/file.py:function --data 'corpus/*.jsonl.zst'
+    jackline train demo --show                        all settings, with their origin
+
+    Running the same command again watches it if it is alive, and goes on with it if it stopped or died.
+    """
+    if recipe is None:
+        for name, (_, text) in RECIPES.items():
+            click.echo(f"{name:<12}{text}")
+        raise UsageError("train what?", hint="jackline train demo --quick; recipes are listed above")
+    if not is_own_file(recipe):
+        find_recipe(recipe)
+    trainer = [sys.executable, "-m", "jackline.trainer"]
+    if is_shown:
+        sys.exit(run_child([*trainer, "--show", recipe, *settings]))
+    found = resolve(trainer, recipe, settings)
+    config = found["config"]
+    check_mirror(config["mirror"] or None)
+    options = replace(
+        read_options({**_NOT_ASKED, **given}),
+        time_limit_s=config["time_limit_s"] or None,
+        typed=click.get_current_context().meta[_TYPED],
+    )
+    words = with_full_mirror(settings, config["mirror"])
+    sys.exit(
+        start_run(
+            default_name([recipe], found["identity"]),
+            {**found["identity"], "cwd": str(working_folder())},
+            lambda run: [*trainer, str(run.absolute()), recipe, *words],
+            options,
+            given,
+        )
+    )
+
+
+def resolve(trainer: list[str], recipe: str, settings: tuple[str, ...]) -> dict[str, Any]:
+    """The resolved settings, as plain values. What is wrong with them is said by whoever read them."""
+    done = subprocess.run(
+        [*trainer, "--resolve", recipe, *settings], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
+    if done.returncode != EXIT_DONE:
+        sys.exit(done.returncode if done.returncode > 0 else EXIT_USAGE)
+    # A person's own file may print while it is imported: the answer is the last line.
+    found: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    return found
+
+
+def with_full_mirror(settings: tuple[str, ...], mirror: str) -> list[str]:
+    """A path must mean the same in every process: the last word of all is the mirror's full one."""
+    return [*settings, f"mirror={full_place(mirror)}"] if mirror and "://" not in mirror else list(settings)

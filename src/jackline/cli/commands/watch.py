@@ -1,0 +1,77 @@
+"""`jackline watch`: the live view of a run started elsewhere, and a new supervisor for one that lost its own."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from jackline.cli.options import find, run_argument, runs_dir_option
+from jackline.errors import UsageError
+from jackline.rundir.layout import RunDir
+from jackline.rundir.status import RunStatus, read_status
+
+# More than this would only scroll by.
+SHOW_ALL_BELOW_BYTES = 1 << 20
+
+
+@click.command(short_help="The live view; takes over a run whose supervisor is gone.")
+@run_argument
+@runs_dir_option
+def command(run: str | None, runs_dir: str | None) -> None:
+    """Follow a run: its output, what it is doing while it is silent, what happens to it.
+
+    Ctrl-C leaves the view and the run goes on. A run whose supervisor is gone gets a new one; nothing of its output
+    is lost. Exits with the run's own exit code when it ends.
+    """
+    sys.exit(watch(find(run, runs_dir)))
+
+
+def watch(run: RunDir) -> int:
+    from jackline.cli.view.viewer import follow
+
+    status = read_status(run)
+    refuse_what_cannot_be_watched(run, status)
+    if needs_supervisor(status):
+        take_over_gently(run)
+    elif status.state == "alive":
+        say(f"watching run '{run.name}', attempt {status.attempt}: {run.path}")
+        say(f"Ctrl-C leaves the view and the run goes on; `jackline stop {run.name}` ends it")
+    else:
+        say(f"run '{run.name}' is not alive, it is {status.state}; this is what it printed last")
+    attempt = run.attempt(status.attempt)
+    size = sum(path.stat().st_size for path in (attempt.raw_out, attempt.raw_err) if path.exists())
+    is_short = size <= SHOW_ALL_BELOW_BYTES
+    if not is_short:
+        say(f"earlier output is in {run.out_log}; `jackline logs {run.name}` prints it")
+    return follow(run, attempt=status.attempt, from_start=is_short)
+
+
+def refuse_what_cannot_be_watched(run: RunDir, status: RunStatus) -> None:
+    if status.state == "elsewhere":
+        known = status.child or status.supervisor
+        raise UsageError(
+            f"run '{run.name}' runs on '{known.host if known else '?'}', not here",
+            hint=f"watch it there, or read what is here: jackline logs {run.name}",
+        )
+    if status.attempt == 0:
+        raise UsageError(f"run '{run.name}' was never started", hint=f"start it: jackline resume {run.name}")
+
+
+def needs_supervisor(status: RunStatus) -> bool:
+    """Alive without one, or ended without anybody writing down how."""
+    return status.state == "unwatched" or (status.state == "dead" and status.child is not None and not status.exit)
+
+
+def take_over_gently(run: RunDir) -> None:
+    """Somebody else may be quicker: then there is a supervisor, and that was the point."""
+    from jackline.supervisor.start import take_over_unless_watched
+
+    if not take_over_unless_watched(run):
+        say(f"watching run '{run.name}': {run.path}")
+        return
+    say(f"run '{run.name}' had lost its supervisor: a new one has taken over; nothing of its output is lost")
+
+
+def say(text: str) -> None:
+    print(f"[jackline] {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,186 @@
+"""`jackline why`: alive, what it is doing, with stacks; dead, why, from evidence, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jackline.cli.options import find, json_option, run_argument, runs_dir_option
+from jackline.errors import UsageError
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId, is_alive
+from jackline.rundir.status import RunStatus, read_status
+from jackline.units import format_duration, parse_duration
+
+LOOK_S = 7.0
+
+
+@click.command(short_help="What it is doing, by file and line; why it died, from evidence.")
+@run_argument
+@click.option("--pid", type=click.IntRange(min=1), help="Any process of yours, whoever started it.")
+@click.option(
+    "--for", "look", metavar="DURATION", help="How long to look at a process that is not watched; default 7s."
+)
+@click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
+@click.option("--all", "show_all", is_flag=True, help="Every frame of every thread, and every process.")
+@json_option
+@runs_dir_option
+def command(run: str | None, pid: int | None, runs_dir: str | None, **given: Any) -> None:
+    """Explain a run: what it is doing now, or why it ended.
+
+    Without RUN: the only live run, else the newest. A live run's stacks are taken now, without stopping it. A dead or
+    copied run is explained from its files alone.
+    """
+    look, show_all, as_json = given["look"], given["show_all"], given["as_json"]
+    look_s = parse_duration(look) if look else LOOK_S
+    if pid is not None:
+        if run is not None:
+            raise UsageError("a run and --pid were given; only one of them can be meant", hint=f"jackline why {run}")
+        _show_process(pid, look_s, show_all=show_all, as_json=as_json)
+        return
+    found = find(run, runs_dir)
+    status = read_status(found, attempt=check_attempt(found, given["attempt"]))
+    if is_alive(status.child) and status.child is not None:
+        _show_live(found, status, status.child, look_s, show_all=show_all, as_json=as_json)
+    else:
+        _show_ended(found, status, as_json=as_json)
+
+
+def check_attempt(run: RunDir, number: int | None) -> int | None:
+    known = [attempt.number for attempt in run.list_attempts()]
+    if number is None or number in known:
+        return number
+    there = f"it has {known[0]} to {known[-1]}" if len(known) > 1 else f"it has {len(known)}"
+    raise UsageError(f"run '{run.name}' has no attempt {number}: {there}", hint=f"jackline why {run.name}")
+
+
+def _show_process(pid: int, look_s: float, *, show_all: bool, as_json: bool) -> None:
+    from jackline.cli.text.why_live import check_pid, look_at, look_json, look_lines, verdict_words
+
+    check_pid(pid)
+    _say(f"looking at process {pid} for {format_duration(look_s)} ...")
+    look = look_at(pid, stacks_folder=_stacks_folder(pid), look_s=look_s)
+    if as_json:
+        _print_json(look_json(look))
+        return
+    lines = [f"process {pid} has run for {format_duration(look.elapsed_s)}"]
+    if look.verdict is not None:
+        lines.append(verdict_words(look.verdict, look.looked_s))
+    _print([*lines, *_run_of(pid), *look_lines(look, show_all=show_all)])
+
+
+def _show_live(
+    run: RunDir, status: RunStatus, child: ProcessId, look_s: float, *, show_all: bool, as_json: bool
+) -> None:
+    from jackline.cli.text.memory import memory_section
+    from jackline.cli.text.why_live import look_at, look_json, look_lines, verdict_words
+    from jackline.cli.view.run_view import mapping
+    from jackline.diagnosis.logs.clues import explain_log
+    from jackline.rundir import atomic
+
+    attempt = run.last_attempt()
+    is_watched = status.state == "alive" and not status.is_stale
+    if not is_watched:
+        _say(f"nobody watches it: looking at it for {format_duration(look_s)} ...")
+    look = look_at(child.pid, stacks_folder=attempt.stacks if attempt else None, look_s=0.0 if is_watched else look_s)
+    if as_json:
+        _print_json(_live_json(run, status, look_json(look)))
+        return
+    lines = [
+        f"run '{run.name}' is alive: attempt {status.attempt}, pid {child.pid}, for {format_duration(look.elapsed_s)}"
+    ]
+    lines += list(_watch_lines(run, status, is_watched=is_watched))
+    if look.verdict is not None:
+        lines.append(verdict_words(look.verdict, look.looked_s))
+    session = atomic.read_json(run.session_file())
+    lines += memory_section(mapping(session), status.supervisor_state, status.attempt)
+    lines += look_lines(look, show_all=show_all)
+    clue = explain_log(run.out_log)
+    _print([*lines, *([f"note: {clue}"] if clue else []), f"run folder: {run.path}"])
+
+
+def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterator[str]:
+    from jackline.cli.text.clock import clock
+
+    state = status.supervisor_state
+    if not is_watched:
+        seen = f"no heartbeat since {clock(status.last_seen_at_s)}" if status.last_seen_at_s else "no heartbeat yet"
+        supervisor = status.supervisor
+        if status.state == "unwatched":
+            gone = f", its supervisor (pid {supervisor.pid}) is gone" if supervisor else ", it has no supervisor"
+            yield f"{seen}{gone}; `jackline watch {run.name}` takes it over"
+        else:
+            yield f"{seen}, although its supervisor lives: the machine may be overloaded"
+        return
+    verdict = state.get("verdict")
+    if isinstance(verdict, dict) and verdict.get("text"):
+        yield f"{verdict.get('kind')}: {verdict['text']}"
+    silent_s = float(state.get("silent_s") or 0.0)
+    if silent_s >= 2:
+        yield f"silent for {format_duration(silent_s)}"
+    for incident in state.get("incidents") or ():
+        if isinstance(incident, dict):
+            yield f"incident: {incident.get('path')}"
+
+
+def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:
+    from jackline.cli.text.why_dead import death_json, death_lines, read_death
+
+    death = read_death(run, status)
+    if as_json:
+        _print_json(death_json(run, status, death))
+        return
+    restart = status.supervisor_state.get("restart_at_s") if status.state == "alive" else None
+    lines = list(death_lines(run, status, death))
+    if isinstance(restart, int | float):
+        lines.append(f"its supervisor starts it again in {format_duration(max(0.0, restart - time.time()))}")
+    _print(lines)
+
+
+def _live_json(run: RunDir, status: RunStatus, look: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **look,
+        "run": run.name,
+        "path": str(run.path),
+        "state": status.state,
+        "attempt": status.attempt,
+        "is_stale": status.is_stale,
+        "last_seen_at_s": status.last_seen_at_s,
+        "silent_s": status.supervisor_state.get("silent_s"),
+        "verdict": look["verdict"] or status.supervisor_state.get("verdict"),
+        "incidents": status.supervisor_state.get("incidents") or [],
+    }
+
+
+def _stacks_folder(pid: int) -> Path | None:
+    """Where a process started under Jackline dumps its stacks; None for a stranger."""
+    from jackline.machine.proc import read_environ
+
+    folder = read_environ(pid).get("JACKLINE_STACKS")
+    return Path(folder) if folder and os.path.isabs(folder) else None
+
+
+def _run_of(pid: int) -> Iterator[str]:
+    from jackline.machine.proc import read_environ
+
+    folder = read_environ(pid).get("JACKLINE_RUN_DIR")
+    if folder:
+        yield f"it belongs to run '{Path(folder).name}': `jackline why {folder}` knows more"
+
+
+def _print(lines: list[str]) -> None:
+    click.echo("\n".join(lines))
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+
+
+def _say(text: str) -> None:
+    click.echo(f"[jackline] {text}", err=True)

@@ -1,0 +1,39 @@
+"""Where a run comes from, in words: the code's branch and commit, the machine's cards. Pure, from run.json alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from jackline.cli.text.safety import safe_text
+from jackline.cli.view.run_view import listing, mapping, number
+from jackline.rundir.run_file import RunFile
+from jackline.units import format_bytes
+
+_SHORT = 12
+
+
+def origin_lines(contents: RunFile) -> list[tuple[str, str]]:
+    """Label and text; an empty text where it is not known."""
+    return [("code", code_text(contents.git)), ("cards", cards_text(contents.machine))]
+
+
+def code_text(git: dict[str, Any]) -> str:
+    """'branch main, commit 0123456789ab, with uncommitted changes'; nothing outside a repository."""
+    if not git.get("commit"):
+        return ""
+    branch = f"branch {safe_text(git['branch'], 60)}, " if git.get("branch") else ""
+    changes = ", with uncommitted changes" if git.get("is_dirty") is True else ""
+    return f"{branch}commit {safe_text(git['commit'], 64)[:_SHORT]}{changes}"
+
+
+def cards_text(machine: dict[str, Any]) -> str:
+    """'2 x NVIDIA H200 (140 GiB)', as they were when the run was made; nothing where none was found."""
+    machine = mapping(machine)
+    names, sizes = listing(machine.get("cards")), listing(machine.get("card_bytes"))
+    sizes += [None] * (len(names) - len(sizes))
+    counted = Counter(
+        safe_text(name, 60) + (f" ({format_bytes(number(size) or 0)})" if number(size) else "")
+        for name, size in zip(names, sizes, strict=False)
+    )
+    return ", ".join(f"{count} x {card}" if count > 1 else card for card, count in counted.items())

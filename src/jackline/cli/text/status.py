@@ -1,0 +1,356 @@
+"""`jackline status` in sentences: is it alive, how far, when done, what now, what is lost if it dies. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jackline.cli.text.clock import clock
+from jackline.cli.text.memory import card_line, oom_lines, others_beside
+from jackline.cli.text.origin import origin_lines
+from jackline.cli.text.safety import safe_lines, safe_text
+from jackline.cli.view.run_view import RunView, listing, mapping, number
+from jackline.diagnosis.logs.curves import stale_curves
+from jackline.units import format_bytes, format_duration
+
+_NUMBERS = 4
+_MAX_INCIDENTS = 3
+
+
+def status_text(view: RunView) -> str:
+    """Everything, most important first; a line each."""
+    lines = [f"{safe_text(view.name)}: {headline(view)}"]
+    if view.problem:
+        lines.append(f"  damaged:    {safe_text(view.problem)}")
+    if not is_over(view):
+        lines += _live_lines(view)
+    lines += _ending_lines(view)
+    if is_over(view):
+        lines += _reached_lines(view)
+    lines += _common_lines(view)
+    lines += [f"hint: {hint}" for hint in [hint_for(view)] if hint]
+    return "\n".join(lines)
+
+
+def is_over(view: RunView) -> bool:
+    """Its end was written down, so what it did last no longer matters."""
+    return view.status.state in ("finished", "stopped", "dead") and bool(view.status.exit)
+
+
+def is_old_news(view: RunView) -> bool:
+    """What supervisor.json says was true once and may not be now."""
+    return view.status.state != "alive" or view.status.is_stale
+
+
+def headline(view: RunView) -> str:
+    """The state in one clause, with the doubt it deserves."""
+    state = view.status.state
+    attempt = f"attempt {view.status.attempt}"
+    if state == "alive":
+        return _alive(view, attempt)
+    if state == "unwatched":
+        return f"alive in {attempt}, but unwatched: {_supervisor_gone(view)}"
+    if state == "elsewhere":
+        return f"unknown from here: it was last seen {_seen(view)} on host '{_host(view)}', in {attempt}"
+    if state == "empty":
+        return "created, but never started"
+    if not view.status.exit:
+        return f"dead in {attempt}: {_gone(view)}; nobody saw how it ended"
+    word = {"finished": "finished", "stopped": "stopped"}.get(state, "died")
+    return f"{word}{_ago(number(view.status.exit.get('ended_at_s')), view.now_s)} in {attempt}{_after(view)}"
+
+
+def _alive(view: RunView, attempt: str) -> str:
+    restart_at_s = number(view.state.get("restart_at_s"))
+    if view.state.get("is_restarting") is True:
+        wait = f" in {format_duration(max(0.0, restart_at_s - view.now_s))}" if restart_at_s is not None else ""
+        text = f"alive, between attempts: attempt {view.status.attempt + 1} starts{wait}"
+    else:
+        going = f", for {format_duration(view.running_s)}" if view.running_s is not None else ""
+        text = f"alive, {attempt}{going}"
+    if view.status.is_stale:
+        text += f"; stale: no heartbeat since {_seen(view)}, though its supervisor lives"
+    return text
+
+
+def _supervisor_gone(view: RunView) -> str:
+    who = f"its supervisor (pid {view.status.supervisor.pid})" if view.status.supervisor else "its supervisor"
+    return f"{who} is gone, no heartbeat since {_seen(view)}"
+
+
+def _gone(view: RunView) -> str:
+    child = view.status.child
+    who = f"pid {child.pid} is gone" if child else "no process of it is left"
+    return f"no heartbeat since {_seen(view)}, {who}"
+
+
+def _host(view: RunView) -> str:
+    known = view.status.child or view.status.supervisor
+    return safe_text(known.host if known else (view.contents.host if view.contents else "unknown"), 80)
+
+
+def _seen(view: RunView) -> str:
+    at_s = view.status.last_seen_at_s
+    if at_s is None:
+        return "a time that cannot be read"
+    return f"{clock(at_s, view.now_s)} ({format_duration(max(0.0, view.now_s - at_s))} ago)"
+
+
+def _ago(at_s: float | None, now_s: float) -> str:
+    return f" {format_duration(max(0.0, now_s - at_s))} ago" if at_s is not None else ""
+
+
+def _after(view: RunView) -> str:
+    return f", after {format_duration(view.running_s)}" if view.running_s is not None else ""
+
+
+def _live_lines(view: RunView) -> list[str]:
+    found = [
+        ("progress", progress_line(view)),
+        ("epoch", epoch_line(view)),
+        ("best", best_line(view)),
+        ("saved", saved_line(view)),
+        ("numbers", numbers_line(view)),
+        ("now", now_line(view)),
+        ("verdict", verdict_line(view)),
+        ("memory", memory_line(view)),
+        *[(f"gpu {index}", line) for index, line in gpu_lines(view)],
+        ("card", card_line(view.session)),
+        *[("also there", line) for line in others_beside(view.state)],
+        *[("ran out", line.strip()) for line in oom_lines(view.session)],
+        ("cpu", rates_line(view)),
+    ]
+    lines = [row(label, text) for label, text in found if text]
+    if lines and is_old_news(view) and view.status.last_seen_at_s is not None:
+        age = format_duration(max(0.0, view.now_s - view.status.last_seen_at_s))
+        lines.insert(0, row("last seen", f"{age} ago; what follows was true then"))
+    if view.is_live:
+        lines.append(row("if it dies", loss_line(view)))
+    return lines
+
+
+def _reached_lines(view: RunView) -> list[str]:
+    """Of a run that is over: how far it came, and what is kept of it."""
+    found = [("epoch", epoch_line(view)), ("best", best_line(view)), ("saved", saved_line(view))]
+    return [row(label, text) for label, text in found if text]
+
+
+def numbers_line(view: RunView) -> str:
+    """What the loop logged last, the loss first; a few of many."""
+    logged = mapping(view.session.get("metrics"))
+    known = [(safe_text(name, 30), number(value)) for name, value in logged.items()]
+    known.sort(key=lambda pair: (pair[0] != "loss", "loss" not in pair[0]))
+    shown = [f"{name} {value:.4g}" for name, value in known if value is not None]
+    return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "")
+
+
+def progress_line(view: RunView) -> str:
+    progress = view.progress
+    done, total = number(progress.get("done")), number(progress.get("total"))
+    if done is None:
+        return ""
+    parts = [safe_text(progress.get("phase"), 60)] if progress.get("phase") else []
+    unit = f" {safe_text(progress['unit'], 20)}" if progress.get("unit") else ""
+    if total:
+        parts.append(f"{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)")
+    else:
+        parts.append(f"{_count(done)}{unit}")
+    rate, eta_s = number(progress.get("rate_per_s")), number(progress.get("eta_s"))
+    if rate:
+        parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
+    if eta_s is not None and is_old_news(view):
+        parts.append(f"about {format_duration(eta_s)} to go")
+    elif eta_s is not None:
+        left_s = max(0.0, (view.status.last_seen_at_s or view.now_s) + eta_s - view.now_s)
+        parts.append(f"done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})")
+    return ", ".join(parts)
+
+
+def epoch_line(view: RunView) -> str:
+    """'2 of 50, batch 34 of 437 (8 %)'; nothing where neither has an end that is known: the steps say it then."""
+    place = mapping(view.session.get("place"))
+    epoch, batch, batches = (number(place.get(name)) for name in ("epoch", "batch", "num_batches"))
+    epochs = number(place.get("epochs"))
+    if epoch is None or not batch or not (batches or epochs):
+        return ""
+    text = f"{_count(epoch)} of {_count(epochs)}" if epochs else _count(epoch)
+    share = f" of {_count(batches)} ({100 * batch / batches:.0f} %)" if batches else ""
+    return f"{text}, batch {_count(batch)}{share}"
+
+
+def best_line(view: RunView) -> str:
+    """'val_spearman 0.6213 at step 1,200', of the best checkpoint that is kept."""
+    best = mapping(view.session.get("best"))
+    value, step = number(best.get("value")), number(best.get("step"))
+    if value is None or step is None:
+        return ""
+    return f"{safe_text(best.get('name'), 40)} {value:.4f} at step {_count(step)}"
+
+
+def saved_line(view: RunView) -> str:
+    """'2.1 min ago, at step 1,100': the newest checkpoint of the session."""
+    newest = mapping(view.session.get("last_checkpoint"))
+    at_s, step = number(newest.get("at_s")), number(newest.get("step"))
+    if at_s is None or step is None:
+        return ""
+    return f"{format_duration(max(0.0, view.now_s - at_s))} ago, at step {_count(step)}"
+
+
+def now_line(view: RunView) -> str:
+    """Which part of a step by the loop's own word, and where in the code by that of whoever looks at it."""
+    doing = view.session.get("doing")
+    parts = [safe_text(doing, 60)] if isinstance(doing, str) and doing else []
+    return "; ".join(part for part in (*parts, _place_line(view)) if part)
+
+
+def _place_line(view: RunView) -> str:
+    now = mapping(view.state.get("now"))
+    if not now:
+        return ""
+    text = safe_text(now.get("what") or "", 120)
+    if now.get("file"):
+        where = f"{safe_text(now['file'], 160)}:{safe_text(now.get('line'), 10)}"
+        if now.get("function"):
+            where += f" in {safe_text(now['function'], 60)}"
+        source = f": {safe_text(now['source'], 100)}" if now.get("source") else ""
+        text = f"{text}, {where}{source}" if text else f"{where}{source}"
+    return text
+
+
+def verdict_line(view: RunView) -> str:
+    verdict = mapping(view.state.get("verdict"))
+    if not verdict.get("kind"):
+        return ""
+    for_s = number(verdict.get("for_s"))
+    if for_s is None and number(verdict.get("since_s")) is not None and view.status.last_seen_at_s is not None:
+        for_s = max(0.0, view.status.last_seen_at_s - (number(verdict.get("since_s")) or 0.0))
+    is_worth_saying = for_s is not None and for_s >= 1.0 and verdict["kind"] != "PROGRESS"
+    length = f" for {format_duration(for_s or 0.0)}" if is_worth_saying else ""
+    text = f": {safe_text(verdict['text'], 200)}" if verdict.get("text") else ""
+    return f"{safe_text(verdict['kind'], 20)}{length}{text}"
+
+
+def memory_line(view: RunView) -> str:
+    memory = mapping(view.state.get("memory"))
+    # Workers share most of their pages with the process they were forked from; `own_bytes` counts those once.
+    own, peak = number(memory.get("own_bytes")), number(memory.get("peak_bytes"))
+    own = number(memory.get("tree_rss_bytes")) if own is None else own
+    used, limit = number(memory.get("used_bytes")), number(memory.get("limit_bytes"))
+    left_s = number(memory.get("seconds_to_limit"))
+    parts = []
+    if own is not None:
+        parts.append(f"it uses {format_bytes(own)}" + (f", at most {format_bytes(peak)} so far" if peak else ""))
+    if used is not None and limit:
+        # The limit is shared with whatever else runs under it, and that counts towards being killed.
+        source = f" ({safe_text(memory['limit_source'], 80)})" if memory.get("limit_source") else ""
+        parts.append(f"{format_bytes(used)} of {format_bytes(limit)}{source} are in use, {100 * used / limit:.0f} %")
+    if left_s is not None:
+        parts.append(f"full in about {format_duration(left_s)} at this rate")
+        if isinstance(memory.get("grows_at"), str):
+            parts.append(f"it grows at {safe_text(memory['grows_at'], 240)}")
+    return "; ".join(parts)
+
+
+def gpu_lines(view: RunView) -> list[tuple[int, str]]:
+    found = []
+    for place, entry in enumerate(mapping(gpu) for gpu in listing(view.state.get("gpu"))):
+        used, total = number(entry.get("used_bytes")), number(entry.get("total_bytes"))
+        busy = number(entry.get("utilisation_percent"))
+        parts = [safe_text(entry["name"], 40)] if entry.get("name") else []
+        if used is not None and total:
+            parts.append(f"{format_bytes(used)} of {format_bytes(total)}")
+        if busy is not None:
+            parts.append(f"{busy:.0f} % busy")
+        if parts:
+            index = number(entry.get("index"))
+            found.append((int(index) if index is not None else place, ", ".join(parts)))
+    return found
+
+
+def rates_line(view: RunView) -> str:
+    cores = number(view.state.get("cpu_cores"))
+    parts = [f"{cores:.1f} cores"] if cores is not None else []
+    for name, field in (("disk", "disk_bytes_per_s"), ("network", "net_bytes_per_s")):
+        rate = number(view.state.get(field))
+        if rate:
+            parts.append(f"{name} {format_bytes(rate)}/s")
+    return ", ".join(parts)
+
+
+def loss_line(view: RunView) -> str:
+    """What is lost if it dies now. Without a checkpoint we know of, that is everything."""
+    bounds = mapping(view.session.get("loss_bounds"))
+    process_s, machine_s = number(bounds.get("process_s")), number(bounds.get("machine_s"))
+    if process_s is not None:
+        note = f" ({safe_text(bounds['note'], 80)})" if bounds.get("note") else ""
+        machine = format_duration(machine_s) if machine_s is not None else "everything since the start"
+        return f"you lose {format_duration(process_s)}; if the machine dies, {machine}{note}"
+    checkpoint = mapping(view.state.get("checkpoint"))
+    at_s = number(checkpoint.get("at_s"))
+    if at_s is not None:
+        age = format_duration(max(0.0, view.now_s - at_s))
+        return f"you lose {age}, since checkpoint {safe_text(checkpoint.get('path'), 160)}"
+    since = f", {format_duration(view.running_s)}" if view.running_s is not None else ""
+    return f"without a checkpoint Jackline knows of: everything since the start{since}"
+
+
+def _ending_lines(view: RunView) -> list[str]:
+    """The explanation as it was given at the end."""
+    text = view.status.exit.get("text")
+    if view.is_live or not isinstance(text, str) or view.status.state == "elsewhere":
+        return []
+    lines = safe_lines(text, 12)
+    if lines[0].startswith("finished after ") and not lines[0].endswith("(not sure)"):
+        lines = [line.strip() for line in lines[1:]]  # the headline says that already
+    if view.status.state == "stopped":  # how to go on is the last line, with the run's name
+        lines = [line for line in lines if not (line.startswith("hint: ") and "`jackline resume`" in line)]
+    return [f"  {line}" for line in lines]
+
+
+def _common_lines(view: RunView) -> list[str]:
+    incidents = [mapping(entry) for entry in listing(view.state.get("incidents"))]
+    lines = [
+        row("incident", f"{safe_text(entry.get('text'), 160)}: {safe_text(entry.get('path'), 200)}")
+        for entry in incidents[-_MAX_INCIDENTS:]
+    ]
+    if len(incidents) > _MAX_INCIDENTS:
+        lines.insert(0, row("incidents", f"{len(incidents)}, the last {_MAX_INCIDENTS}:"))
+    lines += [row("off", safe_text(entry, 200)) for entry in listing(view.state.get("protections_off"))]
+    lines.append(row("log", f"{safe_text(view.log.path, 400)}{_log_size(view)}; {view.log_verdict.text}"))
+    if stale := stale_curves(view.curves, view.started_at_s):
+        lines.append(row("curves", stale))
+    if view.contents:
+        lines.append(row("command", safe_text(view.contents.command, 200)))
+        lines += [row(label, text) for label, text in origin_lines(view.contents) if text]
+    return lines
+
+
+def _log_size(view: RunView) -> str:
+    return "" if view.log.size_bytes is None else f", {format_bytes(view.log.size_bytes)}"
+
+
+def hint_for(view: RunView) -> str:
+    name = safe_text(view.name, 90)
+    state = view.status.state
+    if state == "unwatched":
+        return f"`jackline watch {name}` takes over and watches it again"
+    if state == "alive" and mapping(view.state.get("verdict")).get("kind") in ("STUCK", "SUSPECT"):
+        return f"`jackline why {name}` shows where, with the stacks of every process"
+    if state == "dead":
+        return f"`jackline why {name}` tells more, `jackline resume {name}` goes on"
+    if state == "stopped":
+        return f"`jackline resume {name}` goes on"
+    if state == "elsewhere":
+        return "ask on that host, or `jackline why` for what its files say"
+    return ""
+
+
+def row(label: str, text: Any) -> str:
+    return f"  {label + ':':<12}{text}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

@@ -1,0 +1,190 @@
+"""Why a run ended, from its files alone: works on a copied run, on another machine, without torch.
+
+Owns the reading of exit.json (or of what is left when nobody wrote one) and the text around the findings. The
+judging is `jackline.diagnosis`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.cli.text.clock import clock
+from jackline.cli.text.memory import oom_lines
+from jackline.cli.view.run_view import mapping
+from jackline.diagnosis.deaths.collect import read_fault_text, tail_lines
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.report import death_text
+from jackline.diagnosis.logs.clues import explain_log
+from jackline.rundir import atomic
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.process_id import boot_id, host_name
+from jackline.rundir.status import RunStatus
+from jackline.units import format_bytes, format_duration
+
+_TAIL_LINES = 200
+_SHOWN_TAIL_LINES = 8
+
+
+@dataclass(frozen=True)
+class Death:
+    """What is known of the end of the last attempt. `origin` says from which file."""
+
+    evidence: Evidence | None
+    findings: tuple[Finding, ...]
+    origin: str
+    notes: tuple[str, ...] = ()
+
+
+def read_death(run: RunDir, status: RunStatus) -> Death:
+    attempt = run.attempt(status.attempt) if status.attempt else None
+    if attempt is None:
+        return Death(None, (), "nothing", ("it was never started: there is no attempt",))
+    stored = status.exit.get("evidence")
+    if isinstance(stored, dict):
+        try:
+            evidence = Evidence.from_json(stored)
+            return Death(evidence, diagnose(evidence), "exit.json")
+        except (TypeError, KeyError, ValueError):
+            return Death(None, (), "exit.json", (f"{attempt.exit_file} is damaged", str(status.exit.get("text", ""))))
+    notes = tuple(last_seen_lines(run, attempt, status))
+    wait = atomic.read_json(attempt.wait_file)
+    if isinstance(wait, dict):
+        evidence = _evidence_from_wait(run, attempt, wait)
+        return Death(evidence, diagnose(evidence), "wait.json", notes)
+    return Death(None, (), "supervisor.json", notes)
+
+
+def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: dict[str, Any]) -> Evidence:
+    """The supervisor was gone when it ended, but the keeper saw how."""
+    start = atomic.read_json(attempt.start_file)
+    started_at_s = float(start.get("started_at_s", 0.0)) if isinstance(start, dict) else 0.0
+    ended_at_s = float(wait.get("ended_at_s") or started_at_s)
+    return Evidence(
+        exit_code=wait.get("exit_code"),
+        signal=wait.get("signal"),
+        duration_s=max(0.0, ended_at_s - started_at_s),
+        ended_at_s=ended_at_s,
+        output_tail=tail_lines(attempt.raw_out, _TAIL_LINES) or tail_lines(run.out_log, _TAIL_LINES),
+        fault_text=read_fault_text(attempt.stacks, _dumped_pids(attempt.stacks)),
+        peak_memory_bytes=int(wait.get("max_rss_bytes") or 0),
+    )
+
+
+def _dumped_pids(folder: Path) -> list[int]:
+    return [int(path.suffix[1:]) for path in folder.glob("fh.*") if path.suffix[1:].isdigit()]
+
+
+def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iterator[str]:
+    """What the last heartbeat said, for an end that no supervisor saw."""
+    seen = status.last_seen_at_s
+    since = f"no heartbeat since {clock(seen)}" if seen else "no heartbeat was ever written"
+    process = status.child or status.supervisor
+    if process is None:
+        yield f"{since}; no process of it is known"
+    elif process.host != host_name():
+        yield f"{since}; it ran on '{process.host}': whether it lives cannot be told from here"
+    elif process.boot_id != boot_id():
+        yield f"{since}; the machine has been restarted since, so pid {process.pid} is gone"
+    else:
+        yield f"{since}, pid {process.pid} is gone"
+    state = status.supervisor_state
+    verdict, now, memory = (state.get(name) or {} for name in ("verdict", "now", "memory"))
+    if verdict.get("text"):
+        yield f"last verdict: {verdict.get('kind')}: {verdict['text']}"
+    if now.get("what"):
+        place = f" at {now['file']}:{now['line']}" if now.get("file") else ""
+        source = f" `{now['source']}`" if now.get("source") else ""
+        yield f"last seen doing: {now['what']}{place}{source}"
+    if memory.get("used_bytes"):
+        limit = f" of {format_bytes(memory['limit_bytes'])}" if memory.get("limit_bytes") else ""
+        yield f"last memory: {format_bytes(memory['used_bytes'])}{limit}"
+    if not attempt.exit_file.exists() and not attempt.wait_file.exists():
+        yield "nobody wrote down how it ended: the machine was lost, or everything was killed at once"
+
+
+def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
+    attempt = run.attempt(status.attempt) if status.attempt else None
+    yield title_line(run, status, death)
+    yield from death.notes
+    if death.evidence is not None and death.findings:
+        text = death_text(death.findings, death.evidence)
+        # That it finished, and after how long, is in the title.
+        is_said = text.startswith(f"finished after {format_duration(death.evidence.duration_s)}\n")
+        yield from (line.strip() for line in text.split("\n")[1:]) if is_said else (text,)
+        if "peaked" not in text:
+            yield from _memory_lines(death.evidence)
+    if attempt is None:
+        yield f"hint: jackline resume {run.name}"
+        return
+    session = mapping(atomic.read_json(run.session_file()))
+    if session.get("attempt") == attempt.number:
+        yield from oom_lines(session)
+    clue = explain_log(run.out_log)
+    if clue and status.state != "finished":
+        yield f"note: {clue}"
+    if death.evidence is None:
+        tail = tail_lines(run.out_log, _SHOWN_TAIL_LINES) or tail_lines(attempt.raw_out, _SHOWN_TAIL_LINES)
+        yield from ("last lines of its output:", *(f"  {line}" for line in tail)) if tail else ()
+        if status.state != "elsewhere":
+            yield f"hint: jackline resume {run.name} goes on with it"
+    for path in attempt.list_incidents():
+        yield f"incident: {path}{_first_words(path)}"
+    yield f"log: {run.out_log}"
+
+
+def title_line(run: RunDir, status: RunStatus, death: Death) -> str:
+    state = {
+        "dead": "died",
+        "finished": "finished",
+        "stopped": "was stopped",
+        "elsewhere": "is unknown from here",
+        "empty": "never started",
+    }.get(status.state, status.state)
+    when = ""
+    if death.evidence is not None:
+        ended_at_s = death.evidence.ended_at_s
+        when = f" at {clock(ended_at_s)} after {format_duration(death.evidence.duration_s)}"
+    last = run.last_attempt()
+    if status.attempt and last is not None and last.number != status.attempt:
+        return f"attempt {status.attempt} of run '{run.name}' {state}{when} ({run.path}; {last.number} is its newest)"
+    return f"run '{run.name}' {state}{when} (attempt {status.attempt}, {run.path})"
+
+
+def _memory_lines(evidence: Evidence) -> Iterator[str]:
+    if evidence.peak_memory_bytes:
+        limit = evidence.memory_limit_bytes
+        of = f" of {format_bytes(limit)} ({evidence.memory_limit_source})" if limit else ""
+        yield f"peak memory: {format_bytes(evidence.peak_memory_bytes)}{of}"
+
+
+def _first_words(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return f" ({file.readline(200).strip()})"
+    except OSError:
+        return ""
+
+
+def death_json(run: RunDir, status: RunStatus, death: Death) -> dict[str, Any]:
+    attempt = run.attempt(status.attempt) if status.attempt else None
+    return {
+        "run": run.name,
+        "path": str(run.path),
+        "state": status.state,
+        "attempt": status.attempt,
+        "exit_code": status.exit_code,
+        "last_seen_at_s": status.last_seen_at_s,
+        "is_stale": status.is_stale,
+        "origin": death.origin,
+        "notes": list(death.notes),
+        "findings": [finding.to_json() for finding in death.findings],
+        "text": death_text(death.findings, death.evidence) if death.evidence and death.findings else "",
+        "evidence": death.evidence.to_json() if death.evidence else None,
+        "incidents": [str(path) for path in attempt.list_incidents()] if attempt else [],
+        "read_at_s": time.time(),
+    }

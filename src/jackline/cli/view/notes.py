@@ -1,0 +1,74 @@
+"""What the supervisor has written down for people, as a viewer reads it on; nothing that stands just above it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jackline.cli.text.clock import clock
+from jackline.rundir.jsonl import read_lines
+from jackline.rundir.layout import RunDir
+
+OLD_AFTER_S = 5.0
+_REMEMBERED_BYTES = 8192
+
+
+class Notes:
+    """The texts in events-supervisor.jsonl that belong to the attempts a viewer shows."""
+
+    def __init__(self, run: RunDir, attempt: int, *, from_start: bool) -> None:
+        self._path = run.supervisor_events
+        self._attempt = attempt
+        self._offset = 0
+        self._has_begun = False
+        if not from_start:
+            self._has_begun = True
+            while (lines := read_lines(self._path, self._offset)).next_offset > self._offset:
+                self._offset = lines.next_offset
+
+    def read(self, now_s: float) -> list[str]:
+        """New texts. One that is old by now says when it was written."""
+        lines = read_lines(self._path, self._offset)
+        self._offset = lines.next_offset
+        texts = []
+        for record in lines.records:
+            text = record.get("text")
+            if self._belongs(record) and isinstance(text, str) and text:
+                texts.append(_dated(text, record.get("at_s"), now_s))
+        return texts
+
+    def _belongs(self, record: dict[str, Any]) -> bool:
+        if self._has_begun:
+            return True
+        # The first start is what the person has just asked for; it is not told again.
+        self._has_begun = record.get("event") == "started" and record.get("attempt") == self._attempt
+        return False
+
+
+class Shown:
+    """The last of what a program itself has put on this screen."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def add(self, data: bytes) -> None:
+        self._tail = (self._tail + data[-_REMEMBERED_BYTES:])[-_REMEMBERED_BYTES:]
+
+    def without_repetition(self, text: str) -> str:
+        """An error that the program told in its own words (error:, detail, hint:) is not told again below them."""
+        above = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
+
+        def is_above(line: str) -> bool:
+            # A long line is cut where it is quoted.
+            return any(known.startswith(line.strip()) for known in above)
+
+        first, *rest = text.split("\n")
+        if not first.startswith("error: ") or not is_above(first):
+            return text
+        new = [line.strip() for line in rest if not is_above(line)]
+        return "\n".join(["; ".join(["that error ended it", *new[:1]]), *new[1:]])
+
+
+def _dated(text: str, at_s: Any, now_s: float) -> str:
+    if not isinstance(at_s, int | float) or now_s - at_s < OLD_AFTER_S:
+        return text
+    return f"{clock(at_s, now_s)} {text}"

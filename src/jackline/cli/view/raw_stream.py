@@ -1,0 +1,136 @@
+"""The child's raw file as a viewer reads it: its bytes, less our protocol lines.
+
+Owns: where this viewer stands, what it has missed because the supervisor gave it up, and what is a protocol line.
+Does not own: showing anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from jackline.supervisor.output.progress import PROTOCOL, parse_protocol
+from jackline.supervisor.output.room import CutWatch, first_data
+
+BLOCK_BYTES = 1 << 20
+TAIL_BYTES = 64 << 10
+_MARK = PROTOCOL.encode()
+_LINE = re.compile(rb"\r?" + re.escape(_MARK) + rb"[^\n]{0,4096}\n")
+_MAX_HELD = 4096
+
+
+class RawStream:
+    """One raw file from one viewer's point of view."""
+
+    def __init__(self, path: Path, *, is_err: bool = False, from_start: bool = True) -> None:
+        self._path = path
+        self.is_err = is_err
+        self._fd = -1
+        self._offset = 0
+        self._from_start = from_start
+        self._filter = ProtocolFilter()
+        self._cut = CutWatch()
+        self.skipped_bytes = 0
+
+    def read(self) -> bytes:
+        """What has come since; empty when nothing has. `skipped_bytes` grows by what is there no more."""
+        if self._fd < 0 and not self._open():
+            return b""
+        self._pass_over_hole()
+        data = os.pread(self._fd, BLOCK_BYTES, self._offset)
+        if self._cut.is_cut(self._fd, self._offset):
+            self._offset, self._cut = 0, CutWatch()
+            return self.read()
+        if not data:
+            return b""
+        if self._pass_over_hole():
+            return self.read()  # given up while we read it: what we got may be zeros
+        self._offset += len(data)
+        self._cut.note(data)
+        return self._filter.feed(data) or self.read()
+
+    def settle(self) -> bytes:
+        """Nothing has come for a while: what was held back as the beginning of a protocol line is none."""
+        return self._filter.flush()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> bool:
+        try:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        if not self._from_start:
+            self._offset = _last_lines(self._fd)
+        return True
+
+    def _pass_over_hole(self) -> bool:
+        size = os.fstat(self._fd).st_size
+        if self._offset >= size:
+            return False
+        data = first_data(self._fd, self._offset)
+        start = size if data is None else data
+        if start <= self._offset:
+            return False
+        self.skipped_bytes += start - self._offset
+        self._offset = start
+        return True
+
+
+class ProtocolFilter:
+    """Takes whole, well-formed protocol lines out of a stream; everything else passes unchanged."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._is_at_start = True
+
+    def feed(self, data: bytes) -> bytes:
+        block = self._held + data
+        end = len(block) - _num_to_hold(block, is_at_start=self._is_at_start)
+        self._held = block[end:]
+        return self._without_protocol(block[:end])
+
+    def flush(self) -> bytes:
+        block, self._held = self._held, b""
+        return self._without_protocol(block)
+
+    def _without_protocol(self, block: bytes) -> bytes:
+        if not block:
+            return b""
+        kept = block
+        if _MARK in block:
+            kept = _LINE.sub(lambda match: b"" if self._is_protocol(match, block) else match[0], block)
+        self._is_at_start = block[-1:] in b"\r\n"
+        return kept
+
+    def _is_protocol(self, match: re.Match[bytes], block: bytes) -> bool:
+        line = match[0]
+        before = block[match.start() - 1 : match.start()] if match.start() else b""
+        stands_alone = line[:1] == b"\r" or before in (b"\n", b"\r") or (not before and self._is_at_start)
+        text = line.strip(b"\r\n").decode("utf-8", "backslashreplace")
+        return stands_alone and parse_protocol(text) is not None
+
+
+def _num_to_hold(block: bytes, *, is_at_start: bool) -> int:
+    """How many bytes at the end may be the beginning of a protocol line."""
+    row = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+    if row == 0 and not is_at_start:
+        return 0
+    tail = block[row:]
+    is_candidate = tail.startswith(_MARK) or _MARK.startswith(tail)
+    if not is_candidate or len(tail) > _MAX_HELD:
+        return 0
+    has_cr = block[row - 1 : row] == b"\r"
+    return len(tail) + has_cr
+
+
+def _last_lines(fd: int) -> int:
+    """The beginning of a line near the end of the file."""
+    size = os.fstat(fd).st_size
+    start = max(0, size - TAIL_BYTES)
+    newline = os.pread(fd, TAIL_BYTES, start).find(b"\n") if start else -1
+    return start + newline + 1

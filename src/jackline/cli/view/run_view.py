@@ -1,0 +1,119 @@
+"""A run as `status`, `runs` and their `--json` see it: every file read once, every value checked.
+
+Owns reading; the words are in status_text. State files may be damaged or written by another version, so a value of
+the wrong kind counts as absent.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from jackline.diagnosis.logs.curves import Curves, read_curves
+from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, judge_log, read_log_facts
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file
+from jackline.rundir.status import RunStatus, read_status
+
+LIVE = ("alive", "unwatched")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything that is shown of one run. `problem` is why run.json could not be read."""
+
+    name: str
+    path: str
+    status: RunStatus
+    contents: RunFile | None
+    problem: str
+    session: dict[str, Any]
+    log: LogFacts
+    log_verdict: LogVerdict
+    now_s: float
+    curves: Curves
+
+    @property
+    def is_live(self) -> bool:
+        return self.status.state in LIVE
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """supervisor.json of the last attempt."""
+        return self.status.supervisor_state
+
+    @property
+    def started_at_s(self) -> float | None:
+        """When the last attempt began."""
+        return number(self.status.exit.get("started_at_s")) or number(self.state.get("started_at_s"))
+
+    @property
+    def running_s(self) -> float | None:
+        """How long the last attempt has been going, or went."""
+        if self.status.exit:
+            return number(self.status.exit.get("duration_s"))
+        if self.started_at_s is None:
+            return None
+        end_s = self.now_s if self.is_live else self.status.last_seen_at_s
+        return None if end_s is None else max(0.0, end_s - self.started_at_s)
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What the session inside says goes before what was read from the output."""
+        if number(self.session.get("done")) is not None:
+            return self.session
+        return mapping(self.state.get("progress"))
+
+
+def wall_clock_s() -> float:
+    """The one place that looks at the clock; tests put their own in."""
+    return time.time()
+
+
+def read_view(run: RunDir, *, now_s: float) -> RunView:
+    status = read_status(run, now_s=now_s)
+    contents, problem = None, ""
+    try:
+        contents = read_run_file(run)
+    except DamagedRun as error:
+        problem = error.message
+    log = read_log_facts(run, status)
+    view = RunView(
+        name=contents.name if contents else run.name,
+        path=str(run.path),
+        status=status,
+        contents=contents,
+        problem=problem,
+        session=_read_session(run),
+        log=log,
+        log_verdict=LogVerdict("absent", ""),
+        now_s=now_s,
+        curves=read_curves(run),
+    )
+    is_live = None if status.state == "elsewhere" else view.is_live
+    verdict = judge_log(log, is_live=is_live, running_s=view.running_s, now_s=now_s)
+    return RunView(**{**view.__dict__, "log_verdict": verdict})
+
+
+def _read_session(run: RunDir) -> dict[str, Any]:
+    """The lowest rank that can be read speaks for all."""
+    for path in run.session_files():
+        value = atomic.read_json(path)
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value == value else None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def listing(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

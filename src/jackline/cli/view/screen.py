@@ -1,0 +1,218 @@
+"""What the person looks at: the child's bytes as they are, our own lines beside them, one status line below.
+
+Owns: which kind of surface this is, colours, and drawing and removing the status line without harm to a bar in
+progress. Survives a surface that goes away: it stops writing and says so to the viewer. Does not own: what is said.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from jackline.cli.view.row import ChildRow, cut_to_cells
+
+Surface = Literal["terminal", "notebook", "plain"]
+MARK = "[jackline] "
+_ERASE = b"\r\x1b[2K"
+_NOTEBOOK_PREFIXES = ("COLAB_", "KAGGLE_")
+_STYLES = {"note": "36", "status": "2"}
+# The reader has gone: nobody will ever see what we write there.
+_GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO)
+
+
+def choose_surface(env: Mapping[str, str], *, is_terminal: bool, is_cell_pipe: bool) -> Surface:
+    """`is_terminal` and `is_cell_pipe` are facts about stderr, where our own lines go."""
+    is_notebook = "JPY_PARENT_PID" in env or any(name.startswith(_NOTEBOOK_PREFIXES) for name in env)
+    if is_notebook and (is_terminal or is_cell_pipe):
+        return "notebook"
+    return "terminal" if is_terminal and env.get("TERM") != "dumb" else "plain"
+
+
+def choose_color(env: Mapping[str, str], surface: Surface) -> bool:
+    if env.get("NO_COLOR"):
+        return False
+    if env.get("FORCE_COLOR") or env.get("CLICOLOR_FORCE"):
+        return True
+    return surface != "plain" and env.get("TERM") != "dumb"
+
+
+def detect_surface(env: Mapping[str, str], err_fd: int = 2) -> Surface:
+    is_terminal = is_tty(err_fd)
+    return choose_surface(env, is_terminal=is_terminal, is_cell_pipe=not is_terminal and leads_to_a_cell(err_fd))
+
+
+def leads_to_a_cell(fd: int) -> bool:
+    """Is this the pipe through which a notebook kernel shows its own output (`subprocess.run` in a cell)?
+
+    Any other pipe in a notebook is somebody's `| tee log`, and a log must not be full of CRs.
+    """
+    try:
+        ours = os.fstat(fd)
+        if not stat.S_ISFIFO(ours.st_mode) and not stat.S_ISSOCK(ours.st_mode):
+            return False
+        parent = Path(f"/proc/{os.getppid()}")
+        if b"kernel" not in (parent / "cmdline").read_bytes():
+            return False
+        theirs = [(parent / "fd" / name).stat() for name in ("1", "2")]
+    except OSError:
+        return False
+    return any((ours.st_dev, ours.st_ino) == (one.st_dev, one.st_ino) for one in theirs)
+
+
+def is_tty(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+class Screen:
+    """The two descriptors of a viewer."""
+
+    def __init__(self, surface: Surface, *, out_fd: int = 1, err_fd: int = 2, use_color: bool = False) -> None:
+        self.surface = surface
+        self._out, self._err = out_fd, err_fd
+        self._use_color = use_color
+        self._dead: set[int] = set()
+        self.is_reader_gone = False
+        self.problem = ""
+        self._row = ChildRow()
+        # Child and status line share a place only when stdout ends there too; `> out.txt` leaves it to us.
+        self._is_shared = _same_place(out_fd, err_fd) or (is_tty(out_fd) and is_tty(err_fd))
+        self._has_cell_out = surface == "notebook" and (is_tty(out_fd) or leads_to_a_cell(out_fd))
+        self._status = b""
+        self._is_below = False
+
+    # -- what the viewer calls ---------------------------------------------------------------------------------------
+
+    @property
+    def is_row_open(self) -> bool:
+        """The child has left an unfinished row: a bar, a prompt."""
+        return self._row.is_open and (self._is_shared or self._has_cell_out)
+
+    @property
+    def columns(self) -> int:
+        try:
+            columns = os.get_terminal_size(self._err).columns
+        except OSError:
+            columns = 0
+        return max(20, columns or 80)  # a terminal nobody has given a size says 0
+
+    def show(self, data: bytes, *, is_err: bool = False) -> None:
+        """The child's bytes, unchanged."""
+        self.clear_status()
+        self._write(self._err if is_err else self._out, data)
+        self._row.feed(data)
+
+    def say(self, text: str) -> None:
+        """Lines of our own, to stay."""
+        self.clear_status()
+        lines = "".join(self._styled(MARK + line, "note") + "\n" for line in text.splitlines() or [""])
+        self._write(self._err, self._between_rows(lines.encode("utf-8", "replace")))
+
+    def set_status(self, text: str) -> None:
+        """One line that comes and goes. On a plain surface there is none."""
+        if self.surface == "plain":
+            return
+        if self.surface == "notebook":
+            self._draw_in_cell(text)
+        else:
+            self._draw_on_terminal(text)
+
+    def clear_status(self) -> None:
+        if not self._status:
+            return
+        if self.surface == "notebook":
+            blank = b"\r" + b" " * len(self._status) + b"\r"
+            self._write(self._status_fd, blank + (self._row.redraw() if self._has_bar_on_row else b""))
+        elif self._is_below:
+            self._write(self._status_fd, _ERASE + self._way_back())
+        else:
+            self._write(self._status_fd, _ERASE)
+        self._status, self._is_below = b"", False
+
+    # -- drawing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _status_fd(self) -> int:
+        """In a cell stdout and stderr are two places, and CR reaches back only within one."""
+        return self._out if self._has_cell_out else self._err
+
+    def _draw_on_terminal(self, text: str) -> None:
+        line = self._styled(cut_to_cells(MARK + text, self.columns - 1), "status").encode("utf-8", "replace")
+        if line == self._status:
+            return
+        if not self._status and self.is_row_open:
+            # Below the bar, so that nothing of it is touched; clear_status goes back up.
+            self._is_below = True
+            self._write(self._status_fd, b"\n" * (self._row.rows_below + 1) + line)
+        else:
+            self._write(self._status_fd, _ERASE + line)
+        self._status = line
+
+    def _draw_in_cell(self, text: str) -> None:
+        """Cells know CR but no cursor moves: the status follows the bar on the same row."""
+        row = self._row.text + b"  " if self._has_bar_on_row else b""
+        line = row + (MARK + text).encode("utf-8", "replace")
+        padding = b" " * max(0, len(self._status) - len(line))
+        self._write(self._status_fd, b"\r" + line + padding)
+        self._status = line
+
+    @property
+    def _has_bar_on_row(self) -> bool:
+        return self.is_row_open and not self._row.is_one_of_several and self._row.rows_below == 0
+
+    def _way_back(self) -> bytes:
+        """From the status line up to where the child has left the cursor; its rows were not touched."""
+        column = self._row.column % self.columns
+        right = b"\x1b[%dC" % column if column else b""
+        return b"\x1b[%dA\r" % (self._row.rows_below + 1) + right
+
+    def _between_rows(self, lines: bytes) -> bytes:
+        """Our lines must not be glued to an unfinished row of the child's."""
+        if not self._row.is_open or not self._is_shared:
+            return lines
+        if self.surface == "plain":
+            return b"\n" + lines
+        if self._row.rows_below or self._row.is_one_of_several:
+            return b"\n" * (self._row.rows_below + 1) + lines
+        erase = _ERASE if self.surface == "terminal" else b"\r" + b" " * len(self._row.text) + b"\r"
+        return erase + lines + self._row.redraw()
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._use_color else text
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, fd: int, data: bytes) -> None:
+        """Every byte at once, or none any more; never an exception."""
+        view = memoryview(data)
+        while view and fd not in self._dead:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                select.select([], [fd], [], 1.0)
+            except OSError as error:
+                self._lose(fd, error)
+                return
+
+    def _lose(self, fd: int, error: OSError) -> None:
+        if error.errno in _GONE or error.errno == errno.EBADF:
+            self._dead.add(fd)
+            self.is_reader_gone = self.is_reader_gone or (fd == self._out and error.errno in _GONE)
+        elif not self.problem:
+            name = "stdout" if fd == self._out else "stderr"
+            self.problem = f"our {name} cannot be written: {error.strerror}"
+
+
+def _same_place(first: int, second: int) -> bool:
+    try:
+        one, two = os.fstat(first), os.fstat(second)
+    except OSError:
+        return False
+    return (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino)

@@ -1,0 +1,100 @@
+"""From a run directory to a person watching it: start, detach, follow, interrupt.
+
+Owns what Ctrl-C, a closed terminal and a notebook's interrupt mean for the viewer. Drawing is viewer.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import sys
+import time
+
+from jackline.errors import EXIT_DONE, JacklineError
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import is_alive
+from jackline.rundir.status import read_status
+from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.start import request_stop, start_supervisor, take_over_unless_watched
+
+BEGIN_PATIENCE_S = 30.0
+
+
+def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, detach: bool) -> int:
+    """Start a supervisor for the next attempt, then follow it."""
+    former = run.last_attempt()
+    try:
+        start_supervisor(run, options, stdin=0 if passes_stdin() else None)
+    except JacklineError:
+        if not is_new and read_status(run).state == "alive":
+            return watch_live(run, detach=detach)  # another start was quicker by an instant
+        if is_new and run.last_attempt() is None:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    number = former.number + 1 if former else 1
+    name = run.name
+    if detach:
+        say(f"run '{name}' is going, attempt {number}: {run.path}")
+        say(f"hint: jackline watch {name} | jackline status {name} | jackline stop {name}")
+        return EXIT_DONE
+    say(f"run '{name}', attempt {number}: {run.path}")
+    return follow_run(run, attempt=number)
+
+
+def watch_live(run: RunDir, *, detach: bool) -> int:
+    """The run is alive already, or is being started this very moment: nothing is started here."""
+    wait_until_begun(run)
+    if detach:
+        say(f"run '{run.name}' is alive already: {run.path}")
+        return EXIT_DONE
+    status = read_status(run)
+    say(f"run '{run.name}' is alive already; watching it ({run.path})")
+    if status.state == "unwatched" and take_over_unless_watched(run):
+        say("its supervisor was gone: a new one has taken over")
+    return follow_run(run, attempt=status.attempt)
+
+
+def wait_until_begun(run: RunDir) -> None:
+    """Whoever made the folder an instant ago has yet to start the command in it."""
+    until_s = time.monotonic() + BEGIN_PATIENCE_S
+    while read_status(run).state == "empty" and run.path.exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+
+
+def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:
+    from jackline.cli.view.viewer import follow
+
+    # As a container's first process our end would be the end of everything in it, unsaved: pass the signal on.
+    is_container = os.getpid() == 1
+    return follow(
+        run,
+        attempt=attempt,
+        from_start=from_start,
+        on_interrupt=lambda: interrupt(run),
+        on_terminate=(lambda: request_stop(run, by="SIGTERM to the container")) if is_container else None,
+    )
+
+
+def interrupt(run: RunDir) -> bool:
+    """Ctrl-C: hand it to the supervisor, which knows how far the ending has gone. False when there is none."""
+    supervisor = read_status(run).supervisor
+    if supervisor is None or not is_alive(supervisor):
+        return False
+    os.kill(supervisor.pid, signal.SIGINT)
+    return True
+
+
+def say(text: str) -> None:
+    """Our own words go to stderr, so that stdout is the command's alone."""
+    print(f"[jackline] {text}", file=sys.stderr, flush=True)
+
+
+def passes_stdin() -> bool:
+    """A pipe or a file is passed to the command; a terminal is not, because two readers would fight for it."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)

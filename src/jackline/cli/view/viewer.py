@@ -1,0 +1,311 @@
+"""Following a run: the child's bytes as they come, signs of life while it is silent, what the supervisor has to say.
+
+A viewer only reads. It may be closed, killed or disconnected at any moment; the run does not notice. Owns: what is
+shown when, and which exit code the person gets. Does not own: drawing (screen.py), wording of the heartbeat
+(supervisor/attempt/heartbeat.py), or what Ctrl-C does to the run (the callback).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jackline.cli.text.clock import clock
+from jackline.cli.view.detaching import Signals, keyboard_of, may_interrupt
+from jackline.cli.view.notes import Notes, Shown
+from jackline.cli.view.raw_stream import RawStream
+from jackline.cli.view.screen import Screen, choose_color, detect_surface
+from jackline.errors import EXIT_FAILED
+from jackline.rundir import atomic
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.process_id import ProcessId, is_alive
+from jackline.rundir.status import STALE_AFTER_S
+from jackline.supervisor.attempt.heartbeat import FIRST_AFTER_S, heartbeat_is_due, heartbeat_line
+from jackline.units import format_bytes, format_duration
+
+KEYBOARD_WORDS = "waiting for keyboard input"
+
+RAW_EVERY_S = 0.05
+STATE_EVERY_S = 0.5
+READ_BUDGET_S = 0.25
+STATUS_AFTER_S = 1.0
+STATUS_OVER_A_BAR_AFTER_S = 1.5
+STATUS_EVERY_S = {"terminal": 1.0, "notebook": 1.8}
+SETTLE_AFTER_S = 0.3
+# How long an end that nobody wrote down is waited for: the keeper's file comes a moment after the death.
+END_PATIENCE_S = 5.0
+END_SETTLES_S = 0.6
+START_PATIENCE_S = 10.0
+
+
+def follow(
+    run: RunDir,
+    *,
+    attempt: int,
+    from_start: bool = True,
+    on_interrupt: Callable[[], object] | None = None,
+    on_terminate: Callable[[], object] | None = None,
+    screen: Screen | None = None,
+) -> int:
+    """Show `run` from `attempt` on until it is over; returns its exit code.
+
+    Detaches (128 + signal number) at SIGTERM, SIGHUP, a closed stdout, and at SIGINT from anywhere but a terminal.
+    At a terminal SIGINT calls `on_interrupt` and following goes on, unless that returns False. With `on_terminate`
+    SIGTERM calls that and following goes on.
+    """
+    if screen is None:
+        surface = detect_surface(os.environ)
+        screen = Screen(surface, use_color=choose_color(os.environ, surface))
+    viewer = Viewer(run, run.attempt(attempt), screen, from_start=from_start)
+    with Signals() as signals:
+        while True:
+            code = viewer.step(time.monotonic())
+            if code is None:
+                code = _mind_signals(signals, viewer, on_interrupt, on_terminate)
+            if code is not None:
+                viewer.close()
+                return code
+            time.sleep(RAW_EVERY_S)
+
+
+def _mind_signals(
+    signals: Signals,
+    viewer: Viewer,
+    on_interrupt: Callable[[], object] | None,
+    on_terminate: Callable[[], object] | None,
+) -> int | None:
+    """The exit code when it is time to detach."""
+    name = viewer.run.name
+    goes_on = f"the run goes on; `jackline watch {name}` shows it again, `jackline stop {name}` ends it"
+    if viewer.screen.is_reader_gone:
+        viewer.screen.say(f"nobody reads our output any more: {goes_on}")
+        return 128 + 13
+    if signals.hangup:
+        return 128 + 1
+    if signals.terminate and on_terminate is not None:
+        signals.terminate = False
+        on_terminate()
+    if signals.terminate:
+        viewer.screen.say(f"this viewer was told to end (SIGTERM): {goes_on}")
+        return 128 + 15
+    while signals.interrupts > 0:
+        signals.interrupts -= 1
+        if on_interrupt is None or not may_interrupt(viewer.screen.surface):
+            viewer.screen.say(f"detached: {goes_on}")
+            return 128 + 2
+        if on_interrupt() is False:
+            viewer.screen.say(f"there is no supervisor to hand Ctrl-C to; detached: {goes_on}")
+            return 128 + 2
+    return None
+
+
+class Viewer:
+    """Live state of one viewer. `step` is called twenty times a second."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, screen: Screen, *, from_start: bool) -> None:
+        self.run = run
+        self.screen = screen
+        self._attempt = attempt
+        self._streams = _open_streams(attempt, from_start=from_start)
+        self._notes = Notes(run, attempt.number, from_start=from_start)
+        self._shown = Shown()
+        self._keyboard = keyboard_of(attempt)
+        self._state: dict[str, Any] = {}
+        self._next_state_s = 0.0
+        now_s = time.monotonic()
+        self._started_s = now_s
+        self._last_bytes_s = now_s
+        self._spoken_silent_s: float | None = None
+        self._next_status_s = now_s + STATUS_AFTER_S
+        self._alone_since_s: float | None = None
+        self._last_words = ""
+
+    def step(self, now_s: float) -> int | None:
+        """One look at everything; the exit code once the run is over."""
+        # Once it has ended nobody wants to wait for the next look.
+        is_state_new = now_s >= self._next_state_s or self._attempt.exit_file.exists()
+        if is_state_new:
+            self._next_state_s = now_s + STATE_EVERY_S
+            self._read_state()
+        # What is final must be asked before the last bytes are read, else some may slip in between.
+        code = self._final_code(now_s) if is_state_new else None
+        is_caught_up = self._show_output(now_s)
+        if self._keyboard is not None:
+            self._keyboard.pass_on()
+        if is_state_new or code is not None:
+            self._say_notes(now_s)
+            if is_caught_up:
+                self._move_on()
+        if code is not None and is_caught_up:
+            return code
+        if is_caught_up:
+            self._give_sign_of_life(now_s)
+        return None
+
+    def close(self) -> None:
+        for stream in self._streams:
+            rest = stream.settle()
+            if rest:
+                self.screen.show(rest, is_err=stream.is_err)
+            stream.close()
+        self.screen.clear_status()
+        if self._last_words:
+            self.screen.say(self._last_words)
+
+    # -- the child's bytes -------------------------------------------------------------------------------------------
+
+    def _show_output(self, now_s: float) -> bool:
+        """False when there is more to read at once."""
+        deadline_s = now_s + READ_BUDGET_S
+        for stream in self._streams:
+            while data := stream.read():
+                self._show(data, stream, now_s)
+                if time.monotonic() > deadline_s:
+                    return False
+            if now_s - self._last_bytes_s > SETTLE_AFTER_S and (rest := stream.settle()):
+                self._show(rest, stream, now_s)
+            self._say_skipped(stream)
+        return True
+
+    def _show(self, data: bytes, stream: RawStream, now_s: float) -> None:
+        self._say_skipped(stream)
+        self.screen.show(data, is_err=stream.is_err)
+        self._shown.add(data)
+        self._last_bytes_s = now_s
+        self._spoken_silent_s = None
+        # The line below follows at once where it can; over a bar it waits for silence.
+        self._next_status_s = max(now_s, self._started_s + STATUS_AFTER_S)
+
+    def _say_skipped(self, stream: RawStream) -> None:
+        if stream.skipped_bytes:
+            size, stream.skipped_bytes = format_bytes(stream.skipped_bytes), 0
+            self.screen.say(
+                f"{size} of output are not shown here: this viewer came late. All of it: {self.run.out_log}"
+            )
+
+    def _move_on(self) -> None:
+        """To the next attempt, once everything of this one was shown."""
+        number = self._state.get("attempt")
+        if isinstance(number, int) and number > self._attempt.number and self._attempt.exit_file.exists():
+            for stream in self._streams:
+                stream.close()
+            self._attempt = self.run.attempt(self._attempt.number + 1)
+            self._streams = _open_streams(self._attempt, from_start=True)
+            self._keyboard = keyboard_of(self._attempt)
+
+    # -- the supervisor's words --------------------------------------------------------------------------------------
+
+    def _read_state(self) -> None:
+        state = atomic.read_json(self.run.supervisor_file)
+        number = state.get("attempt") if isinstance(state, dict) else None
+        # A state left by an earlier session of the same run says nothing about this attempt.
+        if isinstance(state, dict) and (not isinstance(number, int) or number >= self._attempt.number):
+            self._state = state
+
+    def _say_notes(self, now_s: float) -> None:
+        for text in self._notes.read(time.time()):
+            self.screen.say(self._shown.without_repetition(text))
+            self._spoken_silent_s = now_s - self._last_bytes_s
+
+    def _final_code(self, now_s: float) -> int | None:
+        """The exit code, if the run is over for good."""
+        if self._state.get("is_finished") and self._state.get("attempt") == self._attempt.number:
+            code = _exit_code(atomic.read_json(self._attempt.exit_file))
+            return EXIT_FAILED if code is None else code
+        if self._is_anybody_there(now_s):
+            self._alone_since_s = None
+            return None
+        if self._alone_since_s is None:
+            self._alone_since_s = now_s
+        return self._code_without_supervisor(now_s - self._alone_since_s)
+
+    def _is_anybody_there(self, now_s: float) -> bool:
+        supervisor = ProcessId.from_json(self._state.get("supervisor"))
+        is_starting = supervisor is None and now_s - self._started_s < START_PATIENCE_S
+        if is_alive(supervisor) or (is_starting and not self._attempt.exit_file.exists()):
+            return True
+        start = atomic.read_json(self._attempt.start_file)
+        return is_alive(ProcessId.from_json(start.get("child"))) if isinstance(start, dict) else False
+
+    def _code_without_supervisor(self, alone_s: float) -> int | None:
+        """The files of those who were there, else the truth that nobody was."""
+        name = self.run.name
+        if alone_s < END_SETTLES_S:
+            return None
+        code = _exit_code(atomic.read_json(self._attempt.exit_file))
+        if code is not None:
+            return code
+        code = _exit_code(atomic.read_json(self._attempt.wait_file))
+        if code is not None:
+            self._last_words = f"it ended with exit code {code}, unwatched; `jackline watch {name}` examines its end"
+            return code
+        if alone_s < END_PATIENCE_S:
+            return None
+        self._last_words = f"supervisor and training are gone, nobody saw how; `jackline why {name}` looks into it"
+        return EXIT_FAILED
+
+    # -- signs of life -----------------------------------------------------------------------------------------------
+
+    def _give_sign_of_life(self, now_s: float) -> None:
+        silent_s = now_s - self._last_bytes_s
+        if self.screen.surface == "plain":
+            first_s = float(self._state_option("quiet_after_s") or FIRST_AFTER_S)
+            if heartbeat_is_due(silent_s, self._spoken_silent_s, first_after_s=first_s):
+                self._spoken_silent_s = silent_s
+                self.screen.say(life_text(self._state, self.run.name, time.time()))
+            return
+        if now_s < self._next_status_s or self._is_prompting():
+            return
+        is_bar = self.screen.is_row_open or self.screen.surface == "notebook"
+        if silent_s >= (STATUS_OVER_A_BAR_AFTER_S if is_bar else 0.0):
+            self._next_status_s = now_s + STATUS_EVERY_S[self.screen.surface]
+            self.screen.set_status(life_text(self._state, self.run.name, time.time()))
+
+    def _is_prompting(self) -> bool:
+        """It waits for what the person types here: a line of ours would stand in the middle of their own."""
+        doing = (self._state.get("now") or {}).get("what")
+        return self._keyboard is not None and bool(self._state_option("tty")) and doing == KEYBOARD_WORDS
+
+    def _state_option(self, name: str) -> Any:
+        return (self._state.get("options") or {}).get(name)
+
+
+def life_text(state: Mapping[str, Any], name: str, now_s: float) -> str:
+    """The one line about a run: its heartbeat, or the truth when there is none."""
+    at_s = state.get("at_s")
+    if not isinstance(at_s, int | float):
+        return "starting"
+    supervisor = ProcessId.from_json(state.get("supervisor"))
+    if now_s - at_s > STALE_AFTER_S or not is_alive(supervisor):
+        return _stale_text(state, name, clock(at_s, now_s), is_supervisor_alive=is_alive(supervisor))
+    if state.get("is_restarting"):
+        wait_s = max(0.0, float(state.get("restart_at_s") or now_s) - now_s)
+        return f"attempt {state.get('attempt')} has ended; starting again in {format_duration(wait_s)}"
+    return heartbeat_line({**state, "at_s": now_s})
+
+
+def _stale_text(state: Mapping[str, Any], name: str, since: str, *, is_supervisor_alive: bool) -> str:
+    child = ProcessId.from_json(state.get("child"))
+    pid = f"training pid {child.pid} is {'alive' if is_alive(child) else 'gone'}" if child else "no training is known"
+    if is_supervisor_alive:
+        return f"no heartbeat since {since}, {pid}; its supervisor is alive but writes nothing (a full disk?)"
+    return f"no heartbeat since {since}, {pid}; `jackline watch {name}` takes it over"
+
+
+def _open_streams(attempt: AttemptDir, *, from_start: bool) -> list[RawStream]:
+    streams = [RawStream(attempt.raw_out, from_start=from_start)]
+    # Absent without --split-streams, and then never there: opening it is tried in vain and costs nothing.
+    streams.append(RawStream(attempt.raw_err, is_err=True, from_start=from_start))
+    return streams
+
+
+def _exit_code(found: Any) -> int | None:
+    """From exit.json, or from the keeper's wait.json; a signal is 128 + its number, as shells say it."""
+    if not isinstance(found, dict):
+        return None
+    code, number = found.get("exit_code"), found.get("signal")
+    if isinstance(code, int):
+        return 128 - code if code < 0 else code
+    return 128 + number if isinstance(number, int) else None

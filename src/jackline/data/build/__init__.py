@@ -1,0 +1,1 @@
+"""Building the cache: the process, its decisions, and waiting for it."""

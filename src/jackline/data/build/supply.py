@@ -1,0 +1,253 @@
+"""Getting eras that are not there yet: who builds, and what a reader sees while it waits.
+
+Owns: opening the data of a spec, starting the builder process when nobody builds, starting it again after a kill, and
+passing on its progress or its error. Does not own building (builder.py) or reading (loader.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from jackline.data.build.builder import adopt_era, cache_folder, read_builder_error, run_builder
+from jackline.data.build.waiting import BuilderWatch
+from jackline.data.cache.directory import Cache, era_path, folder_trouble, is_gone, read_meta
+from jackline.data.cache.readers import Reading, Registration
+from jackline.data.progress import TICK_S, Reporter, silent
+from jackline.data.spec import CacheSettings, DataSpec
+from jackline.errors import JacklineError
+from jackline.rundir.lock import RunLock
+
+_POLL_S = 0.02
+_MAX_DEATHS = 5
+_MAX_IDLE_ENDS = 50
+_TERM_GRACE_S = 2.0
+
+
+class Supply(Protocol):
+    """Whoever brings missing eras."""
+
+    def start(self) -> None:
+        """See that somebody builds ahead; returns at once."""
+
+    def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
+        """Return when `is_there`; raise what stopped the builder."""
+
+    def stop(self) -> None:
+        """End what was started here. Another reader of the same cache starts its own builder when it needs one."""
+
+
+class InlineSupply:
+    """Builds in this very process when something is missing: for small data and for tests."""
+
+    def __init__(self, folder: Path, settings: CacheSettings, reporter: Reporter = silent) -> None:
+        self._folder, self._settings, self._reporter = folder, settings, reporter
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
+        if is_there():
+            return
+        run_builder(self._folder, self._settings, self._reporter, for_readers=True)
+        if not is_there():
+            raise JacklineError(f"{what} could not be built: another process is building in {self._folder}")
+
+
+class BackgroundSupply:
+    """A builder process beside the reader, so that tokenising takes neither its memory nor its interpreter."""
+
+    def __init__(self, folder: Path, settings: CacheSettings, reporter: Reporter = silent) -> None:
+        self._folder, self._settings, self._reporter = folder, settings, reporter
+        self._lock = threading.Lock()  # a loading thread may have to wait for an era too
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_deaths = 0
+        self._num_idle_ends = 0
+        self._num_stops = 0
+
+    def start(self) -> None:
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        lock = RunLock(self._folder / "builder.lock")
+        if is_gone(self._folder):
+            raise folder_trouble(self._folder, FileNotFoundError())
+        try:
+            if not lock.try_acquire():
+                return  # another reader's builder is at work
+            lock.release()
+            self._process = start_builder(self._folder, self._settings)
+        except OSError as error:
+            raise folder_trouble(self._folder, error) from error
+
+    def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
+        last_report_s, num_stops = float("-inf"), self._num_stops
+        watch = BuilderWatch(self._folder)
+        while not is_there():
+            with self._lock:
+                if self._num_stops != num_stops:
+                    raise JacklineError(f"{what} is not waited for any more: the data was closed")
+                self._start_again_if_dead()
+            now_s = time.monotonic()
+            if now_s - last_report_s >= TICK_S:
+                last_report_s = now_s
+                self._reporter(watch.describe(what))
+            time.sleep(_POLL_S)
+        self._num_deaths = self._num_idle_ends = 0
+
+    def stop(self) -> None:
+        with self._lock:
+            self._num_stops += 1
+            process, self._process = self._process, None
+            if process is None:
+                return
+            process.terminate()  # safe at any instant: it goes on from its last commit
+            try:
+                process.wait(_TERM_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # one that is stopped by a signal does not hear the polite one
+                process.wait()
+
+    def _start_again_if_dead(self) -> None:
+        """A killed builder is started again and goes on from its last commit; one that gave a reason raises it."""
+        code = None if self._process is None else self._process.poll()
+        if self._process is None or code == 0:
+            self._num_idle_ends += code == 0
+            if self._num_idle_ends > _MAX_IDLE_ENDS:
+                raise JacklineError(f"the tokeniser says there is nothing to do; its cache is {self._folder}")
+            self._process = None
+            self._start()
+            return
+        if code is None:
+            return
+        self._process = None
+        error = read_builder_error(self._folder) if code > 0 else None
+        if error is not None:
+            raise error
+        self._num_deaths += 1
+        if self._num_deaths >= _MAX_DEATHS:
+            raise JacklineError(
+                f"the tokeniser process died {self._num_deaths} times in a row, the last time with code {code}",
+                hint=f"its last words are in {self._folder / 'builder.log'}",
+            )
+
+
+@dataclass(frozen=True)
+class Data:
+    """A cache, who fills it, and a place kept for the reader to come so that building begins at once."""
+
+    cache: Cache
+    supply: Supply
+    kept_place: Registration
+    eras_ahead: int
+
+    def __enter__(self) -> Data:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.kept_place.remove()
+        self.supply.stop()
+
+
+def open_data(
+    spec: DataSpec,
+    settings: CacheSettings,
+    reporter: Reporter = silent,
+    *,
+    state: dict[str, Any] | None = None,
+    inline: bool = False,
+) -> Data:
+    """The data of a spec, made when it is not there; returns once its vocabulary is known.
+
+    `state` is the loader's state to go on from: building then begins at its era, also on an empty machine.
+    """
+    folder = cache_folder(spec, settings)
+    return _open(folder, settings, reporter, state, inline=inline)
+
+
+def open_cache(
+    folder: Path, settings: CacheSettings, reporter: Reporter = silent, *, state: dict[str, Any] | None = None
+) -> Data:
+    """A cache by its own path, wherever it was built; a finished one needs no source."""
+    if read_meta(folder) is None:
+        raise JacklineError(f"{folder} is not a token cache", hint="`jackline data prepare SOURCE` makes one")
+    return _open(folder, settings, reporter, state, inline=False)
+
+
+def _open(
+    folder: Path, settings: CacheSettings, reporter: Reporter, state: dict[str, Any] | None, *, inline: bool
+) -> Data:
+    kept_place = Registration(folder)
+    kept_place.move_to(Reading(int(state["era"]) if state else 0, repeats=True))
+    if state is not None:
+        adopt_era(folder, state)
+    supply: Supply = (InlineSupply if inline else BackgroundSupply)(folder, settings, reporter)
+    try:
+        supply.wait_until((folder / "meta.json").exists, "the tokenizer")
+    except BaseException:
+        kept_place.remove()
+        supply.stop()
+        raise
+    meta = read_meta(folder)
+    assert meta is not None
+    return Data(Cache(folder, meta), supply, kept_place, settings.eras_ahead)
+
+
+def is_running_low(cache: Cache, reading: Reading, eras_ahead: int) -> bool:
+    """Whether building has to begin again: an era of the nearer half of those to come is missing.
+
+    Half, so that a builder is started once for several eras and not for each of them.
+    """
+    if not cache.ledger.is_sealed:
+        cache.ledger.refresh()
+    last = cache.ledger.last_era
+    for era in range(reading.era, reading.era + max(1, eras_ahead // 2) + 1):
+        if last is None or era <= last:
+            is_there = is_era_ready(cache, era)
+        else:
+            is_there = not reading.repeats or is_era_ready(cache, era % (last + 1))
+        if not is_there:
+            return True
+    return False
+
+
+def is_era_ready(cache: Cache, era: int) -> bool:
+    """Whether an era can be read now, or is known to lie after the end."""
+    num_tokens = cache.num_tokens(era)
+    if num_tokens is None:
+        cache.ledger.refresh()
+        num_tokens = cache.num_tokens(era)
+    return num_tokens == 0 or (num_tokens is not None and era_path(cache.folder, era).exists())
+
+
+def start_builder(folder: Path, settings: CacheSettings) -> subprocess.Popen[bytes]:
+    """`python -m jackline.data build`, in this process's group, with its words in builder.log."""
+    source_root = str(Path(__file__).parents[2])
+    inherited = os.environ.get("PYTHONPATH")
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{source_root}:{inherited}" if inherited else source_root,
+        # Every thread with an arena of its own would keep what it freed: 100 MB and more after an hour.
+        "MALLOC_ARENA_MAX": "2",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    command = [sys.executable, "-m", "jackline.data", "build", str(folder), json.dumps(settings.to_json())]
+    with open(folder / "builder.log", "wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)

@@ -1,0 +1,1 @@
+"""The cache directory: eras of tokens, its readers and its writer."""

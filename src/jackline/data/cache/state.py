@@ -1,0 +1,108 @@
+"""How far a corpus was read: plain values that go into the ledger and come back after a death.
+
+Owns the shapes and their JSON. A state always stands at the beginning of a run of records, so going on reads that
+run again and nothing before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from jackline.data.sources.decompress import START, At
+
+Inside = Literal["", "kept", "dropped"]
+FILE_IS_DONE: At = ()
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """One source: the file, the place in it, and whether a document is open across the border."""
+
+    file: str | None = None
+    at: At = START
+    inside: Inside = ""
+    is_ended: bool = False
+    text_bytes: int = 0  # kept so far: what the weights of a mixture are measured in
+    file_bytes: int = 0  # of the files that are done, for progress
+    num_files: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the records read so far."""
+
+    records: int = 0
+    documents: int = 0
+    empty: int = 0
+    short: int = 0
+    other_split: int = 0
+    damaged: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_damaged(self) -> int:
+        return sum(self.damaged.values())
+
+
+@dataclass(frozen=True)
+class ReadState:
+    """All sources of a mixture, and the counts."""
+
+    sources: tuple[SourceState, ...]
+    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def is_ended(self) -> bool:
+        return all(source.is_ended for source in self.sources)
+
+    def with_source(self, index: int, source: SourceState, counts: Counts) -> ReadState:
+        return ReadState((*self.sources[:index], source, *self.sources[index + 1 :]), counts)
+
+    def ended(self) -> ReadState:
+        return replace(self, sources=tuple(replace(source, is_ended=True) for source in self.sources))
+
+
+def begin(num_sources: int) -> ReadState:
+    return ReadState((SourceState(),) * num_sources)
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place between two tokens: the state before a block, and how many of the block's tokens lie behind."""
+
+    state: ReadState
+    skip_tokens: int = 0
+    documents: int = 0  # begun up to here, the ones of the block included
+
+    def to_json(self) -> dict[str, Any]:
+        counts = self.state.counts
+        return {
+            "sources": [
+                [
+                    item.file,
+                    list(item.at),
+                    item.inside,
+                    item.is_ended,
+                    item.text_bytes,
+                    item.file_bytes,
+                    item.num_files,
+                ]
+                for item in self.state.sources
+            ],
+            "counts": [counts.records, counts.documents, counts.empty, counts.short, counts.other_split],
+            "damaged": counts.damaged,
+            "skip_tokens": self.skip_tokens,
+            "documents": self.documents,
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Cursor:
+        sources = tuple(SourceState(item[0], tuple(item[1]), *item[2:]) for item in value["sources"])
+        records, documents, empty, short, other_split = value["counts"]
+        counts = Counts(records, documents, empty, short, other_split, dict(value["damaged"]))
+        return Cursor(ReadState(sources, counts), value["skip_tokens"], value["documents"])
+
+
+def _source_to_list(item: SourceState) -> list[Any]:
+    place = [item.file, list(item.at), item.inside, item.is_ended]
+    return [*place, item.text_bytes, item.file_bytes, item.num_files]

@@ -1,0 +1,1 @@
+"""Batches of windows in a shuffled, seekable order."""

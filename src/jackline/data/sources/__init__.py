@@ -1,0 +1,1 @@
+"""From files anywhere to documents in one fixed order."""

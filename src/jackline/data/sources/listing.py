@@ -1,0 +1,189 @@
+"""The files of a source, in order, one by one.
+
+Owns: folders, globs, `http(s)://` with brace ranges, `hf://` and `python-stdlib`, listed lazily in one fixed order
+(names compared folder by folder), so that tens of thousands of names never delay the first document and listing can
+begin again at any file. Does not own opening them for reading (bytefile.py opens, `open_file` here chooses which).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from jackline.data.sources.bytefile import ByteFile, HttpFile, LocalFile, Patience, SourceUnavailable
+from jackline.data.sources.formats import layout_of
+from jackline.errors import UsageError
+
+PYTHON_STDLIB = "python-stdlib"
+_STDLIB_LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+_MAGIC = re.compile(r"[*?\[]")
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file: `name` is what the cursor and messages use; `size` is None when listing does not tell."""
+
+    name: str
+    size: int | None = None
+
+
+class Entry(NamedTuple):
+    name: str
+    is_folder: bool
+    size: int | None
+
+
+ListFolder = Callable[[str], list[Entry]]
+
+
+def list_files(url: str, *, start_at: str | None = None, needs_known_ending: bool = True) -> Iterator[Found]:
+    """Files of `url` in order, from the one named `start_at` on."""
+    if url.startswith(("http://", "https://")):
+        return _from(map(Found, _expand_braces(url)), start_at)
+    if url.startswith("hf://"):
+        from jackline.data.sources.hub import list_hub_files
+
+        return list_hub_files(url, start_at=start_at)
+    if url == PYTHON_STDLIB:
+        root = sysconfig.get_paths()["stdlib"]
+        return walk(_list_local, root, ("**", "*.py"), start_at=start_at, leave_out=_STDLIB_LEFT_OUT)
+    return _list_local_files(local_path(url), start_at, needs_known_ending)
+
+
+def local_path(url: str) -> str:
+    """A path as typed, made absolute without following links: a link to the newest corpus stays that link."""
+    return os.path.abspath(os.path.expanduser(url))  # noqa: PTH100, PTH111 - Path.resolve() would follow links
+
+
+def open_file(name: str, patience: Patience) -> ByteFile:
+    """The file of that name, as listed."""
+    if name.startswith(("http://", "https://")):
+        return HttpFile(name, patience)
+    if name.startswith("hf://"):
+        from jackline.data.sources.hub import open_hub_file
+
+        return open_hub_file(name, patience)
+    return LocalFile(name)
+
+
+def walk(
+    list_folder: ListFolder,
+    root: str,
+    pattern: tuple[str, ...],
+    *,
+    start_at: str | None = None,
+    leave_out: set[str] | None = None,
+) -> Iterator[Found]:
+    """Files under `root` that match `pattern` (`**` = any depth), folder by folder.
+
+    `start_at` skips whole folders before it without listing them.
+    """
+    start = start_at[len(root) :].strip("/").split("/") if start_at else []
+    yield from _walk(list_folder, root, pattern, start, leave_out or set())
+
+
+def _walk(
+    list_folder: ListFolder, folder: str, pattern: tuple[str, ...], start: list[str], leave_out: set[str]
+) -> Iterator[Found]:
+    head, rest = pattern[0], pattern[1:]
+    for entry in sorted(list_folder(folder), key=lambda entry: entry.name):
+        if entry.name in leave_out or (start and entry.name < start[0]):
+            continue
+        path = f"{folder.rstrip('/')}/{entry.name}"
+        below = start[1:] if start and entry.name == start[0] else []
+        if head == "**":
+            if entry.is_folder:
+                yield from _walk(list_folder, path, pattern, below, leave_out)
+            elif len(rest) == 1 and fnmatchcase(entry.name, rest[0]):
+                yield Found(path, entry.size)
+        elif fnmatchcase(entry.name, head):
+            if entry.is_folder and rest:
+                yield from _walk(list_folder, path, rest, below, leave_out)
+            elif not entry.is_folder and not rest:
+                yield Found(path, entry.size)
+
+
+def _list_local_files(path: str, start_at: str | None, needs_known_ending: bool) -> Iterator[Found]:
+    if Path(path).is_file():
+        return _from(iter([Found(path, Path(path).stat().st_size)]), start_at)
+    if Path(path).is_dir():
+        found = walk(_list_local, path, ("**", "*"), start_at=start_at, leave_out={"__pycache__"})
+        return (file for file in found if not needs_known_ending or layout_of(file.name) is not None)
+    if not _MAGIC.search(path):
+        raise UsageError(
+            f"there is no file or folder {path}", hint="check the path; globs like 'data/*.txt' work too"
+        )
+    parts = path.strip("/").split("/")
+    fixed = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
+    return walk(_list_local, "/" + "/".join(parts[:fixed]), _pattern(parts[fixed:]), start_at=start_at)
+
+
+def _pattern(parts: list[str]) -> tuple[str, ...]:
+    """`**` stands before the last part only; anywhere else the same folders would be listed twice."""
+    if "**" in parts[:-2] or parts[-1] == "**":
+        raise UsageError(f"'**' may only stand before the last part: {'/'.join(parts)}", hint="write 'data/**/*.txt'")
+    return tuple(parts)
+
+
+def _list_local(folder: str) -> list[Entry]:
+    try:
+        with os.scandir(folder or "/") as entries:
+            return [_entry(entry) for entry in entries if not _is_left_out(folder, entry)]
+    except OSError as error:
+        raise SourceUnavailable(f"cannot list {folder}: {error.strerror}") from error
+
+
+def _is_left_out(folder: str, entry: os.DirEntry[str]) -> bool:
+    """Hidden ones, and a link to a folder on the way to itself, which would never end."""
+    if entry.name.startswith("."):
+        return True
+    try:
+        if not entry.is_symlink() or not entry.is_dir():
+            return False
+    except OSError:
+        return False  # a link to itself: opening it will say so by name
+    target = f"{os.path.realpath(entry.path).rstrip('/')}/"
+    # Each folder on the way is asked where it really is: two links may lead to each other.
+    way = [folder, *map(str, Path(folder).parents)]
+    return any(f"{os.path.realpath(above)}/".startswith(target) for above in way)
+
+
+def _entry(entry: os.DirEntry[str]) -> Entry:
+    try:
+        is_folder = entry.is_dir()
+        return Entry(entry.name, is_folder, None if is_folder else entry.stat().st_size)
+    except OSError:
+        return Entry(entry.name, False, None)  # a dangling link: opening it will say so by name
+
+
+def _expand_braces(url: str) -> Iterator[str]:
+    match = _BRACES.search(url)
+    if match is None:
+        yield url
+        return
+    width = len(match[1])
+    for number in range(int(match[1]), int(match[2]) + 1):
+        yield from _expand_braces(f"{url[: match.start()]}{number:0{width}d}{url[match.end() :]}")
+
+
+def _from(files: Iterator[Found], start_at: str | None) -> Iterator[Found]:
+    for file in files:
+        if start_at is None or file.name == start_at:
+            start_at = None
+            yield file

@@ -1,0 +1,157 @@
+"""Errors that are in the code, its packages or its input: imports, syntax, a missing keyboard, own exceptions."""
+
+from __future__ import annotations
+
+import re
+
+from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.sentences import at_place, place_line, ran_line, short_place
+from jackline.diagnosis.deaths.traceback_text import Chain, ErrorText
+
+_MISSING = re.compile(r"No module named '?([\w.]+)'?")
+_NOT_A_PACKAGE = re.compile(r"'([\w.]+)' is not a package")
+_NAME = re.compile(r"cannot import name '([^']+)' from '([^']+)'")
+_CIRCULAR = re.compile(r"partially initialized module '([^']+)'")
+_SHADOW = re.compile(r"consider renaming '([^']+)'")
+_LIBRARY = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
+_BINARY = re.compile(
+    r"undefined symbol|version `?(?:GLIBC|GLIBCXX|CXXABI)\w*[^']*' not found"
+    r"|compiled using NumPy 1|numpy\.dtype size changed"
+)
+# Where the name to install differs from the name to import.
+_PACKAGES = {
+    "cv2": "opencv-python",
+    "PIL": "pillow",
+    "yaml": "PyYAML",
+    "sklearn": "scikit-learn",
+    "skimage": "scikit-image",
+    "bs4": "beautifulsoup4",
+    "dotenv": "python-dotenv",
+    "dateutil": "python-dateutil",
+    "attr": "attrs",
+    "git": "GitPython",
+    "faiss": "faiss-cpu",
+    "pytorch_lightning": "pytorch-lightning",
+    "flash_attn": "flash-attn",
+    "google.protobuf": "protobuf",
+}
+_TRACEBACK = "Traceback (most recent call last)"
+_KEYBOARD = re.compile(r"EOF when reading a line|Inappropriate ioctl for device")
+_HINTS = (
+    (re.compile(r"\[Errno 24\]|Too many open files|received 0 items of ancdata"), "raise the limit: ulimit -n 65536"),
+    (
+        re.compile(r"\[Errno 98\]|Address already in use|EADDRINUSE"),
+        "a leftover process holds the port: `jackline doctor` names it, or take another (--master_port)",
+    ),
+    (re.compile(r"\[Errno 13\]|Permission denied"), "look at who owns the path: ls -ld PATH"),
+    (re.compile(r"\[Errno 30\]|Read-only file system"), "write to another folder: this one cannot be written"),
+)
+_SEE_LOG = "`jackline logs` shows the whole traceback; run the same command again once it is mended"
+
+
+def import_error(error: ErrorText, evidence: Evidence) -> Finding | None:
+    if error.name not in ("ModuleNotFoundError", "ImportError") and not _LIBRARY.search(error.text):
+        return None
+    title, hint = _import_story(error)
+    return Finding(
+        "import_error",
+        "certain",
+        f"{title}{at_place(error.place)}",
+        (*place_line(error.place), error.first_line[:240], *ran_line(evidence)),
+        hint,
+        place=error.place,
+    )
+
+
+def _import_story(error: ErrorText) -> tuple[str, str]:
+    text = error.message
+    circular, shadow, library = _CIRCULAR.search(text), _SHADOW.search(text), _LIBRARY.search(text)
+    if shadow:
+        return f"a file of yours hides a package: {shadow[1]}", f"rename {shadow[1]}"
+    if circular:
+        return (
+            f"a circular import: '{circular[1]}' is imported while it is still being imported",
+            "move one of the two imports into the function that needs it",
+        )
+    if library:
+        return (
+            f"the library {library[1]} is missing",
+            f"install the package that brings {library[1]}, or set LD_LIBRARY_PATH",
+        )
+    if _BINARY.search(text):
+        return (
+            "a package does not fit the others it was built for",
+            "install versions that belong together: pip check",
+        )
+    name = _NAME.search(text)
+    if name:
+        package = name[2].split(".")[0]
+        return f"'{name[2]}' has no '{name[1]}'", f"its version is another than the code wants: pip show {package}"
+    return _missing_module(text)
+
+
+def _missing_module(text: str) -> tuple[str, str]:
+    missing, not_package = _MISSING.search(text), _NOT_A_PACKAGE.search(text)
+    if not_package:
+        return f"'{not_package[1]}' is not a package", f"a file named {not_package[1]}.py hides it: rename that file"
+    if missing is None:
+        return "an import failed", "install or update the package it names: pip install -U PACKAGE"
+    module = missing[1]
+    top = module.split(".")[0]
+    if "." in module and module not in _PACKAGES:
+        return f"there is no module '{module}'", f"{top} may have another version than the code wants: pip show {top}"
+    package = _PACKAGES.get(module, _PACKAGES.get(top, top))
+    return f"the package '{module}' is not installed", f"pip install {package}"
+
+
+def syntax_error(error: ErrorText, evidence: Evidence) -> Finding | None:
+    if error.name not in ("SyntaxError", "IndentationError", "TabError"):
+        return None
+    place = error.place
+    hint = f"mend {place.file}:{place.line}" if place else "mend the line it names"
+    title = f"{error.first_line}{at_place(place)}"
+    return Finding("syntax_error", "certain", title, (*place_line(place), *ran_line(evidence)), hint, place=place)
+
+
+def keyboard_input(error: ErrorText, evidence: Evidence) -> Finding | None:
+    is_input = error.name == "EOFError" and _KEYBOARD.search(error.message)
+    if not is_input and error.name != "StdinNotImplementedError":
+        return None
+    return Finding(
+        "keyboard_input",
+        "certain",
+        f"it asked for keyboard input and had none{at_place(error.place)}",
+        (*place_line(error.place), *ran_line(evidence)),
+        "start it with `jackline run --tty`, or give the answer as an option or through a pipe",
+        place=error.place,
+    )
+
+
+def _last_words(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
+    """A program may print a traceback, go on and end for another reason, so its last words are quoted. Launchers and
+    Python itself add tracebacks of their own afterwards; those are not its words."""
+    lines = [line.strip() for line in evidence.output_tail if line.strip()]
+    later = evidence.output_tail[chain.end :]
+    if not lines or lines[-1].endswith(chain.last.first_line) or any(_TRACEBACK in line for line in later):
+        return ()
+    return (f"its last line: {lines[-1][:200]}",)
+
+
+def own_exception(chain: Chain, evidence: Evidence) -> Finding:
+    """What is left: an error that only its author can explain, named by where it began."""
+    root = chain.root
+    place = root.place
+    later = [error for error in chain.errors[1:] if error.first_line != root.first_line]
+    after = (f"then: {later[-1].first_line[:200]}{at_place(later[-1].place)}",) if later else ()
+    hint = next((hint for pattern, hint in _HINTS if pattern.search(root.text)), _SEE_LOG)
+    where = f" ({short_place(place)})" if place else ""
+    last_words = _last_words(chain, evidence)
+    is_last = not any(line.strip() for line in evidence.output_tail[chain.end :])
+    return Finding(
+        "own_exception",
+        "certain" if is_last or not last_words else "likely",
+        f"{root.first_line[:300]}{where}",
+        (*place_line(place), *after, *last_words, *ran_line(evidence)),
+        hint,
+        place=place,
+    )

@@ -1,0 +1,191 @@
+"""Why did it die? From evidence to findings, the most certain first.
+
+Owns the order in which explanations are asked: what we did ourselves, what the kernel counted, what the signal says,
+what the program said, and last what its exit code says. Each explanation is a rule in rules_*. Pure.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Callable
+from dataclasses import replace
+
+from jackline.diagnosis.deaths import exit as rules_exit
+from jackline.diagnosis.deaths.code import import_error, keyboard_input, own_exception, syntax_error
+from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
+from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
+from jackline.diagnosis.deaths.memory import cuda_oom, disk_full, host_memory_error
+from jackline.diagnosis.deaths.network import network
+from jackline.diagnosis.deaths.signal import (
+    crashed,
+    has_oom_kill,
+    interrupted,
+    kernel_oom,
+    killed,
+    other_signal,
+    sent_by_us,
+    terminated,
+)
+from jackline.diagnosis.deaths.traceback_text import Chain, ErrorText, fatal_chain
+from jackline.diagnosis.deaths.workers import worker_killed
+
+_ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
+    cuda_oom,
+    cuda_error,
+    disk_full,
+    host_memory_error,
+    import_error,
+    syntax_error,
+    keyboard_input,
+    network,
+)
+# Without a traceback the last lines are all there is; imports and syntax always come with one.
+_LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, network)
+_NUM_LAST_LINES = 30
+_CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS)
+
+
+def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
+    """Pure; never empty; the best explanation first."""
+    chain = fatal_chain(evidence.output_tail)
+    ours = sent_by_us(evidence)
+    if ours is not None:
+        return (ours, *_trouble_while_ending(chain, evidence))
+    if evidence.exit_code == 0:
+        return _finished(chain, evidence)
+    if evidence.exit_code is None and evidence.signal is None:
+        return _unseen(evidence)
+    number = evidence.signal or rules_exit.inner_signal(evidence.exit_code)
+    found = _by_signal(number, chain, evidence) if number else _by_exit_code(chain, evidence)
+    return _with_shell(found, evidence) if evidence.signal is None and number else found
+
+
+def _by_signal(number: int, chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
+    if number == signals.SIGKILL:
+        by_kernel = kernel_oom(evidence)
+        return (by_kernel,) if by_kernel else killed(evidence)
+    if number == signals.SIGTERM:
+        return (terminated(evidence),)
+    if number == signals.SIGINT:
+        return (interrupted(evidence),)
+    if number in _CRASHES:
+        said = _said_before_abort(chain, evidence) if number == signals.SIGABRT else ()
+        return (*said, crashed(evidence, number))
+    return (other_signal(evidence, number),)
+
+
+def _by_exit_code(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
+    quiet = (rules_exit.asked_to_stop, rules_exit.command_not_found)
+    loud = (rules_exit.module_not_found, rules_exit.usage_error, rules_exit.told_error)
+    for rule in quiet:
+        finding = rule(evidence)
+        if finding is not None:
+            return (finding,)
+    said = _said(chain, evidence)
+    if said:
+        return (*said, *_also_oom(said, evidence))
+    if chain is not None:
+        found = _interrupted_or_own(chain, evidence)
+        return (found, *_also_oom((found,), evidence))
+    for rule in loud:
+        finding = rule(evidence)
+        if finding is not None:
+            return (finding,)
+    plain = rules_exit.exit_code(evidence)
+    return (plain, *_also_oom((plain,), evidence))
+
+
+def _said(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
+    """What the errors, root first, or the last lines match."""
+    if chain is None:
+        return _said_in_lines(evidence)
+    for error in chain.errors:
+        lost = worker_killed(error, evidence)
+        if lost:
+            return lost
+        timeout = nccl_timeout(evidence.output_tail, evidence, error)
+        if timeout is not None:
+            return (timeout,)
+        for rule in _ERROR_RULES:
+            finding = rule(error, evidence)
+            if finding is not None:
+                return (finding,)
+    return ()
+
+
+def _said_in_lines(evidence: Evidence) -> tuple[Finding, ...]:
+    timeout = nccl_timeout(evidence.output_tail, evidence, None)
+    if timeout is not None:
+        return (timeout,)
+    text = ErrorText("", "\n".join(evidence.output_tail[-_NUM_LAST_LINES:]))
+    lost = worker_killed(text, evidence)
+    if lost:
+        return lost
+    found = (rule(_matching_line(rule, evidence) or text, evidence) for rule in _LINE_RULES)
+    return tuple(finding for finding in found if finding is not None)[:1]
+
+
+def _matching_line(rule: Callable[[ErrorText, Evidence], Finding | None], evidence: Evidence) -> ErrorText | None:
+    """The one line that says it, so that the report does not quote thirty."""
+    for line in reversed(evidence.output_tail[-_NUM_LAST_LINES:]):
+        error = ErrorText("", line)
+        if rule(error, evidence) is not None:
+            return error
+    return None
+
+
+def _said_before_abort(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
+    """C++ code reports its error in words and then aborts."""
+    said = _said_in_lines(evidence)
+    return said or (_said(chain, evidence) if chain else ())
+
+
+def _interrupted_or_own(chain: Chain, evidence: Evidence) -> Finding:
+    if chain.root.name == "KeyboardInterrupt":
+        return interrupted(evidence)
+    return own_exception(chain, evidence)
+
+
+def _also_oom(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:
+    """A kill that was counted beside an error that does not speak of one: said, but not believed."""
+    if not has_oom_kill(evidence) or any(finding.cause == "kernel_oom" for finding in found):
+        return ()
+    by_kernel = kernel_oom(evidence, victim="another process of the run")
+    if by_kernel is None:
+        return ()
+    return (replace(by_kernel, confidence="not sure"),)
+
+
+def _trouble_while_ending(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
+    """It was asked to end and failed while it did, for example saving onto a full disk."""
+    is_expected = chain is None or {error.name for error in chain.errors} & {"KeyboardInterrupt", "SystemExit"}
+    if evidence.exit_code in (None, 0) or is_expected or chain is None:
+        return ()
+    return _said(chain, evidence) or (own_exception(chain, evidence),)
+
+
+def _finished(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
+    """A pipe (`python train.py | tee log`) reports the exit code of its last program only."""
+    done = rules_exit.finished(evidence)
+    last = next((line for line in reversed(evidence.output_tail) if line.strip()), "")
+    if chain is None or chain.last.first_line != last.strip():
+        return (done,)
+    other = _said(chain, evidence) or (own_exception(chain, evidence),)
+    doubt = f"but its output ends with {chain.last.first_line[:160]}"
+    cause = "a pipe hides the exit code of all but its last program: use `set -o pipefail`"
+    return (Finding("finished", "not sure", done.title, (doubt, *done.detail), cause), *other)
+
+
+def _unseen(evidence: Evidence) -> tuple[Finding, ...]:
+    by_kernel = kernel_oom(evidence)
+    unseen = rules_exit.unseen(evidence)
+    return (by_kernel, unseen) if by_kernel else (unseen,)
+
+
+def _with_shell(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:
+    """The signal hit a process inside the command, and the shell around it told us by its exit code."""
+    assert evidence.exit_code is not None
+    best = found[0]
+    sure: Confidence = "likely" if best.confidence == "certain" else best.confidence
+    detail = (rules_exit.shell_line(evidence.exit_code), *best.detail)
+    return (replace(best, confidence=sure, detail=detail), *found[1:])

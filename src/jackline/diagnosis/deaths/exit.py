@@ -1,0 +1,146 @@
+"""What an exit code says when no error explains the end."""
+
+from __future__ import annotations
+
+import re
+
+from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.sentences import memory_line, memory_lines, ran_line
+from jackline.diagnosis.deaths.signal import signal_name
+from jackline.errors import EXIT_STOPPED
+from jackline.units import format_duration
+
+_ARGPARSE = re.compile(r"^(\S+): error: (.+)$")
+_CLICK = re.compile(r"^Error: (.+)$")
+_NOT_FOUND = re.compile(r"(?:^|: )([^:\s]+): (?:command )?not found$")
+_NO_FILE = re.compile(r"can't open file '?([^':]+)'?: \[Errno 2\]")
+_NO_MODULE = re.compile(r"^\S*python[\d.]*: No module named (\S+)$")
+_SHELL_SIGNALS = frozenset({1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 15})
+
+
+def inner_signal(exit_code: int | None) -> int | None:
+    """A shell reports a death by signal n as 128 + n."""
+    if exit_code is None or exit_code - 128 not in _SHELL_SIGNALS:
+        return None
+    return exit_code - 128
+
+
+def shell_line(exit_code: int) -> str:
+    return (
+        f"exit code {exit_code} = 128 + {exit_code - 128}: a process inside it died of {signal_name(exit_code - 128)}"
+    )
+
+
+def finished(evidence: Evidence) -> Finding:
+    title = f"finished after {format_duration(evidence.duration_s)}"
+    return Finding("finished", "certain", title, memory_line(evidence))
+
+
+def asked_to_stop(evidence: Evidence) -> Finding | None:
+    if evidence.exit_code != EXIT_STOPPED:
+        return None
+    if evidence.restart_wish:
+        return Finding(
+            "stopped",
+            "certain",
+            f"it saved and ended by itself after {format_duration(evidence.duration_s)}, to go on in a new process",
+            (evidence.restart_wish, *memory_lines(evidence)),
+            "Jackline starts it again; without a supervisor, run the same command again",
+            place=evidence.growing_frame,
+        )
+    return Finding(
+        "stopped",
+        "certain",
+        f"it stopped by itself after {format_duration(evidence.duration_s)} to be resumed (exit code {EXIT_STOPPED})",
+        memory_line(evidence),
+        "run the same command again, or `jackline resume`, to go on",
+    )
+
+
+def command_not_found(evidence: Evidence) -> Finding | None:
+    tail = evidence.output_tail[-20:]
+    missing = next((match for line in reversed(tail) if (match := _NO_FILE.search(line))), None)
+    if missing and evidence.exit_code == 2:
+        hint = "look at the path; the command runs in the folder it was started from"
+        return Finding("command_not_found", "certain", f"Python found no file {missing[1]}", ran_line(evidence), hint)
+    if evidence.exit_code == 127:
+        named = next((match for line in reversed(tail) if (match := _NOT_FOUND.search(line))), None)
+        who = f"'{named[1]}'" if named else "the command"
+        hint = (
+            f"look at the spelling, or install it: which {named[1]}" if named else "look at the spelling and at PATH"
+        )
+        return Finding(
+            "command_not_found", "certain", f"{who} was not found (exit code 127)", ran_line(evidence), hint
+        )
+    if evidence.exit_code == 126:
+        title = "the command cannot be executed (exit code 126)"
+        hint = "make it executable (chmod +x FILE) or put its interpreter in front: python FILE"
+        return Finding("command_not_found", "certain", title, ran_line(evidence), hint)
+    return None
+
+
+def module_not_found(evidence: Evidence) -> Finding | None:
+    """`python -m NAME` complains without a traceback."""
+    for line in reversed(evidence.output_tail[-20:]):
+        match = _NO_MODULE.match(line.strip())
+        if match:
+            title = f"Python found no module '{match[1]}'"
+            hint = f"pip install {match[1].split('.')[0]}, or start it from the folder that holds it"
+            return Finding("import_error", "certain", title, (line.strip()[:240], *ran_line(evidence)), hint)
+    return None
+
+
+def usage_error(evidence: Evidence) -> Finding | None:
+    if evidence.exit_code != 2:
+        return None
+    tail = evidence.output_tail[-30:]
+    is_usage = any(line.lower().startswith("usage:") for line in tail)
+    for line in reversed(tail):
+        argparse_says, click_says = _ARGPARSE.match(line), _CLICK.match(line)
+        if is_usage and (argparse_says or click_says):
+            who = argparse_says[1] if argparse_says else "the command"
+            what = argparse_says[2] if argparse_says else (click_says[1] if click_says else "")
+            title = f"{who} did not accept its arguments: {what[:240]}"
+            return Finding("exit_code", "certain", title, ran_line(evidence), "look at its --help")
+    return None
+
+
+def told_error(evidence: Evidence) -> Finding | None:
+    """An error in our own form (and cargo's, git's ...): 'error: what', detail below it, 'hint: next'."""
+    tail = [line.rstrip() for line in evidence.output_tail[-40:]]
+    at = next((number for number in reversed(range(len(tail))) if tail[number].startswith("error: ")), None)
+    if at is None:
+        return None
+    detail: list[str] = []
+    hint = "read the end of its output: `jackline logs`"
+    for line in tail[at + 1 : at + 8]:
+        if line.startswith("hint: "):
+            hint = line.removeprefix("hint: ")
+            break
+        if not line.startswith(" "):
+            break
+        detail.append(line.strip()[:240])
+    return Finding(
+        "exit_code", "certain", tail[at].removeprefix("error: ")[:300], (*detail, *ran_line(evidence)), hint
+    )
+
+
+def exit_code(evidence: Evidence) -> Finding:
+    last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
+    said = (f"its last line: {last[:200]}",) if last else ("it printed nothing",)
+    title = f"ended with exit code {evidence.exit_code} and no error message Jackline knows"
+    return Finding(
+        "exit_code", "certain", title, (*said, *ran_line(evidence)), "read the end of its output: `jackline logs`"
+    )
+
+
+def unseen(evidence: Evidence) -> Finding:
+    last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
+    said = (f"its last line: {last[:200]}",) if last else ()
+    return Finding(
+        "unknown",
+        "not sure",
+        "it is gone and nobody saw how it ended",
+        (*said, *ran_line(evidence)),
+        "a lost machine or a killed supervisor does that; run the same command again to go on",
+    )

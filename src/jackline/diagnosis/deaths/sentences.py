@@ -1,0 +1,82 @@
+"""The sentences that several rules say about the same evidence."""
+
+from __future__ import annotations
+
+import os
+
+from jackline.diagnosis.deaths.evidence import Evidence
+from jackline.diagnosis.frames import Frame
+from jackline.units import format_bytes, format_duration
+
+NEARLY_FULL = 0.9
+_MAX_SOURCE = 100
+
+
+def short_place(frame: Frame | None) -> str:
+    """'train.py:41', '' for none."""
+    return f"{os.path.basename(frame.file)}:{frame.line}" if frame else ""
+
+
+def at_place(frame: Frame | None) -> str:
+    """' at train.py:41', '' for none."""
+    return f" at {short_place(frame)}" if frame else ""
+
+
+def place_line(frame: Frame | None) -> tuple[str, ...]:
+    """'/home/me/train.py:41 in step: loss.backward()', as the evidence line it becomes."""
+    if frame is None:
+        return ()
+    where = f"{frame.file}:{frame.line}"
+    if frame.function and frame.function != "<module>":
+        where += f" in {frame.function}"
+    source = frame.source.strip()[:_MAX_SOURCE]
+    if not source and where == short_place(frame):
+        return ()  # the title says as much
+    return (f"{where}: {source}" if source else where,)
+
+
+def memory_share(evidence: Evidence) -> float | None:
+    """How full memory was at its fullest, None when either figure is missing."""
+    most = max(evidence.peak_memory_bytes, evidence.last_memory_bytes)
+    return most / evidence.memory_limit_bytes if evidence.memory_limit_bytes and most else None
+
+
+def is_memory_nearly_full(evidence: Evidence) -> bool:
+    share = memory_share(evidence)
+    return share is not None and share > NEARLY_FULL
+
+
+def memory_line(evidence: Evidence) -> tuple[str, ...]:
+    """'memory peaked at 7.9 GiB of 8.0 GiB (cgroup /job)', and what others used of the same limit."""
+    peak, used = evidence.peak_memory_bytes, evidence.last_memory_bytes
+    if not peak and not used:
+        return ()
+    text = f"memory peaked at {format_bytes(peak or used)}"
+    if evidence.memory_limit_bytes:
+        source = f" ({evidence.memory_limit_source})" if evidence.memory_limit_source else ""
+        text += f" of {format_bytes(evidence.memory_limit_bytes)}{source}"
+    # Only where it came near the limit do the others matter.
+    if peak and used > 1.1 * peak and used > 0.5 * (evidence.memory_limit_bytes or 0):
+        text += f"; with all others, {format_bytes(used)} were in use"
+    return (text,)
+
+
+def growth_line(evidence: Evidence) -> tuple[str, ...]:
+    """Which line of the person's code was filling memory, and how fast."""
+    frame = evidence.growing_frame
+    rate = evidence.memory_growth_bytes_per_s
+    if frame is None:
+        return ()
+    speed = f" by {format_bytes(rate)}/s" if rate >= 1 else ""
+    where = place_line(frame) or (short_place(frame),)
+    return (f"it was growing{speed} in {where[0]}",)
+
+
+def memory_lines(evidence: Evidence) -> tuple[str, ...]:
+    return memory_line(evidence) + growth_line(evidence)
+
+
+def ran_line(evidence: Evidence) -> tuple[str, ...]:
+    """Every report says how long it ran and how much memory it took."""
+    ran = f"it ran for {format_duration(evidence.duration_s)}"
+    return ("; ".join((ran, *memory_line(evidence))),)

@@ -1,0 +1,290 @@
+"""Deaths by a signal that can be told without reading the output: ours, the kernel's, somebody's, a crash.
+
+Pure: evidence in, a finding or nothing out. The order in which they are asked is `diagnose`.
+"""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+
+from jackline.diagnosis.deaths.evidence import Cause, Confidence, Evidence, Finding, SentSignal
+from jackline.diagnosis.deaths.sentences import (
+    at_place,
+    growth_line,
+    is_memory_nearly_full,
+    memory_line,
+    memory_lines,
+    memory_share,
+    place_line,
+    ran_line,
+)
+from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.user_code import is_user_file
+from jackline.errors import EXIT_STOPPED
+from jackline.units import format_bytes, format_duration
+
+_WHY_TO_CAUSE: dict[str, Cause] = {
+    "ctrl-c": "stopped",
+    "stop": "stopped",
+    "sigterm": "stopped",
+    "time-limit": "time_limit",
+    "stuck": "stuck",
+    "memory": "memory_guard",
+}
+_WHO = {"ctrl-c": "Ctrl-C", "stop": "`jackline stop`", "jackline stop": "`jackline stop`"}
+_GO_ON = "run the same command again, or `jackline resume`, to go on"
+_LESS_MEMORY = "load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data"
+_SHM_NEARLY_FULL_BYTES = 1 << 20
+_FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+
+_OTHER_SIGNALS: dict[int, tuple[str, str]] = {
+    signals.SIGHUP: ("its terminal was closed, or somebody sent SIGHUP", "start it with `jackline run --detach`"),
+    signals.SIGILL: (
+        "it ran an instruction this CPU does not have",
+        "a package was built for a newer CPU: install a build for this machine",
+    ),
+    signals.SIGFPE: ("a native library divided by zero", "look at sizes of 0 in the call at the line named"),
+    signals.SIGPIPE: ("it wrote into a pipe whose reader was gone", "look at the program after the `|`"),
+    signals.SIGXCPU: ("it used up its CPU time (ulimit -t)", "raise the limit: ulimit -t unlimited"),
+    signals.SIGXFSZ: ("a file grew over its limit (ulimit -f)", "raise the limit: ulimit -f unlimited"),
+    signals.SIGSYS: ("a sandbox forbade a system call (seccomp)", "start the container with another profile"),
+    signals.SIGUSR1: ("it has no handler for SIGUSR1, which Slurm sends before the end", _GO_ON),
+    signals.SIGUSR2: ("it has no handler for SIGUSR2, which Slurm sends before the end", _GO_ON),
+}
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def sent_by_us(evidence: Evidence) -> Finding | None:
+    """The end that Jackline itself brought about, and for whom."""
+    first = next((sent for sent in evidence.sent_signals if sent.why in _WHY_TO_CAUSE), None)
+    if first is None:
+        # A session reads the request itself and leaves without any signal.
+        # And a shutdown signals everybody at once: the command may be gone before we could pass it on.
+        is_left = evidence.exit_code in (0, EXIT_STOPPED) or evidence.signal == signals.SIGTERM
+        if evidence.stop_requested_by and is_left:
+            return _stopped(evidence, evidence.stop_requested_by)
+        return None
+    ours = {sent.signal for sent in evidence.sent_signals}
+    if evidence.signal is not None and evidence.signal not in ours:
+        return None  # another signal was quicker
+    cause = _WHY_TO_CAUSE[first.why]
+    if cause == "stopped":
+        return _stopped(evidence, evidence.stop_requested_by or first.why)
+    return _ended(cause, first, evidence)
+
+
+def _stopped(evidence: Evidence, by: str) -> Finding:
+    who = _WHO.get(by, by)
+    if by.startswith("SIGTERM"):
+        who += " (a shutdown, a preemption or a person)"
+    return Finding(
+        "stopped",
+        "certain",
+        f"stopped by {who} after {format_duration(evidence.duration_s)}",
+        (*_how_it_ended(evidence), *memory_line(evidence)),
+        _GO_ON,
+    )
+
+
+def _ended(cause: Cause, first: SentSignal, evidence: Evidence) -> Finding:
+    after = format_duration(evidence.duration_s)
+    how = _how_it_ended(evidence)
+    if cause == "time_limit":
+        title = f"ended by Jackline after {after}: the time limit was reached"
+        return Finding(cause, "certain", title, (*how, *memory_line(evidence)), _GO_ON)
+    if cause == "stuck":
+        place = evidence.last_frame
+        title = f"ended by Jackline after {after}: it was stuck{at_place(place)}"
+        hint = "`jackline why` shows the stacks of every process from when it hung"
+        return Finding(cause, "certain", title, (*place_line(place), *how), hint, True, place)
+    title = f"ended by Jackline after {after}, before the kernel would have killed it for memory"
+    return Finding(
+        cause, "certain", title, (*memory_lines(evidence), *how), _LESS_MEMORY, place=evidence.growing_frame
+    )
+
+
+def _how_it_ended(evidence: Evidence) -> tuple[str, ...]:
+    if evidence.signal == signals.SIGKILL:
+        return ("it did not end when asked to and was killed (SIGKILL)",)
+    if evidence.signal is not None:
+        return (f"it ended on {signal_name(evidence.signal)}",)
+    return (f"it ended by itself with exit code {evidence.exit_code}",)
+
+
+def has_oom_kill(evidence: Evidence) -> bool:
+    """Whether the kernel counted a kill that can have been ours. A cgroup counter that stood still says no, even
+    when the machine's moved: the cgroup's counts every kill inside it, whoever ran out."""
+    if evidence.kernel_log or evidence.oom_kills_in_cgroup:
+        return True
+    return evidence.oom_kills_in_cgroup is None and bool(evidence.oom_kills_on_machine)
+
+
+def kernel_oom(evidence: Evidence, *, victim: str = "it") -> Finding | None:
+    if not has_oom_kill(evidence):
+        return None
+    proof: list[str] = []
+    if evidence.oom_kills_in_cgroup:
+        proof.append(
+            f"the kernel counted {_kills(evidence.oom_kills_in_cgroup)} in its memory cgroup during this attempt"
+        )
+    elif evidence.oom_kills_on_machine:
+        proof.append(
+            f"the kernel counted {_kills(evidence.oom_kills_on_machine)} on this machine during this attempt"
+        )
+    if evidence.kernel_log:
+        proof.append(f"kernel log: {evidence.kernel_log[-1].strip()[:160]}")
+    share = memory_share(evidence)
+    is_certain = bool(evidence.kernel_log) or (bool(evidence.oom_kills_in_cgroup) and (share is None or share > 0.8))
+    title = f"the kernel killed {victim} because memory ran out"
+    if evidence.memory_limit_bytes and share is not None and share > 0.8:
+        title += f": the limit is {format_bytes(evidence.memory_limit_bytes)}"
+    return Finding(
+        "kernel_oom",
+        "certain" if is_certain else "likely",
+        title,
+        (*memory_lines(evidence), *proof),
+        _LESS_MEMORY,
+        place=evidence.growing_frame,
+    )
+
+
+def _kills(count: int) -> str:
+    return "1 out-of-memory kill" if count == 1 else f"{count} out-of-memory kills"
+
+
+def are_counters_unreadable(evidence: Evidence) -> bool:
+    return evidence.oom_kills_in_cgroup is None and evidence.oom_kills_on_machine is None
+
+
+def did_only_the_machine_count(evidence: Evidence) -> bool:
+    """Somebody on this machine was killed for memory, but nobody in the cgroup the command began in."""
+    return not evidence.kernel_log and evidence.oom_kills_in_cgroup == 0 and bool(evidence.oom_kills_on_machine)
+
+
+def perhaps_oom(evidence: Evidence) -> Finding:
+    """The other explanation, where the kernel's counters are silent or speak of somebody."""
+    if did_only_the_machine_count(evidence):
+        why = "it counted a kill on this machine, though none in this run's cgroup"
+    else:
+        why = "its counters could not be read here"
+    title = f"the kernel may have killed it because memory ran out; {why}"
+    place = evidence.growing_frame
+    return Finding("kernel_oom", "not sure", title, memory_lines(evidence), _LESS_MEMORY, place=place)
+
+
+def killed(evidence: Evidence) -> tuple[Finding, ...]:
+    """SIGKILL that neither we nor, by its counters, the kernel sent."""
+    is_full = is_memory_nearly_full(evidence)
+    is_doubtful = did_only_the_machine_count(evidence) or (is_full and are_counters_unreadable(evidence))
+    confidence: Confidence = "not sure" if is_doubtful else "likely"
+    hint = "ask who or what ends processes here: a colleague, a scheduler, a container's limits"
+    if is_full:
+        hint = _LESS_MEMORY
+    title = "killed with SIGKILL (kill -9) by someone else"
+    detail = (f"Jackline did not send it{_counters_say(evidence)}", *ran_line(evidence), *_growth(evidence, is_full))
+    someone = Finding("killed_by_someone", confidence, title, detail, hint, place=evidence.last_frame)
+    if not is_doubtful:
+        return (someone,)
+    kernel = perhaps_oom(evidence)
+    # A counted kill and full memory together speak more for the kernel than for a person.
+    return (kernel, someone) if is_full and did_only_the_machine_count(evidence) else (someone, kernel)
+
+
+def _counters_say(evidence: Evidence) -> str:
+    if are_counters_unreadable(evidence):
+        return "; the kernel's out-of-memory counters could not be read here"
+    if did_only_the_machine_count(evidence):
+        return "; the kernel counted an out-of-memory kill on this machine, but none in this run's cgroup"
+    return ", and the kernel counted no out-of-memory kill"
+
+
+def _growth(evidence: Evidence, is_full: bool) -> tuple[str, ...]:
+    if not is_full:
+        return ()
+    return (
+        *growth_line(evidence),
+        "a memory daemon (systemd-oomd, earlyoom) may have done it: memory was nearly full",
+    )
+
+
+def terminated(evidence: Evidence) -> Finding:
+    """SIGTERM from outside. A person's `kill` and a preemption cannot be told apart, so both are said, and it is not
+    started again: a person's kill is never undone, and a machine that is taken away ends the next attempt too."""
+    return Finding(
+        "preempted",
+        "not sure",
+        "ended by SIGTERM, which Jackline did not send: a preemption, a shutdown or a person's `kill`",
+        (*place_line(evidence.last_frame), *ran_line(evidence)),
+        _GO_ON,
+        place=evidence.last_frame,
+    )
+
+
+def interrupted(evidence: Evidence) -> Finding:
+    title = "interrupted with SIGINT (Ctrl-C) by someone, not through Jackline"
+    return Finding("killed_by_someone", "likely", title, ran_line(evidence), _GO_ON, place=evidence.last_frame)
+
+
+def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
+    """A native crash, with the Python line faulthandler saw."""
+    place = fault_place(evidence.fault_text) or evidence.last_frame
+    detail = (*place_line(place), *ran_line(evidence))
+    where = at_place(place)
+    if number == signals.SIGSEGV:
+        title = f"{who} crashed in native code with a segmentation fault{where}"
+        hint = "the call at that line enters C code; update or pin the package it belongs to"
+        return Finding("segfault", "certain", title, detail, hint, True, place)
+    if number == signals.SIGBUS:
+        return _bus_error(evidence, f"{who} died of a bus error{where}", detail, place)
+    title = f"{who} aborted in native code (SIGABRT){where}"
+    last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
+    said = (f"it said last: {last[:160]}",) if last else ()
+    return Finding(
+        "abort", "certain", title, (*said, *detail), "read the lines above the end: `jackline logs`", True, place
+    )
+
+
+def _bus_error(evidence: Evidence, title: str, detail: tuple[str, ...], place: Frame | None) -> Finding:
+    shm, disk = evidence.shm_free_bytes, evidence.disk_free_bytes
+    hint = "a file it had mapped shrank or could not be read; check the disk"
+    if shm is not None and shm < _SHM_NEARLY_FULL_BYTES:
+        title += ": /dev/shm is full"
+        detail = (f"/dev/shm has {format_bytes(shm)} free; DataLoader workers pass batches through it", *detail)
+        hint = "use fewer workers, or a larger /dev/shm (docker run --shm-size=8g)"
+    elif disk is not None and disk < _SHM_NEARLY_FULL_BYTES:
+        title += f": the disk of {evidence.disk_path} is full"
+        detail = (f"{evidence.disk_path} has {format_bytes(disk)} free", *detail)
+        hint = f"free space on the disk of {evidence.disk_path}"
+    return Finding("bus_error", "certain", title, detail, hint, True, place)
+
+
+def fault_place(fault_text: str) -> Frame | None:
+    """The innermost line of the person's code in the thread that crashed. Other threads may be listed before it."""
+    lines = fault_text.splitlines()
+    start = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), 0)
+    frames: list[Frame] = []
+    for index in range(start, len(lines)):
+        if frames and not lines[index].strip():
+            break  # the next thread begins
+        match = _FAULT_FRAME.fullmatch(lines[index])
+        if match:
+            below = lines[index + 1] if index + 1 < len(lines) else ""
+            source = below.strip() if below.startswith("    ") else ""
+            frames.append(Frame(match[3], match[1], int(match[2]), source, is_user_file(match[1])))
+    return next((frame for frame in frames if frame.is_user), frames[0] if frames else None)
+
+
+def other_signal(evidence: Evidence, number: int) -> Finding:
+    known = _OTHER_SIGNALS.get(number)
+    place = fault_place(evidence.fault_text) or evidence.last_frame
+    meaning = f": {known[0]}" if known else ""
+    title = f"ended by {signal_name(number)}, which Jackline did not send{meaning}"
+    hint = known[1] if known else "look for what sends this signal: the script itself, a scheduler, a person"
+    return Finding("other_signal", "certain", title, (*place_line(place), *ran_line(evidence)), hint, place=place)

@@ -1,0 +1,111 @@
+"""Errors that say that another process of the run is gone, and what that one died of."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from dataclasses import dataclass
+
+from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.sentences import is_memory_nearly_full, place_line, ran_line
+from jackline.diagnosis.deaths.signal import (
+    are_counters_unreadable,
+    crashed,
+    kernel_oom,
+    perhaps_oom,
+    signal_name,
+)
+from jackline.diagnosis.deaths.traceback_text import ErrorText
+
+_SIGNAL_WORDS = {
+    "Killed": signals.SIGKILL,
+    "Segmentation fault": signals.SIGSEGV,
+    "Bus error": signals.SIGBUS,
+    "Aborted": signals.SIGABRT,
+    "Terminated": signals.SIGTERM,
+}
+_LOADER = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w[\w ]*)|exited unexpectedly)"
+)
+_TORCHRUN = re.compile(r"exitcode\s*: (-\d+) \(pid: (\d+)\)")
+# Above it stand the ranks that the launcher itself ended.
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+_RECEIVED = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID (\d+)")
+_DIED_WITH = re.compile(r"died with <Signals\.(SIG\w+): (\d+)>")
+_SPAWNED = re.compile(r"process \d+ terminated with signal (SIG\w+)")
+_POOL = re.compile(
+    r"terminated abruptly while the future|unexpectedly terminated|abruptly died during map|BrokenProcessPool"
+    r"|worker process has died"
+)
+# These errors, raised inside multiprocessing, mean that the process at the other end is gone.
+_LOST_CONTACT = frozenset({"EOFError", "ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError"})
+_HINT = "`jackline logs` shows what it said last; ask who or what ends processes here"
+_LOADER_HINT = "`jackline logs` shows what the worker said last; with num_workers=0 its own error is seen"
+_CRASHES = (signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A process of the run that is gone; what is not known is None."""
+
+    pid: int | None
+    signal: int | None
+    who: str
+    is_certain: bool = True
+
+
+def lost_process(error: ErrorText) -> Lost | None:
+    """Which process an error says it has lost."""
+    text = error.text.rpartition(_ROOT_CAUSE)[2]
+    loader = _LOADER.search(text)
+    if loader:
+        pid = int(loader[1].split(",")[0])
+        word = (loader[2] or "").strip()
+        known = next((number for name, number in _SIGNAL_WORDS.items() if word.startswith(name)), None)
+        return Lost(pid, known, f"DataLoader worker {pid}")
+    launched = _TORCHRUN.search(text) or _RECEIVED.search(text)
+    if launched:
+        return Lost(int(launched[2]), abs(int(launched[1])), f"the training process {launched[2]}")
+    died = _DIED_WITH.search(text)
+    if died:
+        return Lost(None, int(died[2]), "the launched process")
+    spawned = _SPAWNED.search(text)
+    if spawned:
+        number = getattr(signals, spawned[1], None)
+        return Lost(None, int(number) if number else None, "a spawned process")
+    if _POOL.search(text):
+        return Lost(None, None, "a worker of the process pool")
+    if error.name in _LOST_CONTACT and any("multiprocessing" in frame.file for frame in error.frames[-4:]):
+        return Lost(None, None, "a worker process", is_certain=False)
+    return None
+
+
+def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
+    """() when the error is not about a lost process."""
+    lost = lost_process(error)
+    if lost is None:
+        return ()
+    if lost.signal in _CRASHES:
+        return (crashed(evidence, lost.signal, who=lost.who),)
+    by_kernel = kernel_oom(evidence, victim=lost.who)
+    if by_kernel is not None and lost.signal in (None, signals.SIGKILL):
+        return (by_kernel,)
+    # Where the counters cannot be read and memory was full, an identical retry would most likely end the same way.
+    is_doubtful = is_memory_nearly_full(evidence) and are_counters_unreadable(evidence)
+    how = f"was killed with {signal_name(lost.signal)}" if lost.signal else "ended without a word"
+    finding = Finding(
+        "worker_killed",
+        "not sure" if is_doubtful or not lost.is_certain else "likely",
+        f"{lost.who} {how}, and the run ended with it",
+        (*place_line(error.place), *_no_oom_line(evidence), *ran_line(evidence)),
+        _LOADER_HINT if lost.who.startswith("DataLoader") else _HINT,
+        not is_doubtful,
+        error.place,
+    )
+    return (finding, perhaps_oom(evidence)) if is_doubtful else (finding,)
+
+
+def _no_oom_line(evidence: Evidence) -> tuple[str, ...]:
+    if are_counters_unreadable(evidence):
+        return ("the kernel's out-of-memory counters could not be read here",)
+    return ("the kernel counted no out-of-memory kill of this run",)

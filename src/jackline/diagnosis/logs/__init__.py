@@ -1,0 +1,1 @@
+"""What log files and curves tell about a run."""

@@ -1,0 +1,87 @@
+"""What a run's log says by its size and age: growing, silent, empty, nothing but warnings.
+
+A 0-byte log is the commonest worry ("is it hung?"), so it is explained, not only shown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from jackline.diagnosis.deaths.collect import tail_lines
+from jackline.rundir.layout import RunDir
+from jackline.rundir.status import RunStatus
+from jackline.units import format_duration
+
+LogKind = Literal["absent", "empty", "warnings only", "growing", "silent", "ended", "unknown"]
+
+GROWING_WITHIN_S = 60.0
+_NUM_LINES = 200
+_WHOLE_BYTES = 64 << 10  # a longer log holds more than warnings, or nobody would call it silent
+_WARNING = re.compile(
+    r"\w*Warning\b|\bWARN(?:ING)?\b|^\s*warn(?:ing)?\b|[Dd]eprecated|^W\d{4} |TF_ENABLE_|oneDNN|Unable to register"
+    r"|To suppress this|^\*+$"
+)
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """What was found; `own_lines` are the command's own last lines, ours left out."""
+
+    path: str
+    size_bytes: int | None
+    last_output_at_s: float | None
+    own_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogVerdict:
+    kind: LogKind
+    text: str
+
+
+def read_log_facts(run: RunDir, status: RunStatus) -> LogFacts:
+    try:
+        found = run.out_log.stat()
+    except OSError:
+        return LogFacts(str(run.out_log), None, None)
+    seen_s, silent_s = status.last_seen_at_s, status.supervisor_state.get("silent_s")
+    last_s = found.st_mtime
+    if seen_s is not None and isinstance(silent_s, int | float):
+        last_s = seen_s - silent_s  # our own notes also touch the file
+    lines = tail_lines(run.out_log, _NUM_LINES) if found.st_size else ()
+    return LogFacts(str(run.out_log), found.st_size, last_s, lines)
+
+
+def judge_log(facts: LogFacts, *, is_live: bool | None, running_s: float | None, now_s: float) -> LogVerdict:
+    """Pure. None: whether the run lives is unknown, or how long the attempt has been going."""
+    after = f" after {format_duration(running_s)}" if running_s is not None else ""
+    if facts.size_bytes is None:
+        return LogVerdict("absent", "there is no log yet" if is_live else "there is no log")
+    lines = [line for line in facts.own_lines if line.strip()]
+    if not lines:
+        why = "; programs that are not Python may keep their output back off a terminal (--tty)" if is_live else ""
+        return LogVerdict("empty", f"it has printed nothing{after if is_live else ''}{why}")
+    if facts.size_bytes < _WHOLE_BYTES and are_only_warnings(lines):
+        count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+        return LogVerdict("warnings only", f"nothing but warnings{' so far' if is_live else ''} ({count})")
+    if is_live is False:
+        return LogVerdict("ended", "it has ended")
+    age_s = max(0.0, now_s - (facts.last_output_at_s or now_s))
+    if is_live is None:
+        return LogVerdict("unknown", f"last line {format_duration(age_s)} ago")
+    if age_s < GROWING_WITHIN_S:
+        return LogVerdict("growing", f"growing, last line {format_duration(age_s)} ago")
+    return LogVerdict("silent", f"silent for {format_duration(age_s)}")
+
+
+def are_only_warnings(lines: list[str]) -> bool:
+    """Indented lines belong to the warning above them (Python prints the source line there)."""
+    is_warning = False
+    for line in lines:
+        if _WARNING.search(line):
+            is_warning = True
+        elif not (is_warning and line[:1].isspace()):
+            return False
+    return bool(lines)

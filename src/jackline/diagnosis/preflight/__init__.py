@@ -1,0 +1,1 @@
+"""Would this command start? Checked without running it."""

@@ -1,0 +1,289 @@
+"""Would this command start? Checks a stranger's interpreter, script and imports before it runs.
+
+Owns the checks and their words. Facts about a script come from `import_probe`, run in the interpreter the command
+names; nothing of the person's code is executed, but for `--help` where the script parses its arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jackline.diagnosis.preflight import import_probe
+from jackline.diagnosis.preflight.target import Target
+
+State = Literal["ok", "note", "problem"]
+
+PROBE_TIMEOUT_S = 30.0
+HELP_TIMEOUT_S = 60.0
+HELP_LINES = 6
+# Where the name in `pip install` is not the name in `import`.
+INSTALLED_AS = {
+    "attr": "attrs", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
+    "dateutil": "python-dateutil", "dotenv": "python-dotenv", "faiss": "faiss-cpu", "fitz": "PyMuPDF",
+    "git": "GitPython", "google": "protobuf", "hydra": "hydra-core", "PIL": "Pillow", "pynvml": "nvidia-ml-py",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "umap": "umap-learn", "yaml": "PyYAML", "zmq": "pyzmq",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. A problem stops the command; a note may cost time later."""
+
+    name: str
+    state: State
+    text: str
+    hint: str = ""
+
+
+def check_command(target: Target, *, cpus: float, has_gpu: bool, tries_help: bool = True) -> list[Check]:
+    """Every check that can be made on this command, in the order a start would fail in."""
+    if target.shell_script is not None:
+        return [Check("program", "ok", target.program), _check_shell(target)]
+    if target.interpreter is None:
+        return [Check("program", "ok", f"{target.program} (not a Python command: nothing more can be checked)")]
+    if target.script is not None and not Path(target.script).is_file():
+        return [Check("interpreter", "ok", target.interpreter), _missing_script(target.script)]
+    answer = run_probe(target)
+    if answer is None:
+        return [_silent_interpreter(str(target.interpreter))]
+    checks = [_check_interpreter(answer, has_gpu)]
+    checks += _check_script(target, answer)
+    if "missing" in answer:
+        checks += _check_imports(answer)
+        checks += _check_habits(answer, target, cpus)
+    if tries_help and answer.get("has_parser") and not any(check.state == "problem" for check in checks):
+        checks += _check_help(target)
+    return checks
+
+
+def _check_shell(target: Target) -> Check:
+    script = str(target.shell_script)
+    if not Path(script).is_file():
+        return _missing_script(script)
+    done = subprocess.run(
+        [target.program, "-n", script], capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S
+    )
+    if done.returncode:
+        return Check("script", "problem", (done.stderr.strip().splitlines() or ["does not parse"])[0])
+    return Check("script", "ok", f"{script} parses")
+
+
+def _missing_script(script: str) -> Check:
+    from difflib import get_close_matches
+
+    folder = Path(script).parent
+    names = [path.name for path in folder.glob("*") if path.is_file()] if folder.is_dir() else []
+    near = get_close_matches(Path(script).name, names, n=1)
+    hint = f"did you mean '{folder / near[0]}'?" if near else f"looked in {Path.cwd()}"
+    return Check("script", "problem", f"there is no file '{script}'", hint)
+
+
+def run_probe(target: Target) -> dict[str, Any] | None:
+    """Ask the interpreter about the script. None when it gives no answer in time."""
+    folder = Path(target.script).resolve().parent if target.script else Path.cwd()
+    questions = {
+        "path": target.script or ("<command line>" if target.code is not None else None),
+        "source": target.code,
+        "module": target.module,
+        "folder": str(folder),
+        "is_script": target.module is None,
+        "packages": ["torch", "numpy", "transformers", "lightning", "tensorflow", "jax"],
+    }
+    source = Path(import_probe.__file__).read_text()
+    flags = [flag for flag in target.flags if re.fullmatch(r"-[EIsSP]+", flag)]
+    text = _ask(str(target.interpreter), [*flags, "-c", source, json.dumps(questions)])
+    # Other lines may be there: start-up files of the environment are free to print.
+    for line in reversed((text or "").splitlines()):
+        if line.startswith(import_probe.MARK):
+            answer: dict[str, Any] = json.loads(line.removeprefix(import_probe.MARK))
+            return answer
+    return None
+
+
+def _silent_interpreter(interpreter: str) -> Check:
+    """It gave no answer: too old for the question, or not able to run anything."""
+    version = _ask(interpreter, ["-c", "import sys; print(sys.version.split()[0])"])
+    if version:
+        text = f"Python {version.strip()}, {interpreter}: too old for a look into the script"
+        return Check("interpreter", "note", text, "Python 3.7 is the oldest that can be asked")
+    text = f"{interpreter} cannot run even a line of code"
+    return Check("interpreter", "problem", text, f"try: {interpreter} -c 'print(1)'")
+
+
+def _ask(interpreter: str, words: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            [interpreter, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _check_interpreter(answer: dict[str, Any], has_gpu: bool) -> Check:
+    version = ".".join(map(str, answer["version"]))
+    packages = ", ".join(f"{name} {number}" for name, number in answer["versions"].items())
+    text = f"Python {version}, {answer['executable']}" + (f"; {packages}" if packages else "")
+    if has_gpu and "+cpu" in answer["versions"].get("torch", ""):
+        return Check("interpreter", "note", text, "this torch is built without CUDA: the GPU will not be used")
+    return Check("interpreter", "ok", text)
+
+
+def _check_script(target: Target, answer: dict[str, Any]) -> list[Check]:
+    if answer.get("syntax"):
+        return [
+            Check("script", "problem", f"{shown(error['file'])}:{error['line']}: {error['message']}", error["text"])
+            for error in answer["syntax"]
+        ]
+    if target.module is not None and not answer["module"]["found"]:
+        python = answer["executable"]
+        return [
+            Check("module", "problem", f"there is no module '{target.module}'", f"looked in the paths of {python}")
+        ]
+    if target.module is not None:
+        return [Check("module", "ok", f"{target.module}, {answer['module']['file'] or 'found'}")]
+    if "files" not in answer:
+        return []
+    count = len(answer["files"])
+    text = f"{target.script or 'the code after -c'} compiles"
+    return [Check("script", "ok", text + (f", and {count - 1} of its own modules" if count > 1 else ""))]
+
+
+def shown(path: str) -> str:
+    """Short where it can be: relative to the current folder when it is below."""
+    try:
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return path
+
+
+def _check_imports(answer: dict[str, Any]) -> list[Check]:
+    checks = []
+    relative = [entry for entry in answer["missing"] if entry["relative"]]
+    if relative:
+        place = _place(relative[0])
+        hint = "start it as a module: python -m package.module"
+        checks.append(Check("imports", "problem", f"{place}: a script cannot import from its own package", hint))
+    absent = [entry for entry in answer["missing"] if not entry["relative"] and not entry["optional"]]
+    now = [entry for entry in absent if not entry["late"]]
+    later = [entry for entry in absent if entry["late"]]
+    if now:
+        checks.append(Check("imports", "problem", f"not found: {_listed(now)}", _remedy(now, answer)))
+    if later:
+        text = f"not found, imported only when that code is reached: {_listed(later)}"
+        checks.append(Check("imports", "note", text, _remedy(later, answer)))
+    return checks or [Check("imports", "ok", "every import can be found")]
+
+
+def _listed(entries: list[dict[str, Any]]) -> str:
+    first = {entry["name"]: _place(entry) for entry in reversed(entries)}
+    return ", ".join(f"{name} ({place})" for name, place in sorted(first.items()))
+
+
+def _place(entry: dict[str, Any]) -> str:
+    return f"{shown(entry['file'])}:{entry['line']}"
+
+
+def _remedy(entries: list[dict[str, Any]], answer: dict[str, Any]) -> str:
+    """The folder that would have to be on the path, where the name is the person's own; else what to install."""
+    heads = sorted({entry["name"].partition(".")[0] for entry in entries})
+    for head in heads:
+        for base in (Path(), Path("src"), Path("..")):
+            if (base / head).is_dir() or (base / f"{head}.py").is_file():
+                return f"'{head}' is in {base.resolve()}: put PYTHONPATH={base} before the command"
+    names = " ".join(INSTALLED_AS.get(head, head.replace("_", "-")) for head in heads)
+    return f"{answer['executable']} -m pip install {names}"
+
+
+def _check_habits(answer: dict[str, Any], target: Target, cpus: float) -> list[Check]:
+    """Things that start well and disappoint later."""
+    checks = []
+    if answer["hiding"]:
+        names = ", ".join(f"{name}.py" for name in answer["hiding"])
+        text = f"{names} in the script's folder hides Python's own module of that name"
+        checks.append(Check("names", "note", text, "rename the file"))
+    for call in answer["calls"][:3]:
+        word = "asks for keyboard input" if call["name"] == "input" else "stops in the debugger"
+        checks.append(Check("input", "note", f"{_place(call)} {word}", "`jackline run --tty` gives it a terminal"))
+    most = max(_workers(answer, target), key=lambda pair: pair[0], default=None)
+    if most and most[0] > cpus:
+        text = f"{most[0]} data workers ({most[1]}) on {cpus:g} usable CPUs"
+        checks.append(Check("workers", "note", text, f"num_workers={max(1, int(cpus))} or less is as fast"))
+    return checks
+
+
+def _workers(answer: dict[str, Any], target: Target) -> list[tuple[int, str]]:
+    found = [(entry["count"], _place(entry)) for entry in answer["workers"]]
+    words = " ".join(target.arguments)
+    pattern = r"(--\S*num[-_]workers|--workers)[= ](\d+)"
+    return found + [(int(match[2]), match[1]) for match in re.finditer(pattern, words)]
+
+
+def _check_help(target: Target) -> list[Check]:
+    """Run it with --help: every import really happens, and the options it knows can be compared with those given."""
+    what = ["-m", target.module] if target.module else [str(target.script)]
+    argv = [str(target.interpreter), *target.flags, *what, "--help"]
+    print(f"[jackline] trying: {shlex.join(argv)} (at most {HELP_TIMEOUT_S:.0f} s)", file=sys.stderr, flush=True)
+    text, code = run_help(argv)
+    if code is None:
+        return [
+            Check("--help", "note", f"no answer within {HELP_TIMEOUT_S:.0f} s", "its imports are slow, or it hangs")
+        ]
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if code != 0:
+        return [Check("--help", "problem", f"exit code {code}: {lines[-1] if lines else 'no output'}")]
+    brief = lines[:HELP_LINES] + (["..."] if len(lines) > HELP_LINES else [])
+    return [Check("--help", "ok", "\n".join(brief) or "no output"), *_unknown_options(target, text)]
+
+
+def _unknown_options(target: Target, text: str) -> list[Check]:
+    from difflib import get_close_matches
+
+    known = {option.replace("_", "-") for option in re.findall(r"--[A-Za-z][\w-]*", text)}
+    given = [word.partition("=")[0] for word in target.arguments if re.match(r"--[A-Za-z]", word)]
+    if "{" in text.partition("\n\n")[0] or not known:
+        return []  # sub-commands have options of their own, which this text does not list
+    # argparse takes the beginning of an option for the option.
+    unknown = [word for word in given if not any(option.startswith(word.replace("_", "-")) for option in known)]
+    checks = []
+    for word in unknown:
+        near = get_close_matches(word, sorted(known), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else ""
+        checks.append(Check("options", "note", f"--help does not list {word}", hint))
+    return checks
+
+
+def run_help(argv: list[str]) -> tuple[str, int | None]:
+    """Output and exit code; None when it had to be killed. It sees no GPU and reports to nobody."""
+    quiet = {"CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled", "PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **quiet},
+        start_new_session=True,
+    )
+    try:
+        text, _ = child.communicate(timeout=HELP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        return "", None
+    return text, child.returncode

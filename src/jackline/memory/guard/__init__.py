@@ -1,0 +1,1 @@
+"""Protection during training: smaller micro-batches, a save before the kernel kills."""

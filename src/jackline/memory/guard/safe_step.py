@@ -1,0 +1,336 @@
+"""One step's gradients, whatever memory there is: on an out-of-memory error the micro-batch shrinks and the whole
+step is done again.
+
+Owns the slicing, the normalisation by the count of the whole step, and the way back after an error. The update
+(`optimizer.step()`) is yours and stays outside: after a half-done update nothing could be repeated. Global batch,
+learning rate, step count and data order do not change; only how many samples are on the card at a time.
+
+Not the same mathematics in smaller slices: BatchNorm statistics, losses that compare samples of a batch with each
+other (contrastive ones), and dropout masks, which are drawn anew. `fn` may run more than once for the same samples,
+so it should not count, log or append anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jackline.errors import JacklineError, UsageError
+from jackline.memory.guard.compiled import is_compiled_static, uses_cuda_graphs
+from jackline.memory.guard.oom import first_line, is_out_of_memory, read_numbers
+from jackline.memory.guard.slices import count_samples, take_slice
+from jackline.memory.guard.step_state import Buffers, Generators, Scaler
+
+_CONTRASTIVE = ("contrastive", "infonce", "ntxent", "cliploss", "tripletmargin")
+_MAX_TEXT = 1500
+_CHANGES_KEPT = 20  # in the checkpoint; all of them are in the run's events
+
+
+class BatchDependent(UserWarning):
+    """The model has parts for which a sliced batch is not the same mathematics."""
+
+
+class OutOfMemory(JacklineError):
+    """Even one sample at a time does not fit."""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """One change of the micro-batch, for the run's events."""
+
+    step: int
+    old_micro_batch: int
+    new_micro_batch: int
+    phase: str  # 'forward' or 'backward'
+    slice_number: int
+    error: str
+    wanted_bytes: int | None
+    free_bytes: int | None
+    recovery_s: float
+    is_recompiling: bool = False
+    text: str = ""  # the error's own, whole
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """What a caller may say about one step: the micro-batch to begin with, what a slice's mean counts for, and the
+    count of the whole step where it is known beforehand."""
+
+    micro_batch: int | None = None
+    weight: Callable[[Any], float] | None = None
+    count: float | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`loss` is the step's, over all its samples; reading it waits for the card."""
+
+    loss: Tensor
+    count: float
+    micro_batch: int
+    num_slices: int
+    shrunk: tuple[Shrunk, ...] = ()
+
+
+def half(micro_batch: int) -> int:
+    return max(1, micro_batch // 2)
+
+
+class SafeStep:
+    """Keeps the micro-batch from step to step. `state_dict` belongs in the checkpoint, so that a resumed run slices
+    as the dead one did."""
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        *,
+        micro_batch: int | None = None,
+        scaler: Any = None,
+        on_change: Callable[[Shrunk], None] | None = None,
+        shrink: Callable[[int], int] = half,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> None:
+        self._modules = (model,) if isinstance(model, nn.Module) else tuple(model)
+        if any(uses_cuda_graphs(module) for module in self._modules):
+            raise UsageError(
+                "safe_step cannot shrink a model compiled with CUDA graphs: their memory is fixed when they are made",
+                hint='compile with mode="default" or "max-autotune-no-cudagraphs"',
+            )
+        self.micro_batch = micro_batch
+        self.step = 0
+        self.changes: list[Shrunk] = []
+        self._scaler = scaler
+        self._on_change = on_change
+        self._shrink = shrink
+        self._on_phase = on_phase
+        self._buffers = Buffers(self._modules)
+        self._has_warned = False
+
+    def __call__(
+        self,
+        fn: Callable[[Any], Any],
+        batch: Any,
+        *,
+        weight: Callable[[Any], float] | None = None,
+        count: float | None = None,
+    ) -> StepResult:
+        """Gradients of the whole batch's loss, summed into `.grad`, starting from none.
+
+        `fn(slice)` returns (loss_sum, count). A bare mean needs `weight(slice)`, how much it counts for. `count` is
+        that of the whole step where it is known beforehand (over all ranks, say); otherwise the slices' are summed.
+        """
+        num_samples = count_samples(batch)
+        self._refuse_gradients()
+        generators, scaler = Generators.take(), Scaler(self._scaler)
+        self._buffers.take()
+        shrunk: list[Shrunk] = []
+        while True:
+            micro_batch = min(self.micro_batch or num_samples, num_samples)
+            attempt = _Attempt(fn, weight, count, self._scaler, self._modules)
+            attempt.on_phase = self._on_phase
+            failure = attempt.run(batch, num_samples, micro_batch)
+            if failure is None:
+                break
+            # Here the error and its traceback are gone, and with them every tensor its frames held.
+            shrunk.append(self._recover(failure, micro_batch, generators, scaler))
+            if self._on_change is not None:
+                self._on_change(shrunk[-1])
+        self._buffers.learn()
+        self.step += 1
+        self._warn_once(attempt.num_slices)
+        return StepResult(attempt.loss(), attempt.total, micro_batch, attempt.num_slices, tuple(shrunk))
+
+    def _refuse_gradients(self) -> None:
+        for module in self._modules:
+            if any(weight.grad is not None for weight in module.parameters()):
+                raise UsageError(
+                    "there are gradients already at the start of the step; after an error they could not be kept",
+                    hint="call optimizer.zero_grad() before safe_step, with set_to_none=True, its default",
+                )
+
+    def _recover(self, failure: _Failure, micro_batch: int, generators: Generators, scaler: Scaler) -> Shrunk:
+        started_s = time.monotonic()
+        for module in self._modules:
+            module.zero_grad(set_to_none=True)
+        free_caches()
+        generators.put_back()
+        scaler.put_back()
+        lost = self._buffers.put_back()
+        if lost:
+            warnings.warn(f"buffers changed by the failed step and not put back: {', '.join(lost)}", stacklevel=3)
+        if micro_batch == 1:
+            raise OutOfMemory(
+                f"step {self.step} ran out of memory with one sample at a time: {failure.error}",
+                hint="`jackline plan ... --explain` shows where it goes and what would save some",
+            )
+        self.micro_batch = max(1, min(self._shrink(micro_batch), micro_batch - 1))
+        numbers = read_numbers(failure.text)
+        change = Shrunk(
+            step=self.step,
+            old_micro_batch=micro_batch,
+            new_micro_batch=self.micro_batch,
+            phase=failure.phase,
+            slice_number=failure.slice_number,
+            error=failure.error,
+            wanted_bytes=numbers.wanted_bytes,
+            free_bytes=numbers.free_bytes,
+            recovery_s=time.monotonic() - started_s,
+            is_recompiling=any(is_compiled_static(module) for module in self._modules),
+            text=failure.text[:_MAX_TEXT],
+        )
+        self.changes.append(change)
+        return change
+
+    def _warn_once(self, num_slices: int) -> None:
+        if num_slices == 1 or self._has_warned:
+            return
+        self._has_warned = True
+        found = sorted({name for module in self._modules for name in batch_dependent(module)})
+        if found:
+            warnings.warn(
+                f"{', '.join(found)}: results depend on which samples are together, and the batch is cut into"
+                f" {num_slices} slices",
+                BatchDependent,
+                stacklevel=3,
+            )
+
+    def grow(self, micro_batch: int) -> None:
+        """Use a larger micro-batch from the next step on. Never done by itself."""
+        self.micro_batch = micro_batch
+
+    def state_dict(self) -> dict[str, Any]:
+        changes = [asdict(one) for one in self.changes[-_CHANGES_KEPT:]]
+        return {"micro_batch": self.micro_batch, "step": self.step, "changes": changes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.micro_batch, self.step = state["micro_batch"], state["step"]
+        self.changes = [Shrunk(**change) for change in state["changes"]]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What is kept of an out-of-memory error: words and numbers, no tensors."""
+
+    phase: str
+    slice_number: int
+    error: str
+    text: str
+
+
+class _Attempt:
+    """All slices of one step at one micro-batch."""
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        weight: Callable[[Any], float] | None,
+        count: float | None,
+        scaler: Any,
+        modules: Sequence[nn.Module],
+    ) -> None:
+        self._fn, self._weight, self._scaler, self._modules = fn, weight, scaler, modules
+        self._known_count = count
+        self._divisor = count
+        self._sum: Tensor | None = None
+        self._phase = "forward"
+        self.on_phase: Callable[[str], None] | None = None
+        self.total = 0.0
+        self.num_slices = 0
+
+    def run(self, batch: Any, num_samples: int, micro_batch: int) -> _Failure | None:
+        try:
+            self.go(batch, num_samples, micro_batch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return _Failure(self._phase, self.num_slices, first_line(error), str(error))
+        return None
+
+    def go(self, batch: Any, num_samples: int, micro_batch: int) -> None:
+        num_slices = -(-num_samples // micro_batch)
+        for begin in range(0, num_samples, micro_batch):
+            part = take_slice(batch, begin, begin + micro_batch)
+            self._enter("forward", num_slices)
+            loss_sum, count = self._evaluate(part)
+            if self._divisor is None:
+                # Of the first slice on the whole: exact when all samples count alike, and put right at the end
+                # otherwise. Without a divisor fp16 gradients of a sum would overflow.
+                self._divisor = max(1.0, count * num_samples / min(micro_batch, num_samples))
+            loss = loss_sum / self._divisor
+            self._enter("backward", num_slices)
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            self._sum = loss_sum.detach() if self._sum is None else self._sum + loss_sum.detach()
+            self.total += count
+            self.num_slices += 1
+        self._put_right()
+
+    def _enter(self, phase: str, num_slices: int) -> None:
+        self._phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase if num_slices == 1 else f"{phase} {self.num_slices + 1} of {num_slices}")
+
+    def _evaluate(self, part: Any) -> tuple[Tensor, float]:
+        made = self._fn(part)
+        if isinstance(made, Tensor):
+            if self._weight is None:
+                raise UsageError(
+                    "fn returned a single tensor: a mean over slices of different size would weigh samples wrongly",
+                    hint="return (loss_sum, count), or give weight=: how much a slice's mean counts for",
+                )
+            count = float(self._weight(part))
+            return made * count, count
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Tensor) and made[0].dim() == 0):
+            raise UsageError(f"fn returned {type(made).__name__}, not (loss_sum, count) with a scalar loss_sum")
+        return made[0], float(made[1])
+
+    def _put_right(self) -> None:
+        """The divisor was an estimate: now the true count is known."""
+        wanted = self._known_count or max(1.0, self.total)
+        if self._divisor is None or wanted == self._divisor:
+            return
+        factor = self._divisor / wanted
+        for module in self._modules:
+            for weight in module.parameters():
+                if weight.grad is not None:
+                    weight.grad.mul_(factor)
+
+    def loss(self) -> Tensor:
+        assert self._sum is not None
+        return self._sum / (self._known_count or max(1.0, self.total))
+
+
+def plain_step(
+    fn: Callable[[Any], Any], batch: Any, how: Slicing, *, modules: Sequence[nn.Module], scaler: Any = None
+) -> StepResult:
+    """The same gradients without any protection: errors pass, nothing is taken or put back."""
+    num_samples = count_samples(batch)
+    attempt = _Attempt(fn, how.weight, how.count, scaler, modules)
+    size = min(how.micro_batch or num_samples, num_samples)
+    attempt.go(batch, num_samples, size)
+    return StepResult(attempt.loss(), attempt.total, size, attempt.num_slices)
+
+
+def free_caches() -> None:
+    """Give back to the card what nothing uses. Only of use where no exception's traceback is alive any more."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def batch_dependent(model: nn.Module) -> set[str]:
+    """Names of parts whose result for a sample depends on the others beside it."""
+    found = set()
+    for module in model.modules():
+        name = type(module).__name__
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        if is_norm or any(word in name.lower() for word in _CONTRASTIVE):
+            found.add(name)
+    return found

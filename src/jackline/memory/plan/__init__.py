@@ -1,0 +1,1 @@
+"""Which micro-batch fits on which GPU, in numbers and words."""

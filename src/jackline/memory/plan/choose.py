@@ -1,0 +1,253 @@
+"""Which micro-batch, how often accumulated, and does it fit: the plan for one job on one card.
+
+Owns the search and the order of savings. Predictions are `predict`'s. A plan never changes what was asked for: the
+global batch stays, precision and the rest stay, and what would help is listed with its price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jackline.memory.plan.cards import Card
+from jackline.memory.plan.scale import Line, make_line
+from jackline.memory.predict.allocator import ArenaFull
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.step import Prediction, replay, trace_step
+from jackline.memory.predict.trace import Trace
+
+Fit = Literal["fits", "tight", "no"]
+
+# Kept free of what the allocator may take: for what no trace can know (kernels' own memory, other processes).
+MARGIN_BEFORE_REHEARSAL = 0.04
+MARGIN_AFTER_REHEARSAL = 0.015
+CHUNK_ROWS = 2048
+MAX_ACCUMULATION = 4  # a size whose batch needs more slices than this is too large for a card
+_LINE_THROUGH = (2, 4)
+# Without accumulation no gradients lie about during the forward pass: a whole batch this much larger may still fit.
+_WHOLE_MAY_FIT = 1.4
+
+
+@dataclass(frozen=True)
+class Room:
+    """What of the card PyTorch's allocator may use. `correction` is measured over predicted, from a rehearsal."""
+
+    card_bytes: int
+    margin: float = MARGIN_BEFORE_REHEARSAL
+    correction: float = 1.0
+
+    @property
+    def budget_bytes(self) -> int:
+        return int(self.card_bytes * (1 - self.margin) / self.correction)
+
+    @property
+    def limit_bytes(self) -> int:
+        return int(self.card_bytes / self.correction)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One thing that would need less. `saved_bytes` of reserved memory at the plan's micro-batch, traced anew."""
+
+    name: str
+    price: str
+    saved_bytes: int
+    max_micro_batch: int  # that would about fit with it; 0 when none does
+    options: StepOptions
+
+
+@dataclass(frozen=True)
+class Plan:
+    job: str
+    card: Card
+    options: StepOptions
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+    max_micro_batch: int  # the largest that fits, 0 when none does
+    fit: Fit
+    prediction: Prediction
+    room: Room
+    savings: tuple[Saving, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def device_bytes(self) -> int:
+        """What nvidia-smi will show."""
+        return self.prediction.peak_reserved_bytes + self.card.context_bytes
+
+    def parts(self) -> dict[str, int]:
+        """Where every byte of `device_bytes` goes."""
+        made: dict[str, int] = {str(part): size for part, size in self.prediction.parts.items() if size}
+        made["fragmentation"] = self.prediction.peak_reserved_bytes - self.prediction.peak_allocated_bytes
+        made["context"] = self.card.context_bytes
+        return made
+
+
+def room_of(card: Card, *, free_bytes: int | None = None) -> Room:
+    """All of the card but the driver's context; or what is really free now, when that is known."""
+    usable = card.usable_bytes if free_bytes is None else min(free_bytes, card.usable_bytes)
+    return Room(max(0, usable - card.context_bytes))
+
+
+def split_batch(global_batch: int, max_micro_batch: int) -> tuple[int, int]:
+    """(micro-batch, accumulation): as few slices as possible, then as even as possible. 32 with at most 13 gives
+    (11, 3): slices of 11, 11 and 10. The count of the whole step divides the loss, so a smaller last one is
+    exact."""
+    largest = max(1, min(global_batch, max_micro_batch))
+    accumulation = -(-global_batch // largest)
+    return -(-global_batch // accumulation), accumulation
+
+
+def largest_that(fits: Callable[[int], bool], at_most: int) -> int:
+    """The largest number for which `fits` holds, 0 when 1 does not. `fits` must be true below some number."""
+    if at_most < 1 or not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= at_most and fits(high):
+        low, high = high, high * 2
+    high = min(high, at_most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def plan(job: Job, card: Card, *, room: Room | None = None) -> Plan:
+    """Trace, search, trace the choice again: 3 or 4 traces."""
+    room = room or room_of(card)
+    ladder = _Ladder(job, card, job.options)
+    largest = ladder.largest(room.budget_bytes)
+    micro_batch, accumulation = split_batch(job.global_batch, largest)
+    prediction, fit = ladder.verdict(micro_batch, accumulation, room)
+    while fit == "no" and micro_batch > 1 and largest > 0:
+        # The line said yes and the trace says no: one step down at a time, it is never far.
+        largest = micro_batch - 1
+        micro_batch, accumulation = split_batch(job.global_batch, largest)
+        prediction, fit = ladder.verdict(micro_batch, accumulation, room)
+    return Plan(
+        job=job.name,
+        card=card,
+        options=job.options,
+        global_batch=job.global_batch,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        max_micro_batch=largest,
+        fit=fit,
+        prediction=prediction,
+        room=room,
+        notes=tuple(_notes(job, card, prediction)),
+    )
+
+
+def add_savings(job: Job, made: Plan) -> Plan:
+    """The plan with what would need less, two traces each."""
+    return replace(made, savings=tuple(_savings(job, made)))
+
+
+def _notes(job: Job, card: Card, prediction: Prediction) -> Iterator[str]:
+    if job.note:
+        yield job.note
+    if card.is_assumed:
+        yield f"{card.name} is not in the table: taken as a card with bf16 and flash attention"
+    if prediction.unknowns:
+        names = ", ".join(prediction.unknowns[:3])
+        yield f"{names} may need memory that cannot be foretold: an estimate, the rehearsal decides"
+
+
+class _Ladder:
+    """The predictions of one job under one set of options, at any micro-batch, with as few traces as possible."""
+
+    def __init__(self, job: Job, card: Card, options: StepOptions) -> None:
+        self._job, self._card, self._options = job, card, options
+        self._traces: dict[tuple[int, bool], Trace] = {}
+        self._line: Line | None = None
+
+    def trace(self, micro_batch: int, is_accumulating: bool) -> Trace:
+        key = (micro_batch, is_accumulating)
+        if key not in self._traces:
+            self._traces[key] = trace_step(
+                self._job, micro_batch, self._card, self._options, is_accumulating=is_accumulating
+            )
+        return self._traces[key]
+
+    def largest(self, budget_bytes: int) -> int:
+        """The largest micro-batch that fits, at most the whole batch, which alone needs no accumulation."""
+        whole = self._job.global_batch
+        found = largest_that(lambda n: self._fits(self._at(n), budget_bytes), whole)
+        if found < whole <= found * _WHOLE_MAY_FIT and self._fits(self.trace(whole, False), budget_bytes):
+            return whole
+        return found
+
+    def _at(self, micro_batch: int) -> Trace:
+        first, second = _LINE_THROUGH
+        if micro_batch < first or self._job.global_batch <= second:
+            return self.trace(micro_batch, self._job.global_batch > 1)
+        if self._line is None:
+            self._line = make_line(self.trace(first, True), first, self.trace(second, True), second)
+        return self._line.at(micro_batch) if self._line is not None else self.trace(micro_batch, True)
+
+    def _fits(self, trace: Trace, cap_bytes: int) -> bool:
+        try:
+            replay(trace, 0, is_expandable=self._options.is_expandable, cap_bytes=cap_bytes)
+        except ArenaFull:
+            return False
+        return True
+
+    def verdict(self, micro_batch: int, accumulation: int, room: Room) -> tuple[Prediction, Fit]:
+        """The traced prediction of the choice itself. Under the cap, because the allocator, when it meets it, first
+        gives back what it does not use."""
+        trace = self.trace(micro_batch, accumulation > 1)
+        caps: tuple[tuple[int, Fit], ...] = ((room.budget_bytes, "fits"), (room.limit_bytes, "tight"))
+        for cap, fit in caps:
+            try:
+                return replay(trace, micro_batch, is_expandable=self._options.is_expandable, cap_bytes=cap), fit
+            except ArenaFull:
+                continue
+        return replay(trace, micro_batch, is_expandable=self._options.is_expandable), "no"
+
+    def reserved_bytes(self, micro_batch: int, is_accumulating: bool) -> int:
+        trace = self.trace(micro_batch, is_accumulating)
+        return replay(trace, micro_batch, is_expandable=self._options.is_expandable).peak_reserved_bytes
+
+    def about_largest(self, budget_bytes: int, micro_batch: int) -> int:
+        """Like `largest`, by a straight line through the peaks at `micro_batch` and half of it: two traces."""
+        is_accumulating = self._job.global_batch > 1
+        many, few = max(2, micro_batch), max(1, micro_batch // 2)
+        high, low = self.reserved_bytes(many, is_accumulating), self.reserved_bytes(few, is_accumulating)
+        a_sample = (high - low) / (many - few)
+        if a_sample <= 0:
+            return self._job.global_batch if high <= budget_bytes else 0
+        return max(0, min(self._job.global_batch, many + int((budget_bytes - high) // a_sample)))
+
+
+def _cheaper(job: Job) -> Iterator[tuple[str, str, StepOptions]]:
+    """What could be changed, cheapest first: (name, price, options with it)."""
+    now = job.options
+    if now.optimizer != "fused":
+        yield "fused AdamW", "none", replace(now, optimizer="fused")
+    if not now.is_expandable:
+        yield "expandable segments", "none", replace(now, is_expandable=True)
+    if job.can_chunk_loss and not now.loss_chunk_rows:
+        yield "loss in chunks", "2 to 4 % of the time", replace(now, loss_chunk_rows=CHUNK_ROWS)
+    if now.precision == "fp32":
+        yield "bf16 autocast", "less precise products", replace(now, precision="bf16")
+    if now.precision == "bf16":
+        yield "bf16 weights with float32 master", "less precise sums", replace(now, precision="bf16-weights")
+    if job.can_recompute and not now.is_recomputing:
+        yield "recompute activations", "about a third more time", replace(now, is_recomputing=True)
+
+
+def _savings(job: Job, made: Plan) -> Iterator[Saving]:
+    ladder, is_accumulating = _Ladder(job, made.card, job.options), made.accumulation > 1
+    before = ladder.reserved_bytes(made.micro_batch, is_accumulating)
+    if made.micro_batch > 1:
+        half = -(-made.micro_batch // 2)
+        saved = before - ladder.reserved_bytes(half, True)
+        name = f"micro-batch {half}, accumulated {-(-job.global_batch // half)} times"
+        yield Saving(name, "a little speed", saved, made.max_micro_batch, job.options)
+    for name, price, options in _cheaper(job):
+        other = _Ladder(job, made.card, options)
+        saved = before - other.reserved_bytes(made.micro_batch, is_accumulating)
+        yield Saving(name, price, saved, other.about_largest(made.room.budget_bytes, made.micro_batch), options)

@@ -1,0 +1,213 @@
+"""The dress rehearsal before step 0: the longest batch, the update, an evaluation and a save, for real, measured,
+and everything put back as it was.
+
+Owns the measuring, the putting back and the comparison with the prediction. What is rehearsed comes from the caller
+as functions; choosing another micro-batch is `plan`'s.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from jackline.memory.guard.oom import is_out_of_memory
+from jackline.memory.guard.safe_step import free_caches
+from jackline.memory.guard.step_state import Generators, Scaler
+from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Room
+from jackline.memory.predict.step import Prediction
+from jackline.memory.predict.trace import Recorder
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+
+REPLAN_BEYOND = 0.03
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """`device_bytes` is what nvidia-smi shows at the end, 0 where there is no card."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What each act needed, by name; the acts after one that ran out of memory are missing."""
+
+    peaks: Mapping[str, Peaks]
+    failed_act: str = ""
+    error: str = ""
+
+    @property
+    def allocated_bytes(self) -> int:
+        return max((peak.allocated_bytes for peak in self.peaks.values()), default=0)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return max((peak.reserved_bytes for peak in self.peaks.values()), default=0)
+
+
+class Meter(Protocol):
+    def measure(self, act: Callable[[], object]) -> Peaks: ...
+
+
+class CudaMeter:
+    """The caching allocator's own figures."""
+
+    def measure(self, act: Callable[[], object]) -> Peaks:
+        free_caches()
+        torch.cuda.reset_peak_memory_stats()
+        act()
+        torch.cuda.synchronize()
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return Peaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total_bytes - free_bytes)
+
+
+@dataclass
+class CpuMeter:
+    """Tensors on the CPU, counted as the tracer counts them: there is no allocator to ask."""
+
+    held: Sequence[Tensor] = field(default_factory=tuple)
+
+    def measure(self, act: Callable[[], object]) -> Peaks:
+        recorder = Recorder("cpu")
+        for tensor in self.held:
+            recorder.add(tensor)
+        with recorder:
+            act()
+        trace = recorder.finish()
+        now = peak = 0
+        for event in trace.events:
+            now += trace.allocations[event].num_bytes if event >= 0 else -trace.allocations[~event].num_bytes
+            peak = max(peak, now)
+        return Peaks(peak, peak)
+
+
+def rehearse(
+    acts: Mapping[str, Callable[[], object]],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    scaler: Any = None,
+    meter: Meter | None = None,
+) -> Rehearsal:
+    """Run the acts in order and measure each. Afterwards weights, buffers, gradients, optimizer, scaler, generators
+    and train/eval modes are what they were: a run with a rehearsal has the same losses, bit for bit, as one without.
+
+    Weights (and a resumed optimizer's state) are kept in host memory meanwhile: 4 to 12 bytes a weight.
+    """
+    meter = meter or (CudaMeter() if torch.cuda.is_available() else CpuMeter([*model.parameters(), *model.buffers()]))
+    peaks: dict[str, Peaks] = {}
+    failed_act = error_text = ""
+    with _unchanged(model, optimizer, scaler):
+        for name, act in acts.items():
+            try:
+                peaks[name] = meter.measure(act)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed_act, error_text = name, str(error)
+                break
+    free_caches()
+    return Rehearsal(peaks, failed_act, error_text)
+
+
+@contextmanager
+def _unchanged(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> Iterator[None]:
+    generators, scale = Generators.take(), Scaler(scaler)
+    modes = [(module, module.training) for module in model.modules()]
+    tensors = [*model.parameters(), *model.buffers()]
+    kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    gradients = [weight.grad for weight in model.parameters()]
+    states = _take_states(optimizer)
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in zip(tensors, kept, strict=True):
+                tensor.copy_(copy)
+        for weight, gradient in zip(model.parameters(), gradients, strict=True):
+            weight.grad = gradient
+        _put_states_back(optimizer, states)
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+        for module, is_training in modes:
+            module.training = is_training
+        scale.put_back()
+        generators.put_back()
+        gc.collect()
+
+
+def _take_states(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
+    return {
+        weight: {
+            key: value.to("cpu", copy=True) if isinstance(value, Tensor) else value for key, value in state.items()
+        }
+        for weight, state in optimizer.state.items()
+    }
+
+
+def _put_states_back(optimizer: torch.optim.Optimizer, states: dict[Any, dict[str, Any]]) -> None:
+    """A weight without state gets none: AdamW makes it at the first step, and only then counts from 1."""
+    for weight in list(optimizer.state):
+        if weight not in states:
+            del optimizer.state[weight]
+            continue
+        state = optimizer.state[weight]
+        for key, value in states[weight].items():
+            if isinstance(value, Tensor) and isinstance(state.get(key), Tensor):
+                state[key].copy_(value)
+            else:
+                state[key] = value
+
+
+# Against the prediction.
+
+
+def correction_of(predicted: Prediction, measured: Rehearsal) -> float:
+    """Measured over predicted: 1.05 means that everything needs 5 % more than the trace says."""
+    if not measured.allocated_bytes or not predicted.peak_allocated_bytes:
+        return 1.0
+    return measured.allocated_bytes / predicted.peak_allocated_bytes
+
+
+def must_plan_again(correction: float, measured: Rehearsal) -> bool:
+    return bool(measured.failed_act) or abs(correction - 1.0) > REPLAN_BEYOND
+
+
+def corrected_room(room: Room, correction: float) -> Room:
+    """Less margin than before: what no trace can know has been measured."""
+    return Room(room.card_bytes, MARGIN_AFTER_REHEARSAL, correction)
+
+
+def store_correction(run: RunDir, predicted: Prediction, measured: Rehearsal) -> None:
+    """memory.json. The next attempt plans with it."""
+    atomic.write_json(run.memory_file, correction_record(predicted, measured))
+
+
+def correction_record(predicted: Prediction, measured: Rehearsal) -> dict[str, Any]:
+    """What was predicted, what was measured, the ratio."""
+    return {
+        "micro_batch": predicted.micro_batch,
+        "predicted_allocated_bytes": predicted.peak_allocated_bytes,
+        "predicted_reserved_bytes": predicted.peak_reserved_bytes,
+        "measured_allocated_bytes": measured.allocated_bytes,
+        "measured_reserved_bytes": measured.reserved_bytes,
+        "measured": {name: vars(peak) for name, peak in measured.peaks.items()},
+        "failed_act": measured.failed_act,
+        "correction": correction_of(predicted, measured),
+    }
+
+
+def load_correction(run: RunDir) -> float | None:
+    record = atomic.read_json(run.memory_file)
+    value = record.get("correction") if isinstance(record, dict) else None
+    return float(value) if isinstance(value, int | float) and 0.2 < value < 5 else None

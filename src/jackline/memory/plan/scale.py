@@ -1,0 +1,44 @@
+"""From the traces of two batch sizes to any other: every allocation is a straight line in the micro-batch.
+
+Owns the line. A model whose code takes another road at another batch size has no such line; then `scaled` is None
+and each size must be traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jackline.memory.predict.trace import Allocation, Trace
+
+
+@dataclass(frozen=True)
+class Line:
+    """Two traces with the same events."""
+
+    first: Trace
+    second: Trace
+    first_batch: int
+    second_batch: int
+
+    def at(self, micro_batch: int) -> Trace:
+        """The trace at another micro-batch, exact where sizes are straight lines, which is nearly everywhere."""
+        share = (micro_batch - self.first_batch) / (self.second_batch - self.first_batch)
+        pairs = zip(self.first.allocations, self.second.allocations, strict=True)
+        return replace(self.first, allocations=tuple(self._scaled(a, b, share) for a, b in pairs))
+
+    def _scaled(self, first: Allocation, second: Allocation, share: float) -> Allocation:
+        if first.scratch is None or second.scratch is None:
+            return replace(first, num_bytes=_between(first.num_bytes, second.num_bytes, share))
+        pairs = zip(first.scratch.numbers, second.scratch.numbers, strict=True)
+        scratch = replace(first.scratch, numbers=tuple(_between(a, b, share) for a, b in pairs))
+        return replace(first, num_bytes=scratch.num_bytes(self.first.processors), scratch=scratch)
+
+
+def _between(first: int, second: int, share: float) -> int:
+    return max(0, round(first + (second - first) * share))
+
+
+def make_line(first: Trace, first_batch: int, second: Trace, second_batch: int) -> Line | None:
+    if first.events != second.events or len(first.allocations) != len(second.allocations):
+        return None
+    return Line(first, second, first_batch, second_batch)

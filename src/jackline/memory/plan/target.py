@@ -1,0 +1,143 @@
+"""What `jackline plan` is pointed at: a recipe's module, or a function in somebody's file.
+
+Owns finding it and turning what a stranger's function returns into a Job. Recipes are found by name at run time;
+this folder knows none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from jackline.errors import UsageError
+from jackline.memory.plan.cards import Card, Precision
+from jackline.memory.plan.own_file import load_file
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.step import meta_copy
+
+_PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights")
+_CONTRACT = "it returns (model, batch) or (model, batch, loss); loss(model, batch) is a scalar"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing that could be trained, and the settings a person should see with it."""
+
+    job: Job
+    shown: Mapping[str, object]
+
+
+def load_candidates(target: str, card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """'file.py:function' or 'package.module'; the latter has `candidates(card, words)`."""
+    path, colon, function = target.rpartition(":")
+    if colon:
+        return (_from_function(path, function, card, words),)
+    found: Callable[[Card, Sequence[str]], tuple[Candidate, ...]] = importlib.import_module(target).candidates
+    return found(card, words)
+
+
+def _from_function(path: str, name: str, card: Card, words: Sequence[str]) -> Candidate:
+    made = _called(path, name)
+    model, batch, loss = made if len(made) == 3 else (*made, _call)
+    options = dict(word.partition("=")[::2] for word in words)
+    unknown = set(options) - {"batch_size", "precision"}
+    if unknown:
+        raise UsageError(
+            f"unknown setting '{sorted(unknown)[0]}' for {path}:{name}", hint="known settings: batch_size, precision"
+        )
+    precision = options.get("precision", card.precision)
+    if precision not in _PRECISIONS:
+        raise UsageError(f"precision is one of {', '.join(_PRECISIONS)}, not '{precision}'")
+    size = _batch_size(batch, path, name)
+    job = job_of(
+        model,
+        batch,
+        loss,
+        name=f"{Path(path).name}:{name}",
+        global_batch=int(options.get("batch_size", size)),
+        options=StepOptions(precision=cast(Precision, precision)),
+    )
+    count = sum(weight.numel() for weight in model.parameters())
+    return Candidate(job, {"parameters": count, "batch_size": job.global_batch})
+
+
+def _called(path: str, name: str) -> tuple[Any, ...]:
+    function = getattr(load_file(path, example="jackline plan train.py:make_model"), name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function '{name}'", hint=_CONTRACT)
+    try:
+        # On the meta device nothing is filled with values, so that a model of 70 GB can be built here.
+        with torch.device("meta"):
+            made = function()
+    except (RuntimeError, NotImplementedError):
+        made = function()
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+        raise UsageError(f"{path}:{name} returned {type(made).__name__}, which cannot be planned", hint=_CONTRACT)
+    return made
+
+
+def job_of(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    *,
+    name: str = "model",
+    global_batch: int | None = None,
+    options: StepOptions | None = None,
+) -> Job:
+    """A Job from any module and an example batch whose tensors have the samples in their first dimension.
+
+    The model's weights are not touched and not copied. Without `loss`, `model(*batch)` (or `model(**batch)`) must
+    return the scalar to differentiate.
+    """
+    return Job(
+        name=name,
+        build=lambda _: meta_copy(model) if _is_meta() else model,
+        batch=lambda count: _resized(batch, count),
+        loss=loss or _call,
+        global_batch=global_batch or _batch_size(batch, name, "batch"),
+        options=options or StepOptions(),
+    )
+
+
+def _call(model: nn.Module, batch: Any) -> Tensor:
+    if isinstance(batch, Mapping):
+        result = model(**batch)
+    else:
+        result = model(*batch) if isinstance(batch, tuple | list) else model(batch)
+    if not isinstance(result, Tensor):
+        result = result.loss if hasattr(result, "loss") else result[0]
+    loss: Tensor = result
+    return loss
+
+
+def _is_meta() -> bool:
+    return torch.get_default_device().type == "meta"
+
+
+def _resized(value: Any, count: int) -> Any:
+    """The same batch with `count` samples; on the meta device without values, else with the samples repeated."""
+    if isinstance(value, Tensor):
+        if _is_meta():
+            return torch.empty((count, *value.shape[1:]) if value.dim() else (), dtype=value.dtype)
+        wanted = torch.arange(count, device=value.device) % max(1, value.shape[0]) if value.dim() else None
+        return (value if wanted is None else value[wanted]).to(torch.get_default_device())
+    if isinstance(value, Mapping):
+        return {key: _resized(item, count) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_resized(item, count) for item in value)
+    return value
+
+
+def _batch_size(batch: Any, path: str, name: str) -> int:
+    tensors = [batch] if isinstance(batch, Tensor) else list(batch.values() if isinstance(batch, Mapping) else batch)
+    sizes = [tensor.shape[0] for tensor in tensors if isinstance(tensor, Tensor) and tensor.dim()]
+    if not sizes:
+        raise UsageError(f"the batch of {path}:{name} has no tensor with a first dimension", hint=_CONTRACT)
+    return int(sizes[0])

@@ -1,0 +1,215 @@
+"""What CUDA would do, played on the meta device: autocast, fused attention, norms and dropout.
+
+Owns the rules that decide which tensors exist. On the meta device PyTorch ignores autocast and takes the slow road
+through attention, so a plain trace is wrong both ways. The rules stand on the functions PyTorch calls at last; the
+Python half of torch.nn.functional is told to step aside (`leaf_functions`).
+
+Not covered: kernels of other packages, and operators that hide a matrix product inside C++ (cdist, RNN cells), which
+are then traced in the precision of their inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from jackline.memory.predict.attention import Fused, attend
+from jackline.memory.predict.norms import rms_norm
+
+# PyTorch's documented lists of CUDA autocast, by the name of the function that does the work.
+_LOW_NAMES = """
+    linear matmul __matmul__ __rmatmul__ mm bmm addmm addbmm baddbmm addmv addr mv chain_matmul multi_dot einsum
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu bilinear
+    scaled_dot_product_attention
+"""
+_FLOAT32_NAMES = """
+    layer_norm native_layer_norm group_norm norm cosine_similarity cosine_embedding_loss poisson_nll_loss nll_loss
+    nll_loss_nd nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
+    margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits ctc_loss dist pdist cdist renorm logsumexp
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus
+    __rdiv__ __rtruediv__
+"""
+_LOW = frozenset(_LOW_NAMES.split())
+# Not in every version's list.
+_HAS_WIDE_RMS_NORM = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")
+_FLOAT32 = frozenset((*_FLOAT32_NAMES.split(), *(("rms_norm",) if _HAS_WIDE_RMS_NORM else ())))
+# These are asked for a float32 result unless the caller named a type.
+_FLOAT32_RESULT = frozenset({"sum", "prod", "cumsum", "cumprod"})
+_CROSS_ENTROPY_OPTIONS = ("weight", "reduction", "ignore_index", "label_smoothing")
+_LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
+_SOFTMAX = frozenset({"softmax", "log_softmax"})
+# Where PyTorch's own Python wrappers ask whether somebody wants to replace them.
+_WRAPPERS = (functional, torch.functional, torch._tensor, torch.autograd)
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+class CudaRules(TorchFunctionMode):
+    """Active while the model runs, backward pass included, because recomputation happens there."""
+
+    def __init__(
+        self,
+        low: torch.dtype | None = None,
+        *,
+        has_flash: bool = True,
+        has_cudnn: bool = False,
+        on_weight_copy: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._low = low
+        self._fused: Fused = "cudnn" if has_cudnn else "flash" if has_flash else "efficient"
+        self._on_weight_copy = on_weight_copy
+        self._copies: dict[int, Tensor] | None = None
+        self.class_sizes: set[int] = set()  # how many classes the losses seen so far choose from
+
+    @contextlib.contextmanager
+    def answers(self) -> Iterator[None]:
+        """A model may ask whether autocast is on for its device; torch has none for the meta device, and raises."""
+        changed: Any = torch
+        is_enabled, dtype_of, low = torch.is_autocast_enabled, torch.get_autocast_dtype, self._low
+        changed.is_autocast_enabled = lambda *asked: low is not None if asked == ("meta",) else is_enabled(*asked)
+        changed.get_autocast_dtype = lambda asked: (low or torch.bfloat16) if asked == "meta" else dtype_of(asked)
+        try:
+            yield
+        finally:
+            changed.is_autocast_enabled, changed.get_autocast_dtype = is_enabled, dtype_of
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """The `with torch.autocast(...)` of the training loop: weights are cast once and kept until its end."""
+        self._copies = {}
+        try:
+            yield
+        finally:
+            self._copies = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self._low is not None:
+            if name == "cross_entropy_loss":
+                return self._cross_entropy(func, args, kwargs)
+            args, kwargs = self._cast(name, args, kwargs)
+        if name == "scaled_dot_product_attention":
+            return attend(func, args, kwargs, fused=self._fused)
+        if name == "rms_norm":
+            return rms_norm(func, args, kwargs)
+        if name in ("dropout", "feature_dropout"):
+            return _dropout(func, args, kwargs)
+        if name in _LOSSES:
+            self._note_classes(args[0])
+        if name in _SOFTMAX and _is_half_to_float(args, kwargs):
+            return _fused_softmax(name, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _cast(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if name in _LOW or name in _FLOAT32:
+            dtype = self._low if name in _LOW else torch.float32
+            # From the last argument to the first, as torch does it on x86 (seen in the allocator's history): which
+            # copy comes first decides where the next block fits, and that was 3 of 16 GiB reserved once.
+            words = {key: self._to(kwargs[key], dtype) for key in reversed(kwargs)}
+            low = [self._to(x, dtype) for x in reversed(args)]
+            return tuple(reversed(low)), {key: words[key] for key in kwargs}
+        if name in _FLOAT32_RESULT or name in _SOFTMAX:
+            has_dtype = kwargs.get("dtype") is not None or any(isinstance(x, torch.dtype) for x in args)
+            if not has_dtype and args and _is_castable(args[0]):
+                return args, {**kwargs, "dtype": torch.float32}
+        return args, kwargs
+
+    def _to(self, value: Any, dtype: torch.dtype | None) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._to(item, dtype) for item in value)
+        if not _is_castable(value) or value.dtype == dtype:
+            return value
+        is_weight = value.is_leaf and value.requires_grad and not value._is_view()
+        if not is_weight or dtype == torch.float32:
+            return value.to(dtype)
+        if self._copies is not None and id(value) in self._copies:
+            return self._copies[id(value)]
+        copy = value.to(dtype)
+        if self._on_weight_copy is not None:
+            self._on_weight_copy(copy)
+        if self._copies is not None:
+            self._copies[id(value)] = copy
+        return copy
+
+    def _cross_entropy(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """PyTorch hands its log-softmax the type of the logits, which autocast respects: the log-probabilities stay
+        in the low precision and are kept beside their float32 copy for nll_loss. 10 bytes an element at the peak
+        where float32 logits have 12."""
+        logits, target = args[0], args[1]
+        self._note_classes(logits)
+        options = (
+            dict(zip(("weight", "reduction", "ignore_index", "label_smoothing"), args[2:], strict=False)) | kwargs
+        )
+        if logits.shape == target.shape or options.get("label_smoothing"):
+            return func(*args, **kwargs)
+        class_dim = 1 if logits.dim() > 1 else 0
+        log_probabilities = torch.log_softmax(logits, class_dim, dtype=logits.dtype)
+        weight = options.get("weight")
+        return torch.nn.functional.nll_loss(
+            self._to(log_probabilities, torch.float32),
+            target,
+            weight=self._to(weight, torch.float32),
+            ignore_index=options.get("ignore_index", -100),
+            reduction=("none", "mean", "sum")[options.get("reduction", 1)],
+        )
+
+    def _note_classes(self, logits: Tensor) -> None:
+        self.class_sizes.add(logits.shape[1 if logits.dim() > 1 else 0])
+
+
+def _is_castable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """CUDA keeps a mask of one byte an element; elsewhere it is as wide as the input."""
+    if func is not torch.dropout or kwargs or len(args) != 3:
+        return func(*args, **kwargs)
+    value, probability, is_training = args
+    if not is_training or not 0 < probability < 1:
+        return func(*args)
+    return torch.native_dropout(value, probability, True)[0]
+
+
+def _is_half_to_float(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return (
+        bool(args)
+        and isinstance(args[0], Tensor)
+        and args[0].dtype == torch.float16
+        and (kwargs.get("dtype") == torch.float32 or torch.float32 in args[1:])
+    )
+
+
+def _fused_softmax(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """For float16, and for it alone, CUDA widens inside the kernel: no float32 copy of the input."""
+    dim = args[1] if len(args) > 1 else kwargs["dim"]
+    return getattr(torch.ops.aten, f"_{name}")(args[0], dim, True)
+
+
+@contextlib.contextmanager
+def leaf_functions() -> Iterator[None]:
+    """Let the rules see `torch.layer_norm` where the model calls `F.layer_norm`: the Python wrapper would otherwise
+    be the last thing they see, and everything inside it, a recomputation inside `backward` too, would run without
+    them."""
+    kept = [
+        (module, name, getattr(module, name)) for module in _WRAPPERS for name in _CHECKS if hasattr(module, name)
+    ]
+    for module, name, _ in kept:
+        setattr(module, name, lambda *_: False)
+    try:
+        yield
+    finally:
+        for module, name, check in kept:
+            setattr(module, name, check)

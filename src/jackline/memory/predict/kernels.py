@@ -1,0 +1,161 @@
+"""Memory that CUDA kernels take for themselves and give back: no tracer at the dispatcher can see it.
+
+Owns the rules, each taken from PyTorch's own launch code and checked against the allocator's history on an H200:
+sums over many rows (the gradient of every bias) and the gradient of an embedding. Attention's are `attention`'s.
+It decides what is reserved more than what is allocated: a block cut up for it is no longer whole for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jackline.memory.plan.cards import Processors
+
+_WARP = 32
+_MAX_THREADS = 512  # of a block that sums
+_LEAST_A_THREAD, _MOST_A_THREAD = 16, 256  # values a thread adds up before blocks share the work
+_VECTOR = 4
+_SORT_FROM = 3072
+_ROWS_A_PART = 10
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """`rule(processors, *numbers, *how)` bytes. The numbers are straight lines in the micro-batch, the bytes are not;
+    `how` is the same for every micro-batch."""
+
+    rule: Callable[..., int]
+    numbers: tuple[int, ...]
+    how: tuple[int, ...] = ()
+
+    def num_bytes(self, processors: Processors) -> int:
+        return self.rule(processors, *self.numbers, *self.how)
+
+
+def scratch_of(name: str, args: tuple[Any, ...]) -> list[Scratch]:
+    """What the operator takes beside its result, in order; given back in the reverse order. The same number of them
+    for every size (0 bytes where there is nothing), so that traces of two batch sizes have the same events."""
+    if name in ("sum", "mean") and args[0].layout == torch.strided and args[0].numel():
+        return _sum_scratch(args[0], args[1] if len(args) > 1 else None)
+    if name == "embedding_dense_backward":
+        grad, indices, num_weights = args[:3]
+        count, width = indices.numel(), grad.shape[-1]
+        indexed = Scratch(_sorted_indices_bytes, (count,))
+        return [indexed, indexed, Scratch(_row_parts_bytes, (count,), (num_weights, width))]
+    return []
+
+
+# The gradient of an embedding: from 3072 indices on they are sorted, and rows of equal index are summed in parts.
+
+
+def _sorted_indices_bytes(_: Processors, count: int) -> int:
+    return 8 * count if count > _SORT_FROM else 0
+
+
+def _row_parts_bytes(_: Processors, count: int, num_weights: int, width: int) -> int:
+    """Room for the most parts there can be, not for those there are: the card is not asked, that would wait."""
+    if count <= _SORT_FROM:
+        return 0
+    return 4 * (min(count, num_weights) + count // _ROWS_A_PART) * _up(width, _WARP)
+
+
+# Sums. When few outputs are made of many inputs, blocks share an output and meet in memory.
+
+
+def _sum_scratch(value: Tensor, dims: Any) -> list[Scratch]:
+    chosen = range(value.dim()) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+    gone = {dim % value.dim() for dim in chosen} if value.dim() else set()
+    summed = _joined(value, [dim for dim in range(value.dim()) if dim in gone])
+    kept = _joined(value, [dim for dim in range(value.dim()) if dim not in gone])
+    num_outputs = 1
+    for size, _ in kept:
+        num_outputs *= size
+    is_along_rows = not kept or (bool(summed) and summed[0][1] < kept[0][1])
+    vector = 1
+    if not is_along_rows and kept[0][1] == 1:
+        vector = _vector_of([kept[0][0], *(stride for _, stride in (*summed, *kept[1:]))])
+    elif is_along_rows and len(summed) == 1 and summed[0] >= (128, 1) and summed[0][1] == 1:
+        vector = _VECTOR
+    numbers = (value.numel() // num_outputs, num_outputs)
+    how = (int(is_along_rows), vector, max(4, value.element_size()))
+    return [Scratch(_sum_bytes, numbers, how), Scratch(_semaphore_bytes, numbers, how)]
+
+
+def _joined(value: Tensor, dims: list[int]) -> list[tuple[int, int]]:
+    """(size, stride) of the dimensions, the fastest first, those that lie behind one another as one."""
+    joined: list[tuple[int, int]] = []
+    for size, stride in sorted(((value.shape[d], value.stride(d)) for d in dims if value.shape[d] > 1), key=_stride):
+        if joined and stride == joined[-1][0] * joined[-1][1]:
+            joined[-1] = (joined[-1][0] * size, joined[-1][1])
+        else:
+            joined.append((size, stride))
+    return joined
+
+
+def _stride(pair: tuple[int, int]) -> int:
+    return pair[1]
+
+
+def _vector_of(numbers: list[int]) -> int:
+    vector = _VECTOR
+    for number in numbers:
+        while number % vector:
+            vector //= 2
+    return vector
+
+
+def _sum_bytes(processors: Processors, num_inputs: int, num_outputs: int, *how: int) -> int:
+    is_along_rows, vector, element_bytes = how
+    width, blocks, _ = _sum_grid(processors, num_inputs, num_outputs, is_along_rows, vector)
+    if blocks < 2:
+        return 0
+    return element_bytes * num_outputs * blocks * (1 if is_along_rows else width * vector)
+
+
+def _semaphore_bytes(processors: Processors, num_inputs: int, num_outputs: int, *how: int) -> int:
+    _, blocks, columns = _sum_grid(processors, num_inputs, num_outputs, how[0], how[1])
+    return 4 * columns if blocks > 1 else 0
+
+
+def _sum_grid(
+    processors: Processors, num_inputs: int, num_outputs: int, is_along_rows: int, vector: int
+) -> tuple[int, int, int]:
+    """(threads side by side, blocks that share an output, groups of outputs), as PyTorch's launch code has it."""
+    across, along = (num_inputs, num_outputs) if is_along_rows else (num_outputs, num_inputs)
+    across //= vector
+    out_vector = 1 if is_along_rows else vector
+    most = _MAX_THREADS // out_vector
+    across, along = min(_power_of_two(across), most), min(_power_of_two(along), most)
+    height = min(along, most // min(across, _WARP))
+    width = min(across, most // height)
+    step_input, step_output = (width, 1) if is_along_rows else (1, width)
+    is_shared_in_block = _ceil(num_inputs, step_input) >= min(height * _LEAST_A_THREAD, _MOST_A_THREAD)
+    if is_shared_in_block:
+        step_input *= height
+    else:
+        step_output *= height
+    columns = _ceil(num_outputs // out_vector, step_output)
+    most_blocks = processors.count * (processors.threads_each // (width * height))
+    values = _ceil(num_inputs, step_input)
+    if not is_shared_in_block or values < _MOST_A_THREAD or columns > most_blocks:
+        return width, 1, columns
+    enough = min(_ceil(most_blocks, columns), _ceil(values, _LEAST_A_THREAD))
+    return width, max(enough, _ceil(values, _MOST_A_THREAD)), columns
+
+
+def _power_of_two(number: int) -> int:
+    """The largest one that is not above `number`."""
+    return 1 << max(0, number.bit_length() - 1)
+
+
+def _ceil(number: int, step: int) -> int:
+    return -(-number // step)
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,0 +1,214 @@
+"""Which tensors live when: every storage made and freed on one device, in order, with what it is for.
+
+Owns the recording and its result. Works on the meta device (nothing is computed) and on real tensors alike; what is
+run while recording is `predict`'s and `rehearse`'s. Memory that kernels take for themselves is added by rule.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from jackline.memory.plan.cards import CARDS, Processors
+from jackline.memory.predict.accumulation import is_summed_in_place, references_of_one_holder
+from jackline.memory.predict.kernels import Scratch, scratch_of
+from jackline.memory.predict.shortcuts import run_meta
+
+# 'measured' stands alone, where a real run was measured as a whole and not traced.
+Part = Literal[
+    "weights",
+    "weight_copies",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "temporaries",
+    "workspace",
+    "measured",
+]
+
+
+_KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "_c10d_functional"})
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm"})
+_LT_WORKSPACE = 2**20
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One storage. `last_dim` is that of the tensor it was made for: logits are known by it. `scratch` says where
+    the bytes of what a kernel takes for itself come from."""
+
+    num_bytes: int
+    last_dim: int
+    part: Part
+    phase: str
+    scratch: Scratch | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """`events` are indices into `allocations`: i when the i-th is made, ~i (that is -i - 1) when it is freed."""
+
+    allocations: tuple[Allocation, ...]
+    events: tuple[int, ...]
+    unknowns: tuple[str, ...] = ()  # operators whose kernels take memory nobody can tell beforehand
+    processors: Processors = CARDS["A100-80"].processors
+
+    def in_warm_process(self) -> Trace:
+        """As in a process that has multiplied before: the libraries have their room, in places of their own. In a
+        fresh one they cut it out of whatever is free at that moment, and it stays there."""
+        kept = [index for index, made in enumerate(self.allocations) if made.part == "workspace"]
+        return replace(self, events=(*kept, *(event for event in self.events if event not in kept)))
+
+    def on(self, processors: Processors) -> Trace:
+        """On a card that differs in nothing but its processors: kernels take other amounts for themselves."""
+        if processors == self.processors:
+            return self
+        made = tuple(
+            one if one.scratch is None else replace(one, num_bytes=one.scratch.num_bytes(processors))
+            for one in self.allocations
+        )
+        return replace(self, allocations=made, processors=processors)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records while it is entered. `part` and `phase` label what is made from then on."""
+
+    def __init__(
+        self,
+        device_type: str = "meta",
+        processors: Processors = CARDS["A100-80"].processors,
+        workspace_bytes: int = 0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        references_of_one_holder()
+        self.part: Part = "temporaries"
+        self.phase = "start"
+        self._device_type = device_type
+        self._is_meta = device_type == "meta"  # where CUDA is played; real tensors are taken as they are
+        self._processors = processors
+        self._workspace_bytes = workspace_bytes
+        self._has_workspace: set[tuple[str, bool]] = set()
+        self._scratch: dict[int, Scratch] = {}
+        self._live: dict[int, tuple[int, Any]] = {}
+        self._events: list[int] = []
+        self._sizes: list[int] = []
+        self._last_dims: list[int] = []
+        self._parts: list[Part] = []
+        self._phases: list[str] = []
+        self._unknowns: dict[str, None] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch asks this; True would import its compiler at the first operator, a second of CPU for nothing."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._is_meta and is_summed_in_place(func, args):
+            return args[0]
+        run = run_meta if self._is_meta else _run
+        result = run(func, args, kwargs or {})
+        for tensor in _tensors(result):
+            self.add(tensor)
+        name = func.overloadpacket.__name__
+        if self._is_meta and func.namespace == "aten":
+            self._pass_through(scratch_of(name, args))
+            if name in _PRODUCTS:
+                self._reserve_for_products(name)
+        if name.startswith("convolution") or func.namespace not in _KNOWN_NAMESPACES:
+            self._unknowns[f"{func.namespace}::{name}"] = None
+        return result
+
+    def add(self, tensor: Tensor, part: Part | None = None) -> None:
+        """Note a tensor's storage, and label it when `part` is given, also if it was known before."""
+        if tensor.device.type != self._device_type:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is None:
+            num_bytes = storage.nbytes()
+            if num_bytes == 0:
+                return
+            index = self._note(num_bytes, tensor.shape[-1] if tensor.dim() else 0, part or self.part)
+            self._live[key] = (index, weakref.ref(storage, partial(self._dropped, key, index)))
+        elif part is not None:
+            self._parts[known[0]] = part
+
+    def _note(self, num_bytes: int, last_dim: int, part: Part) -> int:
+        index = len(self._sizes)
+        self._sizes.append(num_bytes)
+        self._last_dims.append(last_dim)
+        self._parts.append(part)
+        self._phases.append(self.phase)
+        self._events.append(index)
+        return index
+
+    def _dropped(self, key: int, index: int, _: Any) -> None:
+        if self._live.get(key, (-1,))[0] == index:
+            del self._live[key]
+        self._events.append(~index)
+
+    def _pass_through(self, scratches: list[Scratch]) -> None:
+        """Memory a kernel takes and gives back before it is done."""
+        indices = [self._note(one.num_bytes(self._processors), 0, "temporaries") for one in scratches]
+        self._scratch.update(zip(indices, scratches, strict=True))
+        self._events += [~index for index in reversed(indices)]
+
+    def _reserve_for_products(self, name: str) -> None:
+        """cuBLAS takes its room at the first product of a thread, and backward has a thread of its own. cuBLASLt,
+        which does the products with a bias, takes some of its own."""
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        for size, kind in ((self._workspace_bytes, "any"), (_LT_WORKSPACE, "addmm")):
+            if kind in ("any", name) and (kind, is_in_backward) not in self._has_workspace:
+                self._has_workspace.add((kind, is_in_backward))
+                self.reserve((size,))
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Memory that is taken once and kept, such as cuBLAS's workspaces."""
+        for size in sizes:
+            self._note(size, 0, "workspace")
+
+    def survivors(self, since: int) -> list[int]:
+        """Indices of what was made since event number `since` and still lives."""
+        return [index for index, _ in self._live.values() if index >= since]
+
+    def mark(self) -> int:
+        return len(self._sizes)
+
+    def label(self, indices: Iterable[int], part: Part) -> None:
+        for index in indices:
+            if self._parts[index] == "temporaries":
+                self._parts[index] = part
+
+    def finish(self, class_sizes: Iterable[int] = ()) -> Trace:
+        """The result. What is as wide as a loss has classes is called logits, whenever it was made."""
+        classes = {size for size in class_sizes if size > 1}
+        allocations = []
+        rows = zip(self._sizes, self._last_dims, self._parts, self._phases, strict=True)
+        for index, (num_bytes, last_dim, part, phase) in enumerate(rows):
+            is_logits = last_dim in classes and part in ("activations", "temporaries")
+            named: Part = "logits" if is_logits else part
+            allocations.append(Allocation(num_bytes, last_dim, named, phase, self._scratch.get(index)))
+        return Trace(tuple(allocations), tuple(self._events), tuple(self._unknowns), self._processors)
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)

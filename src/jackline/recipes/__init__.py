@@ -1,0 +1,1 @@
+"""The built-in recipes, each a package of its own."""

@@ -1,0 +1,1 @@
+"""AgAb: how strongly an antibody binds an antigen."""

@@ -1,0 +1,196 @@
+"""AgAb: how strongly an antibody binds an antigen, learnt by a small head over embeddings that are computed once.
+
+Owns the recipe's settings and the names that its forerunners had for them. Reading and embedding is data.affinity's,
+the head models.affinity's, training affinity_parts' and affinity_validation's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from jackline.errors import UsageError
+from jackline.trainer.config import TrainConfig, resolve_words
+
+if TYPE_CHECKING:
+    from jackline.memory.plan.cards import Card
+    from jackline.memory.plan.target import Candidate
+    from jackline.recipes.agab.data.prepared import AffinitySettings
+
+NO_LIMIT = 1_000_000_000  # of max_steps: epochs decide
+EMBEDDED_INPUTS = 2304  # what IgT5 and ESM-2 650M give together; for plans without data
+_WORKERS = "embeddings are computed once and lie in memory or a map: nothing is loaded by workers"
+_ONCE = "each sequence is encoded once, in batches of like lengths, by frozen encoders; --antibody_encoder chooses"
+_LANGUAGE = (
+    "model seq_len vocab_size text_column documents tokenizer val_fraction val_tokens min_chars max_train_examples"
+    " max_val_examples max_cache_bytes compile attention loss_chunk_rows recompute num_threads"
+)
+_UNUSED = frozenset(_LANGUAGE.split())  # of text, or of models that are compiled and planned
+_SAME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
+
+
+def _on_off(chosen: Mapping[bool, str]) -> Callable[[str], str]:
+    """Flags that were true or false, for settings that are a choice: other words pass and are checked as usual."""
+
+    def read(text: str) -> str:
+        words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False}
+        return chosen[words[text.lower()]] if text.lower() in words else text
+
+    return read
+
+
+@dataclass(frozen=True)
+class AgabConfig(TrainConfig):
+    """The seeds' settings under their names. `batch_size` is 256 and not their 8: see docs/recipes/agab.md."""
+
+    dropout: float = 0.3
+    batch_size: int = 256
+    max_steps: int = NO_LIMIT
+    epochs: int = 50
+    lr: float = 1e-3
+    min_lr: float = 0.0
+    warmup_steps: int = 0
+    weight_decay: float = 0.01
+    beta2: float = 0.999
+    # bf16 rounds a pKd around 9 to steps of 0.06; the head does so in its last layer only, but gains nothing either.
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"] = "fp32"
+    compile: Literal["auto", "on", "off"] = "off"
+    seed: int = 42
+    eval_every: int = 0  # 0: twice an epoch
+    metric: Literal["val_spearman"] = "val_spearman"  # type: ignore[assignment]
+    save_every_s: float = 60.0
+
+    antibody_encoder: str = "embedded"
+    antigen_encoder: str = "embedded"
+    split: Literal["antigen", "random"] = "antigen"
+    pkd_min: float = 4.0
+    pkd_max: float = 14.0
+    affinity_type: str = ""
+    focal_gamma: float = 2.0
+    stratified: bool = False
+    warmup_epochs: float = 0.0
+    full_eval_every: int = 1  # epochs
+    early_stopping: bool = False
+    early_stopping_patience: int = 10  # full validations
+    early_stopping_min_delta: float = 1e-4
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **{name: to for name, to in TrainConfig.ALIASES.items() if name not in ("num_workers", "model_size")},
+        "cache_dir": "data_dir",
+        "num_epochs": "epochs",
+        "use_early_stopping": "early_stopping",
+        "use_bfloat16": "precision",
+        "validation_frequency": "full_eval_every",
+    }
+    REPLACED: ClassVar[Mapping[str, str]] = {
+        "resume_from": TrainConfig.REPLACED["resume_from"],
+        "resume": _SAME,
+        "accumulation_steps": "--batch_size is what one update sees: write batch_size x accumulation_steps there; "
+        "--micro_batch N cuts it into slices that fit",
+        "num_workers": _WORKERS,
+        "prefetch_factor": _WORKERS,
+        "use_compile": "the head is too small to gain from a compiler; a step takes a few milliseconds",
+        "use_fused_optimizer": "AdamW is the fused one on every device",
+        "use_quantization": _ONCE,
+        "use_checkpointing": "the encoders are frozen, and the head's activations take a few megabytes: "
+        "there is nothing to recompute",
+        "use_bucketing": _ONCE,
+        "label_smoothing": "labels are numbers, not classes; --focal_gamma 0 weighs large errors less, "
+        "--weight_decay and --dropout regularise",
+        "l1_lambda": "--weight_decay and --dropout regularise",
+    }
+    UNUSED: ClassVar[frozenset[str]] = _UNUSED
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "data": "planted",
+        "epochs": 4,
+        "batch_size": 32,
+        "max_steps": NO_LIMIT,
+        "min_lr": 0.0,
+        "warmup_steps": 0,
+        "eval_every": 0,
+        "save_every_steps": 50,
+    }
+    METHOD: ClassVar[str] = "jackline.recipes.agab.parts"
+    IS_HIGH_GOOD: ClassVar[bool] = True
+    UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+        **TrainConfig.UNITS,
+        "precision": _on_off({True: "bf16", False: "fp32"}),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("focal_gamma", "warmup_epochs", "early_stopping_min_delta"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)} is below 0")
+        for name in ("full_eval_every", "early_stopping_patience"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} is too small", hint="it must be 1 or more")
+        self._check_encoders()
+        if self.pkd_min >= self.pkd_max:
+            raise UsageError(f"pkd_min={self.pkd_min} is not below pkd_max={self.pkd_max}")
+        if self.warmup_epochs and self.epochs and self.warmup_epochs >= self.epochs:
+            raise UsageError(
+                f"warmup_epochs={self.warmup_epochs:g} takes all of epochs={self.epochs}",
+                hint="the learning rate would never come down; a tenth is usual",
+            )
+
+    def _check_encoders(self) -> None:
+        chosen = {self.antibody_encoder, self.antigen_encoder} - {"embedded"}
+        if chosen:
+            from jackline.recipes.agab.data.weights import check_name  # needs the data engine: not for every start
+
+            for name in sorted(chosen):
+                check_name(name)
+
+    def settle(self, origins: Mapping[str, str]) -> AgabConfig:
+        """An interval in batches takes the place of the one in time; `max_steps` alone that of epochs."""
+        made = self
+        asked = {name for name, who in origins.items() if who not in ("recipe", "quick")}
+        if self.save_every_steps and "save_every_s" not in asked:
+            made = replace(made, save_every_s=0.0)
+        if "max_steps" in asked and "epochs" not in asked:
+            made = replace(made, epochs=0)
+        if not made.epochs and made.max_steps == NO_LIMIT:
+            raise UsageError("epochs=0 has no end", hint="--epochs 50, or --max_steps N")
+        return made
+
+    def affinity_settings(self, device: str) -> AffinitySettings:
+        from pathlib import Path
+
+        from jackline.recipes.agab.data.prepared import AffinitySettings
+        from jackline.recipes.agab.data.sample import NAME, planted_table
+
+        root = Path(self.data_dir).expanduser() if self.data_dir else None
+        return AffinitySettings(
+            path=str(planted_table(root)) if self.data == NAME else self.data,
+            antibody_encoder=self.antibody_encoder,
+            antigen_encoder=self.antigen_encoder,
+            cache_dir=root,
+            split=self.split,
+            seed=self.seed,
+            pkd_range=(self.pkd_min, self.pkd_max),
+            affinity_type=self.affinity_type or None,
+            device=device,
+        )
+
+
+def recipe() -> AgabConfig:
+    return AgabConfig()
+
+
+def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """For `jackline plan agab`: no data is opened, so the head is that over IgT5 and ESM-2 650M."""
+    from jackline.memory.plan.target import Candidate
+    from jackline.recipes.agab.head import count_parameters
+    from jackline.recipes.agab.memory import head_job
+
+    config = resolve_words("agab", ["data=none", *words]).config
+    precision = "fp32" if config.precision == "auto" else config.precision
+    shown: dict[str, object] = {
+        "inputs": EMBEDDED_INPUTS,
+        "parameters": count_parameters(EMBEDDED_INPUTS),
+        "batch_size": config.batch_size,
+        "precision": precision,
+    }
+    return (Candidate(head_job(config, EMBEDDED_INPUTS, precision), shown),)

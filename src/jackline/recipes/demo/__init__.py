@@ -1,0 +1,1 @@
+"""Demo: a small GPT on the sources of the Python standard library."""

@@ -1,0 +1,1 @@
+"""M7C: a language model with Native Sparse Attention on FineWeb-Edu."""

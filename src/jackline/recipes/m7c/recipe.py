@@ -1,0 +1,195 @@
+"""M7C: a language model with Native Sparse Attention on FineWeb-Edu, called 125M where it comes from.
+
+Owns the recipe's settings, the names its forerunner had for them, and what of its environment is no longer read.
+The model is models/nsa, what is measured while it trains is method.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from jackline.errors import UsageError
+from jackline.models.nsa.shape import NSA_SHAPES
+from jackline.recipes.m7c.environment import OLD_ENVIRONMENT
+from jackline.trainer.config import TrainConfig, resolve_words
+
+if TYPE_CHECKING:
+    from jackline.memory.plan.cards import Card
+    from jackline.memory.plan.target import Candidate
+
+# A random sample over all crawls; 50,000 steps of the large model read a twelfth of it.
+FINEWEB_EDU = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet"
+_DATASETS = ("fineweb_edu", "fineweb_edu_local")
+_SHAPE_NAMES = {"125m": "m7c", "smoke": "m7c-smoke", "toy": "m7c-showcase"}
+_ROOM_ON_CPU = 1 << 30  # bytes of scores, in all layers
+_RESUME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
+_SAVED = (
+    "a run keeps its checkpoints: --runs-dir DIR says where, `jackline checkpoints export RUN` takes the weights out"
+)
+_SUBSTITUTE = "data that cannot be had is an error and never replaced by noise; `jackline doctor m7c` tries it first"
+_PATIENCE = (
+    "a source is waited for 45 s before the first batch and 15 min later, with a word every 2 s; "
+    "`jackline doctor m7c` tries it for 20 s"
+)
+
+
+@dataclass(frozen=True)
+class M7cConfig(TrainConfig):
+    """`batch_size` is the sequences of an update. What came as so many batches to accumulate is multiplied out."""
+
+    model: Literal["125m", "smoke", "toy"] = "125m"  # type: ignore[assignment]
+    data: str = FINEWEB_EDU
+    val_tokens: int = 1_000_000
+    batch_size: int = 16
+    max_steps: int = 50_000
+    lr: float = 2e-4
+    min_lr: float = 2e-5
+    warmup_steps: int = 2000
+    weight_decay: float = 0.01
+    beta2: float = 0.999
+    seed: int = 1337
+    eval_every: int = 500
+    log_every: int = 5
+
+    dataset: str = ""
+    local_path: str = ""
+    accum_batches: int = 0
+    no_gc: bool = False
+    ddp: int = -1
+    stats_every: int = 50  # steps; a forward pass over one sequence
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **TrainConfig.ALIASES,
+        "steps": "max_steps",
+        "gradient_checkpointing": "recompute",
+    }
+    REPLACED: ClassVar[Mapping[str, str]] = {
+        **TrainConfig.REPLACED,
+        "save": _SAVED,
+        "resume": _RESUME,
+        "synthetic_on_fail": _SUBSTITUTE,
+        "loader_timeout": _PATIENCE,
+        "fwe_report_docs": "documents, tokens and their rate are told at least every 2 s while data is read",
+    }
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "model": "toy",
+        "seq_len": 128,
+        "stats_every": 10,
+        "log_every": 0,
+        # A file's data and batch under their older names are not those of a quick trial either.
+        "dataset": "",
+        "local_path": "",
+        "accum_batches": 0,
+    }
+    ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1}}  # one process on one card
+    METHOD: ClassVar[str] = "jackline.recipes.m7c.method"
+    SMALLEST: ClassVar[str] = "toy"
+    OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = OLD_ENVIRONMENT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dropout:
+            raise UsageError(f"dropout={self.dropout}: this model has none", hint="weight_decay is what it has")
+        if self.attention != "auto":
+            raise UsageError(
+                f"attention={self.attention}: nothing to choose, this model has an attention of its own",
+                hint="leave it out; the start of a run says by what it is computed",
+            )
+        for name in ("stats_every", "accum_batches"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)} is too small", hint="it must be 0 or more")
+        _check_processes(self.ddp)
+
+    @property
+    def shape_name(self) -> str:
+        return _SHAPE_NAMES[self.model]
+
+    @property
+    def cpu_micro_batch(self) -> int:
+        """Plain attention holds its scores, the square of the sequence for each head, layer and branch."""
+        shape = NSA_SHAPES[self.shape_name]
+        scores = shape.num_layers * shape.num_heads * self.seq_len * (2 * self.seq_len)
+        copies = 4  # before and after masking, their shares, and one on the way back
+        return max(1, min(self.batch_size, _ROOM_ON_CPU // (4 * copies * scores)))
+
+    def settle(self, origins: Mapping[str, str]) -> M7cConfig:
+        """The forerunner's names become ours: where the data is, how large a batch, recomputed or not."""
+        made = _with_data(self, origins)
+        if self.accum_batches:
+            # A size from the same place was meant as one of so many, and so is one that is typed over a file's.
+            is_beside = origins.get("batch_size") in (origins.get("accum_batches"), "command line")
+            each = self.batch_size if is_beside else 1
+            made = replace(made, batch_size=each * self.accum_batches, accum_batches=0)
+        if self.no_gc and self.recompute:
+            wins = _later(origins, "no_gc", "recompute")
+            if not wins:
+                raise UsageError(
+                    "no_gc says that nothing is computed twice, recompute that it is", hint="give one of the two"
+                )
+            made = replace(made, no_gc=wins == "no_gc", recompute=wins == "recompute")
+        return made
+
+
+def _later(origins: Mapping[str, str], one: str, other: str) -> str:
+    """Which of two settings that contradict each other was typed, where the other is a file's; '' when neither."""
+    is_typed = [name for name in (one, other) if origins.get(name) == "command line"]
+    return is_typed[0] if len(is_typed) == 1 else ""
+
+
+def _with_data(config: M7cConfig, origins: Mapping[str, str]) -> M7cConfig:
+    """What `dataset` and `local_path` mean as a source."""
+    if config.dataset == "synthetic":
+        raise UsageError(
+            "dataset=synthetic: nothing can be learnt from noise, and nothing is trained on it here",
+            hint="--quick trains a tiny model on real text that every machine has; --data SOURCE on your own",
+        )
+    if config.dataset not in ("", *_DATASETS):
+        raise UsageError(
+            f"dataset is one of {', '.join(_DATASETS)}, not '{config.dataset}'",
+            hint="--dataset fineweb_edu; any other source: --data SOURCE",
+        )
+    if config.dataset == "fineweb_edu" and config.local_path:
+        wins = _later(origins, "dataset", "local_path")
+        if not wins:
+            raise UsageError(
+                f"dataset=fineweb_edu is read from the hub, local_path={config.local_path} is not",
+                hint="--dataset fineweb_edu_local --local-path PATH",
+            )
+        is_hub = wins == "dataset"
+        config = replace(config, local_path="") if is_hub else replace(config, dataset="fineweb_edu_local")
+    if config.dataset == "fineweb_edu_local" and not config.local_path:
+        raise UsageError(
+            "dataset=fineweb_edu_local does not say where it lies",
+            hint="--local-path FOLDER with *.parquet, or a file or glob",
+        )
+    named = "local_path" if config.local_path else "dataset" if config.dataset else ""
+    wanted = config.local_path or (FINEWEB_EDU if config.dataset else config.data)
+    if origins.get("data") in ("recipe", "quick") or config.data == wanted:
+        return replace(config, data=wanted)
+    wins = _later(origins, named, "data")
+    if not wins:
+        raise UsageError(f"data={config.data} and {wanted} are both asked for", hint="--data SOURCE alone is enough")
+    return replace(config, dataset="", local_path="") if wins == "data" else replace(config, data=wanted)
+
+
+def _check_processes(ddp: int) -> None:
+    if ddp not in (-1, 0, 1):
+        raise UsageError(f"ddp={ddp} is not -1, 0 or 1", hint="--ddp 0 is one process on one card")
+    if ddp == 1:
+        raise UsageError(
+            "ddp=1: training on several cards is not there yet",
+            hint="--ddp 0 trains on one card; batch_size, lr and steps mean the same there",
+        )
+
+
+def recipe() -> M7cConfig:
+    return M7cConfig()
+
+
+def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """For `jackline plan m7c`."""
+    from jackline.trainer.planning.plan import candidate_of
+
+    return (candidate_of(resolve_words("m7c", words).config, card),)

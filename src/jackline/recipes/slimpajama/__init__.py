@@ -1,0 +1,1 @@
+"""SlimPajama: a GPT trained on a stream of jsonl.zst, chunk by chunk."""

@@ -1,0 +1,175 @@
+"""SparsAE: a language model with a fixed share of its weights switched off, taught also by an average of itself.
+
+Owns the recipe's sizes and settings and what of it takes memory: student, teacher, masks, and the loss of a step.
+What a step does is sparse_method's, the search for masks mask_search's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from jackline.errors import UsageError
+from jackline.trainer.config import TrainConfig, resolve_words
+
+if TYPE_CHECKING:
+    from jackline.memory.plan.cards import Card, Precision
+    from jackline.memory.plan.target import Candidate
+    from jackline.memory.predict.job import Job
+    from jackline.models.shapes import GPTShape
+    from jackline.recipes.sparsae.mask_search import SearchSettings
+
+DISTILL_WEIGHT = 0.5
+WIKITEXT = "hf://datasets/Salesforce/wikitext/wikitext-103-v1/train-*.parquet"
+
+
+@dataclass(frozen=True)
+class Size:
+    """What goes with a size unless a person says otherwise: larger models get more data and a larger batch."""
+
+    batch_size: int
+    max_train_examples: int
+    max_val_examples: int
+
+
+SIZES = {
+    "medium": Size(16, 100_000, 10_000),
+    "small": Size(8, 50_000, 5_000),
+    "tiny": Size(4, 30_000, 3_000),
+}
+
+
+@dataclass(frozen=True)
+class SparsaeConfig(TrainConfig):
+    """The seeds' settings under their names; those of every training under ours."""
+
+    model: Literal["auto", "tiny", "small", "medium"] = "small"  # type: ignore[assignment]
+    seq_len: int = 256
+    dropout: float = 0.1
+    data: str = WIKITEXT
+    min_chars: int = 50
+    max_train_examples: int = 50_000
+    max_val_examples: int = 5_000
+    val_fraction: float = 0.05
+    batch_size: int = 8
+    max_steps: int = 10_000
+    lr: float = 3e-4
+    min_lr: float = 3e-4
+    warmup_steps: int = 0
+    schedule: Literal["cosine", "constant", "wsd"] = "constant"
+    beta2: float = 0.999
+    clip: float = 0.0
+
+    sparsity: float = 0.8
+    mask_update: Literal["es", "rigl", "set", "static"] = "es"
+    num_mutants: int = 3
+    mask_opt_every: int = 1000
+    distill_warmup: int = 500
+    distill_first: float = DISTILL_WEIGHT
+    distill_last: float = 0.1
+    ema_decay: float = 0.999
+    burn_in_steps: int = 5
+    burn_in_most: float = 1.5
+
+    ALIASES: ClassVar[Mapping[str, str]] = {**TrainConfig.ALIASES, "lambda_": "num_mutants", "lambda": "num_mutants"}
+    QUICK: ClassVar[Mapping[str, Any]] = {
+        "model": "tiny",
+        "min_chars": 0,
+        "mask_opt_every": 20,
+        "distill_warmup": 30,
+        "max_steps": 60,
+        "eval_every": 20,
+    }
+    METHOD: ClassVar[str] = "jackline.recipes.sparsae.method"
+    AUTO_SIZES: ClassVar[Sequence[str]] = tuple(SIZES)  # what model=auto chooses from, largest first
+    VOCAB_MULTIPLE: ClassVar[int] = 1  # the seeds' true counts
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.sparsity < 1:
+            raise UsageError(f"sparsity={self.sparsity} is not between 0 and 1")
+        if self.mask_opt_every < 1 or self.num_mutants < 1:
+            raise UsageError("mask_opt_every and num_mutants must be 1 or more")
+        if not self.val_fraction:
+            raise UsageError("masks are judged on validation data", hint="val_fraction must be above 0")
+
+    @property
+    def shape_name(self) -> str:
+        return f"sparsae-{self.model}"
+
+    def settle(self, origins: Mapping[str, str]) -> SparsaeConfig:
+        """A size brings its batch and amount of data with it, unless they were asked for."""
+        size = SIZES.get(self.model)
+        if size is None or self.quick:
+            return self
+        wanted = {"batch_size", "max_train_examples", "max_val_examples"}
+        return replace(self, **{name: getattr(size, name) for name in wanted if origins.get(name) == "recipe"})
+
+    def search_settings(self) -> SearchSettings:
+        from jackline.recipes.sparsae.mask_search import SearchSettings
+
+        return SearchSettings(method=self.mask_update, num_mutants=self.num_mutants)
+
+
+def recipe() -> SparsaeConfig:
+    return SparsaeConfig()
+
+
+def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """What could be trained on this card, largest first; one unless model_size=auto. An explicit size is kept."""
+    resolved = resolve_words("sparsae", words)
+    config, origins = resolved.config, resolved.origins
+    assert isinstance(config, SparsaeConfig)
+    if config.model != "auto":
+        return (_candidate(config, card),)
+    return tuple(_candidate(replace(config, model=name).settle(origins), card) for name in SIZES)  # type: ignore[arg-type]
+
+
+def _candidate(config: SparsaeConfig, card: Card) -> Candidate:
+    from jackline.memory.plan.target import Candidate
+    from jackline.models.shapes import GPT2_VOCAB, count_parameters, find_shape
+
+    shape = replace(
+        find_shape(config.shape_name),
+        context=config.seq_len,
+        vocab_size=config.vocab_size or GPT2_VOCAB,
+        dropout=config.dropout,
+    )
+    wanted: Precision = "bf16-weights" if card.has_bf16 else "fp16"  # as the trainer chooses on such a card
+    precision = wanted if config.precision == "auto" else config.precision
+    job = sparse_job(config.model, shape, config.batch_size, precision, is_recomputing=config.recompute)
+    shown = {
+        "model_size": config.model,
+        "parameters": count_parameters(shape),
+        "is_head_tied": shape.is_tied,
+        "batch_size": config.batch_size,
+        "seq_len": config.seq_len,
+        "max_train_examples": config.max_train_examples,
+        "max_val_examples": config.max_val_examples,
+        "num_workers": config.num_threads,
+        "sparsity": config.sparsity,
+    }
+    return Candidate(job, shown)
+
+
+def sparse_job(
+    name: str, shape: GPTShape, batch_size: int, precision: Precision, *, is_recomputing: bool = False
+) -> Job:
+    """Student, teacher and masks, and the loss as every step after the warm-up has it."""
+    import torch
+
+    from jackline.memory.predict.job import Job, StepOptions
+    from jackline.models.shapes import describe_shape
+    from jackline.recipes.sparsae.memory import SparsaeModule, make_gpt
+
+    return Job(
+        name=f"sparsae {name}",
+        build=lambda options: SparsaeModule(make_gpt(shape, options), make_gpt(shape, options)),
+        batch=lambda count: torch.zeros((count, shape.context), dtype=torch.long),
+        loss=lambda model, ids: model(ids, ids) / float(ids.numel()),
+        global_batch=batch_size,
+        options=StepOptions(precision=precision, is_recomputing=is_recomputing),
+        can_recompute=True,
+        note=describe_shape(f"sparsae {name}", shape),
+    )

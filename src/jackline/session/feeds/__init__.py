@@ -1,0 +1,1 @@
+"""Where batches come from, and how to return to batch k of epoch e."""

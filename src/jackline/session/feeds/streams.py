@@ -1,0 +1,173 @@
+"""A DataLoader over an iterable dataset that can say where it is: state_dict, load_state_dict; any number of workers.
+
+Each worker has a copy of the dataset, so each sends its state along with every batch; what counts is the state that
+came with the last batch consumed, not how far a worker has read ahead. Random draws are keyed by (seed, epoch,
+worker, how many before it) and so alike at resume. The number of workers must stay: their positions cannot be
+shared out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from jackline.data.loader.order import mix
+from jackline.errors import CannotResume
+from jackline.session.feeds.feed import END
+from jackline.session.saving.rng import Chance
+
+_FILLER = "jackline: a place in a batch that was consumed before"
+
+
+class TaggedStream(IterableDataset[Any]):
+    """Stands before the person's dataset and collate function, in each worker."""
+
+    def __init__(self, dataset: Any, collate: Any, *, batch_size: int | None, seed: int) -> None:
+        self.dataset = dataset
+        self.inner_collate = collate
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+        self.positions: dict[int, dict[str, Any]] = {}  # worker -> {"state", "count"}
+        self.first_worker = 0
+        self._count = 0
+        self._is_over = False  # this pass came to its end, perhaps in the middle of a batch
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = _worker()
+        if worker < self.first_worker:
+            # The DataLoader asks workers in turn, beginning with 0. A batch that is thrown away makes the turn right.
+            yield from [_FILLER] * (self.batch_size or 1)
+        position = self.positions.get(worker)
+        self._count = position["count"] if position else 0
+        self._is_over = bool(position and position.get("is_over"))
+        if position:
+            self.dataset.load_state_dict(position["state"])
+        if self._is_over:
+            return  # it ended with the batch consumed last, and may say "at the beginning" since then
+        chance, size = Chance(), self.batch_size or 1
+        chance.seed(mix(self.seed, self.epoch, worker, self._count))
+        items = iter(self.dataset)
+        while True:
+            if self._count % size == 0:
+                chance.seed(mix(self.seed, self.epoch, worker, self._count, 1))
+            try:
+                item = next(items)
+            except StopIteration:
+                self._is_over = True
+                return
+            self._count += 1
+            yield item
+
+    def collate(self, items: Any) -> Any:
+        """(worker, its position, batch); no batch for a filler."""
+        first = items[0] if self.batch_size is not None else items
+        if isinstance(first, str) and first == _FILLER:
+            return (_worker(), None, None)
+        position = {"state": self.dataset.state_dict(), "count": self._count, "is_over": self._is_over}
+        return (_worker(), position, self.inner_collate(items))
+
+
+class StreamFeed:
+    """The feed of such a loader."""
+
+    kind = "stream"
+    can_take_back = False
+    num_batches: int | None = None
+
+    def __init__(self, loader: Any, *, seed: int) -> None:
+        self._num_workers = max(1, loader.num_workers)
+        self._is_here = loader.num_workers == 0  # the dataset is read in the training process
+        self._stream = TaggedStream(loader.dataset, loader.collate_fn, batch_size=loader.batch_size, seed=seed)
+        self._generator = torch.Generator()
+        self._loader = _rebuild(loader, self._stream, self._generator)
+        self._chance = Chance()
+        self._positions: dict[int, dict[str, Any]] = {}
+        self._last_worker = -1
+        self._is_over = False
+        self._batches: Iterator[Any] | None = None
+        self._inside: dict[str, Any] = {}
+        self._restored: dict[str, Any] | None = None
+
+    def open(self, epoch: int, start: int) -> None:
+        restored, self._restored = self._restored, None
+        self._positions, self._last_worker, self._is_over = {}, -1, False
+        if restored is not None and start:
+            self._positions = {int(worker): position for worker, position in restored["positions"].items()}
+            self._last_worker, self._is_over = restored["last_worker"], restored["is_over"]
+        stream = self._stream
+        stream.epoch, stream.positions = epoch, dict(self._positions)
+        stream.first_worker = (self._last_worker + 1) % self._num_workers
+        if hasattr(stream.dataset, "set_epoch"):
+            stream.dataset.set_epoch(epoch)
+        self._generator.manual_seed(mix(stream.seed, epoch) >> 1)
+        self._batches = iter(()) if self._is_over else iter(self._loader)
+        self._inside = self._chance.copy()
+
+    def take(self) -> Any:
+        assert self._batches is not None
+        while True:
+            found = self._take_here() if self._is_here else next(self._batches, None)
+            if found is None:
+                self._is_over = True
+                return END
+            worker, position, batch = found
+            self._last_worker = worker
+            if position is not None:
+                self._positions[worker] = position
+                return batch
+
+    def state(self, *, takes_back: bool = False) -> dict[str, Any]:
+        return {
+            "seed": self._stream.seed,
+            "num_workers": self._num_workers,
+            "positions": {str(worker): position for worker, position in self._positions.items()},
+            "last_worker": self._last_worker,
+            "is_over": self._is_over,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if state["num_workers"] != self._num_workers:
+            raise CannotResume(
+                f"the data were read by {state['num_workers']} workers and are read by {self._num_workers} now",
+                hint=f"set num_workers={state['num_workers']}: an iterable dataset's position belongs to its worker",
+            )
+        self._stream.seed = int(state["seed"])
+        self._restored = state
+
+    def describe(self) -> list[str]:
+        return [f"{type(self._stream.dataset).__name__} restores its own position, worker by worker"]
+
+    def _take_here(self) -> Any:
+        """The training process's own generators are set aside meanwhile."""
+        assert self._batches is not None
+        with self._chance.set_aside():
+            self._chance.put_back(self._inside)
+            found = next(self._batches, None)
+            self._inside = self._chance.copy()
+        return found
+
+
+def _rebuild(loader: Any, stream: TaggedStream, generator: torch.Generator) -> DataLoader[Any]:
+    has_workers = loader.num_workers > 0
+    options: dict[str, Any] = {
+        "batch_size": loader.batch_size,
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context if has_workers else None,
+        "prefetch_factor": loader.prefetch_factor if has_workers else None,
+    }
+    if loader.batch_size is not None:
+        options["drop_last"] = loader.drop_last
+    # Workers live for one epoch: a persistent one would keep the position it was given first.
+    return DataLoader(stream, collate_fn=stream.collate, generator=generator, **options)
+
+
+def _worker() -> int:
+    info = get_worker_info()
+    return 0 if info is None else int(info.id)

@@ -1,0 +1,266 @@
+"""The card's memory inside a session: steps that survive an out-of-memory error, and the facts when one does not.
+
+Owns one SafeStep over the attached models, what of it goes into the checkpoint, and the account of an error: step,
+shape, needed and free, the largest part, what would have fitted, who else is on the card. The slicing itself is
+memory/guard/safe_step.py; the host's memory is host.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jackline.errors import UsageError
+from jackline.machine.gpu import read_gpus
+from jackline.memory.guard.allocator_settings import allocator_environment, cap_where_spilling
+from jackline.memory.guard.oom import OomNumbers, is_out_of_memory, read_numbers
+from jackline.memory.guard.oom_report import GpuUser, OomFacts, about_fitting, clean_up, oom_text, other_users
+from jackline.memory.guard.safe_step import OutOfMemory, SafeStep, Shrunk, Slicing, StepResult, plain_step
+from jackline.units import format_bytes
+
+Tell = Callable[..., None]  # Reporter.event
+Fn = Callable[[Any], Any]
+
+
+class CardMemory:
+    """One session's. `tell` writes an event."""
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        optimizers: list[torch.optim.Optimizer],
+        tell: Tell,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> None:
+        self._modules = find_modules(state)
+        self._scaler = find_scaler(state)
+        self._optimizers = optimizers
+        self._tell = tell
+        self._on_phase = on_phase
+        self._safe: SafeStep | None = None
+        self._asked: int | None = None  # the micro-batch the loop gave last
+        self._kept: Mapping[str, Any] | None = None  # of the checkpoint, until the first safe step
+        self._dims: tuple[int, ...] = ()  # of the batch under way
+        self.last_oom: dict[str, Any] | None = None
+
+    def step(self, fn: Fn, batch: Any, how: Slicing, *, step: int) -> StepResult:
+        """A micro-batch found out later, or restored, goes before the one in `how`, until that is changed."""
+        if self._safe is None:
+            self._safe, self._asked = self._make(how.micro_batch), how.micro_batch
+        safe = self._safe
+        if how.micro_batch != self._asked:
+            # Another size than the loop began with is a person's wish, and the only way back up.
+            self._asked = how.micro_batch
+            if how.micro_batch is not None:
+                safe.grow(how.micro_batch)
+        safe.step = step
+        self.look_at(batch)
+        return safe(fn, batch, weight=how.weight, count=how.count)
+
+    def _make(self, micro_batch: int | None) -> SafeStep:
+        if not self._modules:
+            raise UsageError(
+                "safe_step does not know the model whose gradients it makes",
+                hint="jackline.attach(model=model, ...)",
+            )
+        made = SafeStep(
+            self._modules,
+            micro_batch=micro_batch,
+            scaler=self._scaler,
+            on_change=self._on_change,
+            on_phase=self._on_phase,
+        )
+        if self._kept is not None:
+            made.load_state_dict(self._kept)
+        return made
+
+    def look_at(self, batch: Any) -> None:
+        """Remembers how large the batch is, for the account of an error in it: its shape alone, 2 us, and not the
+        batch, which would live on."""
+        first = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if not isinstance(first, Tensor) or not first.dim():
+            first = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
+        self._dims = tuple(first.shape) if first is not None else ()
+
+    # -- kept in the checkpoint ------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        if self._safe is not None:
+            return self._safe.state_dict()
+        return dict(self._kept) if self._kept is not None else None
+
+    def restore(self, kept: Any) -> None:
+        if not isinstance(kept, Mapping) or "micro_batch" not in kept:
+            return
+        self._kept = kept
+        if kept.get("changes"):
+            text = f"micro-batch {kept['micro_batch']}, as it was after running out of memory before"
+            self._tell("micro_batch", text, is_loud=True, micro_batch=kept["micro_batch"])
+
+    def read(self) -> dict[str, Any]:
+        """For session-RANK.json. Asks PyTorch's own books and never the device, which may hang."""
+        safe = self._safe
+        found: dict[str, Any] = {
+            "micro_batch": safe.micro_batch if safe else None,
+            "num_shrinks": len(safe.changes) if safe else 0,
+            "last_oom": self.last_oom,
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            found["card"] = {
+                "allocated_bytes": torch.cuda.memory_allocated(),
+                "reserved_bytes": torch.cuda.memory_reserved(),
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+            }
+        return found
+
+    # -- when it runs out ------------------------------------------------------------------------------------------
+
+    def _on_change(self, change: Shrunk) -> None:
+        facts = self._facts(change.step, change.old_micro_batch, read_numbers(change.text), change.new_micro_batch)
+        again = " (compiled anew for it)" if change.is_recompiling else ""
+        text = (
+            f"{_first_words(facts, change.phase)}; micro-batch {change.old_micro_batch} -> {change.new_micro_batch}"
+            f"{again} and the whole step again; batch, learning rate, data order and step count stay"
+        )
+        self._note(facts, text, new_micro_batch=change.new_micro_batch, phase=change.phase)
+
+    def note_error(self, error: BaseException | None, step: int) -> bool:
+        """An error that ends the run: tells what is known if it is out of memory. True when only a new process would
+        have the card's memory back."""
+        if error is None or not (is_out_of_memory(error) or isinstance(error, OutOfMemory)):
+            return False
+        try:
+            return self._account_for(error, step)
+        except Exception as problem:  # a driver that is gone: the person's own error must come through
+            self._tell("protection_off", f"out of memory could not be explained: {problem}", protection="memory")
+            return False
+
+    def _account_for(self, error: BaseException, step: int) -> bool:
+        numbers = read_numbers(str(error))
+        micro_batch = 1 if isinstance(error, OutOfMemory) else self._dims[0] if self._dims else 0
+        fitting = about_fitting(micro_batch, numbers, self._fixed_bytes())
+        facts = self._facts(step, micro_batch, numbers, fitting)
+        # Elsewhere the error's traceback still holds the step's tensors, and nothing could be given back.
+        needs_new_process = isinstance(error, OutOfMemory) and clean_up().needs_restart
+        self._note(facts, oom_text(facts), needs_new_process=needs_new_process)
+        return needs_new_process
+
+    def _facts(self, step: int, micro_batch: int, numbers: OomNumbers, fitting: int) -> OomFacts:
+        return OomFacts(
+            step=step,
+            micro_batch=micro_batch,
+            numbers=numbers,
+            shape=" x ".join(map(str, self._dims)),
+            parts=self._parts(numbers),
+            fitting_micro_batch=fitting,
+            others=_others(numbers),
+        )
+
+    def _parts(self, numbers: OomNumbers) -> dict[str, int]:
+        """What can be told from outside: the models' and the optimizers' own tensors; the rest came with the step."""
+        parts = {"weights": self._weight_bytes(), "optimizer state": self._optimizer_bytes()}
+        if numbers.allocated_bytes is not None:
+            rest = numbers.allocated_bytes - sum(parts.values())
+            parts["activations, gradients and temporaries"] = max(0, rest)
+        return {part: size for part, size in parts.items() if size}
+
+    def _weight_bytes(self) -> int:
+        return sum(_size(t) for module in self._modules for t in (*module.parameters(), *module.buffers()))
+
+    def _optimizer_bytes(self) -> int:
+        states = (state for optimizer in self._optimizers for state in optimizer.state.values())
+        return sum(_size(value) for state in states for value in state.values() if isinstance(value, Tensor))
+
+    def state_bytes(self) -> int:
+        """About what a checkpoint will hold."""
+        return self._weight_bytes() + self._optimizer_bytes()
+
+    def _fixed_bytes(self) -> int:
+        """What does not depend on the batch: weights, their gradients, the optimizer's state."""
+        trained = (w for module in self._modules for w in module.parameters() if w.requires_grad)
+        return self._weight_bytes() + self._optimizer_bytes() + sum(map(_size, trained))
+
+    def _note(self, facts: OomFacts, text: str, **more: Any) -> None:
+        record = {
+            "step": facts.step,
+            "micro_batch": facts.micro_batch,
+            "shape": facts.shape,
+            **asdict(facts.numbers),
+            "parts": dict(facts.parts or {}),
+            "fitting_micro_batch": facts.fitting_micro_batch or None,
+            "others": [asdict(user) for user in facts.others],
+            **more,
+        }
+        self.last_oom = {**record, "text": text}
+        self._tell("out_of_memory", text, is_loud=True, **record)
+
+
+def _first_words(facts: OomFacts, phase: str) -> str:
+    numbers = facts.numbers
+    text = f"out of GPU memory at step {facts.step} in the {phase} pass"
+    if numbers.wanted_bytes is not None:
+        text += f": needed {format_bytes(numbers.wanted_bytes)}"
+        text += f", {format_bytes(numbers.free_bytes)} free" if numbers.free_bytes is not None else ""
+        text += f" of {format_bytes(numbers.total_bytes)}" if numbers.total_bytes is not None else ""
+    if facts.others:
+        held = sum(user.used_bytes or 0 for user in facts.others)
+        text += f" (pid {', '.join(str(user.pid) for user in facts.others[:3])} beside it: {format_bytes(held)})"
+    return text
+
+
+def _others(numbers: OomNumbers) -> tuple[GpuUser, ...]:
+    """Of the driver, and of the error's own text where the driver's library is not installed."""
+    reserved = torch.cuda.memory_reserved() if torch.cuda.is_available() else None
+    found = other_users(read_gpus(), (), own_bytes=reserved)
+    known = {user.pid for user in found} | {os.getpid()}
+    return (*found, *(GpuUser(pid, "", size) for pid, size in numbers.neighbours if pid not in known))
+
+
+def prepare_card() -> None:
+    """Before CUDA starts: expandable segments unless a person chose; and a cap where the driver would spill. What it
+    cannot do is left as it was."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # Read by PyTorch at the first use of the card, not at its import.
+        os.environ.update(allocator_environment(os.environ))
+    with contextlib.suppress(RuntimeError):
+        cap_where_spilling()
+
+
+def off_step(state: Mapping[str, Any], fn: Fn, batch: Any, how: Slicing) -> StepResult:
+    """JACKLINE=off: the same gradients, nothing caught, nothing kept."""
+    return plain_step(fn, batch, how, modules=find_modules(state), scaler=find_scaler(state))
+
+
+def find_modules(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
+    """All there are in the state, also in lists and dicts."""
+    return tuple(value for value in _walk(state) if isinstance(value, nn.Module))
+
+
+def find_scaler(state: Mapping[str, Any]) -> Any:
+    return next((value for value in _walk(state) if type(value).__name__.endswith("GradScaler")), None)
+
+
+def _walk(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for part in value.values():
+            yield from _walk(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _walk(part)
+    else:
+        yield value
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    return (value for value in _walk(batch) if isinstance(value, Tensor))
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,229 @@
+"""The host's memory inside a session: warn, give back, read with fewer workers; save and leave before a kill.
+
+Owns what a session does about the guard's word (memory/guard/host.py), how a loader is made smaller, and which
+settings an attempt starts with after one that ended for memory. Saving and leaving is run.py's; restarting the
+supervisor's.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.user_code import is_user_file
+from jackline.machine.waits import read_wait
+from jackline.memory.guard.host import Go, HostGuard, SaveAndExit, smaller_settings, trim_host_memory
+from jackline.rundir import atomic
+from jackline.rundir.intent import read_intent
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.session.feeds.feed import Feed
+
+Tell = Callable[..., None]  # Reporter.event
+_WARN_EVERY_S = 30.0
+_OURS = os.path.dirname(__file__)
+_IDLE = ("sleep", "network", "local_socket", "pipe", "keyboard", "child", "poll", "file_lock", "stopped")
+_STEPS_SEEN = 8
+# Ends after which the same loading would fill the same memory again.
+_MEMORY_ENDS = ("kernel_oom", "memory_guard", "host_memory_error")
+# A limit this much larger is another machine, and what was too much there may fit here.
+_LARGER_LIMIT = 1.2
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The limit is too near for another step: why, and what the next attempt should start with."""
+
+    why: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SaveCost:
+    """What a save will take: time until it is acknowledged, and host memory on the way."""
+
+    save_s: float
+    kept_bytes: int
+
+
+class HostMemory:
+    """Asked at every boundary. `reopen` lets the feed go on from the present position, with what it is set to now."""
+
+    def __init__(self, feed: Feed, tell: Tell, reopen: Callable[[], None], guard: HostGuard | None = None) -> None:
+        self._feed, self._tell, self._reopen = feed, tell, reopen
+        self._places: Counter[tuple[str, int, str]] = Counter()
+        self._idle_places: Counter[tuple[str, int, str]] = Counter()  # seen asleep or waiting for something outside
+        self.guard = guard or HostGuard(on_growth=self._look)
+        self._intervals_s: deque[float] = deque(maxlen=_STEPS_SEEN)
+        self._last_s: float | None = None
+        self._warned_s = float("-inf")
+        self.leaving: Leave | None = None
+
+    def start(self) -> None:
+        self.guard.start()
+
+    def stop(self) -> None:
+        self.guard.stop()
+
+    def mind(self, now_s: float, expect: Callable[[], SaveCost]) -> Leave | None:
+        """What to do at this boundary: nothing or little, which is done here; or leave, which is the caller's.
+
+        `expect` is asked only when memory is more than half full: every step pays 2 us otherwise.
+        """
+        if self._last_s is not None:
+            self._intervals_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        if self.guard.is_calm():
+            return None
+        cost = expect()
+        action = self.guard.action(self._step_s(), cost.save_s, cost.kept_bytes)
+        if isinstance(action, Go):
+            return None
+        text = self.guard.describe(action.left_s) + self.where()
+        if isinstance(action, SaveAndExit):
+            self.leaving = Leave(text, self._smaller())
+            return self.leaving
+        if now_s - self._warned_s >= _WARN_EVERY_S:
+            self._warned_s = now_s
+            self._give_back(text)
+        return None
+
+    def where(self) -> str:
+        """'; it grows at train.py:41 `rows.append(row)`', as far as was seen."""
+        frame = self._frame()
+        if frame is None:
+            return ""
+        return f"; it grows at {frame.place}" + (f" `{frame.source[:100]}`" if frame.source else "")
+
+    def _frame(self) -> Frame | None:
+        seen = [place for places in (self._places, self._idle_places) for place, _ in places.most_common()]
+        frames = (
+            Frame(function, file, line, linecache.getline(file, line).strip()[:200], is_user=True)
+            for file, line, function in seen
+        )
+        # Those seen at work first, the most frequent first; a line that sleeps only where no other was seen.
+        return min(frames, key=lambda frame: frame.sleeps, default=None)
+
+    def read(self) -> dict[str, Any]:
+        """For session-RANK.json."""
+        reading = self.guard.reading
+        num_workers, prefetch = loading_of(self._feed)
+        frame = self._frame()
+        return {
+            "used_bytes": reading.used_bytes if reading else None,
+            "limit_bytes": reading.limit.limit_bytes if reading else None,
+            "seconds_to_limit": self.guard.left_s(),
+            "grows_at": self.where().removeprefix("; it grows at ") or None,
+            # For whoever explains the end: a busy machine may not let anybody else look in time.
+            "growing_frame": asdict(frame) if frame is not None else None,
+            "num_workers": num_workers,
+            "prefetch": prefetch,
+        }
+
+    def _step_s(self) -> float:
+        """The longest of the last steps but one: a single evaluation or save among them does not count."""
+        longest = sorted(self._intervals_s)
+        return longest[-2] if len(longest) > 3 else longest[-1] if longest else 0.0
+
+    def _give_back(self, text: str) -> None:
+        words = use_less(self._feed, self._smaller(), can_change_workers=True)
+        self._tell("memory", f"{text}; giving back what is free{f' and {words}' if words else ''}", is_loud=True)
+        if words:
+            self._reopen()
+        trim_host_memory()
+
+    def _smaller(self) -> dict[str, Any]:
+        num_workers, prefetch = loading_of(self._feed)
+        reading = self.guard.reading
+        less: dict[str, Any] = smaller_settings(num_workers=num_workers, prefetch=prefetch) if num_workers else {}
+        return {**less, "limit_bytes": reading.limit.limit_bytes} if reading else less
+
+    def _look(self) -> None:
+        """Where the training is while memory grows; from the guard's thread, 0.1 ms."""
+        main = threading.main_thread()
+        frame = sys._current_frames().get(main.ident or 0)
+        # A thread that is busy in Python waits for the interpreter while we look: a lock is no sign of idleness.
+        places = self._idle_places if read_wait(os.getpid(), main.native_id).kind in _IDLE else self._places
+        while frame is not None and not is_user_file(frame.f_code.co_filename):
+            if _OURS in frame.f_code.co_filename:
+                places = self._idle_places  # taking a batch or saving: the line that called us did not grow anything
+            frame = frame.f_back
+        if frame is not None:
+            places[frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name] += 1
+
+
+# -- loaders -------------------------------------------------------------------------------------------------------
+
+
+def loading_of(feed: Feed) -> tuple[int, int]:
+    """Workers, and batches that each reads ahead; (0, 0) for a loader that is not ours to change."""
+    loader = _own_loader(feed)
+    return (0, 0) if loader is None else (loader.num_workers, loader.prefetch_factor or 0)
+
+
+def _own_loader(feed: Feed) -> Any:
+    """The DataLoader that Jackline rebuilt; somebody's wrapping around it is left alone."""
+    loader = getattr(feed, "loader", None)
+    return loader if type(loader) is DataLoader else None
+
+
+def use_less(feed: Feed, settings: Mapping[str, Any], *, can_change_workers: bool) -> str:
+    """Fewer workers and less prefetch from the next `open` on; the words about it, '' when nothing changed.
+
+    The order of the data does not depend on either, so a resumed run stays bit-exact; only random augmentation that
+    is not keyed does, and then nothing is changed.
+    """
+    loader, dataset = _own_loader(feed), getattr(feed, "dataset", None)
+    if loader is None or not getattr(dataset, "is_keyed", False) or not loader.num_workers:
+        return ""
+    words = []
+    wanted = settings.get("num_workers")
+    if can_change_workers and isinstance(wanted, int) and 0 <= wanted < loader.num_workers:
+        words.append(f"{wanted} instead of {loader.num_workers} workers")
+        loader.num_workers = wanted
+    ahead = settings.get("prefetch")
+    if isinstance(ahead, int) and loader.num_workers and 1 <= ahead < (loader.prefetch_factor or 2):
+        words.append(f"{ahead} instead of {loader.prefetch_factor} batches read ahead by each")
+        loader.prefetch_factor = ahead
+    if words:
+        loader._iterator = None  # of persistent workers: the next pass starts the new ones
+    return "reading with " + " and ".join(words) if words else ""
+
+
+# -- what an attempt starts with -----------------------------------------------------------------------------------
+
+
+def settings_to_start_with(
+    run: RunDir, attempt: AttemptDir | None, num_workers: int, limit_bytes: int
+) -> dict[str, Any]:
+    """What the attempts before this one learnt about memory: the settings the last of them asked for, halved again
+    for each that was killed since. {} when none ended for memory, or under a much smaller limit than now."""
+    found: dict[str, Any] = {}
+    for former in run.list_attempts():
+        if attempt is not None and former.number >= attempt.number:
+            break
+        intent = read_intent(former)
+        if intent is not None and intent.restart and intent.settings:
+            found = dict(intent.settings)
+        elif _ended_for_memory(former):
+            less = smaller_settings(
+                num_workers=int(found.get("num_workers", num_workers)), prefetch=int(found.get("prefetch", 2))
+            )
+            found = {**found, **less}
+    then = found.get("limit_bytes")
+    if isinstance(then, int) and limit_bytes > _LARGER_LIMIT * then:
+        return {}
+    return found
+
+
+def _ended_for_memory(attempt: AttemptDir) -> bool:
+    ending = atomic.read_json(attempt.exit_file)
+    return isinstance(ending, dict) and ending.get("cause") in _MEMORY_ENDS

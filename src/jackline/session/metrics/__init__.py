@@ -1,0 +1,1 @@
+"""Numbers a loop reports, and what the session tells others."""

@@ -1,0 +1,108 @@
+"""What the session tells: session-RANK.json once a second, events, metrics, and lines for people.
+
+A small thread does all of it, so that a slow disk never holds a step up. It also notices when a request to end finds
+no end of a step in time. Owns those three files. Does not decide anything about training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from jackline.rundir import atomic
+from jackline.rundir.jsonl import JsonlWriter
+from jackline.rundir.layout import RunDir
+from jackline.session.metrics.scalars import MetricsFile, Scalars
+
+EVERY_S = 1.0
+
+
+def say(text: str) -> None:
+    """A line for people, where the person looks. Never raises: stderr may be closed."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"[jackline] {text}\n")
+        sys.stderr.flush()
+
+
+def keep_standard_descriptors() -> None:
+    """A script started with `2>&-` has no descriptor 2. The next file it opens would get that number, and words for
+    people would be written into it: the writer's socket once was that file."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is what open() gives.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+class Reporter:
+    """One session's voice. `read_state` gives the contents of session-RANK.json."""
+
+    def __init__(self, run: RunDir, rank: int, scalars: Scalars) -> None:
+        self._run, self._rank = run, rank
+        self._scalars = scalars
+        self.read_state: Callable[[], dict[str, Any]] = dict
+        self._events = JsonlWriter(run.session_events(rank))
+        self._metrics = MetricsFile(JsonlWriter(run.metrics(rank)))
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._wake = threading.Event()
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+        self._has_complained = False
+        self.on_tick: list[Callable[[], None]] = []
+        self.on_lines: list[Callable[[list[Any]], None]] = []
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._work, daemon=True, name="jackline-report")
+        self._thread.start()
+
+    def event(self, kind: str, text: str, *, is_loud: bool = False, **fields: Any) -> None:
+        """Written soon; said now when it is loud."""
+        self._waiting.append({"at_s": time.time(), "event": kind, "text": text, **fields})
+        if is_loud:
+            say(text)
+
+    def hurry(self) -> None:
+        """Do not wait for the second to be over."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Everything that is known is written when this returns."""
+        self._is_over = True
+        self._wake.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout=10.0)
+        self._scalars.send(float("inf"))
+        self._tick(wait=True)
+        self._events.close()
+        self._metrics.close()
+
+    def _work(self) -> None:
+        pid = os.getpid()
+        while not self._is_over and os.getpid() == pid:
+            self._wake.wait(EVERY_S)
+            self._wake.clear()
+            if not self._is_over:
+                self._tick()
+
+    def _tick(self, *, wait: bool = False) -> None:
+        try:
+            lines = self._scalars.resolve(wait=wait)
+            self._metrics.write(lines)
+            for notice in self.on_lines:
+                notice(lines)
+            while self._waiting:
+                self._events.append(self._waiting.popleft())
+            atomic.write_json(self._run.session_file(self._rank), self.read_state())
+            for call in self.on_tick:
+                call()
+        except Exception as problem:  # a full disk, a folder that was deleted: training goes on, unreported
+            if not self._has_complained:
+                self._has_complained = True
+                say(f"progress cannot be written ({type(problem).__name__}: {problem}); training goes on")

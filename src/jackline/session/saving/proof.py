@@ -1,0 +1,76 @@
+"""Before step 1: save, load, compare, on the real objects. What does not come back is found in the first seconds.
+
+Leaves no trace: what was loaded is what was saved, and the generators are put back. Owns the comparison; the
+checkpoint of step 0 that remains is a gift, since a run killed early then goes on from the very same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from jackline.checkpoint.engine import CheckpointEngine
+from jackline.checkpoint.state.capture import capture
+from jackline.checkpoint.state.frozen import hash_tensor
+from jackline.checkpoint.state.rng import ProcessRandom
+from jackline.errors import JacklineError
+
+HINT = "attach(prove=False) goes on regardless"
+
+
+class Unproved(JacklineError):
+    """What was saved did not come back, or could not be saved."""
+
+
+def prove(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: int) -> None:
+    """Raises Unproved with the names of what was lost. `state` is what the run will save from now on."""
+    chance = ProcessRandom()
+    ours = {**state, "random": chance}
+    before = fingerprint(ours)
+    ticket = engine.save(ours, step=step, if_busy="wait")
+    if not ticket.wait():
+        raise Unproved(f"this run cannot be saved: {ticket.why or ticket.outcome}", hint=HINT)
+    engine.load_newest(ours, step=step)
+    chance.reapply()
+    differences = compare(before, fingerprint(ours))
+    if differences:
+        raise Unproved(
+            "what was saved does not come back the same",
+            detail=tuple(differences[:8]),
+            hint=f"its state_dict() and load_state_dict() do not match; {HINT}",
+        )
+
+
+def fingerprint(state: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Every value of the state by name; tensors by their hash."""
+    captured = capture(state)
+    found = {f"{source.key}.{source.name}": hash_tensor(source.tensor) for source in captured.sources}
+    for key, node in captured.tree.items():
+        _flatten(node, key, found)
+    return found
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """'ema.decay: 0.99 -> 0.9' for what differs."""
+    names = sorted(set(before) | set(after))
+    return [
+        f"{name}: {_shown(before, name)} -> {_shown(after, name)}"
+        for name in names
+        if before.get(name) != after.get(name) or (name in before) != (name in after)
+    ]
+
+
+def _flatten(node: Any, name: str, found: dict[str, Any]) -> None:
+    if isinstance(node, dict):
+        for word, part in node.items():
+            _flatten(part, f"{name}.{word}", found)
+    elif isinstance(node, list):
+        for number, part in enumerate(node):
+            _flatten(part, f"{name}.{number}", found)
+    else:
+        found.setdefault(name, node)
+
+
+def _shown(values: dict[str, Any], name: str) -> str:
+    text = str(values[name]) if name in values else "(gone)"
+    return text if len(text) <= 60 else text[:57] + "..."

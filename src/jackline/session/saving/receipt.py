@@ -1,0 +1,121 @@
+"""What a resumed run tells first: what came back, what did not, what changed, and whether the first loss is the same.
+
+Owns words. The engine's own receipt (checkpoint/state/load.py) is a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jackline.checkpoint.format.catalogue import list_left_behind, list_rewinds
+from jackline.checkpoint.state.load import Receipt
+from jackline.errors import CannotResume
+from jackline.rundir.jsonl import read_last
+from jackline.rundir.layout import RunDir
+from jackline.session.feeds.feed import Feed
+from jackline.session.metrics.scalars import Line
+from jackline.session.saving.changes import Change, judge
+from jackline.session.settings import Verdict
+from jackline.units import format_bytes, format_duration
+
+_LOOKED_AT = 4000  # metrics lines of the attempt before
+OURS = ("session", "random", "values")
+
+
+def receipt_lines(receipt: Receipt, feed: Feed, session: dict[str, Any]) -> list[str]:
+    """The whole receipt, first line first."""
+    restored = receipt.restored
+    keys = [key for key in restored.keys if key not in OURS]
+    lines = [
+        f"going on from {receipt.name}: {', '.join([*keys, 'all random generators'])}; "
+        f"{format_bytes(restored.manifest.size_bytes)}, every byte proved, in {format_duration(receipt.took_s)}"
+    ]
+    lines += [f"  {refusal.name} is not whole and was passed over: {refusal.why}" for refusal in receipt.refused]
+    lines += _left_behind_lines(receipt)
+    lines += [f"  not restored: {what}" for what in restored.not_restored if not what.startswith(OURS)]
+    lines += [f"  {note}" for note in restored.notes if not note.startswith(OURS)]
+    if feed.kind != "none":
+        of = f" of {feed.num_batches}" if feed.num_batches is not None else ""
+        lines.append(f"  data: epoch {session['epoch']}, batch {session['batch']}{of}; {'; '.join(feed.describe())}")
+    return lines
+
+
+def _left_behind_lines(receipt: Receipt) -> list[str]:
+    """Only in the attempts that begin where somebody went back to."""
+    folder = receipt.path.parent
+    if not any(rewind.step == receipt.step for rewind in list_rewinds(folder)):
+        return []
+    names = [str(name) for name in list_left_behind(folder) if name.step > receipt.step]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"  left behind: {names[0]}{more}; numbers of later steps stay in metrics-0.jsonl, the new ones follow"]
+
+
+def start_lines(feed: Feed, how_often: str) -> list[str]:
+    """What a new run tells."""
+    data = f"; data: {'; '.join(feed.describe())}" if feed.kind != "none" else ""
+    return [f"saving {how_often}{data}"]
+
+
+def announce_changes(changes: list[Change], verdicts: dict[str, Verdict], tell: Callable[[str], None]) -> None:
+    """Says what is to be said; raises CannotResume for what must not be gone on with."""
+    found = judge(changes, verdicts)
+    for change in found["warn"]:
+        tell(f"{change.kind} changed since it was saved: {change.text}")
+    if found["refuse"]:
+        kinds = sorted({change.kind for change in found["refuse"]})
+        settings = ", ".join(f"'{kind}': 'warn'" for kind in kinds)
+        raise CannotResume(
+            f"{' and '.join(kinds)} changed since it was saved",
+            detail=tuple(change.text for change in found["refuse"][:8]),
+            hint=f"attach(new=True) starts another run, on_change={{{settings}}} goes on with this one",
+        )
+
+
+class FirstLoss:
+    """Compares the losses of the first resumed step with what an earlier attempt recorded for it."""
+
+    def __init__(self, run: RunDir, rank: int, step: int, tell: Callable[..., None]) -> None:
+        self._step = step + 1
+        self._tell = tell
+        self._recorded = _first_of_last_group(list(read_last(run.metrics(rank), _LOOKED_AT)), self._step)
+        self._is_done = not self._recorded
+
+    def look(self, lines: list[Line]) -> None:
+        """Called with every line that is written; acts on one."""
+        if self._is_done:
+            return
+        for step, _, values in lines:
+            if step < self._step:
+                continue
+            self._is_done = True
+            if step == self._step:
+                self._compare(values)
+            return
+
+    def _compare(self, values: dict[str, Any]) -> None:
+        names = [name for name in values if "loss" in name.lower() and name in self._recorded]
+        for name in names:
+            now, before = values[name], self._recorded[name]
+            is_same = now == before or str(now) == str(before)
+            if is_same:
+                text = f"the first {name} is bit-equal to the one recorded before ({now:.6g} at step {self._step})"
+            else:
+                text = (
+                    f"the first {name} is {now!r}, but {before!r} was recorded before at step {self._step}: "
+                    "this resume is not bit-exact"
+                )
+            self._tell("first_loss", text, is_loud=True, is_equal=is_same, step=self._step)
+
+
+def _first_of_last_group(records: list[dict[str, Any]], step: int) -> dict[str, Any]:
+    """The first line of `step` in the newest attempt that got there."""
+    found: dict[str, Any] = {}
+    previous = None
+    for record in records:
+        if record.get("step") == step and previous != step:
+            found = record
+        previous = record.get("step")
+    return found

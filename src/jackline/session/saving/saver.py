@@ -1,0 +1,201 @@
+"""When a session saves, and what it knows about its checkpoints. A thin layer over the checkpoint engine.
+
+Fail open: whatever goes wrong in here is reported once and saving is off; training goes on. Owns the cadence and the
+words about checkpoints. Does not own what a boundary is (run.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jackline.checkpoint.engine import FORKED, CheckpointEngine, Mode
+from jackline.checkpoint.format.catalogue import BEST, list_names
+from jackline.checkpoint.format.manifest import Damage
+from jackline.checkpoint.format.verify import read_manifest
+from jackline.checkpoint.mirror.progress import LossBounds
+from jackline.checkpoint.schedule import Progress, save_is_due
+from jackline.checkpoint.ticket import Ticket
+from jackline.session.settings import Settings
+from jackline.units import format_duration
+
+_POLL_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.05
+Event = Callable[..., None]  # Reporter.event
+
+
+class Saver:
+    """`state` is the dict that is saved: the person's objects, 'session' and 'random'."""
+
+    def __init__(self, engine: CheckpointEngine, state: dict[str, Any], settings: Settings) -> None:
+        self.engine = engine
+        self.state = state
+        self.why_off = ""
+        self.last_step: int | None = None  # of the newest acknowledged checkpoint
+        self.last_at_s: float | None = None
+        self._settings = settings
+        self._cadence = settings.cadence()
+        self._event: Event = lambda *_, **__: None
+        self._ticket: Ticket | None = None
+        self._is_first = True
+        self.asked_step = 0  # of the last save, acknowledged or not
+        self._asked_at_s = time.monotonic()
+        self._asked_wall_s = time.time()
+        self._stall_s = self._write_s = 0.0
+        self._polled_s = self._looked_s = 0.0
+        self._best_name, self._best = "", dict[str, Any]()
+
+    def report_to(self, event: Event) -> None:
+        self._event = event
+
+    def begin(self, step: int) -> None:
+        """Training starts or goes on at `step`, which is saved or needs no saving."""
+        self.asked_step, self._asked_at_s = step, time.monotonic()
+
+    def why_due(self, step: int, now_s: float) -> str | None:
+        if self.why_off or (self._cadence.every_steps is None and now_s - self._looked_s < _LOOK_EVERY_S):
+            return None
+        self._looked_s = now_s
+        progress = Progress(
+            now_s, step, self._asked_at_s, self.asked_step, self._stall_s, self._write_s, self._is_first
+        )
+        return save_is_due(progress, self._cadence)
+
+    def expected_s(self, state_bytes: int) -> float:
+        """How long a save will take until it is acknowledged: as the last one, or by a slow disk's pace."""
+        return (self._stall_s + self._write_s) or 0.5 + state_bytes / 100e6
+
+    def save(
+        self, step: int, *, metrics: dict[str, float], is_last: bool = False, is_wanted: bool = False
+    ) -> Ticket | None:
+        """Takes the state now. `is_last`: nothing will change after it, and it may wait for the writer. `is_wanted`:
+        somebody asked for this one, so a busy writer is waited for."""
+        if self.why_off:
+            return None
+        try:
+            mode: Mode = "auto" if self._settings.overlap and not is_last else "blocking"
+            ticket = self.engine.save(
+                self.state, step=step, metrics=metrics, mode=mode, if_busy="wait" if is_last or is_wanted else "skip"
+            )
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+            return None
+        if ticket.why == FORKED:
+            self.turn_off(FORKED)
+            return None
+        self._note(ticket, step)
+        return ticket
+
+    def prepare(self) -> None:
+        """After the first step, when the optimizers have made their state: room for it, beside the next steps."""
+        try:
+            self.engine.prepare(self.state)
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+
+    def before_change(self) -> None:
+        """The barrier, in the optimizers' hooks: free unless a copy is under way."""
+        self.engine.before_mutation()
+
+    def poll(self, now_s: float, *, is_urgent: bool = False) -> None:
+        """Takes in what the writer said, a few times a second."""
+        if now_s - self._polled_s < _POLL_EVERY_S and not is_urgent:
+            return
+        self._polled_s = now_s
+        try:
+            for event in self.engine.poll():
+                self._tell(event)
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+
+    def wait(self, timeout_s: float = 3600.0) -> bool:
+        """Until the save under way is acknowledged or lost; whether it was acknowledged."""
+        ticket = self._ticket
+        is_committed = ticket is not None and ticket.wait(timeout_s)
+        self.poll(time.monotonic(), is_urgent=True)
+        return is_committed
+
+    def close(self) -> None:
+        try:
+            for event in self.engine.close():
+                self._tell(event)
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+
+    def turn_off(self, why: str) -> None:
+        if not self.why_off:
+            self.why_off = why
+            self._event("protection_off", f"checkpoints are off: {why}", is_loud=True, protection="checkpoints")
+
+    def look_at_disk(self) -> dict[str, Any] | None:
+        """The newest acknowledged checkpoint, for the reporting thread: a loop in a long step does not poll."""
+        names = list_names(self.engine.folder)
+        if not names:
+            return None
+        step, at_s = names[0].step, self.last_at_s
+        if step == self.asked_step and step != self.last_step:
+            at_s = self._asked_wall_s
+        return {"step": step, "at_s": at_s, "path": str(self.engine.folder / str(names[0]))}
+
+    def best(self) -> dict[str, Any] | None:
+        """The best checkpoint there is by `keep_best`: name of the number, value and step."""
+        if self._settings.keep_best is None:
+            return None
+        name = self._settings.keep_best.removeprefix("+")
+        try:
+            pointed = (self.engine.folder / BEST).read_text().strip()
+            if pointed != self._best_name:
+                manifest = read_manifest(self.engine.folder / pointed)
+                self._best = {"step": manifest.step, "value": manifest.metrics[name]}
+                self._best_name = pointed
+        except (OSError, Damage, KeyError):
+            return None
+        return {"name": name.removeprefix("best_"), **self._best}
+
+    def bounds(self, newest: dict[str, Any] | None) -> dict[str, Any]:
+        """What is lost if the process dies now, and if the machine does."""
+        machine_s, sure = self.engine.bounds().machine_s, self.engine.bounds().mirror_state
+        at_s = newest["at_s"] if newest else None
+        bounds = LossBounds(None if at_s is None else max(0.0, time.time() - at_s), machine_s, sure)
+        found = {"process_s": bounds.process_s, "machine_s": machine_s, "text": bounds.text()}
+        note = "last upload, confirmed" if sure == "confirmed" else "last upload, unconfirmed"
+        return found if machine_s is None else {**found, "note": note}
+
+    def what_stands(self, step: int) -> str:
+        """What a run that ended at `step` without a save goes on from."""
+        if self.last_step is None:
+            return "there is no checkpoint: it starts over"
+        if step <= self.last_step:
+            return f"the checkpoint of step {self.last_step} stands"
+        age = "" if self.last_at_s is None else f" of {format_duration(max(0.0, time.time() - self.last_at_s))} ago"
+        count = step - self.last_step
+        return (
+            f"the checkpoint of step {self.last_step}{age} stands; {count} step{'s' * (count > 1)} will be repeated"
+        )
+
+    def _note(self, ticket: Ticket, step: int) -> None:
+        if ticket.outcome == "skipped":
+            # Try again soon, but not at every step.
+            self._asked_at_s = max(self._asked_at_s, time.monotonic() - 1.0)
+            return
+        self._ticket, self.asked_step, self._asked_at_s = ticket, step, time.monotonic()
+        self._asked_wall_s = time.time()
+        self._is_first = False
+
+    def _tell(self, event: Any) -> None:
+        if event.kind == "committed" and event.step is not None:
+            is_ours = self._ticket is not None and self._ticket.step == event.step
+            self.last_step, self.last_at_s = event.step, self._asked_wall_s if is_ours else event.at_s
+            if self._ticket is not None and is_ours:
+                self._stall_s = max(self._ticket.stall_s, self._stall_s / 2)
+                self._write_s = self._ticket.write_s
+        record = event.to_json()
+        is_loud = event.is_loud and event.kind != "skipped"  # a busy writer is no news: the next save is near
+        self._event(record.pop("kind"), record.pop("text"), is_loud=is_loud, **_without(record, "at_s"))
+        if event.kind == "off":
+            self.turn_off(self.engine.why_off)
+
+
+def _without(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {word: value for word, value in record.items() if word not in (*names, "event")}

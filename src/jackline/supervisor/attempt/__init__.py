@@ -1,0 +1,1 @@
+"""One attempt of a run: watching it, stopping it, and what is found out at its end."""

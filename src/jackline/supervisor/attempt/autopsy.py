@@ -1,0 +1,165 @@
+"""The end of an attempt: evidence gathered, judged and written to exit.json.
+
+Owns exit.json and findings.json. The judging itself is `diagnosis`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from jackline.diagnosis.deaths.collect import oom_delta, read_fault_text, tail_lines
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import Evidence, Finding, SentSignal
+from jackline.diagnosis.deaths.report import death_text, summary_line
+from jackline.diagnosis.deaths.traceback_text import traceback_hash
+from jackline.diagnosis.frames import Frame
+from jackline.errors import EXIT_FAILED, EXIT_STOPPED
+from jackline.machine.disk import read_disk
+from jackline.machine.kernel_log import read_kernel_kills
+from jackline.machine.memory import read_oom_counters, shm_free_bytes
+from jackline.rundir import atomic
+from jackline.rundir.intent import read_intent
+from jackline.rundir.layout import FORMAT
+from jackline.supervisor.attempt.watching import AttemptWatch
+from jackline.supervisor.child.process import Ending
+from jackline.supervisor.policy import AttemptSummary
+
+TAIL_LINES = 200
+STOPPED_CAUSES = ("stopped", "time_limit")
+
+
+@dataclass(frozen=True)
+class Autopsy:
+    """What is known after the end."""
+
+    exit_code: int
+    evidence: Evidence
+    findings: tuple[Finding, ...]
+    text: str
+    summary: str
+    checkpoint_after: str | None
+    made_progress: bool
+
+    def summarise(self, watch: AttemptWatch) -> AttemptSummary:
+        """What the restart policy needs to know."""
+        return AttemptSummary(
+            number=watch.command.attempt.number,
+            duration_s=self.evidence.duration_s,
+            cause=self.findings[0].cause,
+            is_retryable=self.findings[0].is_retryable,
+            checkpoint_before=watch.resumed_from,
+            checkpoint_after=self.checkpoint_after,
+            traceback_hash=traceback_hash(self.evidence.output_tail),
+        )
+
+    @property
+    def cause(self) -> str:
+        return self.findings[0].cause
+
+
+def examine(
+    watch: AttemptWatch,
+    ending: Ending,
+    *,
+    sent: tuple[SentSignal, ...],
+    stop_requested_by: str,
+    checkpoint_after: str | None,
+) -> Autopsy:
+    """Gather, judge, write. Called after the last output was read."""
+    evidence = gather(watch, ending, sent=sent, stop_requested_by=stop_requested_by)
+    findings = diagnose(evidence)
+    code = exit_code_of(ending, findings[0].cause, has_checkpoint=checkpoint_after is not None)
+    autopsy = Autopsy(
+        exit_code=code,
+        evidence=evidence,
+        findings=findings,
+        text=death_text(findings, evidence),
+        summary=summary_line(findings),
+        checkpoint_after=checkpoint_after,
+        made_progress=checkpoint_after is not None and checkpoint_after != watch.resumed_from,
+    )
+    write_exit(watch, ending, autopsy)
+    return autopsy
+
+
+def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...], stop_requested_by: str) -> Evidence:
+    started_at_s = watch.command.started_at_s
+    in_cgroup, on_machine = oom_delta(watch.oom_before, read_oom_counters(cgroup=watch.oom_before.cgroup))
+    pids = tuple(sorted(watch.pids_seen))
+    kills = [kill for kill in read_kernel_kills(started_at_s - 1.0) if kill.pid in watch.pids_seen]
+    disk = read_disk(watch.run.path)
+    memory = watch.memory.reading
+    intent = read_intent(watch.command.attempt)
+    return Evidence(
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        duration_s=max(0.0, ending.ended_at_s - started_at_s),
+        ended_at_s=ending.ended_at_s,
+        output_tail=tail_lines(watch.run.out_log, TAIL_LINES),
+        fault_text=read_fault_text(watch.command.attempt.stacks, pids),
+        sent_signals=sent,
+        stop_requested_by=stop_requested_by,
+        oom_kills_in_cgroup=in_cgroup,
+        oom_kills_on_machine=on_machine,
+        kernel_log=tuple(kill.text for kill in kills),
+        tree_pids=pids[:200],
+        peak_memory_bytes=max(watch.memory.peak_bytes, ending.max_rss_bytes),
+        last_memory_bytes=memory.used_bytes if memory else 0,
+        memory_limit_bytes=watch.memory.limit.limit_bytes,
+        memory_limit_source=watch.memory.limit.source,
+        memory_growth_bytes_per_s=watch.memory.growth_bytes_per_s(),
+        growing_frame=watch.growing_frame() or _frame_seen_inside(watch),
+        last_frame=watch.last_frame(),
+        disk_free_bytes=disk.free_bytes if disk else None,
+        disk_path=disk.path if disk else "",
+        shm_free_bytes=shm_free_bytes(),
+        restart_wish=intent.why if intent is not None and intent.restart else "",
+    )
+
+
+def _frame_seen_inside(watch: AttemptWatch) -> Frame | None:
+    """The line that grew as the session's own guard saw it."""
+    session = atomic.read_json(watch.run.session_file())
+    if not isinstance(session, dict) or session.get("attempt") != watch.command.attempt.number:
+        return None
+    try:
+        return Frame(**session["memory"]["host"]["growing_frame"])
+    except (TypeError, KeyError):
+        return None
+
+
+def exit_code_of(ending: Ending, cause: str, *, has_checkpoint: bool) -> int:
+    """The child's own code; 128+n for a signal; 75 for a stop that can be gone on from."""
+    own = ending.exit_code
+    if cause in STOPPED_CAUSES and (own in (0, EXIT_STOPPED) or has_checkpoint):
+        return EXIT_STOPPED
+    if own is not None:
+        return own
+    return 128 + ending.signal if ending.signal else EXIT_FAILED
+
+
+def write_exit(watch: AttemptWatch, ending: Ending, autopsy: Autopsy) -> None:
+    attempt = watch.command.attempt
+    contents: dict[str, Any] = {
+        "format": FORMAT,
+        "attempt": attempt.number,
+        "exit_code": autopsy.exit_code,
+        "child_exit_code": ending.exit_code,
+        "signal": ending.signal,
+        "started_at_s": watch.command.started_at_s,
+        "ended_at_s": ending.ended_at_s,
+        "duration_s": autopsy.evidence.duration_s,
+        "is_stopped": autopsy.cause in STOPPED_CAUSES,
+        "cause": autopsy.cause,
+        "text": autopsy.text,
+        "resumed_from": watch.resumed_from,
+        "made_progress": autopsy.made_progress,
+        "checkpoint_after": autopsy.checkpoint_after,
+        "written_at_s": time.time(),
+        "evidence": autopsy.evidence.to_json(),
+        "findings": [finding.to_json() for finding in autopsy.findings],
+    }
+    atomic.write_json(attempt.exit_file, contents, durable=True)
+    atomic.write_json(attempt.findings_file, contents["findings"])

@@ -1,0 +1,395 @@
+"""One attempt under watch: output, memory, stacks, verdict, incidents.
+
+Owns the order in which the parts are asked and what supervisor.json says of the attempt. Each part fails open: an
+error inside it is reported once, that protection is shown as off, and the watch goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from jackline.diagnosis.doing import Doing, describe
+from jackline.diagnosis.frames import Frame, ProcessStack
+from jackline.machine.gpu import read_gpus
+from jackline.machine.memory import read_oom_counters
+from jackline.machine.net import tree_tcp_bytes
+from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, TreeReading, Wait
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
+from jackline.supervisor.attempt.rates import Rates, rates_between
+from jackline.supervisor.child.process import Command
+from jackline.supervisor.events import Events
+from jackline.supervisor.hang.incident import write_incident
+from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
+from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.output.progress import Progress
+from jackline.supervisor.output.reader import LogWriter, OutputTail
+from jackline.supervisor.stacks.sampler import StackSample, StackSampler
+from jackline.supervisor.stacks.take import forget_dead
+
+SAMPLE_EVERY_S = 1.0
+STACKS_FIRST_AFTER_S = 0.8
+STACKS_FIRST_APART_S = 3.0
+STACKS_SILENT_EVERY_S = 5.0
+STACKS_ALWAYS_EVERY_S = 30.0
+STACKS_RISING_EVERY_S = 0.3
+ALARMS = ("STUCK", "SUSPECT")
+
+
+class AttemptWatch:
+    """Live state of one attempt. `tick` is called ten times a second."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        command: Command,
+        options: SuperviseOptions,
+        *,
+        log: LogWriter,
+        events: Events,
+        consumed: dict[str, int] | None = None,
+    ) -> None:
+        self.run = run
+        self.command = command
+        self.options = options
+        self.events = events
+        self.log = log
+        self.protections_off: dict[str, str] = {}
+        self.oom_before: OomCounters = read_oom_counters(command.child.pid)
+        self.tails = self._open_tails(command.attempt, consumed or {})
+        self.memory = MemoryWatch(command.child.pid)
+        self.sampler = StackSampler(command.attempt.stacks)
+        self.judge = Judge(Thresholds(suspect_after_s=2 * options.stuck_after_s, stuck_after_s=options.stuck_after_s))
+        self.verdict: Verdict | None = None
+        self.tree = TreeReading(0.0)
+        self.rates = Rates()
+        self.gpus: tuple[GpuReading, ...] = ()
+        self.doing: Doing | None = None
+        self.progress: Progress | None = None
+        self.growth_places = GrowthPlaces()
+        self.incidents: list[dict[str, Any]] = []
+        self.pids_seen: set[int] = {command.child.pid}
+        self.resumed_from: str | None = None
+        self.are_survivors_named = False
+        self.last_output_s = time.monotonic()
+        self.last_line = ""
+        self.num_lines = 0
+        self.marks = 0
+        self._began_s = time.monotonic()
+        self._stacks: tuple[ProcessStack, ...] = ()
+        self._stacks_at_s = float("-inf")
+        self._fresh_stacks: tuple[ProcessStack, ...] | None = None
+        self._last_sample_s = time.monotonic() - SAMPLE_EVERY_S
+        self._last_stacks_s = float("-inf")
+        self._alarm = ""
+        self._pending_incident: Verdict | None = None
+
+    # -- the loop calls these ---------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        self._guard("output", lambda: self._read_output(now_s))
+        self._guard("memory", lambda: self._watch_memory(now_s))
+        self._guard("stacks", lambda: self._look_at_stacks(now_s))
+        if now_s - self._last_sample_s >= SAMPLE_EVERY_S:
+            late_s = now_s - self._last_sample_s - SAMPLE_EVERY_S
+            self._last_sample_s = now_s
+            self._guard("processes", self._read_tree)
+            self._guard("gpu", self._read_gpus)
+            self._guard("verdict", lambda: self._judge(now_s, late_s))
+
+    def is_short_of_space(self) -> bool:
+        """The command lives on the blocks ahead of its output: look more often."""
+        return any(tail.is_short_of_space for tail in self.tails.values())
+
+    def silent_s(self, now_s: float) -> float:
+        return now_s - self.last_output_s
+
+    def note_mark(self) -> None:
+        """A sign of progress that did not come through the output, such as a new checkpoint."""
+        self.marks += 1
+        self.last_output_s = time.monotonic()
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """What the former supervisor had seen of this attempt."""
+        former = state.get("oom_before")
+        if isinstance(former, dict) and state.get("attempt") == self.command.attempt.number:
+            self.oom_before = OomCounters(**former)
+            self.resumed_from = state.get("resumed_from")
+            self.incidents = list(state.get("incidents") or [])
+            self.memory.peak_bytes = int((state.get("memory") or {}).get("peak_bytes") or 0)
+            self.num_lines = int((state.get("output") or {}).get("num_lines") or 0)
+
+    def close(self) -> None:
+        """The command has ended: take the rest of its output."""
+        self._guard("output", lambda: self._read_output(time.monotonic()))
+        for tail in self.tails.values():
+            self._guard("output", tail.close)
+        # A run with many short Python children leaves an empty dump file for each.
+        self._guard("stacks", lambda: forget_dead(self.command.attempt.stacks))
+
+    def state(self, now_s: float) -> dict[str, Any]:
+        """This attempt's part of supervisor.json."""
+        return {
+            "attempt": self.command.attempt.number,
+            "child": self.command.child.to_json(),
+            "keeper": self.command.keeper.to_json(),
+            "started_at_s": self.command.started_at_s,
+            "silent_s": round(self.silent_s(now_s), 1),
+            "verdict": self._verdict_json(now_s),
+            "now": self._now_json(),
+            "cpu_cores": round(self.rates.cpu_cores, 2),
+            "disk_bytes_per_s": round(self.rates.disk_bytes_per_s),
+            "net_bytes_per_s": round(self.rates.net_bytes_per_s),
+            "num_processes": len(self.tree.processes),
+            "memory": self._memory_json(),
+            "gpu": [asdict(gpu) for gpu in self.gpus],
+            "progress": asdict(self.progress) if self.progress else None,
+            "output": {
+                **{f"{name}_consumed_bytes": tail.consumed_bytes for name, tail in self.tails.items()},
+                "out_log_bytes": self.log.size_bytes,
+                "num_lines": self.num_lines,
+                "last_line": self.last_line[:500],
+            },
+            "oom_before": asdict(self.oom_before),
+            "resumed_from": self.resumed_from,
+            "incidents": self.incidents[-20:],
+            "protections_off": [f"{name}: {why}" for name, why in self.protections_off.items()],
+        }
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def _open_tails(self, attempt: AttemptDir, consumed: dict[str, int]) -> dict[str, OutputTail]:
+        tails = {"raw": OutputTail(attempt.raw_out, self.log, consumed_bytes=consumed.get("raw", 0))}
+        if self.options.split_streams:
+            start = consumed.get("raw_err", 0)
+            tails["raw_err"] = OutputTail(attempt.raw_err, self.log, consumed_bytes=start, stream="err")
+        return tails
+
+    def _read_output(self, now_s: float) -> None:
+        for tail in self.tails.values():
+            self._take(tail.poll(time.time()), now_s)
+            if tail.problem:
+                self._switch_off("log", tail.problem)
+            else:
+                self.protections_off.pop("log", None)
+
+    def _take(self, news: Any, now_s: float) -> None:
+        if news.num_bytes:
+            self.last_output_s = now_s
+            self.num_lines += news.num_lines
+            self.last_line = news.last_text or self.last_line
+        if news.progress is not None:
+            if self.progress is None or news.progress.done != self.progress.done:
+                self.marks += 1
+            self.progress = news.progress
+
+    def _watch_memory(self, now_s: float) -> None:
+        pids = [process.pid for process in self.tree.processes] or [self.command.child.pid]
+        if not self.memory.poll(now_s, pids):
+            return
+        if self.memory.is_rising():
+            if now_s - self._last_stacks_s > STACKS_RISING_EVERY_S:
+                self._ask_for_stacks(now_s)
+        elif self.memory.share() < 0.5:
+            self.growth_places.clear()
+        warning = self.memory.warning(now_s, self.growth_places.likely())
+        if warning:
+            self.events.emit("memory", warning, seconds_to_limit=self.memory.seconds_left())
+
+    def growing_frame(self) -> Frame | None:
+        return self.growth_places.likely()
+
+    def _read_tree(self) -> None:
+        tree = self.command.read_tree()
+        pids = [process.pid for process in tree.processes]
+        tree = TreeReading(tree.at_s, tree.processes, tree_tcp_bytes(pids))
+        self.rates = rates_between(self.tree if self.tree.processes else None, tree)
+        self.tree = tree
+        self.pids_seen.update(pids[:1000])
+
+    def _read_gpus(self) -> None:
+        self.gpus = read_gpus()
+
+    def _judge(self, now_s: float, late_s: float) -> None:
+        output_bytes = sum(tail.num_read_bytes for tail in self.tails.values())
+        stacks, self._fresh_stacks = self._fresh_stacks, None
+        sample = Sample(
+            at_s=now_s,
+            late_s=max(0.0, late_s),
+            tree=self.tree,
+            gpus=self.gpus,
+            output_bytes=output_bytes,
+            marks=self.marks,
+            stacks=stacks,
+        )
+        self.verdict = self.judge.add(sample)
+        self._describe()
+        self._raise_alarm(self.verdict)
+
+    def _raise_alarm(self, verdict: Verdict) -> None:
+        if verdict.kind == self._alarm:
+            return
+        if verdict.kind in ALARMS:
+            self._alarm = verdict.kind
+            self._pending_incident = verdict
+            event = "stuck" if verdict.kind == "STUCK" else "verdict"
+            self.events.emit(event, f"{verdict.kind}: {verdict.text}", verdict=verdict.kind, label=verdict.label)
+        elif self._alarm:
+            self.events.emit("verdict", f"it moves again: {verdict.text}", verdict=verdict.kind, label=verdict.label)
+            self._alarm = ""
+
+    def _look_at_stacks(self, now_s: float) -> None:
+        self._collect_stacks(now_s)
+        self._request_stacks(now_s)
+
+    def _request_stacks(self, now_s: float) -> None:
+        if self._pending_incident is not None:
+            self.sampler.request(self._python_pids(), native=True)
+            return
+        if now_s - self._began_s < STACKS_FIRST_AFTER_S:
+            return  # an interpreter that is still being born has no stack to read
+        is_silent = self.silent_s(now_s) >= min(STACKS_FIRST_AFTER_S, self.options.quiet_after_s)
+        # The first sign of life in a silence must already know the line, so look when one seems to begin; but a
+        # program that prints every two seconds must not cost a stack each time.
+        since_stacks_s = now_s - self._last_stacks_s
+        is_first = is_silent and self._last_stacks_s < self.last_output_s and since_stacks_s > STACKS_FIRST_APART_S
+        # Half of --stuck-after, so that an alarm over a chatty program always has a line to name.
+        always_every_s = min(STACKS_ALWAYS_EVERY_S, self.options.stuck_after_s / 2)
+        # Counted from the start, not from for ever: a look spent on a program that has just begun to print would be
+        # missing a second later, when it falls silent.
+        is_due = now_s - max(self._last_stacks_s, self._began_s) >= always_every_s
+        is_due = is_due or (is_silent and since_stacks_s >= STACKS_SILENT_EVERY_S)
+        if is_first or is_due:
+            self._ask_for_stacks(now_s)
+
+    def _ask_for_stacks(self, now_s: float) -> None:
+        if self.sampler.request(self._python_pids()):
+            self._last_stacks_s = now_s
+
+    def _collect_stacks(self, now_s: float) -> None:
+        taken = self.sampler.take()
+        if self.sampler.problem:
+            self._switch_off("stacks", self.sampler.problem)
+        if taken is None:
+            return
+        self._stacks = self._fresh_stacks = taken.stacks
+        self._stacks_at_s = self._last_stacks_s  # when it was asked for: what it shows may be that old
+        if self.memory.is_rising() and self.tree.processes:
+            largest = max(self.tree.processes, key=lambda process: process.rss_bytes)
+            self.growth_places.add(self._stack_of(largest.pid))
+        if taken.request.native:
+            self._write_incident(taken)
+        self._describe()
+
+    def _write_incident(self, taken: StackSample) -> None:
+        verdict = self._pending_incident or self.verdict
+        if verdict is None:
+            return
+        self._pending_incident = None
+        number = len(self.incidents) + 1
+        path = self.command.attempt.incident(number)
+        write_incident(
+            path,
+            verdict=verdict,
+            stacks=taken.stacks,
+            native_text=taken.native_text,
+            tree=self.tree,
+            now_s=time.time(),
+        )
+        self.incidents.append({"number": number, "path": str(path), "at_s": time.time(), "text": verdict.text})
+        self.events.emit("incident", f"stacks of every process are in {path}", path=str(path))
+
+    # -- small readings ----------------------------------------------------------------------------------------------
+
+    def _python_pids(self) -> list[int]:
+        """Python processes first, since only they have lines to name."""
+        pythons = [process.pid for process in self.tree.processes if process.is_python]
+        others = [process.pid for process in self.tree.processes if not process.is_python]
+        return (pythons + others) or [self.command.child.pid]
+
+    def _leading_process(self) -> ProcessReading | None:
+        """Whose doing describes the run: the outermost Python process, else the command itself."""
+        pythons = (process for process in self.tree.processes if process.is_python)
+        return next(pythons, self.tree.processes[0] if self.tree.processes else None)
+
+    def _leading_stack(self) -> ProcessStack | None:
+        leader = self._leading_process()
+        return self._stack_of(leader.pid) if leader else None
+
+    def _stack_of(self, pid: int) -> ProcessStack | None:
+        return next((stack for stack in self._stacks if stack.pid == pid), None)
+
+    def _describe(self) -> None:
+        leader = self._leading_process()
+        if leader is not None:
+            # What it did before it last spoke is not what it does now.
+            stack = self._leading_stack() if self._stacks_at_s >= self.last_output_s else None
+            self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm)
+
+    def last_frame(self) -> Frame | None:
+        """Where it was seen last; on a busy machine only the verdict may know."""
+        if self.doing is not None and self.doing.frame is not None:
+            return self.doing.frame
+        return self.verdict.frame if self.verdict else None
+
+    def _verdict_json(self, now_s: float) -> dict[str, Any] | None:
+        if self.verdict is None:
+            return None
+        verdict = self.verdict
+        return {
+            "kind": verdict.kind,
+            "label": verdict.label,
+            "for_s": round(max(0.0, now_s - verdict.since_s), 1),
+            "text": verdict.text,
+            "pid": verdict.pid,
+            "frame": asdict(verdict.frame) if verdict.frame else None,
+        }
+
+    def _now_json(self) -> dict[str, Any] | None:
+        if self.doing is None:
+            return None
+        frame = self.doing.frame
+        return {
+            "what": self.doing.what,
+            "file": frame.file if frame else None,
+            "line": frame.line if frame else None,
+            "function": frame.function if frame else None,
+            "source": frame.source.strip() if frame else None,
+        }
+
+    def _memory_json(self) -> dict[str, Any] | None:
+        reading = self.memory.reading
+        if reading is None:
+            return None
+        return {
+            "used_bytes": reading.used_bytes,
+            "limit_bytes": reading.limit.limit_bytes,
+            "limit_source": reading.limit.source,
+            "tree_rss_bytes": reading.tree_rss_bytes,
+            "own_bytes": self.memory.own_bytes,
+            "peak_bytes": self.memory.peak_bytes,
+            "growth_bytes_per_s": round(self.memory.growth_bytes_per_s()),
+            "seconds_to_limit": self.memory.seconds_left(),
+            "grows_at": self._grows_at(),
+        }
+
+    def _grows_at(self) -> str | None:
+        frame = self.growth_places.likely()
+        return f"{frame.place} `{frame.source.strip()}`" if frame else None
+
+    def _guard(self, name: str, part: Callable[[], object]) -> None:
+        """Fail open, and try again: a disk that was full may have room by now."""
+        try:
+            part()
+        except Exception as error:
+            self._switch_off(name, f"{type(error).__name__}: {error}")
+        else:
+            self.protections_off.pop(name, None)
+
+    def _switch_off(self, name: str, why: str) -> None:
+        if name not in self.protections_off:
+            self.protections_off[name] = why
+            self.events.emit("note", f"protection '{name}' is off: {why}", protection=name)

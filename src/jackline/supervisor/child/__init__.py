@@ -1,0 +1,1 @@
+"""The user's command as a process tree: its keeper, its environment."""

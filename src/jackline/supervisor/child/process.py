@@ -1,0 +1,186 @@
+"""The user's command as a live thing: started through a keeper, signalled, asked whether it has ended.
+
+Owns the keeper's start and the reading of its files. Does not own when to signal (stopping.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.errors import JacklineError, UsageError
+from jackline.machine.proc import read_tree
+from jackline.machine.readings import TreeReading
+from jackline.rundir import atomic
+from jackline.rundir.layout import AttemptDir
+from jackline.rundir.process_id import ProcessId, boot_id, host_name, is_alive
+from jackline.supervisor.attempt.stopping import Target
+from jackline.supervisor.options import SuperviseOptions
+
+KEEPER = Path(__file__).with_name("keeper.py")
+START_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the command ended. Both None: nobody saw it."""
+
+    exit_code: int | None
+    signal: int | None
+    ended_at_s: float
+    max_rss_bytes: int = 0
+    orphans: tuple[dict[str, Any], ...] = ()
+
+
+class Command:
+    """One attempt's process tree."""
+
+    def __init__(
+        self, attempt: AttemptDir, start: Mapping[str, Any], started: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        self.attempt = attempt
+        self._started = started  # the keeper, when it is our own child and must be reaped
+        child = ProcessId.from_json(start.get("child"))
+        keeper = ProcessId.from_json(start.get("keeper"))
+        if child is None or keeper is None:
+            raise JacklineError(f"{attempt.start_file} is damaged", hint="start again: jackline resume")
+        self.child = child
+        self.keeper = keeper
+        self.started_at_s = float(start.get("started_at_s", 0.0))
+
+    def read_tree(self) -> TreeReading:
+        """The command and its descendants, the keeper left out."""
+        root = self.keeper if is_alive(self.keeper) else self.child
+        tree = read_tree(root.pid)
+        processes = tuple(process for process in tree.processes if process.pid != self.keeper.pid)
+        return TreeReading(tree.at_s, processes, tree.tcp_bytes)
+
+    def ending(self) -> Ending | None:
+        """None while the main process lives."""
+        # Asked before the file is read: a keeper that wrote it and went in between would seem never to have written.
+        is_keeper_there = is_alive(self.keeper)
+        wait = atomic.read_json(self.attempt.wait_file)
+        if isinstance(wait, dict):
+            return Ending(
+                exit_code=wait.get("exit_code"),
+                signal=wait.get("signal"),
+                ended_at_s=float(wait.get("ended_at_s", time.time())),
+                max_rss_bytes=int(wait.get("max_rss_bytes", 0)),
+                orphans=tuple(wait.get("orphans") or ()),
+            )
+        if is_keeper_there:
+            return None
+        return self._ending_without_keeper()
+
+    def is_settled(self) -> bool:
+        """True when nothing of the command is left to wait for."""
+        if self._started is not None:
+            self._started.poll()
+        return not is_alive(self.keeper) and not self._is_child_there()
+
+    def _is_child_there(self) -> bool:
+        return is_alive(self.child)
+
+    def send(self, number: int, target: Target) -> None:
+        """Signal the main process, its group, or everything below the keeper."""
+        with contextlib.suppress(OSError):
+            if target == "main":
+                os.kill(self.child.pid, number) if is_alive(self.child) else None
+            elif target == "group":
+                os.killpg(self.child.pid, number)
+        if target == "tree":
+            with contextlib.suppress(OSError):
+                os.killpg(self.child.pid, number)
+            for process in self.read_tree().processes:
+                with contextlib.suppress(OSError):
+                    os.kill(process.pid, number)
+
+    def _ending_without_keeper(self) -> Ending | None:
+        """Somebody killed the keeper: the command is now ours by the subreaper rule, or nobody's."""
+        try:
+            pid, status = os.waitpid(self.child.pid, os.WNOHANG)
+        except ChildProcessError:
+            return None if self._is_child_there() else Ending(None, None, time.time())
+        if pid == 0:
+            return None
+        if os.WIFSIGNALED(status):
+            return Ending(None, os.WTERMSIG(status), time.time())
+        return Ending(os.waitstatus_to_exitcode(status), None, time.time())
+
+
+def start_command(
+    attempt: AttemptDir, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], options: SuperviseOptions
+) -> Command:
+    """Start `argv` under a keeper and wait until the kernel has accepted it."""
+    spec = {
+        "argv": list(argv),
+        "cwd": cwd,
+        "env": dict(env),
+        "raw_out": str(attempt.raw_out),
+        "raw_err": str(attempt.raw_err) if options.split_streams else "",
+        "start_file": str(attempt.start_file),
+        "wait_file": str(attempt.wait_file),
+        "keyboard": str(attempt.keyboard),
+        "tty": options.tty,
+        "columns": options.columns,
+        "rows": options.rows,
+        "host": host_name(),
+        "boot_id": boot_id(),
+    }
+    # Not through the command line or a file: the environment may hold passwords.
+    spec_fd = os.memfd_create("jackline-keeper", 0)
+    os.write(spec_fd, json.dumps(spec).encode("utf-8", "surrogateescape"))
+    os.lseek(spec_fd, 0, os.SEEK_SET)
+    try:
+        keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(KEEPER), str(spec_fd)],
+            pass_fds=(spec_fd,),
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+    finally:
+        os.close(spec_fd)
+    start = _wait_for_start(attempt, keeper)
+    if start.get("exec_errno"):
+        keeper.wait(START_DEADLINE_S)
+        raise CommandNotStarted(argv[0], int(start["exec_errno"]))
+    return Command(attempt, start, keeper)
+
+
+class CommandNotStarted(UsageError):
+    """The kernel would not run it."""
+
+    def __init__(self, program: str, number: int) -> None:
+        super().__init__(f"cannot start '{program}': {os.strerror(number)}", hint="check the path and its rights")
+        self.errno = number
+
+
+def adopt_command(attempt: AttemptDir) -> Command | None:
+    """The command a former supervisor started; None when it never got that far."""
+    start = atomic.read_json(attempt.start_file)
+    return Command(attempt, start) if isinstance(start, dict) else None
+
+
+def _wait_for_start(attempt: AttemptDir, keeper: subprocess.Popen[bytes]) -> dict[str, Any]:
+    deadline = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < deadline:
+        start = atomic.read_json(attempt.start_file)
+        if isinstance(start, dict):
+            return start
+        if keeper.poll() is not None:
+            break
+        time.sleep(0.005)
+    with contextlib.suppress(OSError):
+        os.killpg(keeper.pid, signal.SIGKILL)
+    raise JacklineError("the keeper process did not start", hint="is the disk full, or the process limit reached?")

@@ -1,0 +1,203 @@
+"""Checkpoints of a stranger's script: which exist, which are whole, which one to go on from.
+
+Owns finding and choosing, and the words put on the command line to resume. Never loads one: unpickling runs code
+and needs torch. How the inside of a file is checked is in `foreign_files`. Does not own Jackline's own checkpoints.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from jackline.errors import UsageError
+from jackline.supervisor.foreign.files import check_directory, check_file
+
+_NUMBER = re.compile(r"\d+")
+# Folders with ten thousands of files that never hold a person's checkpoints: walking them would cost seconds.
+_NEVER_ENTERED = frozenset({"node_modules", "site-packages", "dist-packages", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class ForeignCheckpoint:
+    """A file or a folder as it was found; `number` is the last one in its name."""
+
+    path: Path
+    number: int | None
+    mtime_s: float
+    size_bytes: int
+    is_directory: bool
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a known trainer calls its checkpoints, and its option to go on from one."""
+
+    name: str
+    checkpoints: str
+    resume_arg: str
+
+
+_PRESETS = {
+    "hf": Preset("hf", "**/checkpoint-*", "--resume_from_checkpoint {checkpoint}"),
+    "lightning": Preset("lightning", "**/*.ckpt", "--ckpt_path {checkpoint}"),
+}
+
+
+def preset(name: str) -> Preset:
+    if name in _PRESETS:
+        return _PRESETS[name]
+    near = get_close_matches(name, _PRESETS, n=1)
+    guess = f"did you mean '{near[0]}'? " if near else ""
+    raise UsageError(
+        f"unknown preset '{name}' for --resume-from: known are {' and '.join(sorted(_PRESETS))}",
+        hint=guess + 'for others say it yourself: --checkpoints GLOB --resume-arg "--resume {checkpoint}"',
+    )
+
+
+def check_resume_arg(resume_arg: str) -> None:
+    """Wrong words should fail at the start, not after the first death at night."""
+    try:
+        words = shlex.split(resume_arg)
+    except ValueError as error:
+        raise UsageError(
+            f"--resume-arg {resume_arg!r} cannot be split into words: {error}",
+            hint='write it as on a command line: --resume-arg "--resume {checkpoint}"',
+        ) from None
+    strange = [name for word in words for name in re.findall(r"\{(\w*)\}", word) if name != "checkpoint"]
+    if strange:
+        raise UsageError(
+            f"--resume-arg knows only {{checkpoint}}, not {{{strange[0]}}}",
+            hint='for example --resume-arg "--resume {checkpoint}"',
+        )
+
+
+def resume_argv(argv: Sequence[str], resume_arg: str, checkpoint: ForeignCheckpoint | None) -> list[str]:
+    """The command of the next attempt. Without a checkpoint it is the command as it was typed."""
+    if checkpoint is None:
+        return list(argv)
+    # Split first, then fill in: a path with a space or a quote in it stays one word.
+    words = [word.replace("{checkpoint}", str(checkpoint.path)) for word in shlex.split(resume_arg)]
+    return [*argv, *words]
+
+
+def list_checkpoints(pattern: str, cwd: Path) -> list[ForeignCheckpoint]:
+    """Everything the GLOB matches, the newest last: by the last number in the name, then by time.
+
+    Names without a number are common beside numbered ones (last.ckpt); then only time can order them all. Costs a
+    walk of the tree for `**`, so it is for the ends of attempts and for tens of seconds, not for every tick.
+    """
+    found = [entry for path in _expand(pattern, cwd) if (entry := _describe(path)) is not None]
+    if all(entry.number is not None for entry in found):
+        return sorted(found, key=lambda entry: (entry.number, entry.mtime_s, str(entry.path)))
+    return sorted(found, key=lambda entry: (entry.mtime_s, str(entry.path)))
+
+
+def is_whole(checkpoint: ForeignCheckpoint, open_paths: set[str]) -> tuple[bool, str]:
+    """Whether it can be trusted to be complete, and why or why not. `open_paths`: open for writing in the tree."""
+    try:
+        if checkpoint.is_directory:
+            return check_directory(checkpoint.path, open_paths)
+        now = checkpoint.path.stat()
+        if now.st_size != checkpoint.size_bytes:
+            return False, f"its size is changing: {checkpoint.size_bytes} bytes, then {now.st_size}"
+        return check_file(checkpoint.path, open_paths)
+    except OSError as error:
+        return False, f"it cannot be read: {error.strerror or error}"
+
+
+def choose(
+    checkpoints: Sequence[ForeignCheckpoint], *, failed: Collection[str], open_paths: set[str]
+) -> ForeignCheckpoint | None:
+    """The newest whole one. `failed` holds the paths an attempt resumed from and then died before new progress."""
+    for checkpoint in reversed(checkpoints):
+        if str(checkpoint.path) not in failed and is_whole(checkpoint, open_paths)[0]:
+            return checkpoint
+    return None
+
+
+def _describe(path: Path) -> ForeignCheckpoint | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None  # a dangling link, or deleted since it was listed
+    is_directory = path.is_dir()
+    numbers = _NUMBER.findall(path.name if is_directory else path.stem)
+    return ForeignCheckpoint(
+        path=path,
+        number=int(numbers[-1]) if numbers else None,
+        mtime_s=_newest_mtime_s(path) if is_directory else found.st_mtime,
+        size_bytes=0 if is_directory else found.st_size,
+        is_directory=is_directory,
+    )
+
+
+def _newest_mtime_s(folder: Path) -> float:
+    """A folder's own time does not move when a file inside it grows."""
+    times = [folder.stat().st_mtime]
+    with os.scandir(folder) as entries:
+        times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+    return max(times)
+
+
+def _expand(pattern: str, cwd: Path) -> list[Path]:
+    # Glob marks in the name of the working directory are not the person's.
+    whole = os.path.join(glob.escape(str(cwd)), Path(pattern).expanduser())
+    head, deep, tail = whole.partition("**")
+    if not deep:
+        return [Path(name) for name in glob.glob(whole)]  # noqa: PTH207 - Path.glob refuses absolute patterns
+    wanted = re.compile(_glob_to_regex(tail.lstrip("/")))
+    roots = glob.glob(head) if head.strip("/") else ["/"]  # noqa: PTH207
+    return [Path(path) for root in roots for path in _walk(root.rstrip("/") or "/", wanted)]
+
+
+def _walk(root: str, wanted: re.Pattern[str]) -> Iterator[str]:
+    """Like glob's `**`, but never through links to folders (they may loop), and never into a match."""
+    for folder, folders, files in os.walk(root):
+        inside = os.path.relpath(folder, root)
+        entered = []
+        for name in sorted(folders):
+            relative = name if inside == "." else f"{inside}/{name}"
+            if _matches(wanted, relative):
+                yield os.path.join(folder, name)
+            elif not name.startswith(".") and name not in _NEVER_ENTERED:
+                entered.append(name)
+        folders[:] = entered
+        for name in files:
+            relative = name if inside == "." else f"{inside}/{name}"
+            if not name.startswith(".") and _matches(wanted, relative):
+                yield os.path.join(folder, name)
+
+
+def _matches(wanted: re.Pattern[str], relative: str) -> bool:
+    """`**/a/b` means that the path ends in a/b at a folder's edge."""
+    words = relative.split("/")
+    return any(wanted.fullmatch("/".join(words[start:])) for start in range(len(words)))
+
+
+def _glob_to_regex(pattern: str) -> str:
+    parts: list[str] = []
+    index = 0
+    while index < len(pattern):
+        char = pattern[index]
+        end = pattern.find("]", index + 2) if char == "[" else -1
+        if pattern.startswith("**/", index):
+            parts.append("(?:.*/)?")
+            index += 2
+        elif char == "*":
+            parts.append("[^/]*")
+        elif char == "?":
+            parts.append("[^/]")
+        elif end > 0:
+            body = pattern[index + 1 : end]
+            parts.append("[" + ("^" + body[1:] if body.startswith("!") else body).replace("\\", "\\\\") + "]")
+            index = end
+        else:
+            parts.append(re.escape(char))
+        index += 1
+    return "".join(parts)

@@ -1,0 +1,1 @@
+"""What moved, what that means, and the file about it."""

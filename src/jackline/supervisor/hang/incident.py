@@ -1,0 +1,134 @@
+"""The incident file: everything known at the moment of a SUSPECT or STUCK verdict, as text for people.
+
+Owns the layout of incident-N.txt and the advice per label. Does not take stacks (`stacks`) or judge (`verdict`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jackline.diagnosis.doing import describe_wait
+from jackline.diagnosis.frames import ProcessStack, ThreadStack
+from jackline.machine.readings import ProcessReading, TreeReading
+from jackline.rundir.atomic import write_whole
+from jackline.supervisor.hang.lock_cycle import explain_locks
+from jackline.supervisor.hang.verdict import Verdict
+from jackline.units import format_bytes
+
+_LARGEST_SOURCE_BYTES = 4 << 20
+_MOST_PROCESSES = 200
+
+_ADVICE = {
+    "STUCK_LOCK": (
+        "look at the lines above for a lock that its holder never lets go: a thread that died, a fork while a "
+        "thread held it, two locks taken in different order",
+    ),
+    "STUCK_NET": (
+        "the far end does not answer; give the call a timeout and retry it",
+        "check the address and the proxy, and whether the server is up",
+    ),
+    "STUCK_CHILD": (
+        "the process named above does not go on, and the main process waits for it",
+        "with a DataLoader: try num_workers=0 to see the error itself, or set timeout=",
+    ),
+    "STUCK_DISK": ("a disk or network file system does not answer; `df` and `dmesg` may tell which",),
+    "STOPPED": ("somebody stopped it (SIGSTOP, Ctrl-Z, a debugger); `kill -CONT PID` lets it go on",),
+    "KEYBOARD": ("it asks a question that nobody can answer; pass the answer as an option, or start with --tty",),
+    "GPU_SPIN": (
+        "a kernel or a collective hangs: with several ranks, look for one that stands at another line",
+        "NCCL_DEBUG=INFO and TORCH_NCCL_TRACE_BUFFER_SIZE=2000 tell more next time",
+    ),
+    "SLEEPING": ("it waits in a loop for something that has not come; look at what the loop looks for",),
+}
+
+
+def write_incident(
+    path: Path,
+    *,
+    verdict: Verdict,
+    stacks: Sequence[ProcessStack],
+    tree: TreeReading,
+    now_s: float,
+    native_text: str = "",
+) -> None:
+    """Write everything whole or not at all. `now_s` is time.time()."""
+    text = incident_text(verdict, stacks, tree, now_s, native_text)
+    write_whole(path, text.encode("utf-8", "replace"))
+
+
+def incident_text(
+    verdict: Verdict, stacks: Sequence[ProcessStack], tree: TreeReading, now_s: float, native_text: str = ""
+) -> str:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
+    lines = [f"{verdict.kind} ({verdict.label}) at {stamp}", "", verdict.text, ""]
+    locks = [sentence for stack in stacks for sentence in explain_locks(stack.threads, read_source)]
+    if locks:
+        lines += ["Who waits for whom (read from the source, not proven)", *(f"  - {line}" for line in locks), ""]
+    lines += ["What to do next", *(f"  - {line}" for line in advice(verdict)), ""]
+    lines += [f"Processes ({len(tree.processes)})", *_process_lines(tree, stacks), ""]
+    lines += ["Stacks, innermost line first; > marks your own code", ""]
+    for stack in stacks:
+        lines += [*stack_lines(stack), ""]
+    if native_text:
+        lines += ["Native stacks", "", native_text.rstrip(), ""]
+    return "\n".join(lines)
+
+
+def advice(verdict: Verdict) -> tuple[str, ...]:
+    known = _ADVICE.get(verdict.label, ("look at the innermost of your own lines below: it does not return",))
+    return (*known, "`jackline why` samples the stacks again; `jackline stop` saves and ends it")
+
+
+def _process_lines(tree: TreeReading, stacks: Sequence[ProcessStack]) -> Iterator[str]:
+    commands = {stack.pid: stack.command for stack in stacks}
+    for process in tree.processes[:_MOST_PROCESSES]:
+        yield f"  {process_line(process, commands.get(process.pid, ''))}"
+    if len(tree.processes) > _MOST_PROCESSES:
+        yield f"  and {len(tree.processes) - _MOST_PROCESSES} more"
+
+
+def process_line(process: ProcessReading, command: str = "") -> str:
+    """'pid 12  S  CPU 3.1 s  310 MiB  4 threads  waiting for a lock  python train.py'."""
+    return (
+        f"pid {process.pid} (parent {process.ppid})  {process.state}  CPU {process.cpu_s:.1f} s  "
+        f"{format_bytes(process.rss_bytes)}  {process.num_threads} thread{'s' if process.num_threads != 1 else ''}  "
+        f"{describe_wait(process.wait) or 'running'}  {(command or process.comm)[:200]}"
+    )
+
+
+def stack_lines(stack: ProcessStack, *, only_user: bool = False) -> Iterator[str]:
+    """One process. With `only_user` the innermost frame and the person's own lines alone."""
+    if not stack.pid:
+        yield f"({stack.problem})"
+        return
+    how = f", read by {stack.method}" if stack.method else ""
+    yield f"process {stack.pid}: {stack.command[:200] or '?'}{how}"
+    if stack.problem:
+        yield f"  ({stack.problem})"
+    for thread in stack.threads:
+        yield from _thread_lines(thread, only_user=only_user)
+
+
+def _thread_lines(thread: ThreadStack, *, only_user: bool) -> Iterator[str]:
+    kind = "main thread" if thread.is_main else "thread"
+    waiting = f", {thread.wait}" if thread.wait else ""
+    yield f"  {kind} '{thread.name}' ({thread.thread_id}){waiting}"
+    for number, frame in enumerate(thread.frames):
+        if only_user and number and not frame.is_user:
+            continue
+        mark = ">" if frame.is_user else " "
+        place = frame.place if frame.line else frame.file
+        yield f"  {mark} {place} in {frame.function}{f'    {frame.source}' if frame.source else ''}"
+
+
+def read_source(file: str) -> str | None:
+    """The text of a source file, None when it cannot be had; called only after the same file was read in time."""
+    path = Path(file)
+    try:
+        if not path.is_absolute() or not path.is_file() or path.stat().st_size > _LARGEST_SOURCE_BYTES:
+            return None
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return None

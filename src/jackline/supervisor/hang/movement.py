@@ -1,0 +1,351 @@
+"""What moved between samples, and since when nothing did. Pure bookkeeping over samples.
+
+Owns the measured limits of "moves" and two clocks: `progress_at_s` (anything at all moved) and `moved_at_s` (a main
+thread moved; a chatty background thread does not count). Does not own verdicts or wording (`verdict`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from jackline.diagnosis.frames import ProcessStack, innermost_user_frame
+from jackline.machine.readings import GpuReading, ProcessReading, TreeReading
+from jackline.supervisor.stacks.take import main_hash
+
+LATE_S = 5.0  # a supervisor that comes this late slept with the whole machine
+CPU_CORES = 0.02  # times the square root of the number of processes: their noise adds up
+STARVED_WANTS_CORES = 0.5
+STARVED_CPU_CORES = 0.005
+DISK_BYTES_PER_S = 1000.0
+TCP_BYTES_PER_S = 64.0
+BURST_S = 0.002  # a main thread's piece of work; waking up to look at a flag costs 0.02 to 0.2 ms
+BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, 1 to 3 ms
+DUMP_BYTES = 128_000  # stacks that our signal made it write are not its own work
+GPU_MEMORY_PERCENT = 1
+GPU_POWER_FACTOR = 1.2  # over the lowest power seen
+# A card without a context draws less than one that holds an idle one (an H200: 80 and 125 of 700 W), so the lowest
+# power seen alone would call a spinning kernel work.
+GPU_POWER_SHARE = 0.25
+_MOST_INTERVALS = 256
+_MOST_DELTAS = 15
+HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tensorboard", "py-spy")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Everything seen at one instant. `stacks` only when they were taken then; `late_s` is how late the supervisor
+    came (a paused machine); `marks` counts signs of progress: bars, protocol lines, checkpoints."""
+
+    at_s: float
+    late_s: float
+    tree: TreeReading
+    gpus: tuple[GpuReading, ...] = ()
+    output_bytes: int = 0
+    marks: int = 0
+    stacks: tuple[ProcessStack, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where the main thread of one process stands, and since when."""
+
+    reading: ProcessReading
+    moved_at_s: float
+    hash_since_s: float
+    stack: ProcessStack | None = None
+    hash: str = ""
+    hash_seen_s: float = 0.0  # when the same place was seen last
+    keyboard_since_s: float | None = None
+    # When it was last seen asleep or in the disk's hands: a loop of sleeps is awake in some samples.
+    slept_at_s: float = -math.inf
+    disk_at_s: float = -math.inf
+    main_deltas_s: tuple[float, ...] = ()  # CPU of the main thread in the last intervals
+    main_cores: float = 0.0
+    woke_s: float = 0.0  # CPU of the main thread since it moved last: 0 means it did not even wake up
+    is_signalled: bool = False
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the whole tree did in some time. `wants_s` adds the time spent in the queue for a CPU."""
+
+    cpu_s: float = 0.0
+    wants_s: float = 0.0
+    disk_bytes: float = 0.0
+    tcp_bytes: float = 0.0
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals(
+            self.cpu_s + other.cpu_s,
+            self.wants_s + other.wants_s,
+            self.disk_bytes + other.disk_bytes,
+            self.tcp_bytes + other.tcp_bytes,
+        )
+
+    def per_s(self, span_s: float) -> Totals:
+        span_s = max(span_s, 1e-3)
+        return Totals(self.cpu_s / span_s, self.wants_s / span_s, self.disk_bytes / span_s, self.tcp_bytes / span_s)
+
+    @property
+    def is_starved(self) -> bool:
+        """As a rate: it works as much as a full machine lets it. Queueing alone proves nothing: on a full machine
+        a thread that only wakes up to look at a flag queues for as long as others compute."""
+        return self.wants_s >= STARVED_WANTS_CORES and self.cpu_s >= STARVED_CPU_CORES
+
+
+@dataclass(frozen=True)
+class Movement:
+    """The state that `note` carries from sample to sample."""
+
+    sample: Sample
+    progress_at_s: float
+    moved_at_s: float
+    output_at_s: float
+    stands: Mapping[int, Stand] = field(default_factory=dict)
+    window: tuple[tuple[float, float, Totals], ...] = ()  # (until when, how long, what) of the last seconds
+    rates: Totals = Totals()
+    background: Totals = Totals()
+    output_intervals_s: tuple[float, ...] = ()
+    progress_intervals_s: tuple[float, ...] = ()
+    idle_power_w: Mapping[int, float] = field(default_factory=dict)
+    spin_since_s: float | None = None
+    has_stacks: bool = False
+
+
+def note(before: Movement | None, sample: Sample, *, window_s: float = 8.0) -> Movement:
+    """The next state. Costs some microseconds a process."""
+    if before is None:
+        return _begin(sample)
+    if sample.late_s > LATE_S:
+        # The machine was paused or the supervisor starved: nothing about that time is known, so nothing is held
+        # against the program.
+        fresh = _begin(sample)
+        stands = {pid: _remember(stand, before.stands.get(pid)) for pid, stand in fresh.stands.items()}
+        return replace(
+            fresh,
+            stands=stands,
+            output_intervals_s=before.output_intervals_s,
+            progress_intervals_s=before.progress_intervals_s,
+            idle_power_w=before.idle_power_w,
+            has_stacks=before.has_stacks,
+        )
+    return _advance(before, sample, window_s)
+
+
+def _begin(sample: Sample) -> Movement:
+    at_s = sample.at_s
+    stands = {process.pid: Stand(process, at_s, at_s) for process in sample.tree.processes}
+    state = Movement(sample, at_s, at_s, at_s, stands, idle_power_w=_lowest_power({}, sample.gpus))
+    return replace(state, stands=_with_stacks(stands, sample), has_stacks=bool(sample.stacks))
+
+
+def _remember(stand: Stand, old: Stand | None) -> Stand:
+    if old is None or stand.hash:
+        return stand
+    return replace(stand, stack=old.stack, hash=old.hash, is_signalled=old.is_signalled)
+
+
+def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
+    at_s = sample.at_s
+    span_s = max(1e-3, at_s - before.sample.at_s)
+    signalled = {pid for pid, stand in before.stands.items() if stand.is_signalled}
+    did = _between(before.sample.tree, sample.tree, signalled)
+    window = tuple(part for part in before.window if part[0] > at_s - window_s) + ((at_s, span_s, did),)
+    rates = _sum(part[2] for part in window).per_s(sum(part[1] for part in window))
+    stands = _with_stacks(_step_stands(before, sample, span_s), sample)
+    idle_power_w = _lowest_power(before.idle_power_w, sample.gpus)
+
+    has_output = sample.output_bytes > before.sample.output_bytes
+    has_mark = sample.marks > before.sample.marks
+    has_new_process = _live_pids(before.sample.tree) != _live_pids(sample.tree)
+    has_moved = any(s.moved_at_s >= at_s and s.reading.comm not in HELPER_COMMS for s in stands.values())
+    is_main_moving = has_mark or has_new_process or has_moved
+    # Output proves nothing when every main thread is known to have been asleep: a logger thread wrote it.
+    is_main_moving = is_main_moving or (has_output and not all(_is_idle(stand) for stand in stands.values()))
+
+    def quiet_s(since_s: float) -> float:
+        return max(0.0, at_s - since_s - span_s)  # less our own period: an interval cannot be seen finer than that
+
+    is_moving = is_main_moving or has_output or _is_busy(rates, stands) or gpu_works(sample, idle_power_w)
+    return Movement(
+        sample=sample,
+        progress_at_s=at_s if is_moving else before.progress_at_s,
+        moved_at_s=at_s if is_main_moving else before.moved_at_s,
+        output_at_s=at_s if has_output or has_mark else before.output_at_s,
+        stands=stands,
+        window=window,
+        rates=rates,
+        background=Totals() if is_main_moving else before.background.plus(did),
+        output_intervals_s=_grown(before.output_intervals_s, has_output or has_mark, quiet_s(before.output_at_s)),
+        progress_intervals_s=_grown(before.progress_intervals_s, is_moving, quiet_s(before.progress_at_s)),
+        idle_power_w=idle_power_w,
+        spin_since_s=_spin_since(before, sample, idle_power_w),
+        has_stacks=bool(sample.stacks) or (before.has_stacks and not is_main_moving),
+    )
+
+
+def _between(before: TreeReading, after: TreeReading, signalled: set[int]) -> Totals:
+    """What the tree did between two readings. A newborn's whole life counts; a fall of a counter is nothing."""
+    old = {(process.pid, process.start_ticks): process for process in before.processes}
+    cpu_s = wants_s = disk_bytes = 0.0
+    for process in after.processes:
+        if process.comm in HELPER_COMMS:
+            continue
+        former = old.get((process.pid, process.start_ticks))
+        cpu_s += max(0.0, process.cpu_s - (former.cpu_s if former else 0.0))
+        wants_s += max(0.0, process.wants_cpu_s - (former.wants_cpu_s if former else 0.0))
+        disk_bytes += max(0, process.read_bytes - (former.read_bytes if former else 0))
+        written = max(0, process.write_bytes - (former.write_bytes if former else 0))
+        disk_bytes += written if process.pid not in signalled or written > DUMP_BYTES else 0
+    is_known = before.tcp_bytes is not None and after.tcp_bytes is not None
+    tcp_bytes = max(0, (after.tcp_bytes or 0) - (before.tcp_bytes or 0)) if is_known else 0
+    return Totals(cpu_s, wants_s, disk_bytes, tcp_bytes)
+
+
+def _sum(parts: Iterable[Totals]) -> Totals:
+    total = Totals()
+    for part in parts:
+        total = total.plus(part)
+    return total
+
+
+def _is_busy(rates: Totals, stands: Mapping[int, Stand]) -> bool:
+    return (
+        rates.cpu_s >= CPU_CORES * math.sqrt(max(1, len(stands)))
+        or rates.is_starved
+        or rates.disk_bytes >= DISK_BYTES_PER_S
+        or rates.tcp_bytes >= TCP_BYTES_PER_S
+    )
+
+
+def _step_stands(before: Movement, sample: Sample, span_s: float) -> dict[int, Stand]:
+    stands = {}
+    for process in sample.tree.processes:
+        old = before.stands.get(process.pid)
+        if old is None or old.reading.start_ticks != process.start_ticks:
+            stands[process.pid] = Stand(process, sample.at_s, sample.at_s)
+        else:
+            stands[process.pid] = _step(old, process, sample.at_s, span_s)
+    return stands
+
+
+def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> Stand:
+    spent_s = _main_cpu_s(old.reading, process)
+    usual_s = _median(old.main_deltas_s)
+    burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
+    is_working = spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= CPU_CORES)
+    has_moved = process.comm not in HELPER_COMMS and (is_working or _main_wrote(old, process))
+    is_typing = process.wait.kind == "keyboard" or (process.wait.fd == 0 and _asks(old.stack))
+    return replace(
+        old,
+        reading=process,
+        moved_at_s=at_s if has_moved else old.moved_at_s,
+        keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
+        slept_at_s=at_s if process.wait.kind == "sleep" else old.slept_at_s,
+        disk_at_s=at_s if process.wait.kind == "disk" else old.disk_at_s,
+        main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),
+        main_cores=(spent_s or 0.0) / span_s,
+        woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
+    )
+
+
+def _median(values: tuple[float, ...]) -> float:
+    """The upper one of two; `statistics` costs 30 ms to import."""
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def _asks(stack: ProcessStack | None) -> bool:
+    """The person's own line is a question: then standard input is a keyboard to it, whatever it is connected to."""
+    frame = innermost_user_frame(stack.main) if stack else None
+    return frame is not None and re.search(r"\b(input|getpass|breakpoint|set_trace)\(", frame.source) is not None
+
+
+def _main_cpu_s(before: ProcessReading, after: ProcessReading) -> float | None:
+    """On-CPU time of the main thread; of the process where it has no other thread to be told from."""
+    if before.main_cpu_s is not None and after.main_cpu_s is not None:
+        return max(0.0, after.main_cpu_s - before.main_cpu_s)
+    return max(0.0, after.cpu_s - before.cpu_s) if after.num_threads == 1 else None
+
+
+def _main_wrote(old: Stand, process: ProcessReading) -> bool:
+    if old.is_signalled or old.reading.main_wchar_bytes is None or process.main_wchar_bytes is None:
+        return False
+    return process.main_wchar_bytes > old.reading.main_wchar_bytes
+
+
+def _is_idle(stand: Stand) -> bool:
+    """Its main thread is known to have written nothing and worked on nothing in the last interval."""
+    is_known = stand.reading.main_wchar_bytes is not None and not stand.is_signalled
+    return is_known and stand.main_cores < CPU_CORES
+
+
+def _with_stacks(stands: Mapping[int, Stand], sample: Sample) -> dict[int, Stand]:
+    updated = dict(stands)
+    for stack in sample.stacks or ():
+        stand = updated.get(stack.pid)
+        if stand is None:
+            continue
+        new = main_hash(stack)
+        is_comparable = bool(new and stand.hash) and stand.stack is not None and stand.stack.method == stack.method
+        is_elsewhere = is_comparable and new != stand.hash
+        updated[stack.pid] = replace(
+            stand,
+            stack=stack if new or not stand.hash else stand.stack,
+            hash=new or stand.hash,
+            hash_since_s=sample.at_s if is_elsewhere or not stand.hash else stand.hash_since_s,
+            hash_seen_s=sample.at_s if new else stand.hash_seen_s,
+            moved_at_s=sample.at_s if is_elsewhere else stand.moved_at_s,
+            is_signalled=stand.is_signalled or stack.method == "faulthandler",
+        )
+    return updated
+
+
+def _live_pids(tree: TreeReading) -> set[tuple[int, int]]:
+    return {
+        (process.pid, process.start_ticks)
+        for process in tree.processes
+        if process.state not in ("Z", "X") and process.comm not in HELPER_COMMS
+    }
+
+
+def _grown(intervals_s: tuple[float, ...], is_event: bool, interval_s: float) -> tuple[float, ...]:
+    return (*intervals_s[-_MOST_INTERVALS + 1 :], interval_s) if is_event else intervals_s
+
+
+def _lowest_power(known: Mapping[int, float], gpus: tuple[GpuReading, ...]) -> dict[int, float]:
+    lowest = dict(known)
+    for gpu in gpus:
+        if gpu.power_w is not None:
+            lowest[gpu.index] = min(gpu.power_w, lowest.get(gpu.index, gpu.power_w))
+    return lowest
+
+
+def gpu_works(sample: Sample, idle_power_w: Mapping[int, float]) -> bool:
+    """A card of ours really works. Utilisation proves nothing: a hung kernel shows 100 %."""
+    return any(is_ours(gpu, sample.tree) and _gpu_works(gpu, idle_power_w) for gpu in sample.gpus)
+
+
+def _gpu_works(gpu: GpuReading, idle_power_w: Mapping[int, float]) -> bool:
+    cold_w = max(
+        GPU_POWER_FACTOR * idle_power_w.get(gpu.index, math.inf), GPU_POWER_SHARE * (gpu.power_limit_w or 0.0)
+    )
+    is_hot = gpu.power_w is not None and gpu.power_w > cold_w
+    return is_hot or (gpu.memory_utilisation_percent or 0) >= GPU_MEMORY_PERCENT
+
+
+def is_ours(gpu: GpuReading, tree: TreeReading) -> bool:
+    """Held by a process of the tree. In many containers nobody may see who holds it; then it counts as ours."""
+    pids = {process.pid for process in tree.processes}
+    return not gpu.processes or any(process.pid in pids for process in gpu.processes)
+
+
+def _spin_since(before: Movement, sample: Sample, idle_power_w: Mapping[int, float]) -> float | None:
+    """Since when a card of ours has been 'fully used' without touching its memory or drawing power."""
+    for gpu in sample.gpus:
+        is_full = (gpu.utilisation_percent or 0) >= 90 and gpu.memory_utilisation_percent == 0
+        if is_full and gpu.power_w is not None and is_ours(gpu, sample.tree) and not _gpu_works(gpu, idle_power_w):
+            return sample.at_s if before.spin_since_s is None else before.spin_since_s
+    return None

@@ -1,0 +1,73 @@
+"""Where processes stand, as sentences for people: pid, what it waits on, file:line and the source text.
+
+Pure wording over `movement.Stand`; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jackline.diagnosis.doing import describe_wait
+from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
+from jackline.supervisor.hang.movement import Stand
+from jackline.supervisor.stacks.take import is_housekeeping
+
+_MOST_GROUPS = 4
+_MOST_THREADS = 3
+_MOST_PIDS = 4
+
+
+def frame_of(stand: Stand) -> Frame | None:
+    return innermost_user_frame(stand.stack.main) if stand.stack else None
+
+
+def place_words(frame: Frame | None) -> str:
+    """'train.py:41 `with lock:`', '' when nothing is known."""
+    if frame is None:
+        return ""
+    return f"{frame.place} `{frame.source}`" if frame.source else f"{frame.place} in {frame.function}"
+
+
+def stand_words(stand: Stand) -> str:
+    """'is waiting for a lock at train.py:41 `with lock:`'."""
+    waiting = describe_wait(stand.reading.wait)
+    place = place_words(frame_of(stand))
+    words = f"is {waiting or 'running'}"
+    return f"{words} at {place}" if place else words
+
+
+def other_threads(stand: Stand) -> list[str]:
+    """Threads beside the main one that are in the person's own code, a sentence each."""
+    sentences = []
+    for thread in stand.stack.threads if stand.stack else ():
+        frame = next((frame for frame in thread.frames if frame.is_user), None)
+        if thread.is_main or frame is None or is_housekeeping(thread):
+            continue
+        name = f"thread '{thread.name}'" if thread.name else "another thread"
+        sentences.append(f"{name} {thread_wait_words(thread)} at {place_words(frame)}")
+    more = [f"and {len(sentences) - _MOST_THREADS} more threads"] if len(sentences) > _MOST_THREADS else []
+    return sentences[:_MOST_THREADS] + more
+
+
+def thread_wait_words(thread: ThreadStack) -> str:
+    word = thread.wait.partition(" ")[0]
+    known = {"lock": "waits for a lock", "network": "waits for the network", "sleep": "sleeps", "running": "runs"}
+    return known.get(word, f"waits ({thread.wait})" if thread.wait else "stands")
+
+
+def other_processes(stands: Sequence[Stand]) -> list[str]:
+    """Where the other processes stand; those that stand at the same place together."""
+    groups: dict[str, list[Stand]] = {}
+    for stand in stands:
+        groups.setdefault(stand_words(stand), []).append(stand)
+    sentences = [_group_words(words, group) for words, group in groups.items()]
+    more = len(stands) - sum(len(group) for group in list(groups.values())[:_MOST_GROUPS])
+    return sentences[:_MOST_GROUPS] + ([f"and {more} more processes"] if more else [])
+
+
+def _group_words(words: str, group: Sequence[Stand]) -> str:
+    if len(group) == 1:
+        return f"process {group[0].reading.pid} ({group[0].reading.comm}) {words}"
+    pids = ", ".join(str(stand.reading.pid) for stand in group[:_MOST_PIDS])
+    more = ", ..." if len(group) > _MOST_PIDS else ""
+    return f"{len(group)} processes ({pids}{more}) are {words.removeprefix('is ')}"

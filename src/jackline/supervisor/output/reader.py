@@ -1,0 +1,328 @@
+"""The child's output, read from the file it writes: into out.log, into progress, and off the disk again.
+
+Owns: where reading stands, what is logged of bars and protocol lines, and giving up what was read. Never raises to
+the supervisor: `problem` says what is wrong. Does not own: showing anything (the viewer reads the raw file itself).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.supervisor.output.bars import BarFold
+from jackline.supervisor.output.log_writer import LogWriter
+from jackline.supervisor.output.progress import PROTOCOL, Pace, Progress, parse_bar, parse_line, parse_protocol
+from jackline.supervisor.output.room import (
+    AHEAD_BYTES,
+    MIB,
+    CutWatch,
+    Space,
+    empty_files,
+    first_data,
+    is_roomy,
+    make_reserve,
+    punch,
+    read_space,
+    release_reserve,
+    shortage,
+    take_blocks_ahead,
+)
+from jackline.supervisor.output.splitter import LineSplitter, Piece
+from jackline.units import format_bytes
+
+__all__ = ["LogWriter", "OutputNews", "OutputTail", "make_reserve", "release_reserve"]
+
+BLOCK_BYTES = MIB // 2  # a block of empty lines becomes a hundred times its size in pieces
+BUDGET_S = 0.25
+KEEP_BYTES = 64 * MIB  # so that a viewer may lag
+KEEP_WHEN_LOW_BYTES = MIB
+MAX_LINES = 200
+MAX_BARS_A_BLOCK = 5000  # the older ones are passed over: about 10 us each
+OUTRANKED_FOR_S = 30.0
+_RANK = {"line": 0, "bar": 1, "protocol": 2}
+
+
+@dataclass(frozen=True)
+class OutputNews:
+    """What one poll brought. `lines` are the last ones only; `num_lines` counts all."""
+
+    num_bytes: int = 0
+    lines: tuple[str, ...] = ()
+    num_lines: int = 0
+    progress: Progress | None = None
+    last_text: str = ""
+
+
+class OutputTail:
+    """The supervisor's reader of one raw file. `consumed_bytes` is where another one would go on."""
+
+    def __init__(
+        self,
+        raw: Path,
+        log: LogWriter,
+        *,
+        consumed_bytes: int = 0,
+        stream: str = "",
+        read_space_of: Callable[[int], Space | None] = read_space,
+    ) -> None:
+        self._raw = raw
+        self._log = log
+        self._prefix = f"{stream}| " if stream else ""
+        self._read_space = read_space_of
+        self._fd = -1
+        self._offset = consumed_bytes
+        self._hole_end = 0
+        self._blocks_until = 0
+        self._is_short = False
+        self._splitter = LineSplitter()
+        self._cut = CutWatch()
+        self._bars = BarFold()
+        self._is_after_bar = False  # then the next line may be that bar's last state
+        self._pace = Pace()
+        self._partial_seen = b""
+        self._progress: Progress | None = None
+        self._progress_s = 0.0
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._num_lines = 0
+        self._last_text = ""
+        self._own_problem = ""
+
+    @property
+    def consumed_bytes(self) -> int:
+        """Everything before this is in out.log; an unfinished line is not."""
+        return self._offset - self._splitter.num_pending_bytes
+
+    @property
+    def num_read_bytes(self) -> int:
+        """All that the child has written and we have seen, also of a line that has no end yet (dots, a prompt)."""
+        return self._offset
+
+    @property
+    def problem(self) -> str:
+        return self._own_problem or self._log.problem
+
+    @property
+    def is_short_of_space(self) -> bool:
+        """The disk is nearly full: poll as often as possible, the child lives on the blocks ahead of its file."""
+        return self._is_short
+
+    def poll(self, now_s: float) -> OutputNews:
+        """Read on until caught up or a quarter of a second is gone. `now_s` is wall time, for the stamps."""
+        self._lines.clear()
+        self._num_lines, self._last_text = 0, ""
+        before = self._offset
+        fresh: Progress | None = None
+        try:
+            deadline = time.monotonic() + BUDGET_S
+            while self._read_block(now_s) and time.monotonic() < deadline:
+                pass
+            self._write(self._bars.overdue(now_s), now_s)
+            fresh = self._latest_progress(now_s)
+            self._own_problem = ""
+        except Exception as error:  # fail open: a log is not worth a run
+            self._own_problem = f"the output cannot be read: {type(error).__name__}: {error}"
+        num_bytes = max(0, self._offset - before)
+        return OutputNews(num_bytes, tuple(self._lines), self._num_lines, fresh, self._last_text)
+
+    def close(self) -> None:
+        """The child has ended: read to the end of the file and flush a last line without a newline."""
+        now_s = time.time()
+        try:
+            end = self._raw.stat().st_size if self._raw.exists() else 0
+            while self._offset < end and self._read_block(now_s):
+                pass
+            self._take(self._splitter.flush(), now_s)
+            self._write(self._bars.flush(), now_s)
+        except Exception as error:
+            self._own_problem = f"the output cannot be read: {type(error).__name__}: {error}"
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            # Cutting a file to its own length gives back the blocks beyond its end.
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size)
+        os.close(self._fd)
+        self._fd = -1
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _read_block(self, now_s: float) -> bool:
+        """One block further; False when there was none."""
+        if self._fd < 0 and not self._open(now_s):
+            return False
+        self._make_room(now_s)
+        block = os.pread(self._fd, BLOCK_BYTES, self._offset)
+        if self._cut.is_cut(self._fd, self._offset):
+            self._begin_again(now_s)
+            return True
+        if not block:
+            return False
+        self._offset += len(block)
+        self._cut.note(block)
+        self._take(self._splitter.feed(block), now_s)
+        return True
+
+    def _open(self, now_s: float) -> bool:
+        try:
+            self._fd = os.open(self._raw, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        data = first_data(self._fd, self._offset)
+        size = os.fstat(self._fd).st_size
+        start = size if data is None else data
+        if start > self._offset and self._offset < size:
+            self._log.note(f"{format_bytes(start - self._offset)} of output were given up on a full disk", now_s)
+            self._offset = start
+        return True
+
+    def _begin_again(self, now_s: float) -> None:
+        self._log.note(
+            f"the command cut its own output file {self._raw.name} (as `> /dev/stderr` in a shell script does): "
+            "lines of the last tenth of a second before this may be missing; --tty avoids it",
+            now_s,
+        )
+        self._offset, self._hole_end, self._blocks_until = 0, 0, 0
+        self._splitter = LineSplitter()
+        self._cut = CutWatch()
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, now_s: float) -> None:
+        """Our own bytes give way first. One statvfs a block, about 2 us: a second is too long for a fast printer."""
+        space = self._read_space(self._fd)
+        short = shortage(space)
+        if short != "none" and not self._is_short:
+            self._is_short = True
+            empty_files([path for path in self._raw.parent.parent.glob("*/raw.*") if path.parent != self._raw.parent])
+        elif self._is_short and is_roomy(space):
+            self._is_short = False
+            self._log.resume()
+            make_reserve(self._raw.with_name("reserve"))
+        if short == "critical":
+            self._log.pause("the disk is nearly full; what is left is for the command's own output")
+            release_reserve(self._raw.with_name("reserve"))
+        self._punch(space)
+        self._take_blocks(space)
+
+    def _punch(self, space: Space | None) -> None:
+        keep, step = KEEP_BYTES, 16 * MIB
+        if self._is_short and space is not None:
+            keep = min(KEEP_WHEN_LOW_BYTES, space.total_bytes // 16)
+            step = min(keep, MIB // 4)
+        end = self.consumed_bytes - keep
+        if end - self._hole_end >= step:
+            self._hole_end = punch(self._fd, self._hole_end, end)
+
+    def _take_blocks(self, space: Space | None) -> None:
+        """Keep blocks ahead of the end of the file; renewed when half of them are used."""
+        size = os.fstat(self._fd).st_size
+        ahead = AHEAD_BYTES if space is None else min(AHEAD_BYTES, space.total_bytes // 4)
+        if self._blocks_until - size > ahead // 2:
+            return
+        while ahead >= MIB // 4:
+            if take_blocks_ahead(self._fd, size, ahead):
+                self._blocks_until = size + ahead
+                return
+            ahead //= 2
+
+    # -- meaning -----------------------------------------------------------------------------------------------------
+
+    def _take(self, pieces: list[Piece], now_s: float) -> None:
+        if not pieces:
+            return
+        if not self._is_after_bar and {piece[1:] for piece in pieces} == {("line", False)}:
+            texts = [piece[0] for piece in pieces]
+            if PROTOCOL not in "\n".join(texts):
+                self._num_lines += len(texts)
+                self._last_text = texts[-1]
+                self._lines.extend(texts[-MAX_LINES:])
+                self._write(texts, now_s)
+                return
+        self._take_mixed(pieces, now_s)
+
+    def _take_mixed(self, pieces: list[Piece], now_s: float) -> None:
+        num_bars = sum(piece.kind == "bar" for piece in pieces)
+        num_skipped = max(0, num_bars - MAX_BARS_A_BLOCK)
+        texts: list[str] = []
+        for piece in pieces:
+            if piece.kind == "bar":
+                if num_skipped:
+                    num_skipped -= 1
+                    continue
+                texts += self._take_bar(piece.text, now_s)
+            else:
+                texts += self._take_line(piece, now_s)
+        self._write(texts, now_s)
+
+    def _take_bar(self, text: str, now_s: float) -> list[str]:
+        progress = parse_bar(text)
+        self._offer(progress, now_s)
+        self._last_text = text.strip() or self._last_text
+        self._is_after_bar = True
+        return self._bars.refresh(text, progress, now_s)
+
+    def _take_line(self, piece: Piece, now_s: float) -> list[str]:
+        text = piece.text
+        said = parse_protocol(text) if text.startswith(PROTOCOL) else None
+        if said is not None:
+            self._offer(said, now_s)
+            self._last_text = _describe(said)
+            return self._bars.refresh(f"[jackline] {self._last_text}", said, now_s)
+        self._num_lines += 1
+        self._lines.append(text)
+        self._last_text = text or self._last_text
+        if self._is_after_bar:
+            self._is_after_bar = False
+            if self._bars.end(text, parse_bar(text)):
+                return []
+        return [f"{text} [the line goes on below]" if piece.is_continued else text]
+
+    def _write(self, texts: list[str], now_s: float) -> None:
+        if texts:
+            self._log.write([self._prefix + text for text in texts] if self._prefix else texts, now_s)
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    def _latest_progress(self, now_s: float) -> Progress | None:
+        """What this poll said about progress: protocol and bars as they came, else the last telling line."""
+        partial = self._splitter.partial
+        if partial and partial != self._partial_seen:
+            # tqdm begins a refresh with CR and ends it never: the newest state is always the unfinished one.
+            self._partial_seen = partial
+            text = self._splitter.partial_text
+            self._last_text = text.strip() or self._last_text
+            self._offer(parse_bar(text), now_s)
+        for text in reversed(self._lines):
+            found = parse_line(text)
+            if found is not None:
+                self._offer(found, now_s)
+                break
+        return self._progress if self._progress_s == now_s else None
+
+    def _offer(self, progress: Progress | None, now_s: float) -> None:
+        if progress is None:
+            return
+        last = self._progress
+        is_outranked = last is not None and _RANK[progress.source] < _RANK[last.source]
+        if is_outranked and now_s - self._progress_s < OUTRANKED_FOR_S:
+            return
+        self._progress = self._pace.update(progress, now_s)
+        self._progress_s = now_s
+
+
+def _describe(progress: Progress) -> str:
+    total = f"/{_number(progress.total)}" if progress.total is not None else ""
+    if progress.phase and not (progress.done or total or progress.unit):
+        return progress.phase  # it has begun and counts nothing: "0" would be a number of what?
+    return f"{progress.phase} {_number(progress.done)}{total} {progress.unit}".strip()
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"

@@ -1,0 +1,159 @@
+"""Room on the disk for the child's output: what we hold back, and what we give up first.
+
+A child whose `print` meets a full disk dies of it. So its file always owns some blocks ahead of its end, our own
+bytes give way early, and a reserve file is let go when even that runs short. Owns: measuring free space, holes,
+blocks ahead, the reserve. Does not own: reading the output (reader.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+MIB = 1 << 20
+AHEAD_BYTES = 16 * MIB
+_PAGE = 4096
+_REMEMBERED = 64
+_KEEP_SIZE = 0x01
+_PUNCH_HOLE = 0x02
+
+Shortage = Literal["none", "low", "critical"]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Free and total bytes of the disk a file is on."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+def read_space(path: Path | int) -> Space | None:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    return Space(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize)
+
+
+def low_bytes(total_bytes: int) -> int:
+    """Below this much free space, output that was read already is given up at once."""
+    return min(max(256 * MIB, total_bytes // 50), total_bytes // 4)
+
+
+def critical_bytes(total_bytes: int) -> int:
+    """Below this, out.log takes nothing more: what is left belongs to the child."""
+    return min(32 * MIB, total_bytes // 8)
+
+
+def shortage(space: Space | None) -> Shortage:
+    if space is None or space.total_bytes == 0:
+        return "none"
+    if space.free_bytes < critical_bytes(space.total_bytes):
+        return "critical"
+    return "low" if space.free_bytes < low_bytes(space.total_bytes) else "none"
+
+
+def is_roomy(space: Space | None) -> bool:
+    """Clearly not short any more. Apart from `shortage`, so that we do not flutter around one number."""
+    return space is None or space.free_bytes > low_bytes(space.total_bytes) * 3 // 2
+
+
+def make_reserve(path: Path, size: int = AHEAD_BYTES) -> int:
+    """Take real blocks for a bad day; at most an eighth of what is free. Returns the bytes taken, 0 for none."""
+    space = read_space(path.parent)
+    if space is not None:
+        size = min(size, space.free_bytes // 8)
+    size -= size % _PAGE
+    if size <= 0:
+        return 0
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            return size if _fallocate(fd, 0, 0, size) else 0
+        finally:
+            os.close(fd)
+    except OSError:
+        return 0
+
+
+def release_reserve(path: Path) -> bool:
+    """Give the blocks back; True when there were some."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def punch(fd: int, start: int, end: int) -> int:
+    """Turn whole pages of [start, end) into a hole; returns where the hole now ends (`start` when nothing was done).
+
+    The file keeps its length, so whoever appends to it or reads it at an offset notices nothing.
+    """
+    end -= end % _PAGE
+    if end <= start:
+        return start
+    return end if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, start, end - start) else start
+
+
+def take_blocks_ahead(fd: int, size: int, ahead_bytes: int) -> bool:
+    """Give the file blocks beyond its end. An append that lands there cannot meet a full disk."""
+    return _fallocate(fd, _KEEP_SIZE, size, ahead_bytes)
+
+
+def first_data(fd: int, offset: int) -> int | None:
+    """Where bytes that are really there go on from `offset`; None at the end of the file."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        # ENXIO: only hole from here to the end. Anything else: a file system that knows no holes.
+        return None if error.errno == errno.ENXIO else offset
+
+
+class CutWatch:
+    """Notices that a file was cut behind its reader's back, even when it has grown again since: `> /dev/stderr` in a
+    shell script opens the file behind that descriptor anew and empties it."""
+
+    def __init__(self) -> None:
+        self._last = b""
+
+    def note(self, data: bytes) -> None:
+        """The bytes that were just read."""
+        self._last = (self._last + data[-_REMEMBERED:])[-_REMEMBERED:]
+
+    def is_cut(self, fd: int, offset: int) -> bool:
+        """Whether what stands before `offset` is no longer what was read there. A hole is our own doing."""
+        if os.fstat(fd).st_size < offset:
+            return True
+        last = self._last[-offset:] if offset else b""
+        now = os.pread(fd, len(last), offset - len(last)) if last else b""
+        return now != last and bool(now.strip(b"\0"))
+
+
+def empty_files(paths: list[Path]) -> None:
+    """Give up the contents of files that nobody writes any more; their lengths stay, so offsets stay true."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                punch(fd, 0, os.fstat(fd).st_size + _PAGE)
+            finally:
+                os.close(fd)
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
+    if length <= 0:
+        return False
+    import ctypes  # 5 ms, and those who only read need none of it
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).fallocate
+    except (OSError, AttributeError):
+        return False
+    done: int = call(ctypes.c_int(fd), ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(length))
+    return done == 0

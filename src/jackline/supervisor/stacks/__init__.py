@@ -1,0 +1,1 @@
+"""Where every thread of every process is."""

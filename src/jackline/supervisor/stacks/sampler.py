@@ -1,0 +1,74 @@
+"""Stacks taken beside the loop, so that a slow py-spy never delays output or signals.
+
+Owns one thread. Does not own how a stack is read (take.py).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.diagnosis.frames import ProcessStack
+from jackline.supervisor.stacks.take import native_text, sample_stacks
+
+
+@dataclass(frozen=True)
+class StackRequest:
+    pids: tuple[int, ...]
+    native: bool = False
+
+
+@dataclass(frozen=True)
+class StackSample:
+    """`native_text` only when it was asked for."""
+
+    request: StackRequest
+    stacks: tuple[ProcessStack, ...]
+    native_text: str = ""
+
+
+class StackSampler:
+    """At most one sample under way; a request while busy is refused, not queued."""
+
+    def __init__(self, stacks_folder: Path) -> None:
+        self._folder = stacks_folder
+        self._requests: queue.SimpleQueue[StackRequest] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[StackSample] = queue.SimpleQueue()
+        self._is_busy = False
+        self._thread: threading.Thread | None = None
+        self.problem = ""
+
+    def request(self, pids: Sequence[int], *, native: bool = False) -> bool:
+        if self._is_busy or not pids:
+            return False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="jackline-stacks", daemon=True)
+            self._thread.start()
+        self._is_busy = True
+        self._requests.put(StackRequest(tuple(pids), native))
+        return True
+
+    def take(self) -> StackSample | None:
+        """A finished sample, once."""
+        try:
+            result = self._results.get_nowait()
+        except queue.Empty:
+            return None
+        self._is_busy = False
+        return result
+
+    def _work(self) -> None:
+        while True:
+            request = self._requests.get()
+            stacks: tuple[ProcessStack, ...] = ()
+            native = ""
+            try:
+                stacks = sample_stacks(request.pids, stacks_folder=self._folder)
+                native = native_text(request.pids) if request.native else ""
+                self.problem = ""
+            except Exception as error:  # fail open: no stacks are better than a dead watcher
+                self.problem = f"{type(error).__name__}: {error}"
+            self._results.put(StackSample(request, stacks, native))

@@ -1,0 +1,320 @@
+"""Stacks of live processes, by the cheapest way that answers.
+
+Owns the order: py-spy without stopping the process; where py-spy may not or cannot look at all, the faulthandler
+armed by the injected file; else what /proc says each thread waits on. Every way has a time limit.
+
+faulthandler asked for all threads of a busy process crashes it: it reads frames that running threads are freeing (a
+compile with 20 threads died of it within a minute). So it is asked for the main thread alone, and for all threads
+only at an incident, in a process in which nothing moves. A py-spy that was merely late is never replaced by a signal.
+Does not own the formats (`dumps`) or what a stack means (`jackline.diagnosis.doing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jackline.diagnosis.frames import ProcessStack, ThreadStack
+from jackline.machine.proc import catches_signal, is_python, list_threads, read_command, read_environ, read_wait
+from jackline.machine.procfs import list_numbers, read_bytes, read_text
+from jackline.machine.readings import Wait
+from jackline.supervisor.child.environment import stack_signal
+from jackline.supervisor.stacks.dumps import fatal_part, parse_faulthandler, parse_py_spy
+from jackline.supervisor.stacks.sources import SourceReader
+
+MOST_PIDS = 16
+_AT_ONCE = 4
+_MOST_THREADS = 64
+_ANSWER_S = 1.0  # a handler runs within milliseconds; a process that does not answer by then is not going to
+_STILL_S = 0.2
+_LARGEST_DUMP_BYTES = 1 << 20
+_sources = SourceReader()
+
+
+def sample_stacks(
+    pids: Sequence[int], *, stacks_folder: Path | None, deadline_s: float = 3.0, native: bool = False
+) -> tuple[ProcessStack, ...]:
+    """The stacks of up to 16 processes, in the order given: put the main process first.
+
+    Costs about 40 ms of CPU a Python process and stops none, unless `native` (names C functions too; stops each
+    for about 0.15 s). When some are left out, a last entry with pid 0 says how many.
+    """
+    wanted = list(dict.fromkeys(pids))
+    end_s = time.monotonic() + deadline_s
+    found: list[ProcessStack] = []
+    for start in range(0, min(len(wanted), MOST_PIDS), _AT_ONCE):
+        group = wanted[start : min(start + _AT_ONCE, MOST_PIDS)]
+        found += _sample_group(group, stacks_folder, end_s, native=native)
+    if len(wanted) > MOST_PIDS:
+        found.append(ProcessStack(0, "", problem=f"{len(wanted) - MOST_PIDS} more processes were not looked at"))
+    return tuple(found)
+
+
+def main_hash(stack: ProcessStack) -> str:
+    """Equal for equal places of the main thread; '' when its frames are not known."""
+    return _hash([stack.main] if stack.main else [])
+
+
+def all_hash(stack: ProcessStack) -> str:
+    """As `main_hash` over all threads, less those that only keep house (progress monitors, loggers)."""
+    return _hash([thread for thread in stack.threads if not is_housekeeping(thread)])
+
+
+_HOUSEKEEPING_FILES = (
+    "tqdm/_monitor.py",
+    "/wandb/",
+    "data/_utils/pin_memory.py",
+    "multiprocessing/resource_tracker.py",
+    "event_file_writer.py",
+    "logging/handlers.py",
+    "ipykernel/iostream.py",
+)
+
+
+def is_housekeeping(thread: ThreadStack) -> bool:
+    """A helper thread whose movement says nothing about training."""
+    if thread.is_main:
+        return False
+    return any(part in frame.file for frame in thread.frames for part in _HOUSEKEEPING_FILES)
+
+
+def _hash(threads: Sequence[ThreadStack]) -> str:
+    # py-spy says 'Thread.run' where faulthandler says 'run': only the last part counts, so that both agree.
+    places = [(frame.function.rpartition(".")[2], frame.file, frame.line) for t in threads for frame in t.frames]
+    return hashlib.blake2b(repr(places).encode("utf-8", "replace"), digest_size=8).hexdigest() if places else ""
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A py-spy at work. Its answer goes to memory, so that a large one cannot block on a full pipe."""
+
+    pid: int
+    process: subprocess.Popen[bytes]
+    answer_fd: int
+
+
+def _sample_group(pids: Sequence[int], folder: Path | None, end_s: float, *, native: bool) -> list[ProcessStack]:
+    tool = find_tool("py-spy")
+    pythons = [pid for pid in pids if tool is not None and is_python(pid) and end_s > time.monotonic()]
+    started = {pid: _start(_py_spy(str(tool), pid, native=native), pid) for pid in pythons}
+    stacks = []
+    for pid in pids:
+        missing: tuple[tuple[ThreadStack, ...], str] = ((), "" if tool else "py-spy is not installed")
+        threads, problem = _collect(started[pid], end_s) if pid in started else missing
+        asked = folder if not threads and (tool is None or _is_refused(problem)) else None
+        stacks.append(_finish(pid, threads, problem, asked, end_s, is_incident=native))
+    return stacks
+
+
+def _is_refused(problem: str) -> bool:
+    """py-spy has no right to look, or does not know this interpreter: it will not do better next time."""
+    lowered = problem.lower()
+    return any(word in lowered for word in ("permission", "not permitted", "eperm", "unsupported", "python version"))
+
+
+def find_tool(name: str) -> str | None:
+    """Beside our own interpreter first: there it was installed with us."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+
+
+def _py_spy(tool: str, pid: int, *, native: bool) -> list[str]:
+    # Only the non-blocking way reads a stopped process; to stop one that is stopped already fails.
+    is_blocking = native and _state(pid) not in ("T", "t", "")
+    return [tool, "dump", "--json", "--native" if is_blocking else "--nonblocking", "--pid", str(pid)]
+
+
+def _start(command: list[str], pid: int) -> _Started | None:
+    fd = os.memfd_create("stacks", os.MFD_CLOEXEC)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, env=_plain_environment())
+    except OSError:
+        os.close(fd)
+        return None
+    return _Started(pid, process, fd)
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without a preload of the person's, which could print into the answer."""
+    return {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "RUST_LOG")}
+
+
+def _collect(started: _Started | None, end_s: float) -> tuple[tuple[ThreadStack, ...], str]:
+    if started is None:
+        return (), "py-spy could not be started"
+    text = _answer(started, end_s)
+    if text is None:
+        return (), "py-spy did not answer in time"
+    try:
+        return parse_py_spy(text, started.pid), ""
+    except (ValueError, TypeError, AttributeError):
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return (), f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy said nothing"
+
+
+def _answer(started: _Started, end_s: float) -> str | None:
+    process = started.process
+    try:
+        process.wait(max(0.05, end_s - time.monotonic()))
+        return os.pread(started.answer_fd, 64 << 20, 0).decode("utf-8", "replace")
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # One that hangs on a dead disk does not end even so: this thread is not the one that waits for it.
+        threading.Thread(target=process.wait, name="jackline-reaper", daemon=True).start()
+        return None
+    finally:
+        os.close(started.answer_fd)
+
+
+def _finish(
+    pid: int,
+    threads: tuple[ThreadStack, ...],
+    problem: str,
+    folder: Path | None,
+    end_s: float,
+    *,
+    is_incident: bool = False,
+) -> ProcessStack:
+    """Fall back where needed (`folder` given), then add waits, names and source texts."""
+    method = "py-spy" if threads else ""
+    if not threads and folder is not None and is_python(pid):
+        limit_s = min(_ANSWER_S, max(0.1, end_s - time.monotonic()))
+        threads, why = ask_faulthandler(pid, folder, limit_s=limit_s, all_threads=is_incident and is_still(pid))
+        method, problem = ("faulthandler", "") if threads else ("", "; ".join(filter(None, (problem, why))))
+    if not threads:
+        return _from_proc(pid, problem if is_python(pid) else "")
+    threads = tuple(_with_wait(pid, thread) for thread in threads)
+    threads = _sources.fill(pid, threads, limit_s=max(0.2, min(1.0, end_s - time.monotonic())))
+    return ProcessStack(pid, read_command(pid), threads, method, problem)
+
+
+def _with_wait(pid: int, thread: ThreadStack) -> ThreadStack:
+    if not os.path.isdir(f"/proc/{pid}/task/{thread.thread_id}"):  # noqa: PTH112 - faulthandler knows no kernel ids
+        return thread
+    name = thread.name or (read_text(f"/proc/{pid}/task/{thread.thread_id}/comm") or "").strip()
+    return replace(thread, name=name, wait=wait_words(read_wait(pid, thread.thread_id)))
+
+
+def wait_words(wait: Wait) -> str:
+    kind = wait.kind.replace("_", " ")
+    return f"{kind} {wait.target}" if wait.target and wait.target != kind else kind
+
+
+def _from_proc(pid: int, problem: str) -> ProcessStack:
+    threads = []
+    for tid in list_threads(pid)[:_MOST_THREADS]:
+        name = (read_text(f"/proc/{pid}/task/{tid}/comm") or "").strip()
+        threads.append(ThreadStack(tid, name, (), tid == pid, wait_words(read_wait(pid, tid))))
+    if not threads:
+        return ProcessStack(pid, "", (), "", "the process is gone")
+    return ProcessStack(pid, read_command(pid), tuple(threads), "proc", problem)
+
+
+def is_still(pid: int) -> bool:
+    """No thread of it runs or wants to: looked at twice, a moment apart."""
+    before = _thread_times(pid)
+    time.sleep(_STILL_S)
+    return bool(before) and before == _thread_times(pid)
+
+
+def _thread_times(pid: int) -> dict[int, bytes]:
+    return {tid: read_bytes(f"/proc/{pid}/task/{tid}/schedstat") or b"" for tid in list_threads(pid)}
+
+
+def ask_faulthandler(
+    pid: int, folder: Path, *, limit_s: float, all_threads: bool = False
+) -> tuple[tuple[ThreadStack, ...], str]:
+    """Signal the process and read what it appended to its dump file; nothing is sent unless it is sure to be caught
+    by our handler, because an uncaught signal kills. `all_threads` only for a process that is still."""
+    path = folder / f"fh.{pid}"
+    number = stack_signal(read_environ(pid)) + (1 if all_threads else 0)
+    try:
+        before = path.stat().st_size
+    except OSError:
+        return (), "no dump file: the injected file did not run there"
+    if _state(pid) in ("T", "t", "Z", "X", ""):
+        return (), "a stopped process runs no handler"
+    if not catches_signal(pid, number) or not _holds_open(pid, path):
+        return (), f"signal {number} is not armed there"
+    try:
+        os.kill(pid, number)
+    except OSError as error:
+        return (), f"signal {number}: {error.strerror}"
+    text = _appended(path, before, limit_s)
+    threads = parse_faulthandler(text, pid)
+    if threads and path.stat().st_size > _LARGEST_DUMP_BYTES and not fatal_part(text):
+        os.truncate(path, 0)  # the writer appends, so it goes on at the new end
+    return threads, "" if threads else "the process did not answer the signal"
+
+
+def _appended(path: Path, before: int, limit_s: float) -> str:
+    """What came after `before`, once it ends a line and has been quiet for a moment."""
+    end_s = time.monotonic() + limit_s
+    seen = before
+    while time.monotonic() < end_s:
+        time.sleep(0.01)
+        size = path.stat().st_size
+        if size > before and size == seen:
+            break
+        seen = size
+    with open(path, "rb") as file:
+        file.seek(before)
+        return file.read(_LARGEST_DUMP_BYTES).decode("utf-8", "replace")
+
+
+def _holds_open(pid: int, path: Path) -> bool:
+    try:
+        wanted = path.stat()
+    except OSError:
+        return False
+    for fd in sorted(list_numbers(f"/proc/{pid}/fd"), reverse=True):
+        with contextlib.suppress(OSError):
+            held = os.stat(f"/proc/{pid}/fd/{fd}")  # noqa: PTH116
+            if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
+
+
+def _state(pid: int) -> str:
+    data = read_bytes(f"/proc/{pid}/stat") or b""
+    return chr(data[data.rfind(b")") + 2]) if data else ""
+
+
+def native_text(pids: Sequence[int], *, deadline_s: float = 10.0) -> str:
+    """Native stacks as text, for an incident file. Stops each process for 0.1 to 0.3 s: once per incident."""
+    end_s = time.monotonic() + deadline_s
+    parts = []
+    for pid in list(dict.fromkeys(pids))[:_AT_ONCE]:
+        if is_python(pid) and _state(pid) not in ("T", "t", "Z", "") and end_s > time.monotonic():
+            text = next(filter(None, _native_answers(pid, end_s)), "")
+            parts.append(f"process {pid}\n{text}" if text else "")
+    return "\n".join(filter(None, parts))
+
+
+def _native_answers(pid: int, end_s: float) -> Iterator[str]:
+    # pystack knows C file and line where debug information is there; it is optional.
+    for name, words in (("pystack", ("remote", "--native")), ("py-spy", ("dump", "--native", "--pid"))):
+        tool = find_tool(name)
+        started = _start([tool, *words, str(pid)], pid) if tool else None
+        text = (_answer(started, end_s) if started else None) or ""
+        yield text.rstrip() if started and started.process.returncode == 0 else ""
+
+
+def forget_dead(stacks_folder: Path) -> int:
+    """Delete the empty dump files of processes that are gone; a run with many short children leaves thousands."""
+    count = 0
+    for path in stacks_folder.glob("fh.*"):
+        with contextlib.suppress(OSError, ValueError):
+            if not path.stat().st_size and not _state(int(path.suffix[1:])):
+                path.unlink()
+                count += 1
+    return count

@@ -1,0 +1,1 @@
+"""The half of `jackline doctor RECIPE` that needs torch."""

@@ -1,0 +1,377 @@
+"""`python -m jackline.trainer.doctor.examine REQUEST`: the half of `jackline doctor RECIPE` that needs torch.
+
+REQUEST is JSON: target, words, runs_folder, report_fd. Each finding goes to `report_fd` as a line of JSON as soon as
+it is made; stdout is talk. Owns the order of the checks and what is not tried after which problem. Exit code 0 when
+all checks were made, whatever they found; 2 when the settings themselves are wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.errors import EXIT_DONE, JacklineError
+from jackline.machine.disk import read_disk
+from jackline.machine.gpu import read_gpus
+from jackline.machine.host import find_notebook
+from jackline.machine.memory import read_memory
+from jackline.recipes.m7c.environment import unread_lines
+from jackline.trainer.config import Resolved, TrainConfig, resolve_words
+from jackline.trainer.doctor.findings import (
+    DiskFacts,
+    Finding,
+    TimeFacts,
+    count_kept,
+    judge_card,
+    judge_context,
+    judge_disk,
+    judge_memory,
+    judge_schedule,
+    judge_step,
+    judge_time,
+    judge_unused_card,
+    judge_vocabulary,
+)
+from jackline.trainer.optim.schedule import schedule_of
+from jackline.trainer.report.console import Voice
+from jackline.units import format_bytes, format_duration
+
+_SHOWN_CHARS = 160
+_PACKAGES = ("numpy", "safetensors", "tokenizers", "tensorboard")
+Tell = Callable[[Finding], None]
+EXIT_INTERRUPTED = 130  # as shells count it
+
+
+@dataclass(frozen=True)
+class Request:
+    target: str
+    words: tuple[str, ...]
+    runs_folder: Path
+
+
+def main(argv: Sequence[str]) -> int:
+    asked: dict[str, Any] = json.loads(argv[0])
+    request = Request(asked["target"], tuple(asked["words"]), Path(asked["runs_folder"]))
+    report = os.fdopen(asked["report_fd"], "w")
+
+    def tell(finding: Finding) -> None:
+        print(json.dumps(finding.to_json()), file=report, flush=True)
+
+    try:
+        # Before torch is imported: a misspelt setting costs a tenth of a second.
+        resolved = resolve_words(request.target, request.words)
+        with Voice() as voice:
+            examine(resolved, request, voice, tell)
+    except JacklineError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> None:
+    """All checks, in the order in which a run would fail. Stops where nothing further can be tried."""
+    config = resolved.config
+    tell(settings_finding(resolved))
+    for line in unread_lines(config.OLD_ENVIRONMENT, os.environ):
+        tell(Finding("environment", "note", line))
+    if config.is_language:  # else the number of steps follows from the data
+        tell(judge_schedule(schedule_of(config)))
+    with voice.phase("doctor", "importing torch, usually 2 to 20 s"):
+        import torch
+    tell(versions_finding(torch.__version__))
+    with voice.phase("doctor", "looking at device and precision"):
+        found = list(device_findings(config))
+    for finding in found:
+        tell(finding)
+    if any(finding.state == "problem" for finding in found):
+        tell(_not_tried("data, memory, step and saving"))
+        return
+    try:
+        from jackline.trainer.build import choose_device
+        from jackline.trainer.startup.sizing import settle_size
+
+        config = settle_size(resolved, None, choose_device(config), voice).config
+        (_try_everything if config.is_language else _try_own)(config, request, voice, tell)
+    except JacklineError as error:
+        tell(Finding("trial", "problem", " ".join((error.message, *error.detail)), error.hint or ""))
+
+
+def settings_finding(resolved: Resolved) -> Finding:
+    config = resolved.config
+    changed = [
+        f"{name}={getattr(config, name)} ({origin})"
+        for name, origin in resolved.origins.items()
+        if origin not in ("recipe", "quick") and name != "recipe"
+    ]
+    text = f"recipe {config.recipe}: " + (", ".join(changed) or "as it is")
+    hint = f"`jackline train {config.recipe} --show` lists every setting with its origin"
+    if config.quick:
+        num_quick = sum(origin == "quick" for origin in resolved.origins.values())
+        text += f"\n--quick: {num_quick} more settings make it a tiny run, on data: {config.data}"
+        return Finding("settings", "note", text, hint)
+    return Finding("settings", "ok", text, hint if changed else "")
+
+
+def versions_finding(torch_version: str) -> Finding:
+    found, missing = [f"Python {platform.python_version()}", f"torch {torch_version}"], []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    text = ", ".join(found)
+    if not missing:
+        return Finding("versions", "ok", text)
+    lost = "no curves for TensorBoard" if missing == ["tensorboard"] else "parts of the trainer need them"
+    return Finding(
+        "versions", "note", f"{text}; not installed: {', '.join(missing)}", f"{lost}; install jackline[train]"
+    )
+
+
+def device_findings(config: TrainConfig) -> Iterator[Finding]:
+    """The card against this torch, and the precision against the card."""
+    import torch
+
+    from jackline.trainer.build import choose_device, device_name
+    from jackline.trainer.startup.precision import choose_precision
+
+    version, device = torch.__version__, choose_device(config)
+    cards = read_gpus(5.0)
+    if device.type == "cuda" and torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability(device)
+        yield judge_card(device_name(device), capability, torch.cuda.get_arch_list(), version)
+    elif device.type == "cuda" or (cards and config.device == "auto"):
+        if cards:
+            yield judge_unused_card(cards[0].name, version, torch.version.cuda)
+        else:
+            yield Finding("device", "problem", "device=cuda, but no NVIDIA card is to be seen", "device=auto")
+        return
+    else:
+        is_small = config.model == config.SMALLEST or not config.is_language
+        hint = "" if is_small else f"only model={config.SMALLEST} is of use on a CPU"
+        yield Finding("device", "ok" if is_small else "note", device_name(device), hint)
+    try:
+        precision = choose_precision(config.precision, device)
+    except JacklineError as error:
+        yield Finding("precision", "problem", error.message, error.hint or "")
+        return
+    has_bf16 = "" if device.type != "cuda" else f"; bf16 on this card: {'yes' if precision_bf16(device) else 'no'}"
+    asked = "chosen for this device" if config.precision == "auto" else "as asked"
+    yield Finding("precision", "ok", f"{precision}, {asked}{has_bf16}")
+
+
+def precision_bf16(device: Any) -> bool:
+    import torch
+
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def _try_everything(config: TrainConfig, request: Request, voice: Voice, tell: Tell) -> None:
+    from jackline.trainer.build import choose_device
+    from jackline.trainer.doctor.trial import GIVE_UP_AFTER_S, opened
+
+    device = choose_device(config)
+    told: list[Finding] = []
+
+    def note(finding: Finding) -> None:
+        told.append(finding)
+        tell(finding)
+
+    try:
+        with (
+            voice.phase("doctor", f"opening {config.data}, given up after {GIVE_UP_AFTER_S:.0f} s of no answer"),
+            opened(config, device, voice) as found,
+        ):
+            _judge_data(config, found, note)
+            if any(finding.state == "problem" for finding in told):
+                tell(_not_tried("memory, step and saving"))
+            else:
+                _try_model(config, request, found, voice, tell)
+    except JacklineError as error:
+        if told:
+            raise
+        text = "\n".join((f"{config.data} cannot be read: {error.message}", *error.detail))
+        other = "--data SOURCE trains on other data: a path, glob, http(s)://, hf://, or python-stdlib"
+        tell(Finding("data", "problem", text, f"{error.hint}; {other}" if error.hint else other))
+        tell(_not_tried("memory, step and saving"))
+
+
+def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
+    from jackline.trainer.network import context_of, shape_of
+
+    size = found.first.tokens.shape
+    text = f"{config.data}: first batch of {size[0]} x {size[1] - 1:,} tokens after {format_duration(found.took_s)}"
+    shown = found.first_text if len(found.first_text) <= _SHOWN_CHARS else found.first_text[:_SHOWN_CHARS] + "..."
+    text += f"\nbegins with {shown!r}"
+    floor = found.floor
+    if floor is not None and floor.is_noise:
+        tell(
+            Finding(
+                "data", "note", f"{text}\n{floor.why}", "there is nothing to learn in noise: is it the right column?"
+            )
+        )
+    else:
+        low = f"\nno honest loss is below {floor.nats:.2f}: {floor.why}" if floor is not None else ""
+        tell(Finding("data", "ok", text + low))
+    shape = shape_of(config, found.vocab_size)
+    tell(judge_vocabulary(config.tokenizer, found.vocab_size, shape.vocab_size, int(found.first.tokens.max())))
+    tell(judge_context(config.seq_len, context_of(shape)))
+
+
+def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, tell: Tell) -> None:
+    from jackline.trainer.build import choose_device
+    from jackline.trainer.doctor.trial import make_parts, predict_host_bytes
+    from jackline.trainer.network import describe_shape, shape_of
+    from jackline.trainer.startup.precision import choose_precision
+
+    device = choose_device(config)
+    precision, free_bytes = choose_precision(config.precision, device), _free_memory(device)
+    tell(Finding("model", "ok", describe_shape(config.model, shape_of(config, found.vocab_size))))
+    if device.type != "cuda":
+        # Before it is built: on a CPU too much memory ends other people's programs too.
+        with voice.phase("doctor", "predicting the memory of a step"):
+            needed = predict_host_bytes(config, found.vocab_size, precision)
+        foretold = judge_memory(needed, free_bytes, "of host memory", "a step is predicted to need")
+        if foretold.state == "problem":
+            tell(foretold)
+            tell(_not_tried("step and saving"))
+            return
+    with voice.phase("doctor", "building the model and choosing a micro-batch"):
+        parts = make_parts(config, device, precision, found)
+    _try_parts(parts, found.first, request, voice, tell)
+
+
+def _try_own(config: TrainConfig, request: Request, voice: Voice, tell: Tell) -> None:
+    """What is no language model builds its own parts, data and all; what it caches the training finds there."""
+    from jackline.trainer.build import build
+
+    try:
+        parts = build(config, voice, request.runs_folder / ".doctor")
+    except JacklineError as error:
+        tell(Finding("data", "problem", "\n".join((error.message, *error.detail)), error.hint or ""))
+        tell(_not_tried("memory, step and saving"))
+        return
+    loader: Any = parts.loader
+    tell(Finding("data", "ok", f"{config.data}: {loader.num_windows():,} {parts.UNIT} to train on"))
+    tell(judge_schedule(parts.schedule))
+    _try_parts(parts, next(loader), request, voice, tell)
+
+
+def _try_parts(parts: Any, first: Any, request: Request, voice: Voice, tell: Tell) -> None:
+    """Memory, a step, the disk, saving, and the time of all of it."""
+    from jackline.trainer.doctor.trial import state_bytes, take_step
+    from jackline.trainer.planning.rehearsal import with_micro_batch
+
+    config = parts.config
+    memory = _try_memory(parts, _free_memory(parts.device), voice)
+    tell(memory.finding)
+    if memory.finding.state == "problem":
+        tell(_not_tried("step and saving"))
+        return
+    parts = with_micro_batch(parts, memory.micro_batch)
+    with voice.phase("doctor", "one real step on real data"):
+        taken = take_step(parts, first)
+    tell(judge_step(taken))
+    disk = read_disk(request.runs_folder)
+    free_disk = disk.free_bytes if disk is not None else 0
+    size = state_bytes(parts)
+    keeps_best = config.val_fraction > 0 or not config.is_language
+    kept = count_kept(config.keep_last, config.keep_every, parts.total_steps, keeps_best=keeps_best)
+    budget = judge_disk(DiskFacts(size, kept, free_disk, str(request.runs_folder)))
+    tell(budget)
+    if budget.state == "problem":
+        tell(_not_tried("saving"))
+    else:
+        with voice.phase("doctor", f"save, load, compare: {format_bytes(size)}"):
+            tell(_try_saving(parts, request.runs_folder))
+    tell(judge_time(_time_facts(config, parts, taken.step_s)))
+
+
+def _try_saving(parts: Any, runs_folder: Path) -> Finding:
+    from jackline.trainer.doctor.trial import prove_save
+
+    try:
+        proved = prove_save(parts, runs_folder)
+    except (JacklineError, OSError) as error:
+        text = " ".join((error.message, *error.detail)) if isinstance(error, JacklineError) else str(error)
+        return Finding("saving", "problem", text, "another place for runs: --runs-dir PATH")
+    text = f"{format_bytes(proved.checkpoint_bytes)} saved, loaded and equal in every bit"
+    return Finding("saving", "ok", f"{text}, in {format_duration(proved.took_s)}")
+
+
+@dataclass(frozen=True)
+class _Memory:
+    finding: Finding
+    micro_batch: int
+
+
+def _try_memory(parts: Any, free_bytes: int, voice: Voice) -> _Memory:
+    """Rehearsed, and measured."""
+    from jackline.trainer.planning.rehearsal import rehearse_step
+
+    chosen, is_on_card = parts.chosen, parts.device.type == "cuda"
+    plan = f"batch {parts.config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch}"
+    where = "on the card" if is_on_card else "of host memory"
+    try:
+        with parts.kernels():
+            found = rehearse_step(parts, voice)
+    except JacklineError as error:
+        return _Memory(Finding("memory", "problem", f"{plan}: {error.message}", error.hint or ""), 1)
+    if found.micro_batch != chosen.micro_batch:
+        plan += f", shrunk to {found.micro_batch} by the rehearsal"
+    finding = judge_memory(found.reserved_bytes, free_bytes, where, f"{plan} ({chosen.text}); measured")
+    return _Memory(finding, found.micro_batch)
+
+
+def _time_facts(config: TrainConfig, parts: Any, step_s: float) -> TimeFacts:
+    """A validation's forward pass costs a third of a step; how many windows there are is bounded by val_tokens."""
+    from jackline.trainer.build import guess_step_s
+    from jackline.trainer.startup.compiling import decide, why_not
+
+    num_evals = parts.total_steps // config.eval_every if config.eval_every else 0
+    passes = (num_evals * config.eval_share + config.full_eval) if config.val_fraction and config.is_language else 0.0
+    forward_s = step_s / 3 / max(1, parts.tokens_per_step) * config.val_tokens
+    decision = decide(
+        config.compile,
+        has_card=parts.device.type == "cuda",
+        can_compile=why_not(parts.device) if config.compile != "off" else "",
+        steps_left=parts.total_steps,
+        eager_step_s=guess_step_s(parts),
+        is_warm=False,
+    )
+    return TimeFacts(
+        step_s=step_s,
+        total_steps=parts.total_steps,
+        tokens_per_step=parts.tokens_per_step,
+        eval_s=forward_s * passes,
+        is_compiling=decision.is_compiled,
+        limit_s=config.time_limit_s,
+        session=find_notebook(os.environ) or "",
+        unit=parts.UNIT,
+    )
+
+
+def _free_memory(device: Any) -> int:
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    reading = read_memory([os.getpid()])
+    return max(0, reading.limit.limit_bytes - reading.used_bytes)
+
+
+def _not_tried(what: str) -> Finding:
+    return Finding("not tried", "note", f"{what}: the problem above comes first")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

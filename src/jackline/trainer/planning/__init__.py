@@ -1,0 +1,1 @@
+"""The memory plan of a config and its rehearsal before step 0."""

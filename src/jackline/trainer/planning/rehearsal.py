@@ -1,0 +1,207 @@
+"""Before step 0: one real micro-batch, update and validation batch, measured, and everything put back.
+
+Owns what is rehearsed and what follows: a smaller micro-batch when it does not fit, and how long a step takes. The
+measuring and the putting back are memory/plan/rehearse.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from jackline.errors import JacklineError
+from jackline.memory.plan.rehearse import (
+    CpuMeter,
+    CudaMeter,
+    Meter,
+    Peaks,
+    Rehearsal,
+    corrected_room,
+    correction_of,
+    correction_record,
+    must_plan_again,
+    rehearse,
+)
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.trainer.build import Parts
+from jackline.trainer.config import identity
+from jackline.trainer.planning.plan import Chosen, plan_on
+from jackline.trainer.report.console import Voice
+from jackline.trainer.startup import compiling
+from jackline.units import format_bytes, format_duration
+
+_KEPT = ("micro_batch", "step_s", "reserved_bytes", "window_s")
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """`step_s` is what a whole step took, `window_s` the validation of one window; no compilation is in them."""
+
+    micro_batch: int
+    step_s: float
+    reserved_bytes: int
+    window_s: float = 0.0
+    against_plan: Mapping[str, Any] = field(default_factory=dict)  # measured and predicted, where it was planned
+
+
+class _TimedMeter:
+    """Measures an act, then times it once more without the measuring, which on a CPU slows it down."""
+
+    def __init__(self, inner: Meter, device: torch.device) -> None:
+        self._inner, self._device = inner, device
+        self.seconds: list[float] = []
+
+    def measure(self, act: Callable[[], object]) -> Peaks:
+        peaks = self._inner.measure(act)
+        began_s = time.perf_counter()
+        act()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - began_s)
+        return peaks
+
+
+def rehearse_step(parts: Parts, voice: Voice, run: RunDir | None = None) -> Rehearsed:
+    """Shrinks the micro-batch until it fits; one that leaves much unused grows once. Losses afterwards are bit for
+    bit those without a rehearsal. One that an earlier attempt of the run did on the same device is not done again.
+    """
+    if run is not None and (before := _remembered(run, parts)) is not None:
+        fits = f"micro-batch {before.micro_batch} fits, {format_bytes(before.reserved_bytes)}"
+        voice.say(f"{fits}: measured by an attempt before, on the same device", "rehearsal")
+        return before
+    good = _fit(parts, parts.chosen.micro_batch, voice)
+    better = _planned_anew(parts, good, voice)
+    against = _against_plan(parts, good)
+    if better and better != good.micro_batch:
+        tried = _attempt(parts, better, voice)
+        good = tried if not tried.found.failed_act else good
+    slices = -(-parts.config.batch_size // good.micro_batch)
+    step_s = good.step_s * slices / min(2, slices)
+    whole = f", all {parts.total_steps:,} about {format_duration(step_s * parts.total_steps)}"
+    voice.say(
+        f"fits: {format_bytes(good.found.reserved_bytes)}; a step takes about {format_duration(step_s)}"
+        f"{whole if parts.config.has_known_end else ''}",
+        "rehearsal",
+    )
+    window_s = good.eval_s / good.micro_batch
+    return Rehearsed(good.micro_batch, step_s, good.found.reserved_bytes, window_s, against)
+
+
+def remember(run: RunDir, parts: Parts, rehearsed: Rehearsed | None) -> None:
+    """memory.json, once the run's folder is one: what was measured against what was predicted, and that it fits."""
+    if rehearsed is None:
+        return
+    found = {**_conditions(parts), **{name: getattr(rehearsed, name) for name in _KEPT}}
+    atomic.write_json(run.memory_file, {**rehearsed.against_plan, "rehearsed": found})
+
+
+def _remembered(run: RunDir, parts: Parts) -> Rehearsed | None:
+    """Of an attempt before, when neither device nor settings have changed since (--continue-with-changes may)."""
+    record = atomic.read_json(run.memory_file)
+    found = record.pop("rehearsed", None) if isinstance(record, dict) else None
+    conditions = _conditions(parts)
+    if record is None or not isinstance(found, dict) or {name: found.get(name) for name in conditions} != conditions:
+        return None
+    known = {name: found.get(name) for name in _KEPT}
+    if not all(isinstance(value, int | float) and value >= 0 for value in known.values()) or not known["micro_batch"]:
+        return None
+    return Rehearsed(**known, against_plan=record)  # type: ignore[arg-type]
+
+
+def _conditions(parts: Parts) -> dict[str, Any]:
+    """What a rehearsal is true for, as JSON has it."""
+    settings: dict[str, Any] = json.loads(json.dumps(identity(parts.config)))
+    return {"device": parts.device_name, "settings": settings}
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    micro_batch: int
+    found: Rehearsal
+    step_s: float
+    eval_s: float
+
+
+def _attempt(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
+    # Whether an earlier attempt's cache helps is known to compiling.py, and was said; the longer of the two is told.
+    is_compiled = getattr(parts.model, "_compiled_call_impl", None) is not None
+    first = f"; compiles first, up to {compiling.COLD_S:.0f} s" if is_compiled else ""
+    with voice.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone{first}"):
+        return _Attempt(micro_batch, *_try(parts, micro_batch))
+
+
+def _fit(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
+    while True:
+        tried = _attempt(parts, micro_batch, voice)
+        if not tried.found.failed_act:
+            return tried
+        if micro_batch == 1:
+            raise JacklineError(
+                f"one sequence of {parts.config.seq_len} tokens does not fit: {tried.found.error.splitlines()[0]}",
+                hint=f"`jackline plan {parts.config.recipe} --explain` shows where it goes and what saves some",
+            )
+        voice.say(f"micro-batch {micro_batch} does not fit in the {tried.found.failed_act}: trying half", "rehearsal")
+        micro_batch = max(1, micro_batch // 2)
+
+
+def _against_plan(parts: Parts, tried: _Attempt) -> dict[str, Any]:
+    made = parts.chosen.made
+    if made is None or tried.micro_batch != made.micro_batch:
+        return {}
+    return correction_record(made.prediction, tried.found)
+
+
+def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice) -> int:
+    """The micro-batch of a plan that knows what was measured, where it differs by more than 3 %; 0: stay."""
+    made = parts.chosen.made
+    if made is None or tried.micro_batch != made.micro_batch:
+        return 0
+    correction = correction_of(made.prediction, tried.found)
+    off = f"measured {format_bytes(tried.found.allocated_bytes)}, {correction - 1:+.1%} of what was predicted"
+    if not must_plan_again(correction, tried.found):
+        voice.say(off, "rehearsal")
+        return 0
+    room = corrected_room(made.room, correction)
+    again = plan_on(parts.config, parts.shape, parts.precision, card=made.card, room=room)
+    voice.say(f"{off}: planned anew, micro-batch {again.micro_batch} ({again.fit})", "rehearsal")
+    return again.micro_batch if again.fit != "no" else 0
+
+
+def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float, float]:
+    config, device = parts.config, parts.device
+    window = parts.blank_batch(micro_batch)
+    # A second slice meets the gradients of the first: more memory than one alone.
+    num_slices = min(2, -(-config.batch_size // micro_batch))
+
+    def step() -> None:
+        parts.method.begin_step(parts.method.hardest_step)
+        for _ in range(num_slices):
+            total, count = parts.loss_sum(window)
+            mean = total / (count * num_slices)
+            (mean if parts.scaler is None else parts.scaler.scale(mean)).backward()
+        parts.move_weights()  # a method's own state (an average) would not be put back
+        parts.optimizer.zero_grad(set_to_none=True)
+
+    def evaluate() -> None:
+        parts.model.eval()
+        with torch.no_grad():
+            parts.eval_sum(window)
+        parts.model.train()
+
+    held = [*parts.model.parameters(), *parts.model.buffers()]
+    meter = _TimedMeter(CudaMeter() if device.type == "cuda" else CpuMeter(held), device)
+    acts = {"step": step, "evaluation": evaluate}
+    found = rehearse(acts, parts.model, parts.optimizer, scaler=parts.scaler, meter=meter)
+    step_s, eval_s = (*meter.seconds, 0.0, 0.0)[:2]
+    return found, step_s, eval_s
+
+
+def with_micro_batch(parts: Parts, micro_batch: int) -> Parts:
+    accumulation = -(-parts.config.batch_size // micro_batch)
+    return replace(parts, chosen=Chosen(micro_batch, accumulation, "as rehearsed"))

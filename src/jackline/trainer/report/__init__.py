@@ -1,0 +1,1 @@
+"""What the trainer says: console, step lines, curves, statistics."""

@@ -1,0 +1,129 @@
+"""What a loop tells others about itself: the session its settings, the sentinels their facts, people the next step.
+
+Owns the translation from config and parts into their words. Pure but for the lines it says.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.checkpoint.place import choose_place
+from jackline.rundir.intent import write_intent
+from jackline.rundir.layout import RunDir
+from jackline.session.off import OffRun
+from jackline.session.run import Run
+from jackline.trainer.build import Parts
+from jackline.trainer.config import TrainConfig
+from jackline.trainer.report.console import Voice
+from jackline.trainer.report.step_line import curves_lines
+from jackline.trainer.sentinels.floor import Floor, entropy_floor
+from jackline.trainer.sentinels.watch import Facts
+from jackline.trainer.validate.evaluate import read_windows
+from jackline.trainer.validate.validation import Validation
+from jackline.units import format_duration
+
+_FLOOR_TOKENS = 1 << 16
+
+
+def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
+    """For `jackline.attach`. Who started it has compared the settings already, so changed arguments only warn."""
+    return {
+        "name": run_dir.name,
+        "runs_dir": str(run_dir.path.parent),
+        "save_every_steps": config.save_every_steps or None,
+        "save_every_s": config.save_every_s or None,
+        "keep_last": config.keep_last,
+        "keep_every": config.keep_every or None,
+        "keep_best": f"{'+' if config.IS_HIGH_GOOD else ''}best_{config.metric}",
+        "mirror": config.mirror or None,
+        "seed": config.seed,
+        "exact": config.exact,
+        "on_change": {"arguments": "warn"},
+    }
+
+
+def sentinel_facts(parts: Parts, validation: Validation) -> Facts:
+    return Facts(
+        vocab_size=parts.vocab_size,
+        schedule=parts.schedule,
+        tokens_per_step=parts.tokens_per_step,
+        unit=parts.UNIT,
+        floor=floor_of(parts, validation),
+        full_validation_parts=validation.num_parts if validation.num_quick < validation.num_windows else None,
+    )
+
+
+def floor_of(parts: Parts, validation: Validation) -> Floor | None:
+    """From validation windows: reading training windows here would move the loader."""
+    data, seq_len = parts.corpus.validation, parts.config.seq_len
+    if data is None or not validation.num_windows or parts.config.sentinels == "off":
+        return None
+    wanted = min(validation.num_windows, max(1, _FLOOR_TOKENS // seq_len))
+    sample = [windows[:, :-1].reshape(-1) for windows in read_windows(data, seq_len, min(64, wanted), wanted)]
+    return entropy_floor(np.concatenate(sample), parts.corpus.vocab_size)
+
+
+def event_of(run: Run | OffRun) -> Callable[[str, str], None]:
+    """Writes an alarm into the run's events; nothing with JACKLINE=off."""
+    if isinstance(run, OffRun):
+        return lambda kind, text: None
+    reporter = run._attached.reporter
+    return lambda kind, text: reporter.event("alarm", text, alarm=kind, step=run.step)
+
+
+def doing_text(run: Run | OffRun, total: int | None) -> str:
+    """'step 13/100, backward 2 of 16': which part of which step is under way."""
+    if total and run.step >= total:
+        return f"all {total:,} steps are done"
+    step = f"step {run.step + 1:,}{f'/{total:,}' if total else ''}"
+    return f"{step}, {run.doing}" if run.doing else f"{step} under way"
+
+
+def find_deadline_s(config: TrainConfig) -> float:
+    """Under a supervisor the limit is the supervisor's: two requests to end would mean "at once, unsaved"."""
+    if not config.time_limit_s or os.environ.get("JACKLINE_RUN_DIR"):
+        return float("inf")
+    return time.monotonic() + config.time_limit_s
+
+
+def ask_for_the_end(voice: Voice, limit_s: float) -> None:
+    """As anybody would: the session saves at the end of this step and leaves."""
+    voice.say(f"the time limit of {format_duration(limit_s)} is reached")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def forbid_restart(run_dir: RunDir, why: str) -> None:
+    """The same steps would end the same way."""
+    number = os.environ.get("JACKLINE_ATTEMPT", "")
+    if number.isdigit():
+        write_intent(run_dir.attempt(int(number)), restart=False, why=why)
+
+
+def say_curves(run_dir: RunDir, voice: Voice) -> None:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "you"
+    for line in curves_lines(run_dir.tensorboard, os.environ, user=user, host=socket.gethostname()):
+        voice.say(line)
+
+
+def next_commands(run_dir: RunDir, outcome: str, ruined_step: int = 0) -> list[str]:
+    """From `ruined_step` on the weights are lost. A card's numbers are known a step or two later, so a save may have
+    come between; then the command goes back behind it."""
+    name = run_dir.name
+    if outcome == "finished":
+        return [f"jackline checkpoints {name}"]
+    steps = [saved.step for saved in list_names(choose_place(run_dir).folder)] if ruined_step else []
+    good = [step for step in steps if step < ruined_step]
+    back = f" --step {max(good)}" if good and max(steps) >= ruined_step else ""
+    return [f"jackline resume {name}{back}", f"jackline why {name}"]

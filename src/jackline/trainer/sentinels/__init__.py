@@ -1,0 +1,1 @@
+"""Alarms for numbers that cannot be right."""

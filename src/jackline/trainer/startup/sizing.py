@@ -1,0 +1,92 @@
+"""`model=auto`: which of a recipe's sizes this machine can train, decided once for a run.
+
+Owns the choice and that it stays: an attempt on another card goes on with the size of the first one, because a
+checkpoint has no other. An explicit size never comes here. What fits is memory/plan/choose's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from jackline.errors import JacklineError
+from jackline.memory.plan.cards import Card, Precision, match_card
+from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, room_of
+from jackline.rundir.layout import RunDir
+from jackline.trainer.config import Resolved, TrainConfig, resolve
+from jackline.trainer.network import shape_of
+from jackline.trainer.planning.plan import TOKENIZER_SIZES, plan_on
+from jackline.trainer.report.console import Voice
+from jackline.units import format_bytes
+
+AUTO = "auto"
+
+
+def settle_size(resolved: Resolved, run: RunDir | None, device: torch.device, voice: Voice) -> Resolved:
+    """The same with a size in place of 'auto'; what comes with the size comes too, unless a person set it."""
+    if resolved.config.model != AUTO or not _sizes(resolved.config):
+        return resolved
+    if before := _size_before(resolved.config, run):
+        voice.say(f"model=auto: {before}, as in the attempt before", "plan")
+        return _with_size(resolved, before)
+    if device.type != "cuda":
+        smallest = _sizes(resolved.config)[-1]
+        voice.say(f"model=auto: {smallest}, the smallest, because there is no GPU here", "plan")
+        return _with_size(resolved, smallest)
+    properties = torch.cuda.get_device_properties(device)
+    card = match_card(properties.name, properties.total_memory)
+    free_bytes = torch.cuda.mem_get_info(device)[0] + card.context_bytes
+    with voice.phase("plan", f"model=auto: which size fits on {card.name}"):
+        return choose_size(resolved, card, free_bytes, voice)
+
+
+def choose_size(resolved: Resolved, card: Card, free_bytes: int, voice: Voice) -> Resolved:
+    """The largest that fits without being cut into many slices; the smallest when none does."""
+    sizes = _sizes(resolved.config)
+    for size in sizes:
+        tried = _with_size(resolved, size)
+        made = _plan(tried.config, card, free_bytes)
+        is_comfortable = made.fit == "fits" and made.accumulation <= MAX_ACCUMULATION
+        if is_comfortable or size == sizes[-1]:
+            voice.say(f"model=auto: {size}, {_words(tried.config, made)}")
+            return tried
+        voice.say(f"{size} is too large: {made.fit}, {_words(tried.config, made)}")
+    raise AssertionError("a recipe with model=auto has sizes")
+
+
+def _plan(config: TrainConfig, card: Card, free_bytes: int) -> Plan:
+    wanted: Precision = "bf16-weights" if card.has_bf16 else "fp16"
+    precision = wanted if config.precision == "auto" else config.precision
+    shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
+    return plan_on(config, shape, precision, card=card, room=room_of(card, free_bytes=free_bytes))
+
+
+def _words(config: TrainConfig, made: Plan) -> str:
+    examples = getattr(config, "max_train_examples", None)
+    data = f", {examples:,} training examples" if examples else ""
+    return (
+        f"batch {config.batch_size} in {made.accumulation} slices{data}, "
+        f"{format_bytes(made.device_bytes)} of {format_bytes(made.card.usable_bytes)}"
+    )
+
+
+def _sizes(config: TrainConfig) -> tuple[str, ...]:
+    return tuple(getattr(config, "AUTO_SIZES", ()))
+
+
+def _with_size(resolved: Resolved, size: str) -> Resolved:
+    fixed: Any = replace(resolved.config, model=size)  # type: ignore[arg-type]
+    return Resolved(fixed.settle(resolved.origins), {**resolved.origins, "model": f"{AUTO} on this machine"})
+
+
+def _size_before(config: TrainConfig, run: RunDir | None) -> str:
+    """Of the run's saved config; empty when there is none yet, or none that can be read."""
+    if run is None or not run.config_file.exists():
+        return ""
+    try:
+        found = str(resolve(config.recipe, (), [run.config_file]).config.model)
+    except JacklineError:
+        return ""
+    return found if found in _sizes(config) else ""
