@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 
 SPIN = """
 import torch

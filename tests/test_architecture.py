@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +28,19 @@ LEVELS = {
     "session": 3,
     "dashboard": 3,
     "trainer": 4,
-    "cli": 5,
-    "notebook": 6,
+    "recipes": 5,
+    "cli": 6,
+    "notebook": 7,
 }
 # The exceptions, each with its reason.
 SIDEWAYS = {("units", "errors")}  # a wrong duration is a usage error
 
 TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "dashboard", "notebook")
-TORCH_FREE_CHECKPOINT = ("format", "verify", "commit", "retention", "schedule", "writer")
+TORCH_FREE_ROOMS = ("checkpoint/format", "checkpoint/writer", "checkpoint/mirror")
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "rich", "starlette"}
 
 MAX_FILE_LINES = 400
+MAX_MODULES = 16  # in one folder
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {("trainer/loop.py", "train"): 120}
 
@@ -77,6 +80,12 @@ def test_imports_go_downwards_only(path: Path) -> None:
         assert LEVELS[other] < LEVELS[part], f"{path.relative_to(ROOT)} imports {name}: {part} is not above {other}"
 
 
+def test_a_folder_holds_at_most_sixteen_modules() -> None:
+    folders = Counter(path.parent for path in modules() if path.name not in ("__init__.py", "__main__.py"))
+    crowded = {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > MAX_MODULES}
+    assert not crowded, f"more than {MAX_MODULES} modules: {crowded}; make rooms, each with one idea"
+
+
 def test_every_folder_has_a_level() -> None:
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     assert folders <= set(LEVELS), f"new folders without a level: {folders - set(LEVELS)}"
@@ -87,7 +96,7 @@ def torch_free_modules() -> list[str]:
     for path in modules():
         relative = path.relative_to(ROOT)
         inside = relative.parts[0] in TORCH_FREE_PACKAGES and "inject" not in relative.parts
-        engine = relative.parts[0] == "checkpoint" and relative.stem in TORCH_FREE_CHECKPOINT
+        engine = str(relative.parent) in TORCH_FREE_ROOMS
         top = len(relative.parts) == 1 and relative.stem != "__init__"
         if inside or engine or top:
             names.append(".".join(("jackline", *relative.with_suffix("").parts)).removesuffix(".__init__"))

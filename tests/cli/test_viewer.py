@@ -23,8 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackline.cli.view.raw_stream import ProtocolFilter, RawStream
-from jackline.cli.view.row import cut_to_cells
-from jackline.cli.view.screen import Screen, choose_color, choose_surface
+from jackline.cli.view.screen import Screen, choose_color, choose_surface, cut_to_cells
 from jackline.cli.view.viewer import life_text
 from jackline.rundir import atomic
 from jackline.rundir.jsonl import JsonlWriter

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from jackline.data.build.builder import cache_folder, run_builder
-from jackline.data.build.supply import BackgroundSupply, open_cache, open_data
-from jackline.data.build.waiting import BuilderWatch
+from jackline.data.build.supply import BackgroundSupply, BuilderWatch, open_cache, open_data
 from jackline.data.loader.loader import Batch, Loader
 from jackline.data.progress import Progress, silent
 from jackline.data.spec import CacheSettings

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from jackline.machine import gpu
-from jackline.machine.gpu import find_source, is_hanging, parse_smi, read_gpus
+from jackline.machine.gpu import watch as gpu
+from jackline.machine.gpu.vendors import nvidia
+from jackline.machine.gpu.vendors.nvidia import parse_smi
+from jackline.machine.gpu.watch import find_source, is_hanging, read_gpus
 from jackline.machine.readings import GpuProcess, GpuReading
 from tests.machine.conftest import wait_until
 
@@ -53,7 +55,7 @@ def test_text_that_is_no_table_gives_no_cards() -> None:
 
 
 def test_a_machine_without_a_driver_has_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_DEVICE_FILES", ("/nonexistent",))
+    monkeypatch.setattr(nvidia, "DEVICE_FILES", ("/nonexistent",))
     assert read_gpus() == ()
     assert find_source() == ""
 
@@ -65,8 +67,8 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     script.write_text("#!/bin/sh\nexit 1\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(gpu, "_DEVICE_FILES", ("/dev/null",))
-    monkeypatch.setattr(gpu, "_import_nvml", lambda: None)
+    monkeypatch.setattr(nvidia, "DEVICE_FILES", ("/dev/null",))
+    monkeypatch.setattr(nvidia, "_import_nvml", lambda: None)
     monkeypatch.setattr(gpu, "_reader", gpu._Reader())
     yield script
 
@@ -108,7 +110,7 @@ def test_neither_nvml_nor_the_program_is_remembered(smi: Path, monkeypatch: pyte
     smi.unlink()
     monkeypatch.setenv("PATH", str(smi.parent))
     assert read_gpus(20) == ()
-    assert gpu._reader.is_absent
+    assert gpu._reader.asks == []
     before = threading.active_count()
     assert read_gpus(20) == ()
     assert threading.active_count() == before
@@ -145,7 +147,7 @@ class Library:
 
 
 def test_a_card_that_does_not_tell_everything_is_still_read(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_import_nvml", Library)
+    monkeypatch.setattr(nvidia, "_import_nvml", Library)
     assert read_gpus(20) == (
         GpuReading(0, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 100, 7, None, None, 61.5, (GpuProcess(9, None),)),
     )

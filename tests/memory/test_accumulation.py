@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from jackline.memory.predict.accumulation import references_of_one_holder
-from jackline.memory.predict.trace import Recorder
+from jackline.memory.predict.trace import Recorder, references_of_one_holder
 
 ROWS, WIDTH = 64, 512
 STREAM_BYTES = 4 * ROWS * WIDTH

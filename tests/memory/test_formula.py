@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jackline.memory.formula import GptNumbers, StepNumbers, estimate_bytes
 from jackline.memory.plan.cards import CARDS
 from jackline.memory.predict.job import StepOptions
 from jackline.memory.predict.step import predict
 from jackline.models.shapes import SHAPES, count_parameters
+from tests.memory.formula import GptNumbers, StepNumbers, estimate_bytes
 from tests.memory.jobs import gpt_job
 
 

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jackline.memory.plan.cards import CARDS
-from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
-from jackline.memory.predict.norms import has_fused_rms_norm
+from jackline.memory.predict.cuda_rules import CudaRules, has_fused_rms_norm, leaf_functions
 from jackline.memory.predict.step import predict
 from jackline.memory.predict.trace import Recorder
 from jackline.trainer.config import resolve_words

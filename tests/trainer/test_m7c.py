@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from jackline.data.spec import DataSpec
-from jackline.machine.gpu import card_names
+from jackline.machine.gpu.watch import card_names
 from jackline.memory.__main__ import _all_sizes
 from jackline.memory.plan.cards import find_card
 from jackline.memory.predict.step import predict
@@ -40,7 +40,7 @@ from jackline.trainer.planning.nsa_memory import PlannedAttention
 from jackline.trainer.planning.plan import choose_micro_batch, job_of, shape_of
 from jackline.trainer.report.console import Voice
 from jackline.trainer.sentinels.facts import StepFacts
-from jackline.trainer.sentinels.gates import CollapsedGates
+from jackline.trainer.sentinels.outputs import CollapsedGates
 from jackline.trainer.task import Between
 from tests.data.corpora import all_tokens, build_cache, expected_bytes, make_texts, read_texts
 from tests.session.nursery import Nursery

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from jackline.trainer.optim.schedule import Schedule, lr_at
-from jackline.trainer.sentinels.data import RepeatedData
-from jackline.trainer.sentinels.eval import interval_95
+from jackline.trainer.sentinels.data import RepeatedData, interval_95
 from jackline.trainer.sentinels.floor import Floor, entropy_floor
 from jackline.trainer.sentinels.watch import Alarm, EvalFacts, Facts, Sentinels, StepFacts, Surroundings
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "runs": ("jackline.cli.commands.runs", "All runs that can be found from here."),
     "validate": (
         "jackline.cli.commands.validate",
-        "Ask a training for a validation on all its validation data, now.",
+        "Validate a running training on all its validation data, now.",
     ),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Go on with a run that stopped or died."),

@@ -1,7 +1,7 @@
 """What `jackline data` does, in the process that may import numpy: prepare, show, bench.
 
-Owns the words and the progress lines of these commands. The command line proper (cli/commands/data.py) only passes a request
-on as JSON, so that it stays light. Data goes to stdout, talk to stderr.
+Owns the text and the progress lines of these commands. `cli/commands/data.py` only passes a request on as JSON, so
+that it stays light. Data goes to stdout, talk to stderr.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jackline.machine import gpu
+from jackline.machine.gpu import watch as gpu
 from jackline.machine.kernel_log import can_read_kernel_log
 from jackline.machine.memory import read_oom_counters, read_pss, shm_free_bytes
 from jackline.machine.procfs import read_int, read_text

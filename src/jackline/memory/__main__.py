@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.oom_report import other_users
 from jackline.memory.plan.cards import CARDS, Card, find_card, match_card
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of

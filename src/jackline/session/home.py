@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
-from jackline.machine.gpu import card_names, card_sizes
+from jackline.machine.gpu.watch import card_names, card_sizes
 from jackline.rundir import atomic
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (

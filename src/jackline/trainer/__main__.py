@@ -18,7 +18,6 @@ from typing import NoReturn
 
 from jackline.errors import EXIT_DONE, CannotResume, JacklineError
 from jackline.machine.host import find_notebook
-from jackline.recipes.m7c.environment import unread_lines
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
@@ -99,7 +98,7 @@ def _check_unchanged(run: RunDir, config: TrainConfig) -> None:
 
 def first_screen(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     """What a person must know before it starts."""
-    lines = list(unread_lines(config.OLD_ENVIRONMENT, environ))
+    lines = list(config.unread_environment(environ))
     if config.quick:
         lines.append(f"quick: tiny settings, to see that everything works; data: {config.data}")
     place = find_notebook(environ)

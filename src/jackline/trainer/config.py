@@ -7,7 +7,7 @@ config.yaml of a run. No torch here: the command line resolves configs too. What
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -125,7 +125,6 @@ class TrainConfig:
     METHOD: ClassVar[str] = "jackline.trainer.task"
     IS_HIGH_GOOD: ClassVar[bool] = False  # of `metric`
     IS_STREAMED: ClassVar[bool] = False  # documents as they arrive (chunks.py), not windows of a cache
-    OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # variables that once decided, and what does now
     SMALLEST: ClassVar[str] = "nano"  # the size that is of use on a CPU
     VOCAB_MULTIPLE: ClassVar[int] = 64  # rounding up makes the head's products fast
     UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
@@ -157,6 +156,10 @@ class TrainConfig:
     def has_known_end(self) -> bool:
         """Whether `max_steps` says how long it will take; a stream may end before."""
         return True
+
+    def unread_environment(self, environ: Mapping[str, str]) -> Iterable[str]:
+        """A line for each variable that is set, was read by the recipe's predecessor, and is not read any more."""
+        return ()
 
     def settle(self, origins: Mapping[str, str]) -> TrainConfig:
         """For recipes in which one setting decides the default of others; `origins` tells what a person set."""

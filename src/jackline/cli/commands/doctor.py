@@ -24,7 +24,7 @@ from jackline.diagnosis.preflight.check import Check, State, check_command
 from jackline.diagnosis.preflight.target import read_command_line
 from jackline.errors import EXIT_DONE, EXIT_FAILED
 from jackline.machine.disk import read_disk
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.host import describe_host
 from jackline.machine.memory import read_memory, shm_free_bytes
 from jackline.machine.net import find_listener

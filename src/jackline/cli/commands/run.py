@@ -238,7 +238,7 @@ def create_run(
     folder: Path, name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions
 ) -> RunDir | None:
     """Make the run's folder in one step: it appears with a whole run.json, or not at all. None when it is there."""
-    from jackline.machine.gpu import card_names, card_sizes
+    from jackline.machine.gpu.watch import card_names, card_sizes
 
     final = RunDir(folder / name)
     draft = RunDir(folder / f".{name}.{os.getpid()}.draft")

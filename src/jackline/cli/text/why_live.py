@@ -18,7 +18,7 @@ from jackline.diagnosis.frames import ProcessStack
 from jackline.diagnosis.frames import to_json as stack_json
 from jackline.diagnosis.logs.clues import LastWritten, LogFile, explain_output, find_last_written, find_logs, to_json
 from jackline.errors import UsageError
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.proc import read_tree
 from jackline.machine.procfs import read_bytes
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading

@@ -2,6 +2,9 @@
 
 Owns: the folder of a spec, the lock, `meta.json` and `tokenizer.json`, `builder.json` (what it does, or why it
 stopped). Does not own what is built (fill.py) or who waits for it (supply.py).
+
+A thread adds up the sizes of all files beside the work, so that a percentage and an ETA appear without delaying the
+first document; nothing is shown while the sum is not known.
 """
 
 from __future__ import annotations
@@ -14,19 +17,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from jackline.data.build.choose import Enough, Full
 from jackline.data.build.fill import Interrupted, Workshop, build
-from jackline.data.cache.directory import Cache, EraRecord, Ledger, Meta, folder_trouble, read_meta
-from jackline.data.cache.state import begin
-from jackline.data.cache.writer import record_era
-from jackline.data.progress import Board, Progress, Reporter, ticking
 from jackline.data.sources.bytefile import Patience
+from jackline.data.cache.directory import Cache, EraRecord, Ledger, Meta, folder_trouble, read_meta
+from jackline.data.build.choose import Enough, Full
 from jackline.data.sources.documents import Surroundings, find_text_columns, read_blocks
 from jackline.data.sources.hub import pin_hub_url
 from jackline.data.sources.identities import FileBook, check_first_files
-from jackline.data.sources.survey import start_survey
+from jackline.data.progress import Board, Progress, Reporter, ticking
 from jackline.data.spec import CacheSettings, DataSpec
+from jackline.data.cache.state import begin
 from jackline.data.tokenise.tokenizer import (
     Tokenizer,
     engine_and_version,
@@ -36,10 +36,16 @@ from jackline.data.tokenise.tokenizer import (
     tokenizer_identity,
     train_bpe,
 )
+from jackline.data.cache.writer import record_era
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.atomic import read_json, write_json, write_whole
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
+import threading
+from collections.abc import Callable
+from jackline.data.sources.listing import list_files
+from jackline.data.spec import DataSpec
+from jackline.errors import JacklineError
 
 _CHECK_BYTES = 1 << 18
 
@@ -270,3 +276,23 @@ def _write_error(folder: Path, error: JacklineError) -> None:
     }
     with contextlib.suppress(OSError):  # on a full disk the error itself matters more than its copy
         write_json(folder / "builder.json", {"state": "failed", "error": told})
+
+
+def start_survey(spec: DataSpec, on_total: Callable[[int], None]) -> threading.Thread:
+    """Calls `on_total` once with the bytes of all sources; never when one of them does not tell sizes."""
+
+    def add_up() -> None:
+        total = 0
+        try:
+            for source in spec.sources:
+                for found in list_files(source.url, needs_known_ending=source.format == "auto"):
+                    if found.size is None:
+                        return
+                    total += found.size
+        except JacklineError:
+            return  # the reading itself will meet the same trouble and say so
+        on_total(total)
+
+    thread = threading.Thread(target=add_up, name="jackline-survey", daemon=True)
+    thread.start()
+    return thread

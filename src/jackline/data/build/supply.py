@@ -2,6 +2,9 @@
 
 Owns: opening the data of a spec, starting the builder process when nobody builds, starting it again after a kill, and
 passing on its progress or its error. Does not own building (builder.py) or reading (loader.py).
+
+What a waiting reader is told comes from `builder.json` and the builder's state in /proc. Ages are measured by this
+process's own steady clock from the moment the file last changed, so setting the clock alarms nobody.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
 from jackline.data.build.builder import adopt_era, cache_folder, read_builder_error, run_builder
-from jackline.data.build.waiting import BuilderWatch
 from jackline.data.cache.directory import Cache, era_path, folder_trouble, is_gone, read_meta
-from jackline.data.cache.readers import Reading, Registration
 from jackline.data.progress import TICK_S, Reporter, silent
+from jackline.data.cache.readers import Reading, Registration
 from jackline.data.spec import CacheSettings, DataSpec
 from jackline.errors import JacklineError
 from jackline.rundir.lock import RunLock
+from dataclasses import replace
+from jackline.data.progress import Progress
+from jackline.rundir.atomic import read_json
+from jackline.rundir.process_id import ProcessId, is_alive
+from jackline.units import format_duration
 
 _POLL_S = 0.02
 _MAX_DEATHS = 5
@@ -239,7 +245,7 @@ def is_era_ready(cache: Cache, era: int) -> bool:
 
 def start_builder(folder: Path, settings: CacheSettings) -> subprocess.Popen[bytes]:
     """`python -m jackline.data build`, in this process's group, with its words in builder.log."""
-    source_root = str(Path(__file__).parents[2])
+    source_root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")
     env = {
         **os.environ,
@@ -251,3 +257,50 @@ def start_builder(folder: Path, settings: CacheSettings) -> subprocess.Popen[byt
     command = [sys.executable, "-m", "jackline.data", "build", str(folder), json.dumps(settings.to_json())]
     with open(folder / "builder.log", "wb") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+
+
+_SILENT_AFTER_S = 10.0  # it writes once a second
+
+
+class BuilderWatch:
+    """One waiting reader's view of the builder."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = folder / "builder.json"
+        self._clock = clock
+        self._stamp: int | None = None
+        self._changed_at_s = clock()
+
+    def describe(self, what: str) -> Progress:
+        """A report for somebody who waits for `what`."""
+        silent_s = self._silent_s()
+        value = read_json(self._path)
+        process = ProcessId.from_json(value.get("process")) if isinstance(value, dict) else None
+        if not isinstance(value, dict) or "progress" not in value or process is None or not is_alive(process):
+            return Progress("wait", unit="B", detail=f"{what}: the tokeniser is starting")
+        found = replace(Progress.from_json(value["progress"]), phase="wait")
+        if _is_stopped(process.pid):
+            trouble = f"is stopped by a signal: `kill -CONT {process.pid}` lets it go on"
+            return replace(found, rate_per_s=None, detail=f"{what}: the tokeniser {trouble}")
+        if silent_s >= _SILENT_AFTER_S:
+            trouble = f"no sign of life from the tokeniser (process {process.pid}) for {format_duration(silent_s)}"
+            return replace(found, rate_per_s=None, detail=f"{what}: {trouble}")
+        doing = f"{value['progress']['phase']} {found.detail}".rstrip()
+        return replace(found, detail=f"{what}: {doing}")
+
+    def _silent_s(self) -> float:
+        try:
+            stamp: int | None = self._path.stat().st_mtime_ns
+        except OSError:
+            stamp = None
+        if stamp != self._stamp:
+            self._stamp, self._changed_at_s = stamp, self._clock()
+        return self._clock() - self._changed_at_s
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat[stat.rfind(b")") + 2 :][:1] in (b"T", b"t")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jackline.errors import UsageError
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 
 GIB = 2**30
 MIB = 2**20

@@ -6,11 +6,15 @@ Python half of torch.nn.functional is told to step aside (`leaf_functions`).
 
 Not covered: kernels of other packages, and operators that hide a matrix product inside C++ (cdist, RNN cells), which
 are then traced in the precision of their inputs.
+
+RMSNorm is one kernel in CUDA that keeps its input and a number a row. On the meta device PyTorch takes it apart into
+squares, means and products in float32: a third of the memory of a bf16 model that no GPU would use.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +24,6 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from jackline.memory.predict.attention import Fused, attend
-from jackline.memory.predict.norms import rms_norm
 
 # PyTorch's documented lists of CUDA autocast, by the name of the function that does the work.
 _LOW_NAMES = """
@@ -213,3 +216,38 @@ def leaf_functions() -> Iterator[None]:
     finally:
         for module, name, check in kept:
             setattr(module, name, check)
+
+
+def has_fused_rms_norm() -> bool:
+    """From the version on whose operator also gives what the way back needs, CUDA has a kernel for it (2.9)."""
+    found = getattr(torch.ops.aten, "_fused_rms_norm", None)
+    return found is not None and len(found.default._schema.returns) == 2
+
+
+def rms_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`func` is called itself where CUDA too would take it apart: no kernel, or weight and input of two types."""
+    given = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
+    value, weight = given["input"], given.get("weight")
+    is_mixed = weight is not None and weight.dtype != value.dtype
+    if is_mixed or not has_fused_rms_norm() or not value.is_floating_point():
+        return func(*args, **kwargs)
+    return _RmsNorm.apply(value, weight, math.prod(given["normalized_shape"]))  # type: ignore[no-untyped-call]
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, weight: Tensor | None, width: int) -> Tensor:
+        value = value.contiguous()
+        out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        scales = torch.empty(value.numel() // width, 1, dtype=torch.float32, device=value.device)
+        ctx.save_for_backward(value, weight, scales)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        slopes = [
+            torch.empty(part.shape, dtype=part.dtype, device=part.device) if part is not None else None
+            for part in saved[:2]
+        ]
+        return *slopes, None

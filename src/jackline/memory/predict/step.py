@@ -3,6 +3,9 @@
 Owns the order of a step (slices, backward, optimizer) as the trainer does it, and the labels of what is allocated.
 0.5 to 1.5 s of CPU for a model of 125M. A model that reads its own values (`.item()`, `nonzero`) cannot be traced:
 CannotTrace says where, and rehearsal decides.
+
+The optimizer's update is played and not run: the fused AdamW refuses the meta device, and the stock ones import
+PyTorch's compiler, a second of CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +25,7 @@ from jackline.errors import JacklineError
 from jackline.memory.plan.cards import Card
 from jackline.memory.predict.allocator import Arena
 from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
-from jackline.memory.predict.job import Job, StepOptions
-from jackline.memory.predict.optimizer import MetaAdamW
+from jackline.memory.predict.job import Job, OptimizerKind, StepOptions
 from jackline.memory.predict.shortcuts import Unfilled
 from jackline.memory.predict.trace import Part, Recorder, Trace
 
@@ -167,7 +169,7 @@ def _first_line(error: BaseException) -> str:
 
 def _place(error: BaseException) -> str:
     """The last line of code that is neither torch's nor ours."""
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if "/torch/" not in frame.filename and not frame.filename.startswith(ours):
             return f"{frame.filename}:{frame.lineno} `{frame.line}`"
@@ -182,3 +184,43 @@ def meta_copy(model: nn.Module) -> nn.Module:
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(model, memo)
+
+
+class MetaAdamW:
+    """Two moments a weight, made at the first step. The fused kernel needs nothing beside them, the foreach one the
+    roots of all second moments at once, the for-loop one those of a single weight.
+
+    With bf16 weights there is a float32 master; gradients are widened for the update, and the bf16 ones dropped.
+    """
+
+    def __init__(self, weights: list[nn.Parameter], options: StepOptions) -> None:
+        self._weights = weights
+        self._kind: OptimizerKind = options.optimizer
+        has_master = options.precision == "bf16-weights"
+        self._masters = [torch.empty_like(weight, dtype=torch.float32) for weight in weights] if has_master else []
+        self._moments: list[Tensor] = []
+
+    def step(self) -> None:
+        if not self._moments:
+            self._make_moments()
+        wide = []
+        for weight in self._weights if self._masters else ():
+            if weight.grad is not None:
+                wide.append(weight.grad.to(torch.float32))
+                weight.grad = None
+        if self._kind == "foreach":
+            roots = [torch.empty_like(weight, dtype=torch.float32) for weight in self._weights]
+            del roots
+        elif self._kind == "for-loop":
+            for weight in self._weights:
+                torch.empty_like(weight, dtype=torch.float32)
+
+    def _make_moments(self) -> None:
+        for weight in self._weights:
+            if self._kind == "fused":
+                self._moments.append(torch.empty((), dtype=torch.float32))  # the step count, on the card
+            self._moments += [torch.empty_like(weight, dtype=torch.float32) for _ in range(2)]
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        yield from self._masters
+        yield from self._moments

@@ -51,11 +51,9 @@ _FAMILIES = (
 )
 
 
-def unread_lines(known: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[str]:
-    """A line for each variable that is set and was read once. Nothing for recipes that never had any."""
-    if not known:
-        return
+def unread_lines(environ: Mapping[str, str]) -> Iterator[str]:
+    """A line for each variable that is set and was read once."""
     for name in sorted(environ):
-        if name in known or name.startswith(PREFIX):
-            meant = known.get(name) or next(text for begin, text in _FAMILIES if name.startswith(begin))
+        if name in OLD_ENVIRONMENT or name.startswith(PREFIX):
+            meant = OLD_ENVIRONMENT.get(name) or next(text for begin, text in _FAMILIES if name.startswith(begin))
             yield f"${name}={environ[name]} is not read: {meant}"

@@ -6,13 +6,13 @@ The model is models/nsa, what is measured while it trains is method.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
 from jackline.models.nsa.shape import NSA_SHAPES
-from jackline.recipes.m7c.environment import OLD_ENVIRONMENT
+from jackline.recipes.m7c.environment import unread_lines
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ class M7cConfig(TrainConfig):
     ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1}}  # one process on one card
     METHOD: ClassVar[str] = "jackline.recipes.m7c.method"
     SMALLEST: ClassVar[str] = "toy"
-    OLD_ENVIRONMENT: ClassVar[Mapping[str, str]] = OLD_ENVIRONMENT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,6 +112,9 @@ class M7cConfig(TrainConfig):
         scores = shape.num_layers * shape.num_heads * self.seq_len * (2 * self.seq_len)
         copies = 4  # before and after masking, their shares, and one on the way back
         return max(1, min(self.batch_size, _ROOM_ON_CPU // (4 * copies * scores)))
+
+    def unread_environment(self, environ: Mapping[str, str]) -> Iterable[str]:
+        return unread_lines(environ)
 
     def settle(self, origins: Mapping[str, str]) -> M7cConfig:
         """The forerunner's names become ours: where the data is, how large a batch, recomputed or not."""

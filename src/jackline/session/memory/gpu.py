@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from jackline.errors import UsageError
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.allocator_settings import allocator_environment, cap_where_spilling
 from jackline.memory.guard.oom import OomNumbers, is_out_of_memory, read_numbers
 from jackline.memory.guard.oom_report import GpuUser, OomFacts, about_fitting, clean_up, oom_text, other_users

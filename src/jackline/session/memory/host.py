@@ -29,7 +29,7 @@ from jackline.session.feeds.feed import Feed
 
 Tell = Callable[..., None]  # Reporter.event
 _WARN_EVERY_S = 30.0
-_OURS = os.path.dirname(__file__)
+_OURS = os.path.dirname(os.path.dirname(__file__))  # all of the session
 _IDLE = ("sleep", "network", "local_socket", "pipe", "keyboard", "child", "poll", "file_lock", "stopped")
 _STEPS_SEEN = 8
 # Ends after which the same loading would fill the same memory again.

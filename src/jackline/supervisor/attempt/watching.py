@@ -13,13 +13,12 @@ from typing import Any
 
 from jackline.diagnosis.doing import Doing, describe
 from jackline.diagnosis.frames import Frame, ProcessStack
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.memory import read_oom_counters
 from jackline.machine.net import tree_tcp_bytes
-from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, TreeReading, Wait
+from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, Rates, TreeReading, Wait, rates_between
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
-from jackline.supervisor.attempt.rates import Rates, rates_between
 from jackline.supervisor.child.process import Command
 from jackline.supervisor.events import Events
 from jackline.supervisor.hang.incident import write_incident

@@ -36,8 +36,11 @@ STORIES_KEPT = 3
 CHECKPOINTS_KEPT = 2
 LAST_TRIES = 3
 WHERE = "where.json"
-_PACKAGE_PARENT = Path(__file__).parents[2]
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from jackline.supervisor.foreign.mirror import main; main(sys.argv[2:])"
+_PACKAGE_PARENT = Path(__file__).parents[3]
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from jackline.supervisor.foreign.mirror import main; main(sys.argv[2:])"
+)
 
 
 def start_mirror(run: RunDir, options: SuperviseOptions, *, every_s: float = EVERY_S) -> subprocess.Popen[bytes]:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jackline.supervisor.output.bars import BarFold
 from jackline.supervisor.output.log_writer import LogWriter
 from jackline.supervisor.output.progress import PROTOCOL, Pace, Progress, parse_bar, parse_line, parse_protocol
 from jackline.supervisor.output.room import (
@@ -32,7 +31,7 @@ from jackline.supervisor.output.room import (
     shortage,
     take_blocks_ahead,
 )
-from jackline.supervisor.output.splitter import LineSplitter, Piece
+from jackline.supervisor.output.splitter import BarFold, LineSplitter, Piece
 from jackline.units import format_bytes
 
 __all__ = ["LogWriter", "OutputNews", "OutputTail", "make_reserve", "release_reserve"]

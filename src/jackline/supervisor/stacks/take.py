@@ -28,8 +28,7 @@ from jackline.machine.proc import catches_signal, is_python, list_threads, read_
 from jackline.machine.procfs import list_numbers, read_bytes, read_text
 from jackline.machine.readings import Wait
 from jackline.supervisor.child.environment import stack_signal
-from jackline.supervisor.stacks.dumps import fatal_part, parse_faulthandler, parse_py_spy
-from jackline.supervisor.stacks.sources import SourceReader
+from jackline.supervisor.stacks.dumps import SourceReader, fatal_part, parse_faulthandler, parse_py_spy
 
 MOST_PIDS = 16
 _AT_ONCE = 4

@@ -19,10 +19,9 @@ from typing import Any
 
 from jackline.errors import EXIT_DONE, JacklineError
 from jackline.machine.disk import read_disk
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.host import find_notebook
 from jackline.machine.memory import read_memory
-from jackline.recipes.m7c.environment import unread_lines
 from jackline.trainer.config import Resolved, TrainConfig, resolve_words
 from jackline.trainer.doctor.findings import (
     DiskFacts,
@@ -81,7 +80,7 @@ def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> N
     """All checks, in the order in which a run would fail. Stops where nothing further can be tried."""
     config = resolved.config
     tell(settings_finding(resolved))
-    for line in unread_lines(config.OLD_ENVIRONMENT, os.environ):
+    for line in config.unread_environment(os.environ):
         tell(Finding("environment", "note", line))
     if config.is_language:  # else the number of steps follows from the data
         tell(judge_schedule(schedule_of(config)))

@@ -1,6 +1,6 @@
 """From a config to a memory plan: which micro-batch fits on this card.
 
-Owns the Job that stands for a config (the same model, batch and loss as the loop's). The search is memory/plan/choose's.
+Owns the Job that stands for a config (the same model, batch and loss as the loop's). memory/plan/choose.py searches.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from jackline.machine.gpu import read_gpus
+from jackline.machine.gpu.watch import read_gpus
 from jackline.trainer.config import Resolved, TrainConfig
 
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from jackline.machine import procfs
-from jackline.machine.gpu import has_device_file, read_gpus
+from jackline.machine.gpu.watch import has_device_file, read_gpus
 from jackline.machine.proc import read_command
 from jackline.trainer.sentinels.facts import Surroundings
 

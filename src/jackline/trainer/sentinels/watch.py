@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from jackline.trainer.sentinels.data import RepeatedData
-from jackline.trainer.sentinels.eval import SmallValidation
+from jackline.trainer.sentinels.data import RepeatedData, SmallValidation
 from jackline.trainer.sentinels.facts import (
     Alarm,
     EvalFacts,
@@ -29,10 +28,9 @@ from jackline.trainer.sentinels.facts import (
     StepFacts,
     Surroundings,
 )
-from jackline.trainer.sentinels.gates import CollapsedGates
 from jackline.trainer.sentinels.loss import FlatLoss, LossSpike, LossUnderFloor
 from jackline.trainer.sentinels.numbers import NotFinite, WrongRate, ZeroGradient
-from jackline.trainer.sentinels.regression import Collapse, Overfit
+from jackline.trainer.sentinels.outputs import Collapse, CollapsedGates, Overfit
 from jackline.trainer.sentinels.speed import SlowSteps
 
 __all__ = ["Alarm", "EvalFacts", "Facts", "PairFacts", "Sentinels", "StepFacts", "Surroundings"]

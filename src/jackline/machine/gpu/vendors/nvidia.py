@@ -1,96 +1,35 @@
-"""What the NVIDIA cards of this machine say: memory, utilisation, power, and who uses them.
+"""NVIDIA GPUs: NVML through the optional nvidia-ml-py and, without it, `nvidia-smi`.
 
-Owns NVML (through the optional nvidia-ml-py) and, without it, `nvidia-smi`. A card that fell off the bus makes both
-hang for ever, so every question is asked in a thread of its own and given up after a deadline. Inside a container
-NVML names pids of the host.
+Inside a container NVML names pids of the host.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jackline.machine.readings import GpuProcess, GpuReading
 
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 _MIB = 2**20
-# Two starts of `nvidia-smi` take 0.05 s on an H200 and a second on a host of eight cards.
+# Two starts of `nvidia-smi` take 0.05 s on an H200 and a second on a host of eight GPUs.
 _SMI_EVERY_S = 5.0
-_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
-# Free, not used: what the driver keeps for itself (0.6 GiB of an H200) is in neither, and cannot be had.
+# Free, not used: what the driver keeps for itself (0.6 GiB of an H200) is in neither, and is not available.
 _GPU_FIELDS = "uuid,index,name,memory.total,memory.free,utilization.gpu,utilization.memory,power.draw,power.limit"
 
 
-class _Reader:
-    """What has to be remembered between calls: that there is no card, NVML's open library, a question that hangs."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.ask: Callable[[], tuple[GpuReading, ...]] | None = None
-        self.is_absent = False
-        self.hanging: threading.Thread | None = None
-
-    def read(self, deadline_s: float) -> tuple[GpuReading, ...]:
-        with self.lock:
-            if self.is_absent or (self.hanging is not None and self.hanging.is_alive()):
-                return ()
-            answers: list[tuple[GpuReading, ...]] = []
-            thread = threading.Thread(target=self._run, args=(answers,), name="jackline-gpu", daemon=True)
-            thread.start()
-            thread.join(deadline_s)
-            self.hanging = thread if thread.is_alive() else None
-            return answers[0] if answers else ()
-
-    def _run(self, answers: list[tuple[GpuReading, ...]]) -> None:
-        # A driver may fail in any way; a reading is never worth an exception in the supervisor.
-        with contextlib.suppress(Exception):
-            if self.ask is None:
-                self.ask = _open_nvml() or _open_smi()
-                self.is_absent = self.ask is None
-            answers.append(self.ask() if self.ask is not None else ())
-
-
-_reader = _Reader()
-
-
-def read_gpus(deadline_s: float = 1.0) -> tuple[GpuReading, ...]:
-    """Every card, () without one or when the driver does not answer in time. 0.2 ms a card with NVML."""
-    if not has_device_file():
-        return ()
-    return _reader.read(deadline_s)
-
-
-def card_names() -> list[str]:
-    return [card.name for card in read_gpus()]
-
-
-def card_sizes() -> list[int]:
-    """The whole memory of each, in bytes; 0 where the driver does not say."""
-    return [card.total_bytes for card in read_gpus()]
-
-
-def is_hanging() -> bool:
-    """The driver did not answer the last question and still does not."""
-    return _reader.hanging is not None and _reader.hanging.is_alive()
-
-
-def has_device_file() -> bool:
-    """Two file checks, 5 us: a machine without a driver never pays for more."""
-    return any(os.path.exists(path) for path in _DEVICE_FILES)
-
-
 def find_source() -> str:
-    """Which road is open: 'NVML', 'nvidia-smi' or ''."""
-    if not has_device_file():
-        return ""
+    """Which way of reading is available: 'NVML', 'nvidia-smi' or ''."""
     if _import_nvml() is not None:
         return "NVML"
     return "nvidia-smi" if shutil.which("nvidia-smi") else ""
+
+
+def open_reader() -> Callable[[], tuple[GpuReading, ...]] | None:
+    return _open_nvml() or _open_smi()
 
 
 def _import_nvml() -> Any:

@@ -1,0 +1,184 @@
+"""The rules that tell stuck, suspect and busy apart, one a function. The first that answers decides. Pure.
+
+To add a rule: write a function from Scene to a Verdict or None, and put it into RULES at its place. Nothing else
+needs a change. Numbers that a rule compares with stand at the top; what a rule may ask is scene.py.
+"""
+
+from __future__ import annotations
+
+from jackline.supervisor.hang.movement import Stand, gpu_works
+from jackline.supervisor.hang.scene import (
+    WORKER_WAITS,
+    Kind,
+    Scene,
+    Verdict,
+    is_asleep,
+    is_on_disk,
+    positions,
+    process_at_fault,
+    sleep_patience,
+    still_moving,
+    stuck_label,
+)
+from jackline.supervisor.hang.words import frame_of, place_words, stand_words
+from jackline.units import format_bytes, format_duration
+
+_BUSY_AFTER_S = 5.0
+# Above these a waiting main thread is being worked for: a pool of threads tokenises, a thread downloads.
+_STRONG_CPU_CORES, _STRONG_TCP, _STRONG_DISK = 0.1, 64_000.0, 256_000.0
+# Above these that is possible, but a logger that sends metrics can do as much.
+_FAIR_TCP, _FAIR_DISK = 2_000.0, 16_000.0
+_FAIR_PATIENCE = 5.0
+# fsync moves no counter of its process while the kernel writes for minutes.
+_DISK_PATIENCE = 5.0
+
+
+def keyboard(scene: Scene) -> Verdict | None:
+    after_s = scene.limits.keyboard_after_s
+    last_did = scene.state.window[-1] if scene.state.window else None
+    is_busy = last_did is not None and last_did[2].cpu_s / last_did[1] >= 0.15
+    if is_busy or scene.now_s - max(scene.state.moved_at_s, scene.state.output_at_s) < after_s:
+        return None
+    for stand in (scene.leader, *scene.workers, *scene.others):
+        since_s = stand.keyboard_since_s
+        if since_s is None or scene.now_s - since_s < after_s:
+            continue
+        kind: Kind = "STUCK" if scene.now_s - since_s >= scene.limits.stuck_after_s else "SUSPECT"
+        return _asking(scene, stand, kind, since_s)
+    return None
+
+
+def _asking(scene: Scene, stand: Stand, kind: Kind, since_s: float) -> Verdict:
+    place = place_words(frame_of(stand) or frame_of(scene.leader))
+    text = f"waiting for keyboard input for {format_duration(scene.now_s - since_s)}{f' at {place}' if place else ''}"
+    text += f" (process {stand.reading.pid}); nobody can type unless it was started with --tty"
+    return Verdict(kind, "KEYBOARD", since_s, text, frame_of(scene.leader), stand.reading.pid)
+
+
+def stopped(scene: Scene) -> Verdict | None:
+    quiet_s = scene.now_s - scene.state.progress_at_s
+    stopped = [stand for stand in (scene.leader, *scene.workers, *scene.others) if stand.reading.state == "T"]
+    if not stopped or quiet_s < min(scene.limits.stopped_after_s, scene.limits.stuck_after_s):
+        return None
+    first = stopped[0]
+    is_leader = first is scene.leader
+    kind: Kind = "STUCK" if quiet_s >= scene.limits.stuck_after_s else "SUSPECT"
+    name = "the main process" if is_leader else f"process {first.reading.pid} ({first.reading.comm})"
+    place = place_words(frame_of(first))
+    text = f"{name} is stopped (SIGSTOP or Ctrl-Z){f' at {place}' if place else ''}"
+    text += f" and nothing has moved for {format_duration(quiet_s)}"
+    if not is_leader:
+        text += f"; the main thread (pid {scene.leader.reading.pid}) {stand_words(scene.leader)}"
+    text += f"; `kill -CONT {first.reading.pid}` lets it go on"
+    label = "STOPPED" if is_leader else "STUCK_CHILD"
+    return Verdict(kind, label, scene.state.progress_at_s, text, frame_of(scene.leader), first.reading.pid)
+
+
+def stuck(scene: Scene) -> Verdict | None:
+    quiet_s = scene.now_s - scene.state.progress_at_s
+    limit_s = scene.limits.stuck_after_s
+    if is_asleep(scene):
+        limit_s = max(limit_s, 2 * scene.limits.suspect_after_s * sleep_patience(scene))
+    if is_on_disk(scene):
+        limit_s *= _DISK_PATIENCE
+    if quiet_s < limit_s:
+        return None
+    if scene.leader.keyboard_since_s is not None:
+        return _asking(scene, scene.leader, "STUCK", scene.state.progress_at_s)
+    text = f"nothing has moved for {format_duration(quiet_s)}: {positions(scene)}"
+    return Verdict(
+        "STUCK", stuck_label(scene), scene.state.progress_at_s, text, frame_of(scene.leader), process_at_fault(scene)
+    )
+
+
+def gpu_spin(scene: Scene) -> Verdict | None:
+    since_s = scene.state.spin_since_s
+    if since_s is None or scene.now_s - since_s < scene.limits.stuck_after_s:
+        return None
+    # The stack must not have moved either: short kernels that use no memory do exist.
+    if scene.leader.hash and scene.leader.hash_since_s > since_s + 1:
+        return None
+    if scene.state.output_at_s > since_s:
+        return None
+    text = (
+        f"the GPU shows full use but has touched no memory and drawn idle power for "
+        f"{format_duration(scene.now_s - since_s)}: a kernel or a collective seems to hang; {positions(scene)}"
+    )
+    return Verdict("SUSPECT", "GPU_SPIN", since_s, text, frame_of(scene.leader), scene.leader.reading.pid)
+
+
+def suspect(scene: Scene) -> Verdict | None:
+    quiet_s = scene.now_s - scene.state.moved_at_s
+    limit_s = scene.limits.suspect_after_s * (sleep_patience(scene) if is_asleep(scene) else 1.0)
+    if is_on_disk(scene):
+        limit_s *= _DISK_PATIENCE / 2
+    did = scene.state.background.per_s(quiet_s)
+    is_worked_for = did.cpu_s >= _STRONG_CPU_CORES or did.is_starved
+    is_worked_for = is_worked_for or did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
+    if is_worked_for or gpu_works(scene.state.sample, scene.state.idle_power_w):
+        return None
+    if did.tcp_bytes >= _FAIR_TCP or did.disk_bytes >= _FAIR_DISK:
+        limit_s *= _FAIR_PATIENCE
+    if quiet_s < limit_s or not scene.state.has_stacks:
+        return None
+    label = "SLEEPING" if is_asleep(scene) else stuck_label(scene)
+    text = f"no main thread has moved for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
+    return Verdict("SUSPECT", label, scene.state.moved_at_s, text, frame_of(scene.leader), process_at_fault(scene))
+
+
+def busy(scene: Scene) -> Verdict | None:
+    """Python has been at the same line all the time, and CPU is used: one long call, or an endless loop."""
+    leader, state = scene.leader, scene.state
+    is_same_place = bool(leader.hash) and leader.hash_seen_s - leader.hash_since_s >= _BUSY_AFTER_S
+    if not is_same_place or state.output_at_s > leader.hash_since_s or state.rates.cpu_s < _STRONG_CPU_CORES:
+        return None
+    for_words = format_duration(scene.now_s - leader.hash_since_s)
+    place = place_words(frame_of(leader))
+    if leader.main_cores >= 0.05 or not leader.reading.wait.kind.startswith(("child", *WORKER_WAITS, "lock")):
+        text = f"busy in {place} for {for_words} ({state.rates.cpu_s:.1f} cores)"
+        return Verdict("BUSY", "RUNNING_NATIVE", leader.hash_since_s, text, frame_of(leader), leader.reading.pid)
+    busiest = max(scene.workers, key=lambda stand: stand.main_cores, default=None)
+    is_child = busiest is not None and busiest.main_cores >= 0.05
+    whom = f"process {busiest.reading.pid} ({busiest.reading.comm}) works" if busiest and is_child else "others work"
+    text = f"waiting at {place} for {for_words} while {whom} ({state.rates.cpu_s:.1f} cores)"
+    label = "WAITING_CHILD" if is_child else "WAITING_LOCK"
+    pid = busiest.reading.pid if busiest and is_child else leader.reading.pid
+    return Verdict("BUSY", label, leader.hash_since_s, text, frame_of(leader), pid)
+
+
+def progress(scene: Scene) -> Verdict:
+    label, words = _progress_label(scene)
+    quiet_s = scene.now_s - scene.state.progress_at_s
+    if quiet_s >= 5:
+        words = f"{words}; nothing has moved for {format_duration(quiet_s)}"
+    return Verdict(
+        "PROGRESS", label, scene.state.progress_at_s, words, frame_of(scene.leader), scene.leader.reading.pid
+    )
+
+
+def _progress_label(scene: Scene) -> tuple[str, str]:
+    rates, kind = scene.state.rates, scene.leader.reading.wait.kind
+    disk = f"{format_bytes(rates.disk_bytes)}/s"
+    if (rates.disk_bytes > 256_000 and rates.cpu_s < 0.9) or kind == "disk":
+        return "WAITING_DISK", f"reading or writing the disk ({disk})"
+    if rates.cpu_s > 0.15:
+        return "RUNNING_CPU", f"running ({rates.cpu_s:.1f} cores)"
+    if gpu_works(scene.state.sample, scene.state.idle_power_w) and scene.state.sample.gpus:
+        return "GPU_BUSY", "the GPU works"
+    if kind == "network":
+        return "WAITING_NETWORK", f"waiting for the network ({format_bytes(rates.tcp_bytes)}/s)"
+    if kind in WORKER_WAITS[:4] and scene.workers:
+        return "WAITING_CHILD", "waiting for a child process"
+    words = {
+        "lock": ("WAITING_LOCK", "waiting for another thread"),
+        "file_lock": ("WAITING_LOCK", "waiting for a file lock"),
+        "sleep": ("SLEEPING", "sleeping"),
+        "stopped": ("STOPPED", "stopped"),
+        "zombie": ("ZOMBIE", "ended"),
+        "keyboard": ("KEYBOARD", "waiting for keyboard input"),
+    }
+    return words.get(kind, ("RUNNING_CPU", "running"))
+
+
+# In this order; `progress` is what remains when none of them answers.
+RULES = (keyboard, stopped, stuck, gpu_spin, suspect, busy)

@@ -1,0 +1,145 @@
+"""What the rules look at: the processes of a run sorted by their part in it, and questions about them. Pure.
+
+Owns the verdict as data, its thresholds, and what several rules ask. The rules themselves are rules.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jackline.diagnosis.frames import Frame
+from jackline.supervisor.hang.movement import HELPER_COMMS, Movement, Stand
+from jackline.supervisor.hang.words import other_processes, other_threads, stand_words
+
+Kind = Literal["PROGRESS", "BUSY", "SUSPECT", "STUCK"]
+
+_RECENT_S = 5.0
+WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Floors; the rhythm a run has shown can only lengthen them."""
+
+    suspect_after_s: float = 120.0
+    stuck_after_s: float = 60.0
+    keyboard_after_s: float = 5.0
+    stopped_after_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`since_s` is the moment it began, on the clock of the samples. `frame` is where the main process stands in the
+    person's code, `pid` the process at fault: a worker when the main process only waits for it."""
+
+    kind: Kind
+    label: str
+    since_s: float
+    text: str
+    frame: Frame | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The newest state, sorted by part: who leads, who works for it, what limits hold."""
+
+    state: Movement
+    now_s: float
+    leader: Stand
+    workers: tuple[Stand, ...]  # descendants of the leader
+    others: tuple[Stand, ...]  # everybody else in the tree, helpers left out
+    limits: Thresholds
+
+
+def make_scene(state: Movement, limits: Thresholds) -> Scene:
+    """The outermost Python process leads: a shell around it only waits."""
+    stands = [stand for stand in state.stands.values() if not _is_helper(stand)]
+    stands = stands or list(state.stands.values())
+    leader = next((stand for stand in stands if stand.reading.is_python), stands[0])
+    family = {leader.reading.pid}
+    for stand in stands:  # parents come before their children
+        if stand.reading.ppid in family:
+            family.add(stand.reading.pid)
+    rest = [stand for stand in stands if stand is not leader]
+    workers = tuple(stand for stand in rest if stand.reading.pid in family)
+    others = tuple(stand for stand in rest if stand.reading.pid not in family)
+    return Scene(state, state.sample.at_s, leader, workers, others, limits)
+
+
+def is_asleep(scene: Scene) -> bool:
+    """The main thread sleeps by choice, with nobody working for it. A sleep ends by itself: no hurry to call it."""
+    return scene.now_s - scene.leader.slept_at_s <= _RECENT_S and not live(scene.workers)
+
+
+def sleep_patience(scene: Scene) -> float:
+    """A loop of short sleeps is what retries and slow data look like; one endless sleep is not."""
+    return 1.0 if scene.leader.woke_s < 1e-5 and scene.leader.reading.main_cpu_s is not None else 2.0
+
+
+def is_on_disk(scene: Scene) -> bool:
+    stands = (scene.leader, *scene.workers, *scene.others)
+    threads = scene.leader.stack.threads if scene.leader.stack else ()
+    is_main = any(scene.now_s - stand.disk_at_s <= _RECENT_S for stand in stands)
+    return is_main or any(thread.wait.startswith("disk") for thread in threads)
+
+
+def live(stands: Sequence[Stand]) -> list[Stand]:
+    return [stand for stand in stands if stand.reading.state not in ("Z", "X")]
+
+
+def stuck_label(scene: Scene) -> str:
+    kind = scene.leader.reading.wait.kind
+    if kind == "network":
+        return "STUCK_NET"
+    if kind in WORKER_WAITS and scene.workers:
+        return "STUCK_CHILD"
+    return {"lock": "STUCK_LOCK", "file_lock": "STUCK_LOCK", "child": "STUCK_CHILD", "disk": "STUCK_DISK"}.get(
+        kind, "STUCK"
+    )
+
+
+def process_at_fault(scene: Scene) -> int:
+    """A dead worker nobody noticed, else a worker that is not merely waiting for work, else the main process."""
+    if stuck_label(scene) != "STUCK_CHILD" or not scene.workers:
+        return scene.leader.reading.pid
+    dead = [stand for stand in scene.workers if stand.reading.state in ("Z", "X")]
+    busy = [stand for stand in scene.workers if not _waits_for_work(stand)]
+    return (dead or busy or list(scene.workers))[0].reading.pid
+
+
+def _is_helper(stand: Stand) -> bool:
+    """A process that keeps house for others and always waits."""
+    is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in _main_frames(stand))
+    return is_tracker or stand.reading.comm in HELPER_COMMS
+
+
+def _waits_for_work(stand: Stand) -> bool:
+    """It waits for the next task, or for other ranks: the one that is somewhere else is at fault."""
+    parts = ("multiprocessing/", "concurrent/futures/", "torch/distributed/")
+    inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(stand))
+    return any(part in frame.file for frame in inside for part in parts)
+
+
+def _main_frames(stand: Stand) -> tuple[Frame, ...]:
+    return stand.stack.main.frames if stand.stack and stand.stack.main else ()
+
+
+def positions(scene: Scene) -> str:
+    parts = [f"the main thread (pid {scene.leader.reading.pid}) {stand_words(scene.leader)}"]
+    parts += other_threads(scene.leader)
+    at_fault = process_at_fault(scene)
+    others = [*scene.workers, *(stand for stand in scene.others if stand.reading.is_python)]
+    parts += other_processes(sorted(others, key=lambda stand: stand.reading.pid != at_fault))
+    return "; ".join(parts)
+
+
+def still_moving(scene: Scene) -> str:
+    recent_s = (scene.now_s - scene.state.moved_at_s) / 2
+    if scene.now_s - scene.state.progress_at_s > recent_s:
+        return ""
+    what = "output goes on" if scene.now_s - scene.state.output_at_s < recent_s else "background threads still do"
+    return f", though {what}"
