@@ -12,7 +12,7 @@ _INSTALLED = re.compile(
     r"|[/\\]bin[/\\][^/\\.]+$"  # torchrun, accelerate and other launchers
     r"|[/\\]lib(?:64)?[/\\](?:python|pypy)\d?[\d.t]*(?:\.zip)?[/\\]"
 )
-_OURS = re.compile(r"[/\\]jackline[/\\](?:checkpoint|cli|dashboard|data|memory|session|supervisor|trainer)[/\\]")
+_OURS = re.compile(r"[/\\]jackline[/\\](?:checkpoint|cli|data|memory|session|supervisor|trainer)[/\\]")
 _TYPED = ("<string>", "<stdin>", "<ipython-input")
 
 

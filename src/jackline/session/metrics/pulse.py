@@ -1,6 +1,6 @@
 """The contents of session-RANK.json: how far, how fast, how long still, what is lost if it dies.
 
-Pure but for the clock it is given. Read by `jackline status` and the dashboard, by rank 0's word.
+Pure but for the clock it is given. Read by `jackline status`, from rank 0's file.
 """
 
 from __future__ import annotations
