@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[1] / "src" / "jackline"
 LEVELS = {
     "errors": 0,
     "units": 0,
+    "pipes": 0,
+    "settings": 1,
     "rundir": 1,
     "machine": 1,
     "diagnosis": 2,

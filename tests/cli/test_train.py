@@ -6,14 +6,17 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jackline.trainer.recipe import RECIPES
+from jackline.trainer.recipe import RECIPES, load_recipe
+from jackline.trainer.report.settings_text import help_text
 from tests.data.corpora import make_texts
 from tests.shell import Shell, wait_for
+from tests.zoo import JACKLINE
 
 TINY = ["seq_len=16", "batch_size=4", "warmup_steps=2", "val_fraction=0.2", "full_eval=no", "eval_every=4"]
 
@@ -100,7 +103,16 @@ def test_what_cannot_be_meant_starts_nothing(shell: Shell) -> None:
     )
     shown = shell.jackline("train", "demo", "--show", "--max_steps", "3e2")
     assert shown.code == 0
-    assert re.search(r"^max_steps +300 +command line$", shown.out, re.M)
+    assert re.search(r"^max_steps +300 +command line +Optimizer steps of the whole training\.$", shown.out, re.M)
+    listed = shell.jackline("train", "demo", "--help_settings")
+    assert (listed.code, listed.err) == (0, "")
+    assert listed.out == help_text("demo", load_recipe("demo")) + "\n"
+    both = shell.jackline("train", "demo", "--help-settings", "lr=3")
+    assert (both.code, both.out) == (2, "")
+    assert both.err == (
+        "error: --help-settings lists the recipe's own settings and takes none\n"
+        "hint: jackline train demo --show lr=3 prints the values that follow from these\n"
+    )
     assert not shell.runs.exists()
 
 
@@ -115,3 +127,32 @@ def test_data_that_cannot_be_had_end_it_once_and_for_all(shell: Shell) -> None:
     )
     assert "not starting again: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in done.err
     assert [path.name for path in (shell.runs / "none" / "attempts").iterdir()] == ["001"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("train", "demo", "--show"), ("train", "demo", "--help-settings"), ("plan", "demo", "--gpu", "T4")],
+    ids=["show", "help-settings", "plan"],
+)
+@pytest.mark.parametrize("is_unbuffered", [False, True])
+def test_a_reader_that_has_seen_enough_gets_no_traceback(
+    shell: Shell, words: tuple[str, ...], is_unbuffered: bool
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head -1` does once it has its line
+    try:
+        done = subprocess.run(
+            [*JACKLINE, *words],
+            cwd=shell.work,
+            env={**shell.env, "PYTHONUNBUFFERED": "1" if is_unbuffered else ""},
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=120,
+        )
+    finally:
+        os.close(writer)
+    talk = [
+        line for line in done.stderr.decode().splitlines() if not line.startswith("[jackline] tracing on the meta")
+    ]
+    assert (done.returncode, talk) == (0, [])

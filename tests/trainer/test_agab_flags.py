@@ -79,7 +79,7 @@ THEIRS = (
 )
 WRONG = {
     "--epochs 0": "epochs=0 has no end",
-    "--focal_gamma -1": "focal_gamma=-1.0 is below 0",
+    "--focal_gamma -1": "focal_gamma=-1.0 is too small",
     "--full_eval_every 0": "full_eval_every=0 is too small",
     "--pkd_min 9 --pkd_max 8": "pkd_min=9.0 is not below pkd_max=8.0",
     "--warmup_epochs 50": "warmup_epochs=50 takes all of epochs=50",
@@ -90,7 +90,7 @@ WRONG = {
     "--seq_len 512": "'seq_len' means nothing to recipe 'agab'",
     "--tokenizer gpt2": "'tokenizer' means nothing to recipe 'agab'",
     "--focal_gama 2": "unknown setting 'focal_gama' for recipe 'agab'",
-    "--dropout 1": "dropout=1.0 is not a share",
+    "--dropout 1": "dropout=1.0 is too large",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -107,9 +108,14 @@ def test_show_lists_every_value_with_its_origin_and_what_follows_from_them() -> 
     text = settings_text(resolve("demo", ["--quick", "lr=3e-4", "device=cpu"]))
     rows = {line.split("  ")[0].strip(): line for line in text.splitlines()}
     assert set(asdict(TrainConfig())) < set(rows)
-    assert rows["lr"].split() == ["lr", "0.0003", "command", "line"]
-    assert rows["seq_len"].split() == ["seq_len", "64", "quick"]
-    assert rows["beta2"].split() == ["beta2", "0.95", "recipe"]
+    wide = f"{'lr':<18}  {'0.0003':<24}  command line    Highest learning rate of the schedule."
+    assert rows["lr"] == wide
+    assert re.split(r"  +", rows["seq_len"]) == ["seq_len", "64", "quick", "Length of a sequence. [tokens]"]
+    assert re.split(r"  +", rows["beta2"]) == ["beta2", "0.95", "recipe", "AdamW's decay of the second moment."]
+    assert re.split(r"  +", rows["recompute"])[:3] == ["recompute", "false", "recipe"]
+    headings = [line for line in text.splitlines() if line.endswith(":") and "  " not in line]
+    wanted = "model, data, length and batch, optimizer, compute, validation, checkpoints, run, on this machine"
+    assert headings == [f"{group}:" for group in wanted.split(", ")]
     assert rows["-> batch"].endswith("chosen by plan") and "8 x 64 tokens" in rows["-> batch"]
     assert "8 (the whole batch: no GPU here)" in rows["-> micro-batch"]
     assert rows["-> accumulation"].split()[2] == "1"
@@ -134,11 +140,18 @@ MISTAKES = {
     "time_limit=soon": "error: 'soon' is not a duration\nhint: write 90, 90s, 15m, 1h30m or 2d",
     "max_cache_bytes=lots": "error: 'lots' is not a size\nhint: write 512, 300M, 20G or 1.5GiB",
     "recipe=other": "error: 'recipe' cannot be set\nhint: the recipe is the word behind train: demo",
-    "batch_size=0": "error: batch_size=0 is too small\nhint: it must be 1 or more",
-    "eval_every=-1": "error: eval_every=-1 is too small\nhint: it must be 0 or more",
-    "dropout=1": "error: dropout=1.0 is not a share\nhint: it must be from 0 to below 1",
-    "eval_share=1.5": "error: eval_share=1.5 is not a share\nhint: it must be from 0 to 1",
-    "lr=0": "error: lr=0.0 teaches nothing\nhint: it must be above 0, e.g. lr=3e-4",
+    "batch_size=0": "error: batch_size=0 is too small\n"
+    "       batch_size: Sequences in one optimizer step, however much memory there is.\n"
+    "hint: it must be 1 or more",
+    "eval_every=-1": "error: eval_every=-1 is too small\n"
+    "       eval_every: Steps between validations; 0: none on the way.\n"
+    "hint: it must be 0 or more",
+    "dropout=1": "error: dropout=1.0 is too large\n       dropout: Share of activations set to zero while training.\n"
+    "hint: it must be from 0 to below 1",
+    "eval_share=1.5": "error: eval_share=1.5 is too large\n"
+    "       eval_share: Share of the validation set that a validation on the way reads.\n"
+    "hint: it must be from 0 to 1",
+    "lr=0": "error: lr=0.0 is too small\n       lr: Highest learning rate of the schedule.\nhint: it must be above 0",
     "min_lr=1": "error: min_lr=1.0 is above lr=0.001\nhint: min_lr is the floor the schedule ends at",
     "warmup_steps=1000": "error: warmup_steps=1000 takes all of max_steps=1000\n"
     "hint: the learning rate would never come down; a tenth is usual",

@@ -43,10 +43,22 @@ def test_every_writing_means_the_same(words: list[str]) -> None:
             ["model_size=smal"],
             "error: model is one of auto, tiny, small, medium, not 'smal'\nhint: did you mean 'small'?",
         ),
-        (["sparsity=1.5"], "error: sparsity=1.5 is not between 0 and 1"),
+        (
+            ["sparsity=1.5"],
+            "error: sparsity=1.5 is too large\n       sparsity: Share of the matrix weights that are switched off; "
+            "0: dense.\nhint: it must be from 0 to below 1",
+        ),
         (["recompute=maybe"], "error: recompute=maybe is not true or false"),
-        (["mask_opt_every=0"], "error: mask_opt_every and num_mutants must be 1 or more"),
-        (["val_fraction=0"], "error: masks are judged on validation data\nhint: val_fraction must be above 0"),
+        (
+            ["mask_opt_every=0"],
+            "error: mask_opt_every=0 is too small\n       mask_opt_every: Steps between updates of the mask.\n"
+            "hint: it must be 1 or more",
+        ),
+        (
+            ["val_fraction=0"],
+            "error: val_fraction=0.0 is too small\n       val_fraction: Share of the documents kept for validation, "
+            "chosen by their contents; masks are judged on them.\nhint: it must be above 0 and below 1",
+        ),
         (
             ["--resume_from", "x.pt"],
             "error: 'resume_from' is not a setting here\nhint: the same command again goes on from the newest good "

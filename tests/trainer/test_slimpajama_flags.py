@@ -107,7 +107,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         "there is no stage of its own for embeddings: they are learned with the rest",
     ),
     "--max_cache_bytes 1G": ("max_cache_bytes: a stream has no cache", "recipe 'demo' with --data SOURCE has one"),
-    "--tokens-per-chunk 0": ("tokens_per_chunk=0 is too small", "it must be 1 or more"),
+    "--tokens-per-chunk 0": (
+        "tokens_per_chunk=0 is too small\n"
+        "       tokens_per_chunk: Tokens of one step, rounded up to whole sequences.",
+        "it must be 1 or more",
+    ),
     "--tokens-per-chunks 1": (
         "unknown setting 'tokens_per_chunks' for recipe 'slimpajama'",
         "did you mean 'tokens_per_chunk'?",

@@ -79,7 +79,7 @@ def test_no_flag_is_left_out() -> None:
 def test_a_flag_reaches_the_setting_it_names(flag: str, value: str, setting: str, shown: str, shell: Shell) -> None:
     done = shell.jackline("train", "sparsae", flag, value, "--show")
     assert done.code == 0, done
-    assert re.search(rf"^{setting} +{re.escape(shown)} +command line$", done.out, re.M), done
+    assert re.search(rf"^{setting} +{re.escape(shown)} +command line  ", done.out, re.M), done
     assert shown != str(getattr(SparsaeConfig(), setting))
     assert not shell.runs.exists()
 
@@ -115,4 +115,8 @@ def test_a_vocabulary_is_taken_as_it_is_for_the_seeds_true_counts() -> None:
     assert SparsaeConfig(vocab_size=50_257).vocab_size == 50_257
     with pytest.raises(UsageError) as refused:
         SparsaeConfig(vocab_size=-1)
-    assert str(refused.value) == "error: vocab_size=-1 is not a count\nhint: 0 takes the tokenizer's, rounded up"
+    assert str(refused.value) == (
+        "error: vocab_size=-1 is too small\n"
+        "       vocab_size: Rows of the embedding; 0: the tokenizer's.\n"
+        "hint: it must be 0 or more"
+    )

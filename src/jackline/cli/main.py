@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from jackline.errors import JacklineError
+from jackline.pipes import drop_output
 
 # name -> (module, one line of help). The order is that of a run's life.
 COMMANDS = {
@@ -46,7 +47,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             # The reader of our output went away (`| head`): that is its right, and click would make it a 1.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+            drop_output()
             raise click.exceptions.Exit(0) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jackline.errors import JacklineError
 from jackline.machine.priority import step_back
+from jackline.pipes import drop_output
 
 
 def main() -> int:
@@ -26,8 +27,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Whoever read has seen enough (`| head`); the interpreter must not find the closed pipe again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
     except KeyboardInterrupt:
         print("stopped; what was tokenised is kept, the same command goes on from there", file=sys.stderr)

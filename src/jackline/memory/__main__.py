@@ -23,6 +23,7 @@ from jackline.memory.plan.probe import has_card, plan_by_measuring
 from jackline.memory.plan.table import fit_table
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace
+from jackline.pipes import drop_output
 from jackline.units import format_bytes, format_duration
 
 _TABLE_BATCHES = (2, 4, 8, 16, 32, 64)
@@ -34,10 +35,15 @@ def main(argv: Sequence[str]) -> int:
     request: dict[str, Any] = json.loads(argv[0])
     try:
         with _sign_of_life():
-            return _answer(request)
+            code = _answer(request)
+            sys.stdout.flush()
+            return code
     except JacklineError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
+    except BrokenPipeError:
+        drop_output()
+        return EXIT_DONE
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from jackline.checkpoint.schedule import Cadence
 from jackline.checkpoint.writer.retention import Keep
 from jackline.errors import UsageError
+from jackline.settings import above, at_least, declare, setting, validate
 
 Verdict = Literal["refuse", "warn", "go on"]
 VERDICTS: tuple[Verdict, ...] = ("refuse", "warn", "go on")
@@ -25,57 +26,83 @@ DEFAULT_VERDICTS: dict[str, Verdict] = {
     "schedule": "warn",
     "versions": "warn",
 }
+_RUN, _SAVING, _RESUMING = "run", "saving", "resuming"  # groups
 RESERVED = ("session", "random", "values")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Keywords of `attach` that are not objects.
+    """Keywords of `attach` that are not objects. None: not set, or chosen for you."""
 
-    name, new, runs_dir     which run this is; without a name it is the script's and a hash of its arguments
-    save_every_steps, _s    neither: automatic, as often as costs under 0.5 %
-    keep_last, _every, _best  see checkpoints; keep_best='loss' (low is good) or '+accuracy'
-    leave_out_frozen        parameters that do not train are named by their hash instead of stored
-    accumulate              batches to a step, when the optimizers cannot tell
-    seed                    of the data order and the augmentation; None: torch's own
-    seekable                rebuild a plain DataLoader with an order that can be seeked
-    keyed_random            random augmentation depends on (seed, epoch, index) alone
-    exact                   bit-exact on a GPU too: deterministic kernels, no autotuning
-    on_change               'refuse', 'warn' or 'go on', for all or for {'data', 'code', 'arguments', 'schedule',
-                            'versions'}
-    prove                   save, load and compare once before step 1
-    overlap                 copy beside the next step, once that has proved to be equal
-    grace_s                 how long a polite end may take, when nobody else says
-    memory_guard            save and leave before the host's memory is full, to go on with less
-    """
-
-    name: str | None = None
-    new: bool = False
-    runs_dir: str | None = None
-    save_every_steps: int | None = None
-    save_every_s: float | None = None
-    keep_last: int = 3
-    keep_every: int | None = None
-    keep_best: str | None = None
-    mirror: str | None = None
-    leave_out_frozen: bool = False
-    accumulate: int | None = None
-    seed: int | None = None
-    seekable: bool = True
-    keyed_random: bool = True
-    exact: bool = False
-    on_change: str | Mapping[str, str] = field(default_factory=dict)
-    prove: bool = True
-    overlap: bool = True
-    grace_s: float = 30.0
-    memory_guard: bool = True
+    name: str | None = setting(
+        None, "Name of the run; None: the script's name and a hash of its arguments.", group=_RUN
+    )
+    new: bool = setting(False, "Start another run instead of resuming.", group=_RUN)
+    runs_dir: str | None = setting(None, "Where runs are kept; None: $JACKLINE_RUNS or ./runs.", group=_RUN)
+    save_every_steps: int | None = setting(
+        None, "Steps between checkpoints.", unit="steps", allowed=above(0), group=_SAVING
+    )
+    save_every_s: float | None = setting(
+        None,
+        "Time between checkpoints; both None: as often as costs under 0.5 % of the time.",
+        unit="seconds",
+        allowed=above(0),
+        group=_SAVING,
+    )
+    keep_last: int = setting(
+        3, "Newest checkpoints to keep; two are kept in any case.", allowed=at_least(1), group=_SAVING
+    )
+    keep_every: int | None = setting(
+        None,
+        "Keep checkpoints of steps that are multiples of this.",
+        unit="steps",
+        allowed=at_least(1),
+        group=_SAVING,
+    )
+    keep_best: str | None = setting(
+        None, "Keep the best by this logged number: 'loss' (low is good), '+accuracy' (high is good).", group=_SAVING
+    )
+    mirror: str | None = setting(None, "Second place for checkpoints: a folder or URL.", group=_SAVING)
+    leave_out_frozen: bool = setting(
+        False, "Name parameters that do not train by their hash instead of storing them.", group=_SAVING
+    )
+    accumulate: int | None = setting(
+        None,
+        "Batches to a step, when the optimizers cannot tell.",
+        unit="batches",
+        allowed=at_least(1),
+        group=_RESUMING,
+    )
+    seed: int | None = setting(None, "Seed of data order and augmentation; None: torch's own.", group=_RESUMING)
+    seekable: bool = setting(
+        True, "Rebuild a plain DataLoader with an order that resumes at any batch at once.", group=_RESUMING
+    )
+    keyed_random: bool = setting(True, "Random augmentation depends on (seed, epoch, index) alone.", group=_RESUMING)
+    exact: bool = setting(
+        False, "Resume bit-exactly on a GPU too: deterministic kernels, no autotuning.", group=_RESUMING
+    )
+    on_change: str | Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=declare(
+            "'refuse', 'warn' or 'go on' after a change; for all, or by 'data', 'code', 'arguments', 'schedule', "
+            "'versions'.",
+            group=_RESUMING,
+        ),
+    )
+    prove: bool = setting(True, "Save, load and compare once before step 1.", group=_SAVING)
+    overlap: bool = setting(
+        True, "Copy the state beside the next step, once such a copy was found equal.", group=_SAVING
+    )
+    grace_s: float = setting(
+        30.0, "How long saving and stopping may take, when nobody else says.", unit="seconds", group=_SAVING
+    )
+    memory_guard: bool = setting(
+        True, "Save and exit before the host's memory is full, to resume with less.", group=_RESUMING
+    )
 
     def __post_init__(self) -> None:
-        self.cadence()
-        self.keep()
+        validate(self)
         self.verdicts()
-        if self.accumulate is not None and self.accumulate < 1:
-            raise UsageError(f"accumulate = {self.accumulate} is not a number of batches", hint="1 or more")
 
     def cadence(self) -> Cadence:
         return Cadence(self.save_every_steps, self.save_every_s)

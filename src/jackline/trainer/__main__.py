@@ -1,7 +1,8 @@
 """`python -m jackline.trainer RUN_DIR RECIPE [settings]`: what `jackline train` supervises.
 
-Owns the first words, before anything heavy is imported, and the exit codes. Two more forms, for the command line,
-which may import neither torch nor a person's file: `--resolve RECIPE [settings]` and `--show RECIPE [settings]`.
+Owns the first words, before anything heavy is imported, and the exit codes. Three more forms, for the command line,
+which may import neither torch nor a person's file: `--resolve RECIPE [settings]`, `--show RECIPE [settings]` and
+`--help-settings RECIPE`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from jackline.errors import EXIT_DONE, CannotResume, JacklineError
+from jackline.errors import EXIT_DONE, CannotResume, JacklineError, UsageError
 from jackline.machine.host import find_notebook
+from jackline.pipes import drop_output
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, identity, resolve_words
+from jackline.trainer.recipe import load_recipe
 from jackline.trainer.report.console import Voice
 from jackline.trainer.startup.importing import keep_bytecode, without_collecting
 from jackline.trainer.startup.leaving import drop_unready_workers, leave
@@ -31,10 +34,8 @@ _SHORT_LIVED = ("colab", "kaggle")
 
 def main(argv: Sequence[str]) -> int:
     try:
-        if argv[0] == "--resolve":
-            return _resolve(argv[1], argv[2:])
-        if argv[0] == "--show":
-            return _show(argv[1], argv[2:])
+        if argv[0] in _ANSWERS:
+            return _answer(argv[0], argv[1], argv[2:])
         return _train(RunDir(Path(argv[0])), argv[1], argv[2:])
     except JacklineError as error:
         print(error, file=sys.stderr, flush=True)
@@ -110,18 +111,39 @@ def first_screen(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _resolve(target: str, words: Sequence[str]) -> int:
-    resolved = resolve_words(target, words)
-    print(json.dumps({"config": asdict(resolved.config), "identity": identity(resolved.config)}))
+def _answer(form: str, target: str, words: Sequence[str]) -> int:
+    """One of the forms that print and start nothing."""
+    try:
+        print(_ANSWERS[form](target, words), flush=True)
+    except BrokenPipeError:
+        drop_output()
     return EXIT_DONE
 
 
-def _show(target: str, words: Sequence[str]) -> int:
+def _resolved_json(target: str, words: Sequence[str]) -> str:
+    resolved = resolve_words(target, words)
+    return json.dumps({"config": asdict(resolved.config), "identity": identity(resolved.config)})
+
+
+def _shown(target: str, words: Sequence[str]) -> str:
     resolved = resolve_words(target, words)
     from jackline.trainer.report.settings_text import settings_text
 
-    print(settings_text(resolved))
-    return EXIT_DONE
+    return settings_text(resolved)
+
+
+def _explained(target: str, words: Sequence[str]) -> str:
+    if words:
+        raise UsageError(
+            "--help-settings lists the recipe's own settings and takes none",
+            hint=f"jackline train {target} --show {shlex.join(words)} prints the values that follow from these",
+        )
+    from jackline.trainer.report.settings_text import help_text
+
+    return help_text(target, load_recipe(target))
+
+
+_ANSWERS = {"--resolve": _resolved_json, "--show": _shown, "--help-settings": _explained}
 
 
 def run_and_leave(argv: Sequence[str]) -> NoReturn:

@@ -1,8 +1,8 @@
 """What a training is: one flat, typed, resolved config, and where each of its values came from.
 
-Owns the fields, their checks, the order in which recipe, file, --quick and command line have their say, and
-config.yaml of a run. No torch here: the command line resolves configs too. What a plan chooses is not written here;
-`0` and `auto` mean that it may.
+Owns the rules between fields, the order in which recipe, file, --quick and command line have their say, and
+config.yaml of a run. The fields are declared in setting_groups.py. No torch here: the command line resolves configs
+too. What a plan chooses is not written here; `0` and `auto` mean that it may.
 """
 
 from __future__ import annotations
@@ -10,15 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.settings import validate
 from jackline.trainer.recipe import load_recipe
+from jackline.trainer.setting_groups import (
+    CheckpointSettings,
+    ComputeSettings,
+    DataSettings,
+    LengthSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+    ValidationSettings,
+)
 from jackline.trainer.shipped import find_settings_file
 from jackline.trainer.words import read_words, read_yaml
-from jackline.units import parse_bytes, parse_duration
 
 QUIET_FIELDS = (
     "verbose",
@@ -34,67 +44,20 @@ QUIET_FIELDS = (
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Everything a training depends on, and how it is watched. 0 and "" mean: not set, or chosen for you."""
+class TrainConfig(
+    RunSettings,
+    CheckpointSettings,
+    ValidationSettings,
+    ComputeSettings,
+    OptimizerSettings,
+    LengthSettings,
+    DataSettings,
+    ModelSettings,
+):
+    """Everything a training depends on, and how it is watched: the groups of settings in one flat config.
 
-    recipe: str = ""
-    model: Literal["nano", "tiny", "small", "medium"] = "small"
-    seq_len: int = 1024
-    vocab_size: int = 0  # 0: the tokenizer's, rounded up to a multiple of 64
-    dropout: float = 0.0
-
-    data: str = ""
-    text_column: str = ""
-    documents: Literal["file", "line", "block"] = "file"  # what of a text file is one document; block: a paragraph
-    tokenizer: str = "gpt2"
-    val_fraction: float = 0.01
-    val_tokens: int = 10_000_000  # at most; the validation set of a huge corpus has no natural end
-    min_chars: int = 0  # shorter documents are passed over
-    max_train_examples: int = 0  # documents; 0: all
-    max_val_examples: int = 0
-    max_cache_bytes: int = 0
-    data_dir: str = ""
-
-    batch_size: int = 32  # sequences to an update, whatever the memory
-    micro_batch: int = 0
-    max_steps: int = 1000
-    epochs: int = 0  # 0: by max_steps
-    time_limit_s: float = 0.0
-
-    lr: float = 6e-4
-    min_lr: float = 6e-5
-    warmup_steps: int = 100
-    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
-    decay_steps: int = 0
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 1.0
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
-    attention: Literal["auto", "cudnn", "flash", "plain"] = "auto"
-    loss_chunk_rows: int = 0
-    recompute: bool = False
-    exact: bool = False
-    rehearse: bool = True
-
-    seed: int = 0
-    eval_every: int = 200
-    eval_share: float = 0.1
-    full_eval: bool = True  # at the end
-    metric: Literal["val_loss"] = "val_loss"
-    log_every: int = 0  # steps; a line comes every 1.5 s in any case
-    save_every_steps: int = 0
-    save_every_s: float = 0.0
-    keep_last: int = 3
-    keep_every: int = 0
-    mirror: str = ""
-    num_threads: int = 1
-    quick: bool = False
-    verbose: bool = False
-    sentinels: Literal["warn", "stop", "off"] = "warn"
+    Dataclasses collect fields from the last base to the first: `model` comes first, `sentinels` last.
+    """
 
     # The names people know from other trainers.
     ALIASES: ClassVar[Mapping[str, str]] = {
@@ -127,13 +90,9 @@ class TrainConfig:
     IS_STREAMED: ClassVar[bool] = False  # documents as they arrive (chunks.py), not windows of a cache
     SMALLEST: ClassVar[str] = "nano"  # the size that is of use on a CPU
     VOCAB_MULTIPLE: ClassVar[int] = 64  # rounding up makes the head's products fast
-    UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
-        "time_limit_s": parse_duration,
-        "save_every_s": parse_duration,
-        "max_cache_bytes": parse_bytes,
-    }
 
     def __post_init__(self) -> None:
+        validate(self)
         for rule in _RULES:
             rule(self)
 
@@ -284,35 +243,10 @@ def config_text(resolved: Resolved) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Checks, each of one thing a person may get wrong.
-
-
-def _at_least(low: float, *names: str) -> Callable[[TrainConfig], None]:
-    def check(config: TrainConfig) -> None:
-        for name in names:
-            value = getattr(config, name)
-            if value < low:
-                raise UsageError(f"{name}={value} is too small", hint=f"it must be {low} or more")
-
-    return check
-
-
-def _share(*names: str, includes_one: bool = False) -> Callable[[TrainConfig], None]:
-    def check(config: TrainConfig) -> None:
-        for name in names:
-            value = getattr(config, name)
-            if not (0 <= value < 1 or (includes_one and value == 1)):
-                raise UsageError(f"{name}={value} is not a share", hint=f"it must be from 0 to {_END[includes_one]}")
-
-    return check
-
-
-_END = {True: "1", False: "below 1"}
+# Rules between fields, each of one thing a person may get wrong. What a field allows by itself is declared with it.
 
 
 def _check_rates(config: TrainConfig) -> None:
-    if config.lr <= 0:
-        raise UsageError(f"lr={config.lr} teaches nothing", hint="it must be above 0, e.g. lr=3e-4")
     if config.min_lr > config.lr:
         raise UsageError(
             f"min_lr={config.min_lr} is above lr={config.lr}", hint="min_lr is the floor the schedule ends at"
@@ -341,40 +275,10 @@ def _check_data(config: TrainConfig) -> None:
 
 def _check_vocab(config: TrainConfig) -> None:
     unit = min(8, config.VOCAB_MULTIPLE)
-    if config.vocab_size < 0 or config.vocab_size % unit:
-        wanted = f"a multiple of {unit}" if unit > 1 else "a count"
+    if config.vocab_size % unit:
         raise UsageError(
-            f"vocab_size={config.vocab_size} is not {wanted}", hint="0 takes the tokenizer's, rounded up"
+            f"vocab_size={config.vocab_size} is not a multiple of {unit}", hint="0 takes the tokenizer's, rounded up"
         )
 
 
-_RULES: tuple[Callable[[TrainConfig], None], ...] = (
-    _at_least(1, "seq_len", "batch_size", "max_steps", "keep_last"),
-    _at_least(
-        0,
-        "micro_batch",
-        "epochs",
-        "warmup_steps",
-        "decay_steps",
-        "min_lr",
-        "weight_decay",
-        "clip",
-        "eval_every",
-        "log_every",
-        "save_every_steps",
-        "keep_every",
-        "num_threads",
-        "loss_chunk_rows",
-        "min_chars",
-        "max_train_examples",
-        "max_val_examples",
-        "val_tokens",
-        "seed",
-    ),
-    _share("dropout", "val_fraction", "beta1", "beta2"),
-    _share("eval_share", includes_one=True),
-    _check_rates,
-    _check_batch,
-    _check_data,
-    _check_vocab,
-)
+_RULES: tuple[Callable[[TrainConfig], None], ...] = (_check_rates, _check_batch, _check_data, _check_vocab)

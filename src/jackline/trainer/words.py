@@ -1,7 +1,7 @@
 """Settings of a recipe from words (key=value, --key value, --key=value, --flag) and from YAML files.
 
-Owns the reading; which settings exist stands in each recipe's own dataclass, and so do other names for them
-(`ALIASES`) and values with units (`UNITS`). Unknown ones and wrong values are errors: a setting that is accepted and
+Owns the reading; which settings exist is declared in each recipe's own dataclass (jackline/settings.py), and so are
+other names for them (`ALIASES`). Unknown ones and wrong values are errors: a setting that is accepted and
 ignored has cost people days.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 from jackline.errors import UsageError
+from jackline.settings import Read, Setting, check_choice, settings_of, wrong_type
+from jackline.units import parse_bytes, parse_duration
 
 Settings = TypeVar("Settings")
 _YES = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
@@ -27,17 +28,17 @@ def parse_settings(kind: type[Settings], words: Sequence[str], recipe: str) -> S
 
 def read_words(kind: type, words: Sequence[str], recipe: str) -> dict[str, Any]:
     """What the words set, by field. The last one wins."""
-    types = _types(kind)
+    known = _known(kind)
     replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
-    flags = {name for name, kind_of in types.items() if kind_of is bool}
+    flags = {name for name, one in known.items() if one.type is bool}
     values: dict[str, Any] = {}
     gone: list[str] = []
-    for given, text in _pairs(words, flags, set(replaced) - set(types), recipe):
-        if given in replaced and given not in types:
+    for given, text in _pairs(words, flags, set(replaced) - set(known), recipe):
+        if given in replaced and given not in known:
             gone.append(given)
             continue
-        name = _field(kind, given, types, f"recipe '{recipe}'")
-        values[name] = _value(kind, name, text, types[name])
+        name = _field(kind, given, known, f"recipe '{recipe}'")
+        values[name] = _value(known[name], text)
     if gone:
         raise _refusal(gone, replaced)
     return values
@@ -68,22 +69,21 @@ def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise UsageError(f"{path} is not a list of settings", hint="write one `key: value` a line")
-    types = _types(kind)
+    known = _known(kind)
     values: dict[str, Any] = {}
     for given, text in found.items():
-        name = _field(kind, str(given).replace("-", "_"), types, f"recipe '{recipe}', in {path}")
+        name = _field(kind, str(given).replace("-", "_"), known, f"recipe '{recipe}', in {path}")
         if not isinstance(text, str):
             raise UsageError(f"{name} in {path} is a {type(text).__name__}", hint=f"write `{name}: value`")
         if name in values or [key.value for key, _ in written.value].count(given) > 1:
             raise UsageError(f"{name} is set twice in {path}", hint="keep one of the two lines")
-        values[name] = _value(kind, name, text, types[name])
+        values[name] = _value(known[name], text)
     return values
 
 
-def _types(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
+def _known(kind: type) -> dict[str, Setting]:
     unused = getattr(kind, "UNUSED", ())
-    return {field.name: hints[field.name] for field in fields(kind) if field.name not in unused}
+    return {name: one for name, one in settings_of(kind).items() if name not in unused}
 
 
 def _pairs(words: Sequence[str], flags: set[str], gone: set[str], recipe: str) -> Iterator[tuple[str, str]]:
@@ -107,41 +107,39 @@ def _pairs(words: Sequence[str], flags: set[str], gone: set[str], recipe: str) -
             raise UsageError(f"{word} needs a value")
 
 
-def _field(kind: type, given: str, types: Mapping[str, Any], where: str) -> str:
+def _field(kind: type, given: str, known: Mapping[str, Setting], where: str) -> str:
     aliases: Mapping[str, str] = getattr(kind, "ALIASES", {})
     name = aliases.get(given, given)
-    if name in types:
+    if name in known:
         return name
     replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
     if given in replaced:
         raise _refusal([given], replaced)
     if name in getattr(kind, "UNUSED", ()):
-        raise UsageError(f"'{given}' means nothing to {where}", hint="known settings: " + ", ".join(types))
-    near = get_close_matches(given, [*types, *aliases], n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "known settings: " + ", ".join(types)
+        raise UsageError(f"'{given}' means nothing to {where}", hint="known settings: " + ", ".join(known))
+    near = get_close_matches(given, [*known, *aliases], n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "known settings: " + ", ".join(known)
     raise UsageError(f"unknown setting '{given}' for {where}", hint=hint)
 
 
-def _value(kind: type, name: str, text: str, kind_of: Any) -> Any:
-    unit = getattr(kind, "UNITS", {}).get(name)
-    choices = get_args(kind_of)
-    if unit is not None:
-        found = unit(text)
-        return _choice(name, found, choices) if choices else found
-    if choices:
-        return _choice(name, text, choices)
+def _value(one: Setting, text: str) -> Any:
+    if one.is_optional and text.lower() == "none":
+        return None
+    read = one.declared.read or _UNITS.get(one.declared.unit) or _READ.get(one.type)
+    if one.choices:
+        found = read(text) if read else text
+        by_text = {str(choice): choice for choice in one.choices}
+        check_choice(one, by_text.get(found, found))
+        return by_text.get(found, found)
+    if read is None:
+        raise UsageError(
+            f"{one.name} cannot be set by a word: nobody knows how to read a {one.values_text}",
+            hint="int, float, bool, str and Literal can be read; for others give setting(..., read=function)",
+        )
     try:
-        return _READ[kind_of](text)
+        return read(text)
     except (ValueError, KeyError, OverflowError):
-        raise UsageError(f"{name}={text} is not {_WORDS[kind_of]}") from None
-
-
-def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
-    if text in choices:
-        return text
-    near = get_close_matches(text, choices, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else None
-    raise UsageError(f"{name} is one of {', '.join(choices)}, not '{text}'", hint=hint)
+        raise wrong_type(one, text) from None
 
 
 def _whole(text: str) -> int:
@@ -165,5 +163,5 @@ def _first_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-_READ: dict[Any, Any] = {int: _whole, float: _finite, bool: lambda text: _YES[text.lower()], str: str}
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_READ: dict[Any, Read] = {int: _whole, float: _finite, bool: lambda text: _YES[text.lower()], str: str}
+_UNITS: dict[str, Read] = {"seconds": parse_duration, "bytes": parse_bytes}

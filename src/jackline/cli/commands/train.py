@@ -51,7 +51,12 @@ class RepeatedCommand(click.Command):
 )
 @click.argument("recipe", required=False)
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
-@click.option("--show", "is_shown", is_flag=True, help="Print every setting with its origin, and start nothing.")
+@click.option(
+    "--show", "is_shown", is_flag=True, help="Print each setting's value, origin and meaning; start nothing."
+)
+@click.option(
+    "--help-settings", "is_help", is_flag=True, help="List the recipe's settings: defaults, what is allowed."
+)
 @click.option("--name", help="Name of the run; default: the recipe's name and a hash of its settings.")
 @click.option("--new", "is_new", is_flag=True, help="A new run, even if these settings have one already.")
 @click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although settings changed.")
@@ -72,7 +77,7 @@ class RepeatedCommand(click.Command):
 @click.option("--quiet-after", type=float, default=2.0, show_default=True, help="Seconds of silence before we speak.")
 @click.option("--stuck-after", type=float, default=60.0, show_default=True, help="Standstill called stuck, seconds.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
-def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, **given: Any) -> None:
+def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_help: bool, **given: Any) -> None:
     """Train RECIPE, or a function of your own that returns a TrainConfig.
 
     \b
@@ -80,7 +85,8 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, **giv
     jackline train demo --lr 3e-4 batch_size=32       settings: --key value or key=value
     jackline train demo --config mine.yaml --mirror /mnt/drive/runs
     jackline train path/to/file.py:function --data 'corpus/*.jsonl.zst'
-    jackline train demo --show                        all settings, with their origin
+    jackline train demo --show                        all settings, with origin and meaning
+    jackline train demo --help-settings               what may be set: default, type, range, meaning
 
     Running the same command again watches it if it is alive, and goes on with it if it stopped or died.
     """
@@ -91,6 +97,8 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, **giv
     if not is_own_file(recipe):
         find_recipe(recipe)
     trainer = [sys.executable, "-m", "jackline.trainer"]
+    if is_help:
+        sys.exit(run_child([*trainer, "--help-settings", recipe, *settings]))
     if is_shown:
         sys.exit(run_child([*trainer, "--show", recipe, *settings]))
     found = resolve(trainer, recipe, settings)

@@ -13,20 +13,24 @@ import contextlib
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from jackline.data.build.fill import Interrupted, Workshop, build
-from jackline.data.sources.bytefile import Patience
-from jackline.data.cache.directory import Cache, EraRecord, Ledger, Meta, folder_trouble, read_meta
+
 from jackline.data.build.choose import Enough, Full
+from jackline.data.build.fill import Interrupted, Workshop, build
+from jackline.data.cache.directory import Cache, EraRecord, Ledger, Meta, folder_trouble, read_meta
+from jackline.data.cache.state import begin
+from jackline.data.cache.writer import record_era
+from jackline.data.progress import Board, Progress, Reporter, ticking
+from jackline.data.sources.bytefile import Patience
 from jackline.data.sources.documents import Surroundings, find_text_columns, read_blocks
 from jackline.data.sources.hub import pin_hub_url
 from jackline.data.sources.identities import FileBook, check_first_files
-from jackline.data.progress import Board, Progress, Reporter, ticking
+from jackline.data.sources.listing import list_files
 from jackline.data.spec import CacheSettings, DataSpec
-from jackline.data.cache.state import begin
 from jackline.data.tokenise.tokenizer import (
     Tokenizer,
     engine_and_version,
@@ -36,16 +40,10 @@ from jackline.data.tokenise.tokenizer import (
     tokenizer_identity,
     train_bpe,
 )
-from jackline.data.cache.writer import record_era
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.atomic import read_json, write_json, write_whole
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
-import threading
-from collections.abc import Callable
-from jackline.data.sources.listing import list_files
-from jackline.data.spec import DataSpec
-from jackline.errors import JacklineError
 
 _CHECK_BYTES = 1 << 18
 

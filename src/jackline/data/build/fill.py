@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from jackline.data.sources.bytefile import ByteFile, Patience, SourceChanged
-from jackline.data.cache.directory import Cache, EraRecord, era_path, present_eras
 from jackline.data.build.choose import Enough, Full, Recycle, View, choose_action
+from jackline.data.cache.directory import Cache, EraRecord, era_path, present_eras
+from jackline.data.cache.readers import Reading, living_readers
+from jackline.data.cache.state import Cursor, ReadState
+from jackline.data.cache.writer import EraWriter, clear_commits, finish_interrupted_seals
+from jackline.data.progress import Board, Phase
+from jackline.data.sources.bytefile import ByteFile, Patience, SourceChanged
 from jackline.data.sources.documents import Surroundings, read_blocks
-from jackline.data.tokenise.encode import PackedBlock, Packing, packed_blocks
 from jackline.data.sources.identities import FileBook
 from jackline.data.sources.listing import Found
-from jackline.data.progress import Board, Phase
-from jackline.data.cache.readers import Reading, living_readers
 from jackline.data.spec import CacheSettings
-from jackline.data.cache.state import Cursor, ReadState
+from jackline.data.tokenise.encode import PackedBlock, Packing, packed_blocks
 from jackline.data.tokenise.tokenizer import Tokenizer, engine_and_version
-from jackline.data.cache.writer import EraWriter, clear_commits, finish_interrupted_seals
 from jackline.errors import JacklineError
 from jackline.units import format_bytes
 

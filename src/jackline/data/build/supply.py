@@ -16,19 +16,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+
 from jackline.data.build.builder import adopt_era, cache_folder, read_builder_error, run_builder
 from jackline.data.cache.directory import Cache, era_path, folder_trouble, is_gone, read_meta
-from jackline.data.progress import TICK_S, Reporter, silent
 from jackline.data.cache.readers import Reading, Registration
+from jackline.data.progress import TICK_S, Progress, Reporter, silent
 from jackline.data.spec import CacheSettings, DataSpec
 from jackline.errors import JacklineError
-from jackline.rundir.lock import RunLock
-from dataclasses import replace
-from jackline.data.progress import Progress
 from jackline.rundir.atomic import read_json
+from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, is_alive
 from jackline.units import format_duration
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
+from jackline.settings import at_least, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _LANGUAGE = (
     " max_val_examples max_cache_bytes compile attention loss_chunk_rows recompute num_threads"
 )
 _UNUSED = frozenset(_LANGUAGE.split())  # of text, or of models that are compiled and planned
+_TABLE, _HEAD = "affinity table", "affinity training"  # groups of settings
 _SAME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
 
 
@@ -44,36 +46,57 @@ def _on_off(chosen: Mapping[bool, str]) -> Callable[[str], str]:
 class AgabConfig(TrainConfig):
     """The seeds' settings under their names. `batch_size` is 256 and not their 8: see docs/recipes/agab.md."""
 
+    data: str = setting("", "Table of pairs: a CSV or parquet file, folder or glob; planted: made-up pairs.")
+    data_dir: str = setting(
+        "", "Folder of the cache of embeddings; empty: $JACKLINE_DATA or the user's cache folder."
+    )
     dropout: float = 0.3
-    batch_size: int = 256
-    max_steps: int = NO_LIMIT
-    epochs: int = 50
+    batch_size: int = setting(256, "Pairs in one optimizer step.", unit="pairs")
+    micro_batch: int = setting(0, "Pairs in memory at a time; 0: the whole batch.", unit="pairs")
+    max_steps: int = setting(NO_LIMIT, f"Most optimizer steps; {NO_LIMIT}: epochs decide.")
+    epochs: int = setting(50, "Passes over the training pairs; 0: max_steps decides.")
     lr: float = 1e-3
     min_lr: float = 0.0
     warmup_steps: int = 0
     weight_decay: float = 0.01
     beta2: float = 0.999
     # bf16 rounds a pKd around 9 to steps of 0.06; the head does so in its last layer only, but gains nothing either.
-    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"] = setting(
+        "fp32", read=_on_off({True: "bf16", False: "fp32"})
+    )
     compile: Literal["auto", "on", "off"] = "off"
     seed: int = 42
-    eval_every: int = 0  # 0: twice an epoch
+    eval_every: int = setting(0, "Steps between quick validations; 0: twice an epoch.")
     metric: Literal["val_spearman"] = "val_spearman"  # type: ignore[assignment]
     save_every_s: float = 60.0
 
-    antibody_encoder: str = "embedded"
-    antigen_encoder: str = "embedded"
-    split: Literal["antigen", "random"] = "antigen"
-    pkd_min: float = 4.0
-    pkd_max: float = 14.0
-    affinity_type: str = ""
-    focal_gamma: float = 2.0
-    stratified: bool = False
-    warmup_epochs: float = 0.0
-    full_eval_every: int = 1  # epochs
-    early_stopping: bool = False
-    early_stopping_patience: int = 10  # full validations
-    early_stopping_min_delta: float = 1e-4
+    antibody_encoder: str = setting(
+        "embedded", "embedded (no download), igt5, esm2-650m, OWNER/NAME[@REVISION] or a folder.", group=_TABLE
+    )
+    antigen_encoder: str = setting("embedded", "The same for antigens.", group=_TABLE)
+    split: Literal["antigen", "random"] = setting(
+        "antigen", "Split into parts for training, validation and test by antigen, or row by row.", group=_TABLE
+    )
+    pkd_min: float = setting(4.0, "Rows with a smaller pKd are left out.", group=_TABLE)
+    pkd_max: float = setting(14.0, "Rows with a larger pKd are left out.", group=_TABLE)
+    affinity_type: str = setting("", "Take rows with this affinity_type only; empty: all.", group=_TABLE)
+    focal_gamma: float = setting(
+        2.0, "Exponent that weighs large errors more; 0: squared error.", allowed=at_least(0), group=_HEAD
+    )
+    stratified: bool = setting(False, "Spread the pairs of each pKd bin evenly over the epoch.", group=_HEAD)
+    warmup_epochs: float = setting(
+        0.0, "Epochs of warm-up; 0: warmup_steps decides.", unit="epochs", allowed=at_least(0), group=_HEAD
+    )
+    full_eval_every: int = setting(
+        1, "Epochs between full validations.", unit="epochs", allowed=at_least(1), group=_HEAD
+    )
+    early_stopping: bool = setting(False, "End when full validations bring no gain any more.", group=_HEAD)
+    early_stopping_patience: int = setting(
+        10, "Full validations without a gain before the end.", allowed=at_least(1), group=_HEAD
+    )
+    early_stopping_min_delta: float = setting(
+        1e-4, "Smallest difference that counts as a gain.", allowed=at_least(0), group=_HEAD
+    )
 
     ALIASES: ClassVar[Mapping[str, str]] = {
         **{name: to for name, to in TrainConfig.ALIASES.items() if name not in ("num_workers", "model_size")},
@@ -113,19 +136,9 @@ class AgabConfig(TrainConfig):
     }
     METHOD: ClassVar[str] = "jackline.recipes.agab.parts"
     IS_HIGH_GOOD: ClassVar[bool] = True
-    UNITS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
-        **TrainConfig.UNITS,
-        "precision": _on_off({True: "bf16", False: "fp32"}),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("focal_gamma", "warmup_epochs", "early_stopping_min_delta"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name}={getattr(self, name)} is below 0")
-        for name in ("full_eval_every", "early_stopping_patience"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} is too small", hint="it must be 1 or more")
         self._check_encoders()
         if self.pkd_min >= self.pkd_max:
             raise UsageError(f"pkd_min={self.pkd_min} is not below pkd_max={self.pkd_max}")

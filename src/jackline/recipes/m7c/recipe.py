@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from jackline.errors import UsageError
 from jackline.models.nsa.shape import NSA_SHAPES
 from jackline.recipes.m7c.environment import unread_lines
+from jackline.settings import at_least, between, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ _PATIENCE = (
 class M7cConfig(TrainConfig):
     """`batch_size` is the sequences of an update. What came as so many batches to accumulate is multiplied out."""
 
+    GROUP: ClassVar[str] = "m7c"
+
     model: Literal["125m", "smoke", "toy"] = "125m"  # type: ignore[assignment]
     data: str = FINEWEB_EDU
     val_tokens: int = 1_000_000
@@ -53,12 +56,19 @@ class M7cConfig(TrainConfig):
     eval_every: int = 500
     log_every: int = 5
 
-    dataset: str = ""
-    local_path: str = ""
-    accum_batches: int = 0
-    no_gc: bool = False
-    ddp: int = -1
-    stats_every: int = 50  # steps; a forward pass over one sequence
+    dataset: str = setting(
+        "", "fineweb_edu (from the hub) or fineweb_edu_local (at local_path); empty: data decides."
+    )
+    local_path: str = setting("", "Folder, file or glob of fineweb_edu_local.")
+    accum_batches: int = setting(0, "Multiplies batch_size; 0: batch_size is the whole batch.", allowed=at_least(0))
+    no_gc: bool = setting(False, "Compute nothing twice, which is the default; contradicts recompute.")
+    ddp: int = setting(-1, "-1 and 0: one process on one GPU; 1 is not supported yet.", allowed=between(-1, 1))
+    stats_every: int = setting(
+        50,
+        "Steps between statistics of gates and selection, each a forward pass over one sequence; 0: never.",
+        unit="steps",
+        allowed=at_least(0),
+    )
 
     ALIASES: ClassVar[Mapping[str, str]] = {
         **TrainConfig.ALIASES,
@@ -96,9 +106,6 @@ class M7cConfig(TrainConfig):
                 f"attention={self.attention}: nothing to choose, this model has an attention of its own",
                 hint="leave it out; the start of a run says by what it is computed",
             )
-        for name in ("stats_every", "accum_batches"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name}={getattr(self, name)} is too small", hint="it must be 0 or more")
         _check_processes(self.ddp)
 
     @property
@@ -177,8 +184,6 @@ def _with_data(config: M7cConfig, origins: Mapping[str, str]) -> M7cConfig:
 
 
 def _check_processes(ddp: int) -> None:
-    if ddp not in (-1, 0, 1):
-        raise UsageError(f"ddp={ddp} is not -1, 0 or 1", hint="--ddp 0 is one process on one card")
     if ddp == 1:
         raise UsageError(
             "ddp=1: training on several cards is not there yet",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
+from jackline.settings import at_least, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
@@ -31,24 +32,28 @@ _STREAM = "documents are always streamed; --data SOURCE says from where"
 class SlimpajamaConfig(TrainConfig):
     """`batch_size` follows: as many sequences as a chunk has room for, so that a chunk is a step."""
 
+    GROUP: ClassVar[str] = "stream"
+
     model: Literal["nano", "tiny", "small", "medium"] = "tiny"
     seq_len: int = 512
     data: str = SLIMPAJAMA
     val_fraction: float = 0.0
     eval_every: int = 0
     full_eval: bool = False
-    batch_size: int = 8
+    batch_size: int = setting(8, "Sequences in one step; follows from tokens_per_chunk and seq_len.")
     max_steps: int = -(-SLIMPAJAMA_TOKENS // 4096)
-    epochs: int = 1
+    epochs: int = setting(1, "How often the stream is read from its beginning.")
     lr: float = 3e-4
     min_lr: float = 3e-4
     warmup_steps: int = 100
     schedule: Literal["cosine", "constant", "wsd"] = "constant"
 
-    tokens_per_chunk: int = 4096
-    test: bool = False
-    gpu: int = 0
-    pretrained_checkpoint: str = ""
+    tokens_per_chunk: int = setting(
+        4096, "Tokens of one step, rounded up to whole sequences.", unit="tokens", allowed=at_least(1)
+    )
+    test: bool = setting(False, "Five chunks of 1,024 tokens, in sequences of 256, from the same source.")
+    gpu: int = setting(0, "Only 0; CUDA_VISIBLE_DEVICES chooses another GPU.", allowed=at_least(0))
+    pretrained_checkpoint: str = setting("", "Start with the weights of this checkpoint folder of another run.")
 
     ALIASES: ClassVar[Mapping[str, str]] = {
         **TrainConfig.ALIASES,
@@ -89,8 +94,6 @@ class SlimpajamaConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tokens_per_chunk < 1:
-            raise UsageError(f"tokens_per_chunk={self.tokens_per_chunk} is too small", hint="it must be 1 or more")
         if self.gpu:
             raise UsageError(
                 f"gpu={self.gpu} is not chosen here",

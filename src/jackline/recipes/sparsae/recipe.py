@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from jackline.errors import UsageError
+from jackline.settings import FRACTION, Range, at_least, between, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
@@ -44,14 +44,23 @@ SIZES = {
 class SparsaeConfig(TrainConfig):
     """The seeds' settings under their names; those of every training under ours."""
 
-    model: Literal["auto", "tiny", "small", "medium"] = "small"  # type: ignore[assignment]
+    GROUP: ClassVar[str] = "sparse masks"
+
+    model: Literal["auto", "tiny", "small", "medium"] = setting(  # type: ignore[assignment]
+        "small", "Size of the model; auto: the largest that fits."
+    )
     seq_len: int = 256
+    vocab_size: int = setting(0, "Rows of the embedding; 0: the tokenizer's.")
     dropout: float = 0.1
     data: str = WIKITEXT
     min_chars: int = 50
     max_train_examples: int = 50_000
     max_val_examples: int = 5_000
-    val_fraction: float = 0.05
+    val_fraction: float = setting(
+        0.05,
+        "Share of the documents kept for validation, chosen by their contents; masks are judged on them.",
+        allowed=Range(0, 1, has_low=False, has_high=False),
+    )
     batch_size: int = 8
     max_steps: int = 10_000
     lr: float = 3e-4
@@ -61,16 +70,22 @@ class SparsaeConfig(TrainConfig):
     beta2: float = 0.999
     clip: float = 0.0
 
-    sparsity: float = 0.8
-    mask_update: Literal["es", "rigl", "set", "static"] = "es"
-    num_mutants: int = 3
-    mask_opt_every: int = 1000
-    distill_warmup: int = 500
-    distill_first: float = DISTILL_WEIGHT
-    distill_last: float = 0.1
-    ema_decay: float = 0.999
-    burn_in_steps: int = 5
-    burn_in_most: float = 1.5
+    sparsity: float = setting(0.8, "Share of the matrix weights that are switched off; 0: dense.", allowed=FRACTION)
+    mask_update: Literal["es", "rigl", "set", "static"] = setting(
+        "es", "How the mask changes: evolution strategy, by gradient, at random, never."
+    )
+    num_mutants: int = setting(3, "Masks that es compares with the present one.", allowed=at_least(1))
+    mask_opt_every: int = setting(1000, "Steps between updates of the mask.", unit="steps", allowed=at_least(1))
+    distill_warmup: int = setting(500, "Steps before the teacher's loss counts.", unit="steps", allowed=at_least(0))
+    distill_first: float = setting(
+        DISTILL_WEIGHT, "Weight of the teacher's loss after distill_warmup.", allowed=between(0, 1)
+    )
+    distill_last: float = setting(0.1, "Weight of the teacher's loss at the end.", allowed=between(0, 1))
+    ema_decay: float = setting(0.999, "Decay of the average that is the teacher.", allowed=between(0, 1))
+    burn_in_steps: int = setting(
+        5, "Updates of a new connection that are stretched.", unit="steps", allowed=at_least(0)
+    )
+    burn_in_most: float = setting(1.5, "How far they are stretched, at most.", allowed=at_least(1))
 
     ALIASES: ClassVar[Mapping[str, str]] = {**TrainConfig.ALIASES, "lambda_": "num_mutants", "lambda": "num_mutants"}
     QUICK: ClassVar[Mapping[str, Any]] = {
@@ -84,15 +99,6 @@ class SparsaeConfig(TrainConfig):
     METHOD: ClassVar[str] = "jackline.recipes.sparsae.method"
     AUTO_SIZES: ClassVar[Sequence[str]] = tuple(SIZES)  # what model=auto chooses from, largest first
     VOCAB_MULTIPLE: ClassVar[int] = 1  # the seeds' true counts
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.sparsity < 1:
-            raise UsageError(f"sparsity={self.sparsity} is not between 0 and 1")
-        if self.mask_opt_every < 1 or self.num_mutants < 1:
-            raise UsageError("mask_opt_every and num_mutants must be 1 or more")
-        if not self.val_fraction:
-            raise UsageError("masks are judged on validation data", hint="val_fraction must be above 0")
 
     @property
     def shape_name(self) -> str:

@@ -1,0 +1,175 @@
+"""The settings of every training, declared group by group.
+
+Owns each field: type, default, unit, meaning, range. `TrainConfig` (config.py) puts the groups together into one flat
+config and owns the rules between fields. A group has at most 12 fields; a test holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from jackline.settings import FRACTION, above, at_least, between, setting
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    GROUP: ClassVar[str] = "model"
+
+    model: Literal["nano", "tiny", "small", "medium"] = setting("small", "Size of the model.")
+    seq_len: int = setting(1024, "Length of a sequence.", unit="tokens", allowed=at_least(1))
+    vocab_size: int = setting(
+        0,
+        "Rows of the embedding, a multiple of 8; 0: the tokenizer's, rounded up to a multiple of 64.",
+        unit="tokens",
+        allowed=at_least(0),
+    )
+    dropout: float = setting(0.0, "Share of activations set to zero while training.", allowed=FRACTION)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    GROUP: ClassVar[str] = "data"
+
+    data: str = setting("", "Where the text is: a path, folder, glob, http(s):// or hf:// address.")
+    text_column: str = setting("", "Column or key that holds the text; empty: found by its name.")
+    documents: Literal["file", "line", "block"] = setting(
+        "file", "What is one document in a text file; block: a paragraph."
+    )
+    tokenizer: str = setting("gpt2", "gpt2, bytes, or the path of a tokenizer.json.")
+    val_fraction: float = setting(
+        0.01, "Share of the documents kept for validation, chosen by their contents; 0: none.", allowed=FRACTION
+    )
+    val_tokens: int = setting(
+        10_000_000, "Most tokens of the validation set; 0: no limit.", unit="tokens", allowed=at_least(0)
+    )
+    min_chars: int = setting(0, "Shorter documents are skipped.", unit="characters", allowed=between(0, 65536))
+    max_train_examples: int = setting(0, "Most documents to train on; 0: all.", unit="documents", allowed=at_least(0))
+    max_val_examples: int = setting(
+        0, "Most documents to validate on; 0: all.", unit="documents", allowed=at_least(0)
+    )
+    max_cache_bytes: int = setting(
+        0, "Most disk space for tokenised text; 0: no limit.", unit="bytes", allowed=at_least(0)
+    )
+    data_dir: str = setting("", "Folder of the data cache; empty: $JACKLINE_DATA or the user's cache folder.")
+    num_threads: int = setting(
+        1, "Threads that read batches ahead; 0: the training thread reads them itself.", allowed=at_least(0)
+    )
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    GROUP: ClassVar[str] = "length and batch"
+
+    batch_size: int = setting(
+        32, "Sequences in one optimizer step, however much memory there is.", unit="sequences", allowed=at_least(1)
+    )
+    micro_batch: int = setting(
+        0, "Sequences in memory at a time; 0: planned from the memory.", unit="sequences", allowed=at_least(0)
+    )
+    max_steps: int = setting(1000, "Optimizer steps of the whole training.", unit="steps", allowed=at_least(1))
+    epochs: int = setting(
+        0, "Passes over the data, which must be on disk as a whole; 0: max_steps decides.", allowed=at_least(0)
+    )
+    time_limit_s: float = setting(
+        0.0, "Save and stop after this time; 0: no limit.", unit="seconds", allowed=at_least(0)
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    GROUP: ClassVar[str] = "optimizer"
+
+    lr: float = setting(6e-4, "Highest learning rate of the schedule.", allowed=above(0))
+    min_lr: float = setting(6e-5, "Learning rate at the end of the schedule.", allowed=at_least(0))
+    warmup_steps: int = setting(
+        100, "Steps in which the learning rate rises from 0 to lr.", unit="steps", allowed=at_least(0)
+    )
+    schedule: Literal["cosine", "constant", "wsd"] = setting(
+        "cosine", "Course of the learning rate after warm-up; wsd: constant, then linear decay."
+    )
+    decay_steps: int = setting(
+        0,
+        "Steps of the decay; 0: all after warm-up for cosine, the last tenth for wsd.",
+        unit="steps",
+        allowed=at_least(0),
+    )
+    weight_decay: float = setting(0.1, "AdamW's decoupled weight decay.", allowed=at_least(0))
+    beta1: float = setting(0.9, "AdamW's decay of the first moment.", allowed=FRACTION)
+    beta2: float = setting(0.95, "AdamW's decay of the second moment.", allowed=FRACTION)
+    clip: float = setting(1.0, "Largest norm of the gradient; 0: no clipping.", allowed=at_least(0))
+
+
+@dataclass(frozen=True)
+class ComputeSettings:
+    GROUP: ClassVar[str] = "compute"
+
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where to compute; auto: a GPU if there is one.")
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"] = setting(
+        "auto", "dtype of the computation; bf16-weights: bf16 weights with float32 masters."
+    )
+    compile: Literal["auto", "on", "off"] = setting(
+        "auto", "Use torch.compile; auto: if the remaining steps gain more than compiling costs."
+    )
+    attention: Literal["auto", "cudnn", "flash", "plain"] = setting(
+        "auto", "Attention kernel on a GPU; auto: by the GPU's generation."
+    )
+    loss_chunk_rows: int = setting(
+        0, "Compute the loss for this many tokens at a time, to save memory; 0: all at once.", allowed=at_least(0)
+    )
+    recompute: bool = setting(False, "Recompute activations in the backward pass: less memory, more time.")
+    exact: bool = setting(False, "Resume bit-exactly on a GPU too: deterministic kernels, no autotuning.")
+    rehearse: bool = setting(True, "Measure one step and undo it before the first one.")
+    seed: int = setting(0, "Seed of weights, data order and dropout.", allowed=at_least(0))
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    GROUP: ClassVar[str] = "validation"
+
+    eval_every: int = setting(
+        200, "Steps between validations; 0: none on the way.", unit="steps", allowed=at_least(0)
+    )
+    eval_share: float = setting(
+        0.1, "Share of the validation set that a validation on the way reads.", allowed=between(0, 1)
+    )
+    full_eval: bool = setting(True, "Validate on the whole validation set at the end.")
+    metric: Literal["val_loss"] = setting("val_loss", "Number that decides which checkpoint is the best.")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    GROUP: ClassVar[str] = "checkpoints"
+
+    save_every_steps: int = setting(
+        0, "Steps between checkpoints; 0: by save_every_s.", unit="steps", allowed=at_least(0)
+    )
+    save_every_s: float = setting(
+        0.0,
+        "Time between checkpoints; both 0: as often as costs under 0.5 % of the time.",
+        unit="seconds",
+        allowed=at_least(0),
+    )
+    keep_last: int = setting(3, "Newest checkpoints to keep; two are kept in any case.", allowed=at_least(1))
+    keep_every: int = setting(
+        0, "Keep checkpoints of steps that are multiples of this; 0: none.", unit="steps", allowed=at_least(0)
+    )
+    mirror: str = setting("", "Second place for checkpoints: a folder or URL.")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    GROUP: ClassVar[str] = "run"
+
+    recipe: str = setting("", "Name of the recipe: the word behind `train`; cannot be set.")
+    quick: bool = setting(False, "Tiny settings to see that everything works, in under a minute.")
+    log_every: int = setting(
+        0,
+        "Steps between lines; a line comes every 1.5 s in any case.",
+        unit="steps",
+        allowed=at_least(0),
+    )
+    verbose: bool = setting(False, "Print every step, with the windows of its batch.")
+    sentinels: Literal["warn", "stop", "off"] = setting(
+        "warn", "What alarms for impossible numbers do; stop: a fatal one ends the run; off: nothing is watched."
+    )
