@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jackline.cli.text.memory import memory_section
+from jackline.rundir.records.session import SessionRecord
+from jackline.rundir.records.supervisor import SupervisorRecord
 
 GIB = 2**30
 STATE: dict[str, Any] = {
@@ -45,8 +47,12 @@ SESSION: dict[str, Any] = {
 }
 
 
+def told(session: dict[str, Any], state: dict[str, Any], attempt: int) -> list[str]:
+    return list(memory_section(SessionRecord.from_json(session), SupervisorRecord.from_json(state), attempt))
+
+
 def test_everything_known_of_memory_is_told() -> None:
-    assert list(memory_section(SESSION, STATE, 2)) == [
+    assert told(SESSION, STATE, 2) == [
         "host memory: 3.0 GiB of 4.0 GiB (cgroup /pod) in use, 75 %; full in about 5.1 s at this rate, growing"
         " 200 MiB/s; it grows at train.py:41 `rows.append(row)`",
         "GPU memory: 9.0 GiB in tensors, 10.0 GiB reserved (at most 11.0 GiB and 12.0 GiB); micro-batch 8 after"
@@ -61,15 +67,15 @@ def test_everything_known_of_memory_is_told() -> None:
 
 
 def test_what_another_attempt_wrote_is_not_told_of_this_one() -> None:
-    assert list(memory_section(SESSION, {}, 3)) == []
+    assert told(SESSION, {}, 3) == []
 
 
 def test_a_bare_sessions_own_reading_stands_in_for_the_supervisors() -> None:
     host = {"used_bytes": GIB, "limit_bytes": 4 * GIB, "seconds_to_limit": None}
     session = {"attempt": 1, "memory": {"host": host}}
-    assert list(memory_section(session, {}, 1)) == ["host memory: 1.0 GiB of 4.0 GiB in use, 25 %"]
+    assert told(session, {}, 1) == ["host memory: 1.0 GiB of 4.0 GiB in use, 25 %"]
 
 
 def test_damaged_values_are_left_out() -> None:
     session = {"attempt": 1, "memory": {"card": "x", "last_oom": {"step": "41"}, "host": [], "num_shrinks": None}}
-    assert list(memory_section(session, {"memory": 3, "gpu_others": [{"pid": None}, 4]}, 1)) == []
+    assert told(session, {"memory": 3, "gpu_others": [{"pid": None}, 4]}, 1) == []

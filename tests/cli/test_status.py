@@ -285,7 +285,7 @@ def test_json_holds_the_judged_state_and_the_raw_numbers(runs: Path) -> None:
     live_run(runs, progress={"done": 1200, "total": 5000})
     value = json.loads(status("train-1", "--json").output)
     assert (value["name"], value["state"], value["attempt"], value["is_stale"]) == ("train-1", "alive", 1, False)
-    assert value["progress"] == {"done": 1200, "total": 5000}
+    assert (value["progress"]["done"], value["progress"]["total"]) == (1200, 5000)
     assert value["log"]["verdict"] == "growing"
     assert value["loss"].startswith("without a checkpoint Jackline knows of")
     assert value["supervisor"]["silent_s"] == 3.0

@@ -29,6 +29,7 @@ from jackline.rundir import atomic
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import identify
+from jackline.rundir.records.supervisor import SupervisorRecord
 from jackline.supervisor.output.room import punch
 from tests.cli.terminal import Terminal
 
@@ -360,6 +361,10 @@ def test_an_old_note_says_when_it_was(run: Run) -> None:
     assert viewer.notes == ["[jackline] 2023-11-14 22:13:20 UTC memory is short"]
 
 
+def life(state: dict[str, Any], name: str, now_s: float) -> str:
+    return life_text(SupervisorRecord.from_json(state), name, now_s)
+
+
 GONE = {"pid": 2**22 - 1, "start_ticks": 1, "host": "x", "boot_id": "y"}
 
 
@@ -368,22 +373,22 @@ def test_a_missing_heartbeat_is_said_as_it_is(run: Run) -> None:
     clock = "02:13:39 UTC"
     pid = os.getpid()
     state = {"at_s": at_s, "supervisor": GONE, "child": run.me}
-    assert life_text(state, "mine", at_s + 100) == (
+    assert life(state, "mine", at_s + 100) == (
         f"no heartbeat since {clock}, training pid {pid} is alive; `jackline watch mine` takes it over"
     )
-    assert life_text({**state, "child": GONE}, "mine", at_s + 1) == (
+    assert life({**state, "child": GONE}, "mine", at_s + 1) == (
         f"no heartbeat since {clock}, training pid {GONE['pid']} is gone; `jackline watch mine` takes it over"
     )
-    assert life_text({**state, "supervisor": run.me}, "mine", at_s + 100) == (
+    assert life({**state, "supervisor": run.me}, "mine", at_s + 100) == (
         f"no heartbeat since {clock}, training pid {pid} is alive; "
         "its supervisor is alive but writes nothing (a full disk?)"
     )
-    assert life_text({}, "mine", at_s) == "starting"
+    assert life({}, "mine", at_s) == "starting"
 
 
 def test_a_wait_for_a_restart_is_a_sign_of_life(run: Run) -> None:
     state = {"at_s": 100.0, "supervisor": run.me, "attempt": 2, "is_restarting": True, "restart_at_s": 112.0}
-    assert life_text(state, "mine", 100.0) == "attempt 2 has ended; starting again in 12 s"
+    assert life(state, "mine", 100.0) == "attempt 2 has ended; starting again in 12 s"
 
 
 def test_an_end_without_supervisor_is_told_from_the_keepers_file(run: Run) -> None:

@@ -97,7 +97,7 @@ def test_an_unknown_format_asks_for_an_upgrade(tmp_path: Path, number: object) -
     ("field", "value", "words"),
     [
         ("argv", "python train.py", "'argv' should be a list and is 'python train.py'"),
-        ("created_at_s", "yesterday", "could not convert string to float: 'yesterday'"),
+        ("created_at_s", "yesterday", "'created_at_s' should be a time and is 'yesterday'"),
     ],
 )
 def test_a_field_that_cannot_be_meant_is_named(tmp_path: Path, field: str, value: object, words: str) -> None:

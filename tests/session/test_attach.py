@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.faults import PAYLOAD, kill_at
 from tests.session.nursery import ROOT, Nursery
 
 HEAD = """
@@ -537,6 +538,19 @@ with jackline.attach(model=model, optimizer=optimizer, loader=loader) as run:
     assert re.search(rf"error: run 'script-\w+' is alive \(process {child.pid}\)\n", ended.output), ended.output
     child.kill()
     child.wait()
+
+
+@pytest.mark.parametrize("point", ["run.open", "run.rename", "attempt.mkdir", "start.replace"])
+def test_a_process_killed_while_it_makes_its_run_is_followed_by_a_normal_start(
+    nursery: Nursery, tmp_path: Path, point: str
+) -> None:
+    script = f"exec(open({str(PAYLOAD)!r}).read())\n" + HEAD + "with jackline.attach(name='mine') as run: pass\n"
+    with kill_at(point) as fault:
+        killed = nursery.run(script, [], tmp_path, {"FAULT": json.dumps(fault.spec)})
+        assert killed.code == -9, killed.output
+    again = nursery.run(script, [], tmp_path, {"FAULT": ""})
+    assert again.code == 0, again.output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
 def test_off_is_the_loop_and_nothing_else(nursery: Nursery, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from jackline.rundir.records.supervisor import SupervisorRecord
 from jackline.supervisor.attempt.heartbeat import HeartbeatNotes, heartbeat_is_due, heartbeat_line
 from jackline.supervisor.output.reader import LogWriter
 
@@ -20,6 +21,10 @@ STATE: dict[str, Any] = {
     "now": {"what": "importing torch", "file": "/home/a/model.py", "line": 3, "source": "import torch"},
     "verdict": {"kind": "PROGRESS", "for_s": 2.0},
 }
+
+
+def line(state: dict[str, Any], width: int | None = None) -> str:
+    return heartbeat_line(SupervisorRecord.from_json(state), width=width)
 
 
 def spoken_at(silence_s: float) -> list[float]:
@@ -44,7 +49,7 @@ def test_after_ten_minutes_a_line_a_minute_is_enough() -> None:
 
 
 def test_the_line_says_what_where_and_how_much() -> None:
-    assert heartbeat_line(STATE) == (
+    assert line(STATE) == (
         "1 min 12 s  importing torch  model.py:3 `import torch`  cpu 1.0  ram 1.2 GiB of 15.0 GiB  disk 3.0 MiB/s"
     )
 
@@ -55,28 +60,26 @@ def test_an_alarm_and_progress_come_first() -> None:
         "verdict": {"kind": "STUCK", "for_s": 61.0},
         "progress": {"phase": "epoch 1", "done": 45, "total": 100, "eta_s": 70.0},
     }
-    assert heartbeat_line(state).startswith(
-        "1 min 12 s  STUCK for 1 min 1 s  epoch 1 45 %, 1 min 10 s left  importing"
-    )
+    assert line(state).startswith("1 min 12 s  STUCK for 1 min 1 s  epoch 1 45 %, 1 min 10 s left  importing")
 
 
 def test_a_line_is_cut_to_the_screen() -> None:
-    assert heartbeat_line(STATE, width=20) == "1 min 12 s  importi…"
+    assert line(STATE, width=20) == "1 min 12 s  importi…"
 
 
 def test_a_state_with_nothing_in_it_still_makes_a_line() -> None:
-    assert heartbeat_line({}) == "0.0 s  running  cpu 0.0"
+    assert line({}) == "0.0 s  running  cpu 0.0"
 
 
 def test_the_log_gets_a_line_again_after_each_silence(tmp_path: Path) -> None:
     log = LogWriter(tmp_path / "out.log")
     notes = HeartbeatNotes(log, quiet_after_s=2.0)
     for silent_s in (0.0, 1.0, 2.0, 3.0, 0.5, 1.0, 2.5):
-        notes.poll({**STATE, "silent_s": silent_s}, 0.0)
+        notes.poll(SupervisorRecord.from_json({**STATE, "silent_s": silent_s}), 0.0)
     log.close()
     assert len((tmp_path / "out.log").read_text().splitlines()) == 2
 
 
 def test_pages_that_workers_share_are_counted_once_as_in_status_and_at_the_end() -> None:
     memory = {"tree_rss_bytes": 14 << 30, "own_bytes": 3 << 30, "limit_bytes": 15 << 30}
-    assert "ram 3.0 GiB of 15.0 GiB" in heartbeat_line({**STATE, "memory": memory})
+    assert "ram 3.0 GiB of 15.0 GiB" in line({**STATE, "memory": memory})

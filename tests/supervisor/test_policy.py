@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jackline.diagnosis.deaths.evidence import Cause
+from jackline.rundir.intent import Intent
 from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
 
 NETWORK = AttemptSummary(1, 600.0, "network", True)
@@ -23,8 +24,12 @@ def deaths(*checkpoints: str | None, **facts: Any) -> list[AttemptSummary]:
     return attempts
 
 
-def after(attempts: list[AttemptSummary], *, max_restarts: int = 10, **facts: Any) -> Restart | Stop:
-    return decide(attempts, max_restarts=max_restarts, **{"is_stop_requested": False, "intent": None, **facts})
+def after(
+    attempts: list[AttemptSummary], *, max_restarts: int = 10, is_stop_requested: bool = False, intent: object = None
+) -> Restart | Stop:
+    """`intent`: the contents of intent.json."""
+    wish = Intent.from_json(intent)
+    return decide(attempts, max_restarts=max_restarts, is_stop_requested=is_stop_requested, intent=wish)
 
 
 def test_a_retryable_death_is_followed_by_a_restart_after_five_seconds() -> None:

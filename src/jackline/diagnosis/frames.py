@@ -12,9 +12,9 @@ class Frame:
     """One line of a stack. `source` is the line's text when it could be read, because C and Rust callables have
     no Python frame: the calling line's text is what names them."""
 
-    function: str
-    file: str
-    line: int
+    function: str = ""
+    file: str = ""
+    line: int = 0
     source: str = ""
     is_user: bool = False  # not the standard library, not site-packages, not Jackline
 

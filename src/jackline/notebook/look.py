@@ -164,7 +164,7 @@ def wait_for_the_last_line(run: RunDir) -> None:
     until_s = time.monotonic() + END_PATIENCE_S
     while time.monotonic() < until_s:
         status = read_status(run)
-        if status.state not in LIVE or not status.supervisor_state.get("is_finished"):
+        if status.state not in LIVE or not status.supervisor_state.is_finished:
             return
         time.sleep(LOOK_EVERY_S)
 
@@ -177,7 +177,7 @@ def judge(run: RunDir, view: RunView) -> None:
     elif state == "stopped":
         say(f"run '{run.name}' was stopped; running its cell again goes on with it")
     elif state not in LIVE:
-        raise death(run.name, str(view.status.exit.get("text") or "nobody saw how it ended"))
+        raise death(run.name, view.status.exit.text or "nobody saw how it ended")
 
 
 def death(name: str, text: str) -> JacklineError:

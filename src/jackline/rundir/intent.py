@@ -12,6 +12,7 @@ from typing import Any
 
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir
+from jackline.rundir.records.fields import mapping, text
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,18 @@ class Intent:
     why: str
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @staticmethod
+    def from_json(raw: object) -> Intent | None:
+        """A damaged intent is no intent: the session may have died while it wrote."""
+        found = raw if isinstance(raw, dict) else {}
+        restart, why, settings = (found.get(name) for name in ("restart", "why", "settings"))
+        if not isinstance(restart, bool):
+            return None
+        return Intent(restart, text(why) or "", mapping(settings) or {})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"restart": self.restart, "why": self.why, "settings": self.settings}
+
 
 def write_intent(
     attempt: AttemptDir | None, *, restart: bool, why: str, settings: Mapping[str, Any] | None = None
@@ -31,21 +44,12 @@ def write_intent(
     if attempt is None:
         return False
     try:
-        contents = {"restart": restart, "why": why, "settings": dict(settings or {})}
-        atomic.write_json(attempt.intent_file, contents, durable=True)
+        contents = Intent(restart, why, dict(settings or {}))
+        atomic.write_json(attempt.intent_file, contents.to_json(), durable=True)
     except OSError:
         return False
     return True
 
 
 def read_intent(attempt: AttemptDir) -> Intent | None:
-    """A damaged intent is no intent: the session may have died while it wrote."""
-    found = atomic.read_json(attempt.intent_file)
-    if not isinstance(found, dict) or not isinstance(found.get("restart"), bool):
-        return None
-    why, settings = found.get("why"), found.get("settings")
-    return Intent(
-        found["restart"],
-        why if isinstance(why, str) else "",
-        settings if isinstance(settings, dict) else {},
-    )
+    return Intent.from_json(atomic.read_json(attempt.intent_file))

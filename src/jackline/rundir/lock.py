@@ -8,14 +8,21 @@ from pathlib import Path
 
 
 class RunLock:
-    """An flock on the run's `lock` file."""
+    """An flock on the run's `lock` file. `fd`: a descriptor inherited from a process that holds it already."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fd: int | None = None) -> None:
         self._path = path
-        self._fd: int | None = None
+        self._fd = fd
+
+    @property
+    def fd(self) -> int | None:
+        """For a process that goes on holding it; None while it is not held."""
+        return self._fd
 
     def try_acquire(self) -> bool:
         """True when this process now holds the run; False when somebody else does."""
+        if self._fd is not None:
+            return True
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Liveness = Literal["alive", "gone", "elsewhere"]
+_MAX_PID = 2**31
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,13 @@ class ProcessId:
 
     @staticmethod
     def from_json(value: Any) -> ProcessId | None:
-        try:
-            return ProcessId(int(value["pid"]), int(value["start_ticks"]), str(value["host"]), str(value["boot_id"]))
-        except (TypeError, KeyError, ValueError):
+        """None for anything but a whole one: half a name may be another process's."""
+        if not isinstance(value, dict):
             return None
+        pid, ticks, host, boot = (value.get(name) for name in ("pid", "start_ticks", "host", "boot_id"))
+        if not (type(pid) is int and type(ticks) is int and isinstance(host, str) and isinstance(boot, str)):
+            return None
+        return ProcessId(pid, ticks, host, boot) if 0 < pid < _MAX_PID and 0 <= ticks < 2**63 else None
 
 
 def identify(pid: int) -> ProcessId | None:

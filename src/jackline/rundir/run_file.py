@@ -15,6 +15,7 @@ from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import FORMAT, RunDir
 from jackline.rundir.process_id import boot_id, host_name
+from jackline.rundir.records import fields
 
 MAX_NAME = 80
 
@@ -133,16 +134,23 @@ def _from_json(value: dict[str, Any]) -> RunFile:
         cwd=str(value["cwd"]),
         settings=dict(value["settings"]),
         options=dict(value["options"]),
-        created_at_s=float(value["created_at_s"]),
+        created_at_s=_moment(value["created_at_s"]),
         host=str(value["host"]),
         boot_id=str(value["boot_id"]),
-        git=dict(value.get("git") or {}),
-        versions=dict(value.get("versions") or {}),
-        machine=dict(value.get("machine") or {}),
-        user=str(value.get("user", "")),
-        former=list(value.get("former") or []),
+        git=fields.mapping(value.get("git")) or {},
+        versions=fields.mapping(value.get("versions")) or {},
+        machine=fields.mapping(value.get("machine")) or {},
+        user=fields.text(value.get("user")) or "",
+        former=list(fields.mappings(value.get("former")) or ()),
         format=int(value["format"]),
     )
+
+
+def _moment(value: Any) -> float:
+    found = fields.moment(value)
+    if found is None:
+        raise TypeError(f"'created_at_s' should be a time and is {value!r:.40}")
+    return found
 
 
 def _words(value: Any) -> tuple[str, ...]:

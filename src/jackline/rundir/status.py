@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jackline.errors import EXIT_STOPPED
-from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import ProcessId, host_name, is_alive
+from jackline.rundir.records.exit import ExitRecord, read_exit
+from jackline.rundir.records.start import StartRecord, read_start
+from jackline.rundir.records.supervisor import SupervisorRecord, read_supervisor
 
 if TYPE_CHECKING:  # its dataclasses are for those who start runs: 11 ms
     from jackline.rundir.identity import State
@@ -31,8 +32,8 @@ class RunStatus:
     last_seen_at_s: float | None
     is_stale: bool
     exit_code: int | None
-    supervisor_state: dict[str, Any]
-    exit: dict[str, Any]
+    supervisor_state: SupervisorRecord
+    exit: ExitRecord
 
 
 def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None = None) -> RunStatus:
@@ -40,17 +41,14 @@ def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None 
     now = time.time() if now_s is None else now_s
     last = run.last_attempt()
     is_earlier = attempt is not None and last is not None and attempt != last.number
-    state_file = {} if is_earlier else _dict(atomic.read_json(run.supervisor_file))
+    state_file = SupervisorRecord() if is_earlier else read_supervisor(run)
     return _status(run.attempt(attempt) if is_earlier and attempt else last, state_file, now)
 
 
-def _status(attempt: AttemptDir | None, state_file: dict[str, Any], now: float) -> RunStatus:
-    start = _dict(atomic.read_json(attempt.start_file)) if attempt else {}
-    exit_file = _dict(atomic.read_json(attempt.exit_file)) if attempt else {}
-    child = ProcessId.from_json(start.get("child"))
-    supervisor = ProcessId.from_json(state_file.get("supervisor"))
-    seen = state_file.get("at_s")
-    last_seen = float(seen) if isinstance(seen, int | float) else None
+def _status(attempt: AttemptDir | None, state_file: SupervisorRecord, now: float) -> RunStatus:
+    start = read_start(attempt) if attempt else StartRecord()
+    exit_file = read_exit(attempt) if attempt else ExitRecord()
+    child, supervisor, last_seen = start.child, state_file.supervisor, state_file.at_s
     return RunStatus(
         state=_state(attempt, child, supervisor, exit_file, state_file),
         attempt=attempt.number if attempt else 0,
@@ -58,7 +56,7 @@ def _status(attempt: AttemptDir | None, state_file: dict[str, Any], now: float) 
         supervisor=supervisor,
         last_seen_at_s=last_seen,
         is_stale=last_seen is None or now - last_seen > STALE_AFTER_S,
-        exit_code=_exit_code(exit_file),
+        exit_code=exit_file.exit_code,
         supervisor_state=state_file,
         exit=exit_file,
     )
@@ -68,36 +66,24 @@ def _state(
     attempt: AttemptDir | None,
     child: ProcessId | None,
     supervisor: ProcessId | None,
-    exit_file: dict[str, Any],
-    state_file: dict[str, Any],
+    exit_file: ExitRecord,
+    state_file: SupervisorRecord,
 ) -> State:
     if is_alive(supervisor):
         return "alive"  # also between two attempts, while it waits to restart
     if is_alive(child):
         return "unwatched"
-    if exit_file and not state_file.get("is_restarting"):
+    if exit_file.is_there and not state_file.is_restarting:
         return _ended(exit_file)
     if attempt is None:
         return "empty" if supervisor is None else "dead"
     known = child or supervisor
     if known is not None and known.host != host_name():
         return "elsewhere"
-    return _ended(exit_file) if exit_file else "dead"
+    return _ended(exit_file) if exit_file.is_there else "dead"
 
 
-def _ended(exit_file: dict[str, Any]) -> State:
-    code = _exit_code(exit_file)
-    if code == EXIT_STOPPED or exit_file.get("is_stopped"):
+def _ended(exit_file: ExitRecord) -> State:
+    if exit_file.was_stopped:
         return "stopped"
-    if code == 0:
-        return "finished"
-    return "dead"
-
-
-def _exit_code(exit_file: dict[str, Any]) -> int | None:
-    code = exit_file.get("exit_code")
-    return code if isinstance(code, int) else None
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return "finished" if exit_file.exit_code == 0 else "dead"

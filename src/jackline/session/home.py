@@ -8,7 +8,6 @@ is no supervisor and no lock then, and that is said. Owns these files of a bare 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -18,25 +17,31 @@ from typing import Any
 
 from jackline.errors import UsageError
 from jackline.machine.gpu.watch import card_names, card_sizes
-from jackline.rundir import atomic
+from jackline.rundir.create import Claim, claim_run, find_existing
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
     AlreadyFinished,
     Clash,
     Create,
     Elsewhere,
-    Existing,
     Watch,
     decide_start,
     default_name,
     numbered_name,
 )
-from jackline.rundir.layout import FORMAT, AttemptDir, RunDir
+from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import identify
+from jackline.rundir.records.exit import ExitRecord, write_exit
+from jackline.rundir.records.fields import number
+from jackline.rundir.records.start import StartRecord, write_start
+from jackline.rundir.records.stop_request import read_stop_request
+from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.registry import register
-from jackline.rundir.run_file import check_name, describe_run, read_run_file, with_cards, write_run_file
+from jackline.rundir.run_file import check_name, describe_run, with_cards
 from jackline.rundir.status import read_status
 from jackline.session.settings import Settings
+
+_OTHER_PLACE = "choose another place: attach(runs_dir=...) or $JACKLINE_RUNS"
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def _bare(settings: Settings) -> Home:
     argv = command_line()
     wanted = {"argv": argv, "cwd": str(Path.cwd())}
     name = check_name(settings.name) if settings.name is not None else default_name(argv, wanted)
-    existing = _find_existing(RunDir(folder / name))
+    existing = find_existing(RunDir(folder / name))
     is_new = settings.new or bool(os.environ.get("JACKLINE_NEW"))
     taken = [path.name for path in folder.iterdir()] if is_new and folder.is_dir() else []
     accepts = settings.verdicts()["arguments"] != "refuse"
@@ -90,9 +95,12 @@ def _bare(settings: Settings) -> Home:
     run = RunDir(folder / decision.name)
     _refuse(decision, run)
     is_old = not isinstance(decision, Create)
-    if not is_old:
-        _create(run, argv, wanted)
-    attempt = _begin_attempt(run)
+    claim = None if is_old else _claim(run, argv, wanted)
+    try:
+        attempt = _begin_attempt(run)
+    finally:
+        if claim is not None:
+            claim.release()
     register(run)
     note = f"run '{run.name}' in {run.path}, unsupervised (`jackline run -- ...` also watches, explains and restarts)"
     return Home(
@@ -126,48 +134,30 @@ def _refuse(decision: Any, run: RunDir) -> None:
         )
 
 
-def _find_existing(run: RunDir) -> Existing | None:
-    if not run.path.exists():
-        return None
-    return Existing(run.name, read_status(run).state, read_run_file(run).settings)
-
-
-def _create(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> None:
-    """The folder appears with a whole run.json, or not at all."""
-    draft = RunDir(run.path.with_name(f".{run.name}.{os.getpid()}.draft"))
-    try:
-        draft.path.mkdir(parents=True)
-        contents = describe_run(run.name, kind="run", argv=argv, settings=wanted, options={}, cwd=Path.cwd())
-        write_run_file(draft, with_cards(contents, card_names(), card_sizes()))
-        if run.path.exists() and not run.list_attempts():
-            shutil.rmtree(run.path)  # empty: its creator died before the first attempt
-        draft.path.rename(run.path)
-    except OSError as error:
-        shutil.rmtree(draft.path, ignore_errors=True)
+def _claim(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> Claim:
+    contents = describe_run(run.name, kind="run", argv=argv, settings=wanted, options={}, cwd=Path.cwd())
+    contents = with_cards(contents, card_names(), card_sizes())
+    claim = claim_run(run, contents, hint=_OTHER_PLACE)
+    if claim is None:
         raise UsageError(
-            f"cannot make a run in {run.path.parent}: {error.strerror}",
-            hint="choose another place: attach(runs_dir=...) or $JACKLINE_RUNS",
-        ) from None
+            f"another process started run '{run.name}' this very moment",
+            hint=f"`jackline stop {run.name}` first, or attach(name=...) for another run",
+        )
+    return claim
 
 
 def _begin_attempt(run: RunDir) -> AttemptDir:
     former = run.last_attempt()
     attempt = run.attempt(former.number + 1 if former else 1)
-    me = identify(os.getpid())
     try:
         attempt.path.mkdir(parents=True, exist_ok=True)
-        _write_start(attempt, me.to_json() if me else None, time.time())
+        write_start(attempt, StartRecord(identify(os.getpid()), started_at_s=time.time(), is_bare=True))
     except OSError as error:
         raise UsageError(
             f"cannot write to {run.path}: {error.strerror}",
-            hint="choose another place: attach(runs_dir=...) or $JACKLINE_RUNS",
+            hint=_OTHER_PLACE,
         ) from None
     return attempt
-
-
-def _write_start(attempt: AttemptDir, child: dict[str, Any] | None, started_at_s: float) -> None:
-    start = {"child": child, "keeper": None, "started_at_s": started_at_s, "is_bare": True}
-    atomic.write_json(attempt.start_file, start)
 
 
 def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
@@ -175,32 +165,25 @@ def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
     if home.is_supervised or home.attempt is None:
         return
     now_s = time.time()
-    contents: dict[str, Any] = {
-        "format": FORMAT,
-        "attempt": home.attempt.number,
-        "exit_code": exit_code,
-        "child_exit_code": exit_code,
-        "signal": None,
-        "started_at_s": home.started_at_s,
-        "ended_at_s": now_s,
-        "duration_s": now_s - home.started_at_s,
-        "is_stopped": cause == "stopped",
-        "cause": cause,
-        "text": text,
-        "findings": [],
-        "is_bare": True,
-    }
-    atomic.write_json(home.attempt.exit_file, contents, durable=True)
+    record = ExitRecord(
+        exit_code=exit_code,
+        child_exit_code=exit_code,
+        started_at_s=home.started_at_s,
+        ended_at_s=now_s,
+        duration_s=now_s - home.started_at_s,
+        is_stopped=cause == "stopped",
+        cause=cause,
+        text=text,
+        is_bare=True,
+    )
+    write_exit(home.attempt, record)
     # The process may live on (a notebook's kernel), but it is not this attempt any more.
-    _write_start(home.attempt, None, home.started_at_s)
+    write_start(home.attempt, StartRecord(started_at_s=home.started_at_s, is_bare=True))
 
 
 def read_grace_s(run: RunDir, otherwise_s: float) -> float:
     """How long a polite end may take: whoever asked says so, else the supervisor, else our own setting."""
-    request = atomic.read_json(run.stop_request)
-    state = atomic.read_json(run.supervisor_file)
-    for found in (request, (state or {}).get("options") if isinstance(state, dict) else None):
-        grace_s = found.get("grace_s") if isinstance(found, dict) else None
-        if isinstance(grace_s, int | float):
+    for grace_s in (read_stop_request(run).grace_s, number(read_supervisor(run).options.get("grace_s"))):
+        if grace_s is not None:
             return float(grace_s)
     return otherwise_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import traceback
@@ -11,31 +10,29 @@ from pathlib import Path
 
 from jackline.errors import EXIT_FAILED, JacklineError
 from jackline.rundir.layout import RunDir
-from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.request import StartAnswer, StartRequest
 from jackline.supervisor.supervise import Supervisor
 
 
 def main(words: list[str]) -> None:
-    path, reporter_text, mode, options_text = words
-    reporter = int(reporter_text)
-    options = SuperviseOptions.from_json(json.loads(options_text))
+    path, request_fd = words
+    request = StartRequest.from_memory(int(request_fd))
+    reporter = request.reporter
 
     def answer(problem: str = "", hint: str | None = None, exit_code: int = EXIT_FAILED) -> None:
         """Tell whoever started us, once; they may have gone."""
         nonlocal reporter
-        words = {"problem": problem, "hint": hint, "exit_code": exit_code}
         if reporter >= 0:
             with contextlib.suppress(OSError):
-                os.write(reporter, json.dumps(words).encode() + b"\n")
+                os.write(reporter, StartAnswer(problem, hint, exit_code).to_line())
                 os.close(reporter)
             reporter = -1
 
     if os.fork():
         os._exit(0)  # whoever started us reaps this at once; the supervisor belongs to nobody
-    os.set_inheritable(reporter, False)
     try:
-        supervisor = Supervisor(RunDir(Path(path)), options, on_started=answer)
-        code = supervisor.adopt() if mode == "adopt" else supervisor.start()
+        supervisor = Supervisor(RunDir(Path(path)), request.options, on_started=answer, lock_fd=request.lock)
+        code = supervisor.adopt() if request.adopts else supervisor.start()
     except JacklineError as error:
         answer(error.message, error.hint, error.exit_code)
         sys.exit(error.exit_code)

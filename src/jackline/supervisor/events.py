@@ -15,6 +15,7 @@ from typing import Any
 
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.event import EventRecord
 from jackline.supervisor.output.reader import LogWriter
 
 HOOK_LIMIT_S = 60.0
@@ -34,9 +35,8 @@ class Events:
 
     def emit(self, event: str, text: str, **facts: Any) -> None:
         now_s = time.time()
-        record = {"at_s": round(now_s, 3), "event": event, "text": text, **facts}
         with contextlib.suppress(OSError, ValueError, TypeError):
-            self._writer.append(record)
+            self._writer.append(EventRecord(round(now_s, 3), event, text, facts).to_json())
         for line in text.splitlines():
             self._log.note(line, now_s)
         if self._on_event and event in HOOKED:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from jackline.rundir.records.fields import decode
 
 
 @dataclass(frozen=True)
@@ -45,5 +47,5 @@ class SuperviseOptions:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> SuperviseOptions:
-        known = {field.name for field in fields(SuperviseOptions)}
-        return SuperviseOptions(**{name: entry for name, entry in value.items() if name in known})
+        """What cannot be read keeps its default."""
+        return decode(SuperviseOptions, value)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jackline.diagnosis.deaths.evidence import Cause
+from jackline.rundir.intent import Intent
 
 FIRST_DELAY_S = 5.0
 MAX_DELAY_S = 300.0
@@ -70,7 +70,7 @@ def decide(
     *,
     max_restarts: int,
     is_stop_requested: bool,
-    intent: dict[str, Any] | None,
+    intent: Intent | None,
 ) -> Restart | Stop:
     """What comes after the last of `attempts`. `intent` is what the session wrote into intent.json, if it did."""
     last = attempts[-1]
@@ -78,9 +78,8 @@ def decide(
         return Stop("a stop was requested")
     if last.cause in _ENDED_BY_A_PERSON:
         return Stop(_WORDS[last.cause])
-    asked = _asked_for(intent)
-    if asked is not None:
-        return _as_asked(asked, _reason(intent) + (_settings(intent) if asked else ""), attempts)
+    if intent is not None:
+        return _as_asked(intent.restart, intent.why + (_settings(intent) if intent.restart else ""), attempts)
     if last.cause == "memory_guard":
         return _after_guard(attempts)
     if not last.is_retryable:
@@ -147,20 +146,7 @@ def _delay_s(attempts: Sequence[AttemptSummary]) -> float:
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(earlier, 16))
 
 
-def _asked_for(intent: dict[str, Any] | None) -> bool | None:
-    """A damaged intent is no intent: the session may have died while it wrote."""
-    wish = intent.get("restart") if isinstance(intent, dict) else None
-    return wish if isinstance(wish, bool) else None
-
-
-def _reason(intent: dict[str, Any] | None) -> str:
-    why = (intent or {}).get("why")
-    return why if isinstance(why, str) else ""
-
-
-def _settings(intent: dict[str, Any] | None) -> str:
+def _settings(intent: Intent) -> str:
     """'; next with num_workers=2, prefetch=1', '' when the session asked for nothing else."""
-    wanted = (intent or {}).get("settings")
-    pairs = wanted.items() if isinstance(wanted, dict) else ()
-    words = [f"{word}={value}" for word, value in pairs if word != "limit_bytes"]
+    words = [f"{word}={value}" for word, value in intent.settings.items() if word != "limit_bytes"]
     return f"; next with {', '.join(words)}" if words else ""

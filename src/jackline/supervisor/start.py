@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from jackline.errors import EXIT_FAILED, JacklineError
-from jackline.rundir import atomic
+from jackline.errors import JacklineError
 from jackline.rundir.layout import RunDir
+from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, identify, is_alive
+from jackline.rundir.records.stop_request import StopRequest, write_stop_request
+from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.status import read_status
 from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.request import StartAnswer, StartRequest
 
 START_DEADLINE_S = 60.0
 _WRITES_DOWN_WITHIN_S = 30.0
@@ -37,10 +38,18 @@ class NotStarted(JacklineError):
 
 
 def start_supervisor(
-    run: RunDir, options: SuperviseOptions, *, adopts: bool = False, stdin: int | None = None
+    run: RunDir,
+    options: SuperviseOptions,
+    *,
+    adopts: bool = False,
+    stdin: int | None = None,
+    lock: RunLock | None = None,
 ) -> None:
-    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not."""
+    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not.
+    It inherits the `lock` of a run that this process has claimed."""
     report, reporter = os.pipe()
+    lock_fd = lock.fd if lock is not None else None
+    request = StartRequest(reporter, options, adopts=adopts, lock=lock_fd).to_memory()
     log = os.open(run.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         process = subprocess.Popen(
@@ -51,31 +60,28 @@ def start_supervisor(
                 _BOOT,
                 str(_PACKAGE_PARENT),
                 str(run.path),
-                str(reporter),
-                "adopt" if adopts else "start",
-                json.dumps(options.to_json()),
+                str(request),
             ],
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=log,
             stderr=log,
-            pass_fds=(reporter,),
+            pass_fds=[fd for fd in (reporter, request, lock_fd) if fd is not None],
             start_new_session=True,
             cwd="/",
         )
     finally:
         os.close(log)
+        os.close(request)
         os.close(reporter)
     process.wait()
     answer = _read_answer(report)
-    if answer.get("problem"):
-        raise NotStarted(answer["problem"], hint=answer.get("hint"), exit_code=answer.get("exit_code", EXIT_FAILED))
+    if answer.problem:
+        raise NotStarted(answer.problem, hint=answer.hint, exit_code=answer.exit_code)
 
 
 def take_over(run: RunDir) -> None:
     """Put a new supervisor over a command whose own is gone, or let one write down how such a command ended."""
-    state = atomic.read_json(run.supervisor_file) or {}
-    options = SuperviseOptions.from_json(state.get("options") or {})
-    start_supervisor(run, options, adopts=True)
+    start_supervisor(run, SuperviseOptions.from_json(read_supervisor(run).options), adopts=True)
 
 
 def take_over_unless_watched(run: RunDir) -> bool:
@@ -98,11 +104,7 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     import signal
 
     status = read_status(run)
-    me = identify(os.getpid())
-    atomic.write_json(
-        run.stop_request,
-        {"at_s": time.time(), "by": by, "grace_s": grace_s, "asker": me.to_json() if me else None},
-    )
+    write_stop_request(run, StopRequest(time.time(), by, grace_s, identify(os.getpid())))
     for process in (status.supervisor, status.child):
         if is_alive(process) and process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -111,7 +113,7 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     return None
 
 
-def _read_answer(report: int) -> dict[str, Any]:
+def _read_answer(report: int) -> StartAnswer:
     data = b""
     deadline = time.monotonic() + START_DEADLINE_S
     try:
@@ -125,8 +127,4 @@ def _read_answer(report: int) -> dict[str, Any]:
                     break
     finally:
         os.close(report)
-    try:
-        answer = json.loads(data)
-    except ValueError:
-        return {"problem": "the supervisor did not start", "hint": "see supervisor.log in the run directory"}
-    return answer if isinstance(answer, dict) else {}
+    return StartAnswer.from_line(data)

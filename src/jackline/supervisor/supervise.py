@@ -13,18 +13,25 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jackline.diagnosis.deaths.evidence import SentSignal
 from jackline.errors import UsageError
 from jackline.machine.protections import find_libstdbuf
-from jackline.memory.guard.oom_report import other_users
-from jackline.rundir import atomic
+from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
+from jackline.rundir.records.stop_request import read_stop_request
+from jackline.rundir.records.supervisor import (
+    CheckpointRecord,
+    OutputRecord,
+    SupervisorRecord,
+    read_supervisor,
+    write_supervisor,
+)
 from jackline.rundir.registry import register
 from jackline.rundir.run_file import read_run_file
 from jackline.supervisor.attempt.autopsy import Autopsy, examine
@@ -55,11 +62,13 @@ PR_SET_CHILD_SUBREAPER = 36
 class Supervisor:
     """One run's supervisor: holds the lock from birth to death."""
 
-    def __init__(self, run: RunDir, options: SuperviseOptions, *, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self, run: RunDir, options: SuperviseOptions, *, on_started: Callable[[], None], lock_fd: int | None = None
+    ) -> None:
         self.run = run
         self.options = options
         self.on_started = on_started
-        self.lock = RunLock(run.lock)
+        self.lock = RunLock(run.lock, lock_fd)
         if not self.lock.try_acquire():
             raise UsageError(
                 f"run '{run.name}' already has a supervisor", hint=f"watch it: jackline watch {run.name}"
@@ -94,14 +103,12 @@ class Supervisor:
 
     def adopt(self) -> int:
         """Take over a command whose supervisor is gone, or write down how it ended."""
-        state = atomic.read_json(self.run.supervisor_file) or {}
-        log_bytes = (state.get("output") or {}).get("out_log_bytes")
-        self._open_voice(log_bytes if isinstance(log_bytes, int) else None)
+        state = read_supervisor(self.run)
+        self._open_voice(state.output.out_log_bytes)
         watch = self._adopted_watch()
         if watch is None:
             raise UsageError(f"run '{self.run.name}' has nothing to take over", hint="start it: jackline resume")
-        last_seen_s = state.get("at_s")
-        gap = f"{format_duration(time.time() - last_seen_s)} " if isinstance(last_seen_s, int | float) else ""
+        gap = f"{format_duration(time.time() - state.at_s)} " if state.at_s is not None else ""
         self.events.emit("taken_over", f"a new supervisor took over; nobody watched for {gap}before this line")
         self._write_state(watch)
         self.on_started()
@@ -214,12 +221,11 @@ class Supervisor:
         return self.options.for_session(bool(self.run.session_files()))
 
     def _decide(self, watch: AttemptWatch) -> Restart | Stop:
-        intent = atomic.read_json(watch.command.attempt.intent_file)
         return decide(
             self.summaries,
             max_restarts=self._chosen.restart,
             is_stop_requested=bool(self.stop_requested_by),
-            intent=intent if isinstance(intent, dict) else None,
+            intent=read_intent(watch.command.attempt),
         )
 
     def _announce_end(self, autopsy: Autopsy) -> None:
@@ -274,11 +280,10 @@ class Supervisor:
 
     def _stop_asked_for(self) -> Stopping:
         """`jackline stop` leaves a note beside its signal; a SIGTERM without one is the machine's or a stranger's."""
-        request = atomic.read_json(self.run.stop_request)
-        if isinstance(request, dict) and time.time() - float(request.get("at_s") or 0) < 30.0:
-            self.stop_requested_by = str(request.get("by") or "jackline stop")
-            grace_s = request.get("grace_s")
-            return Stopping("stop", float(grace_s) if grace_s is not None else self.options.grace_s)
+        request = read_stop_request(self.run)
+        if time.time() - (request.at_s or 0.0) < 30.0:
+            self.stop_requested_by = request.by or "jackline stop"
+            return Stopping("stop", request.grace_s if request.grace_s is not None else self.options.grace_s)
         self.stop_requested_by = "SIGTERM to the supervisor"
         return Stopping("sigterm", min(PREEMPTION_GRACE_S, self.options.grace_s))
 
@@ -345,9 +350,9 @@ class Supervisor:
         command = adopt_command(attempt)
         if command is None:
             return None
-        state = atomic.read_json(self.run.supervisor_file) or {}
-        output = (state.get("output") or {}) if state.get("attempt") == attempt.number else {}
-        consumed = {name: int(output.get(f"{name}_consumed_bytes") or 0) for name in ("raw", "raw_err")}
+        state = read_supervisor(self.run)
+        output = state.output if state.attempt == attempt.number else OutputRecord()
+        consumed = {"raw": output.raw_consumed_bytes or 0, "raw_err": output.raw_err_consumed_bytes or 0}
         watch = self._watch(command, consumed)
         watch.recall(state)
         return watch
@@ -369,19 +374,16 @@ class Supervisor:
         env["JACKLINE_TYPED"] = self.options.typed  # always: one from outside would be another run's
         return env
 
-    def _write_state(self, watch: AttemptWatch, *, durable: bool = False, **more: Any) -> dict[str, Any]:
+    def _write_state(self, watch: AttemptWatch, *, durable: bool = False, **more: Any) -> SupervisorRecord:
         newest = self.checkpoints.newest
-        state = {
-            "at_s": time.time(),
-            "supervisor": self.me.to_json() if self.me else None,
-            "is_finished": False,
-            "is_restarting": False,
-            "options": self.options.to_json(),
-            "checkpoint": {"path": str(newest.path), "at_s": newest.mtime_s} if newest else None,
-            "gpu_others": [asdict(user) for user in other_users(watch.gpus, sorted(watch.pids_seen))],
-            **watch.state(time.monotonic()),
+        state = replace(
+            watch.state(time.monotonic()),
+            at_s=time.time(),
+            supervisor=self.me,
+            options=self.options.to_json(),
+            checkpoint=CheckpointRecord(str(newest.path), newest.mtime_s) if newest else CheckpointRecord(),
             **more,
-        }
+        )
         with contextlib.suppress(OSError):
-            atomic.write_json(self.run.supervisor_file, state, durable=durable)
+            write_supervisor(self.run, state, durable=durable)
         return state

@@ -20,11 +20,11 @@ import click
 
 from jackline.cli.view.showing import say
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
-from jackline.rundir import atomic
 from jackline.rundir.find import runs_folder
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
-from jackline.rundir.process_id import ProcessId, is_alive
+from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.session import read_session
 
 SAVE_EVERY = 10
 POLL_S = 0.02
@@ -101,8 +101,7 @@ def newest_step(run: RunDir) -> int:
 
 
 def find_trainer(run: RunDir) -> int | None:
-    state = atomic.read_json(run.session_file(0)) or {}
-    process = ProcessId.from_json(state["process"]) if state.get("process") else None
+    process = read_session(run).process
     return process.pid if process is not None and is_alive(process) else None
 
 

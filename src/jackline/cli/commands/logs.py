@@ -167,10 +167,10 @@ def explain_lines(texts: list[str], status: RunStatus, name: str, now_s: float) 
         what = "it has printed only warnings"
     else:
         return None
-    started_s = status.supervisor_state.get("started_at_s")
+    started_s = status.supervisor_state.started_at_s
     if status.state not in ("alive", "unwatched"):
         return f"{what}, and it is {status.state}; `jackline why {name}` tells more"
-    since = f" for {format_duration(now_s - started_s)}" if isinstance(started_s, int | float) else ""
+    since = f" for {format_duration(now_s - started_s)}" if started_s is not None else ""
     return f"{what} so far, and it is alive{since}; `jackline why {name}` tells what it is doing"
 
 

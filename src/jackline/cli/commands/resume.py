@@ -44,7 +44,7 @@ def command(run: str | None, step: str | None, detach: bool, here: bool, runs_di
     if step is not None:
         go_back(found, options, step, mirror)
     os.chdir(contents.cwd)
-    sys.exit(showing.start_and_show(found, options, is_new=False, detach=detach))
+    sys.exit(showing.start_and_show(found, options, detach=detach))
 
 
 def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | None) -> None:

@@ -5,8 +5,6 @@ Owns the options, the run's identity on disk and what the person is told. The su
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,22 +16,22 @@ from typing import Any
 import click
 
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from jackline.rundir.create import claim_run, find_existing
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
     AlreadyFinished,
     Clash,
     Create,
     Elsewhere,
-    Existing,
     Resume,
     Watch,
+    compare_settings,
     decide_start,
     default_name,
     numbered_name,
 )
 from jackline.rundir.layout import RunDir
-from jackline.rundir.run_file import check_name, describe_run, read_run_file, with_cards, write_run_file
-from jackline.rundir.status import read_status
+from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run_file, with_cards, write_run_file
 from jackline.supervisor.foreign.find import preset
 from jackline.supervisor.options import SuperviseOptions
 from jackline.units import parse_duration
@@ -119,14 +117,19 @@ def start_run(
         accepts_changes=given["accepts_changes"],
     )
     match decision:
-        case Create(name):
-            run = create_run(folder, name, argv_of(folder / name), settings, options)
-            if run is None:
-                return showing.watch_live(RunDir(folder / name), detach=given["detach"])
-            return showing.start_and_show(run, options, is_new=True, detach=given["detach"])
+        case Create(chosen):
+            run = RunDir(folder / chosen)
+            contents = describe_here(chosen, argv_of(run.path), settings, options)
+            claim = claim_run(run, contents, hint="choose another place with --runs-dir PATH")
+            if claim is not None:
+                return showing.start_and_show(run, options, claim=claim, detach=given["detach"])
+            # Another start was quicker by an instant; it may be the same command, or another one of the same name.
+            if given["is_new"] or is_another_command(run, settings):
+                return start_run(name, settings, argv_of, options, given)
+            return showing.watch_live(run, detach=given["detach"])
         case Resume(name, differences):
             change_run(RunDir(folder / name), argv_of(folder / name), settings, options, differences)
-            return showing.start_and_show(RunDir(folder / name), options, is_new=False, detach=given["detach"])
+            return showing.start_and_show(RunDir(folder / name), options, detach=given["detach"])
         case Watch(name):
             return showing.watch_live(RunDir(folder / name), detach=given["detach"])
         case AlreadyFinished(name):
@@ -228,35 +231,18 @@ def full_place(place: str | None) -> str | None:
     return place if place is None or "://" in place else str(Path(place).expanduser().absolute())
 
 
-def find_existing(run: RunDir) -> Existing | None:
-    if not run.path.exists():
-        return None
-    return Existing(run.name, read_status(run).state, read_run_file(run).settings)
-
-
-def create_run(
-    folder: Path, name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions
-) -> RunDir | None:
-    """Make the run's folder in one step: it appears with a whole run.json, or not at all. None when it is there."""
+def describe_here(name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions) -> RunFile:
     from jackline.machine.gpu.watch import card_names, card_sizes
 
-    final = RunDir(folder / name)
-    draft = RunDir(folder / f".{name}.{os.getpid()}.draft")
-    try:
-        draft.path.mkdir(parents=True)
-        contents = describe_run(
-            name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
-        )
-        write_run_file(draft, with_cards(contents, card_names(), card_sizes()))
-        draft.path.rename(final.path)
-    except OSError as error:
-        shutil.rmtree(draft.path, ignore_errors=True)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return None  # another start of the same command was quicker by an instant
-        raise UsageError(
-            f"cannot make a run in {folder}: {error.strerror}", hint="choose another place with --runs-dir PATH"
-        ) from None
-    return final
+    contents = describe_run(
+        name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
+    )
+    return with_cards(contents, card_names(), card_sizes())
+
+
+def is_another_command(run: RunDir, settings: dict[str, Any]) -> bool:
+    existing = find_existing(run)
+    return existing is None or bool(compare_settings(existing.settings, settings))
 
 
 def change_run(

@@ -11,7 +11,7 @@ import click
 
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
-from jackline.cli.view.run_view import RunView, mapping, number, read_view
+from jackline.cli.view.run_view import RunView, read_view
 from jackline.rundir.find import list_runs, runs_folder
 from jackline.units import format_bytes, format_duration
 
@@ -71,25 +71,24 @@ def state_word(view: RunView) -> str:
     state = view.status.state
     if view.problem:
         return f"{state}, damaged"
-    if state == "alive" and view.state.get("is_restarting") is True:
+    if state == "alive" and view.state.is_restarting:
         return "restarting"
     if state == "alive" and view.status.is_stale:
         return "alive, stale"
     if state == "alive" and (trouble := _trouble(view)):
         return f"alive, {trouble}"
     if state == "dead":
-        cause = view.status.exit.get("cause")
+        cause = view.status.exit.cause
         return f"dead ({safe_text(cause, 30).replace('_', ' ')})" if cause else "dead (end not seen)"
     return state
 
 
 def _trouble(view: RunView) -> str:
     """'STUCK for 12 min', by the supervisor's verdict; nothing while it moves."""
-    verdict = mapping(view.state.get("verdict"))
-    if verdict.get("kind") not in ("SUSPECT", "STUCK"):
+    verdict = view.state.verdict
+    if not verdict.is_alarm:
         return ""
-    for_s = number(verdict.get("for_s"))
-    return f"{verdict['kind']} for {format_duration(for_s)}" if for_s is not None else str(verdict["kind"])
+    return f"{verdict.kind} for {format_duration(verdict.for_s)}" if verdict.for_s is not None else str(verdict.kind)
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
@@ -100,7 +99,7 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _progress(view: RunView) -> str:
-    done, total = number(view.progress.get("done")), number(view.progress.get("total"))
+    done, total = view.progress.done, view.progress.total
     if done is None:
         return "-"
     return f"{done:,.0f}/{total:,.0f} ({100 * done / total:.0f} %)" if total else f"{done:,.0f}"

@@ -60,7 +60,9 @@ def refuse_what_cannot_be_watched(run: RunDir, status: RunStatus) -> None:
 
 def needs_supervisor(status: RunStatus) -> bool:
     """Alive without one, or ended without anybody writing down how."""
-    return status.state == "unwatched" or (status.state == "dead" and status.child is not None and not status.exit)
+    return status.state == "unwatched" or (
+        status.state == "dead" and status.child is not None and not status.exit.is_there
+    )
 
 
 def take_over_gently(run: RunDir) -> None:

@@ -80,9 +80,8 @@ def _show_live(
 ) -> None:
     from jackline.cli.text.memory import memory_section
     from jackline.cli.text.why_live import look_at, look_json, look_lines, verdict_words
-    from jackline.cli.view.run_view import mapping
     from jackline.diagnosis.logs.clues import explain_log
-    from jackline.rundir import atomic
+    from jackline.rundir.records.session import read_session
 
     attempt = run.last_attempt()
     is_watched = status.state == "alive" and not status.is_stale
@@ -98,8 +97,7 @@ def _show_live(
     lines += list(_watch_lines(run, status, is_watched=is_watched))
     if look.verdict is not None:
         lines.append(verdict_words(look.verdict, look.looked_s))
-    session = atomic.read_json(run.session_file())
-    lines += memory_section(mapping(session), status.supervisor_state, status.attempt)
+    lines += memory_section(read_session(run), status.supervisor_state, status.attempt)
     lines += look_lines(look, show_all=show_all)
     clue = explain_log(run.out_log)
     _print([*lines, *([f"note: {clue}"] if clue else []), f"run folder: {run.path}"])
@@ -118,15 +116,12 @@ def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterato
         else:
             yield f"{seen}, although its supervisor lives: the machine may be overloaded"
         return
-    verdict = state.get("verdict")
-    if isinstance(verdict, dict) and verdict.get("text"):
-        yield f"{verdict.get('kind')}: {verdict['text']}"
-    silent_s = float(state.get("silent_s") or 0.0)
-    if silent_s >= 2:
-        yield f"silent for {format_duration(silent_s)}"
-    for incident in state.get("incidents") or ():
-        if isinstance(incident, dict):
-            yield f"incident: {incident.get('path')}"
+    if state.verdict.text:
+        yield f"{state.verdict.kind}: {state.verdict.text}"
+    if state.silent_s is not None and state.silent_s >= 2:
+        yield f"silent for {format_duration(state.silent_s)}"
+    for incident in state.incidents:
+        yield f"incident: {incident.path}"
 
 
 def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:
@@ -136,14 +131,15 @@ def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:
     if as_json:
         _print_json(death_json(run, status, death))
         return
-    restart = status.supervisor_state.get("restart_at_s") if status.state == "alive" else None
+    restart = status.supervisor_state.restart_at_s if status.state == "alive" else None
     lines = list(death_lines(run, status, death))
-    if isinstance(restart, int | float):
+    if restart is not None:
         lines.append(f"its supervisor starts it again in {format_duration(max(0.0, restart - time.time()))}")
     _print(lines)
 
 
 def _live_json(run: RunDir, status: RunStatus, look: dict[str, Any]) -> dict[str, Any]:
+    state = status.supervisor_state.to_json()
     return {
         **look,
         "run": run.name,
@@ -152,9 +148,9 @@ def _live_json(run: RunDir, status: RunStatus, look: dict[str, Any]) -> dict[str
         "attempt": status.attempt,
         "is_stale": status.is_stale,
         "last_seen_at_s": status.last_seen_at_s,
-        "silent_s": status.supervisor_state.get("silent_s"),
-        "verdict": look["verdict"] or status.supervisor_state.get("verdict"),
-        "incidents": status.supervisor_state.get("incidents") or [],
+        "silent_s": state["silent_s"],
+        "verdict": look["verdict"] or state["verdict"],
+        "incidents": state["incidents"],
     }
 
 

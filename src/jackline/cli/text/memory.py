@@ -1,25 +1,24 @@
 """Memory in sentences, for `status` and `why`: the host's, the card's, what ran out, who else is there. Pure.
 
-Reads what the session (session-RANK.json) and the supervisor (supervisor.json) wrote; a value of the wrong kind
-counts as absent.
+Reads what the session (session-RANK.json) and the supervisor (supervisor.json) wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from jackline.cli.text.safety import safe_text
-from jackline.cli.view.run_view import listing, mapping, number
+from jackline.rundir.records.session import OomRecord, SessionRecord
+from jackline.rundir.records.supervisor import GpuUserRecord, SupervisorRecord
 from jackline.units import format_bytes, format_duration
 
 _MAX_OTHERS = 4
 
 
-def memory_section(session: dict[str, Any], state: dict[str, Any], attempt: int | None) -> Iterator[str]:
+def memory_section(session: SessionRecord, state: SupervisorRecord, attempt: int | None) -> Iterator[str]:
     """Everything known of this attempt's memory, a line each."""
-    is_ours = session.get("attempt") == attempt
-    host = host_line(state, session if is_ours else {})
+    is_ours = session.attempt == attempt
+    host = host_line(state, session if is_ours else SessionRecord())
     if host:
         yield f"host memory: {host}"
     card = card_line(session) if is_ours else ""
@@ -31,85 +30,78 @@ def memory_section(session: dict[str, Any], state: dict[str, Any], attempt: int 
         yield from oom_lines(session)
 
 
-def host_line(state: dict[str, Any], session: dict[str, Any]) -> str:
+def host_line(state: SupervisorRecord, session: SessionRecord) -> str:
     """Used, limit, forecast, and the line that grows."""
-    memory, inside = mapping(state.get("memory")), mapping(mapping(session.get("memory")).get("host"))
-    used, limit = number(memory.get("used_bytes")), number(memory.get("limit_bytes"))
+    memory, inside = state.memory, session.memory.host
+    used, limit = memory.used_bytes, memory.limit_bytes
     if used is None or not limit:
-        used, limit = number(inside.get("used_bytes")), number(inside.get("limit_bytes"))
+        used, limit = inside.used_bytes, inside.limit_bytes
     if used is None or not limit:
         return ""
-    source = f" ({safe_text(memory['limit_source'], 80)})" if memory.get("limit_source") else ""
+    source = f" ({safe_text(memory.limit_source, 80)})" if memory.limit_source else ""
     parts = [f"{format_bytes(used)} of {format_bytes(limit)}{source} in use, {100 * used / limit:.0f} %"]
-    left_s = number(memory.get("seconds_to_limit"))
-    left_s = number(inside.get("seconds_to_limit")) if left_s is None else left_s
-    growth = number(memory.get("growth_bytes_per_s"))
+    left_s = inside.seconds_to_limit if memory.seconds_to_limit is None else memory.seconds_to_limit
+    growth = memory.growth_bytes_per_s
     if left_s is not None:
         pace = f", growing {format_bytes(growth)}/s" if growth and growth > 0 else ""
         parts.append(f"full in about {format_duration(left_s)} at this rate{pace}")
-    grows_at = memory.get("grows_at") or inside.get("grows_at")
-    if isinstance(grows_at, str) and left_s is not None:
+    grows_at = memory.grows_at or inside.grows_at
+    if grows_at is not None and left_s is not None:
         parts.append(f"it grows at {safe_text(grows_at, 240)}")
     return "; ".join(parts)
 
 
-def card_line(session: dict[str, Any]) -> str:
+def card_line(session: SessionRecord) -> str:
     """What PyTorch's own books say of this process, and the micro-batch it has come to."""
-    memory = mapping(session.get("memory"))
-    card, parts = mapping(memory.get("card")), []
-    allocated, reserved = number(card.get("allocated_bytes")), number(card.get("reserved_bytes"))
-    if allocated is not None and reserved is not None:
-        text = f"{format_bytes(allocated)} in tensors, {format_bytes(reserved)} reserved"
-        most, kept = number(card.get("peak_allocated_bytes")), number(card.get("peak_reserved_bytes"))
+    memory = session.memory
+    card, parts = memory.card, []
+    if card.allocated_bytes is not None and card.reserved_bytes is not None:
+        text = f"{format_bytes(card.allocated_bytes)} in tensors, {format_bytes(card.reserved_bytes)} reserved"
+        most, kept = card.peak_allocated_bytes, card.peak_reserved_bytes
         if most is not None and kept is not None:
             text += f" (at most {format_bytes(most)} and {format_bytes(kept)})"
         parts.append(text)
-    shrinks, micro_batch = number(memory.get("num_shrinks")), number(memory.get("micro_batch"))
-    if shrinks and micro_batch is not None:
-        times = "once" if shrinks == 1 else f"{shrinks:.0f} times"
-        parts.append(f"micro-batch {micro_batch:.0f} after running out {times}")
+    if memory.num_shrinks and memory.micro_batch is not None:
+        times = "once" if memory.num_shrinks == 1 else f"{memory.num_shrinks} times"
+        parts.append(f"micro-batch {memory.micro_batch} after running out {times}")
     return "; ".join(parts)
 
 
-def others_beside(state: dict[str, Any]) -> list[str]:
+def others_beside(state: SupervisorRecord) -> list[str]:
     """'pid 4211 (python other.py), 15.2 GiB' for every stranger on the cards."""
-    found = [mapping(entry) for entry in listing(state.get("gpu_others"))]
-    return [_other(entry) for entry in found[:_MAX_OTHERS] if number(entry.get("pid")) is not None]
+    return [_other(user) for user in state.gpu_others[:_MAX_OTHERS] if user.pid is not None]
 
 
-def _other(entry: dict[str, Any]) -> str:
-    size, pid = number(entry.get("used_bytes")), number(entry.get("pid")) or 0
-    name = safe_text(entry.get("name"), 80) if entry.get("name") else ""
-    shown = name or "not visible from here: another container, or already dead"
-    return f"pid {pid:.0f} ({shown}), {'an unknown amount' if size is None else format_bytes(size)}"
+def _other(user: GpuUserRecord) -> str:
+    shown = safe_text(user.name, 80) if user.name else "not visible from here: another container, or already dead"
+    size = "an unknown amount" if user.used_bytes is None else format_bytes(user.used_bytes)
+    return f"pid {user.pid} ({shown}), {size}"
 
 
-def oom_lines(session: dict[str, Any]) -> Iterator[str]:
+def oom_lines(session: SessionRecord) -> Iterator[str]:
     """The last time the card's memory ran out: step, shape, needed and free, largest part, what would have fitted."""
-    account = mapping(mapping(session.get("memory")).get("last_oom"))
-    step = number(account.get("step"))
-    if step is None:
+    account = session.memory.last_oom
+    if account.step is None:
         return
-    shape = f", batch {safe_text(account['shape'], 60)}" if account.get("shape") else ""
-    yield f"the card's memory ran out at step {step:.0f}{shape}{_needed(account)}"
-    parts = {safe_text(part, 60): number(size) or 0.0 for part, size in mapping(account.get("parts")).items()}
-    if parts:
-        largest = max(parts, key=lambda part: parts[part])
-        yield f"  largest part: {largest}, {format_bytes(parts[largest])}"
-    new, fitting = number(account.get("new_micro_batch")), number(account.get("fitting_micro_batch"))
-    if new is not None:
-        yield f"  it went on with micro-batch {new:.0f}"
-    elif fitting:
-        yield f"  about micro-batch {fitting:.0f} would have fitted; run.safe_step finds it and keeps the batch"
-    if account.get("needs_new_process") is True:
+    shape = f", batch {safe_text(account.shape, 60)}" if account.shape else ""
+    yield f"the card's memory ran out at step {account.step}{shape}{_needed(account)}"
+    if account.parts:
+        largest = max(account.parts, key=lambda part: account.parts[part])
+        yield f"  largest part: {safe_text(largest, 60)}, {format_bytes(account.parts[largest])}"
+    if account.new_micro_batch is not None:
+        yield f"  it went on with micro-batch {account.new_micro_batch}"
+    elif account.fitting_micro_batch:
+        fitting = account.fitting_micro_batch
+        yield f"  about micro-batch {fitting} would have fitted; run.safe_step finds it and keeps the batch"
+    if account.needs_new_process:
         yield "  what is left is split between blocks: only a new process gets it back"
-    for entry in listing(account.get("others"))[:_MAX_OTHERS]:
-        if number(mapping(entry).get("pid")) is not None:
-            yield f"  also on the card then: {_other(mapping(entry))}"
+    for user in account.others[:_MAX_OTHERS]:
+        if user.pid is not None:
+            yield f"  also on the card then: {_other(user)}"
 
 
-def _needed(account: dict[str, Any]) -> str:
-    wanted, free, total = (number(account.get(f"{word}_bytes")) for word in ("wanted", "free", "total"))
+def _needed(account: OomRecord) -> str:
+    wanted, free, total = account.wanted_bytes, account.free_bytes, account.total_bytes
     text = f": needed {format_bytes(wanted)}" if wanted is not None else ""
     if text and free is not None:
         text += f", {format_bytes(free)} free" + (f" of {format_bytes(total)}" if total is not None else "")

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from jackline.cli.text.safety import safe_text
-from jackline.cli.view.run_view import listing, mapping, number
+from jackline.rundir.records.fields import number
 from jackline.rundir.run_file import RunFile
 from jackline.units import format_bytes
 
@@ -29,11 +29,14 @@ def code_text(git: dict[str, Any]) -> str:
 
 def cards_text(machine: dict[str, Any]) -> str:
     """'2 x NVIDIA H200 (140 GiB)', as they were when the run was made; nothing where none was found."""
-    machine = mapping(machine)
-    names, sizes = listing(machine.get("cards")), listing(machine.get("card_bytes"))
+    names, sizes = (_listing(machine.get(name)) for name in ("cards", "card_bytes"))
     sizes += [None] * (len(names) - len(sizes))
     counted = Counter(
         safe_text(name, 60) + (f" ({format_bytes(number(size) or 0)})" if number(size) else "")
         for name, size in zip(names, sizes, strict=False)
     )
     return ", ".join(f"{count} x {card}" if count > 1 else card for card, count in counted.items())
+
+
+def _listing(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else []

@@ -8,7 +8,7 @@ from jackline.cli.text.clock import clock
 from jackline.cli.text.memory import card_line, oom_lines, others_beside
 from jackline.cli.text.origin import origin_lines
 from jackline.cli.text.safety import safe_lines, safe_text
-from jackline.cli.view.run_view import RunView, listing, mapping, number
+from jackline.cli.view.run_view import RunView
 from jackline.diagnosis.logs.curves import stale_curves
 from jackline.units import format_bytes, format_duration
 
@@ -33,7 +33,7 @@ def status_text(view: RunView) -> str:
 
 def is_over(view: RunView) -> bool:
     """Its end was written down, so what it did last no longer matters."""
-    return view.status.state in ("finished", "stopped", "dead") and bool(view.status.exit)
+    return view.status.state in ("finished", "stopped", "dead") and view.status.exit.is_there
 
 
 def is_old_news(view: RunView) -> bool:
@@ -53,15 +53,15 @@ def headline(view: RunView) -> str:
         return f"unknown from here: it was last seen {_seen(view)} on host '{_host(view)}', in {attempt}"
     if state == "empty":
         return "created, but never started"
-    if not view.status.exit:
+    if not view.status.exit.is_there:
         return f"dead in {attempt}: {_gone(view)}; nobody saw how it ended"
     word = {"finished": "finished", "stopped": "stopped"}.get(state, "died")
-    return f"{word}{_ago(number(view.status.exit.get('ended_at_s')), view.now_s)} in {attempt}{_after(view)}"
+    return f"{word}{_ago(view.status.exit.ended_at_s, view.now_s)} in {attempt}{_after(view)}"
 
 
 def _alive(view: RunView, attempt: str) -> str:
-    restart_at_s = number(view.state.get("restart_at_s"))
-    if view.state.get("is_restarting") is True:
+    restart_at_s = view.state.restart_at_s
+    if view.state.is_restarting:
         wait = f" in {format_duration(max(0.0, restart_at_s - view.now_s))}" if restart_at_s is not None else ""
         text = f"alive, between attempts: attempt {view.status.attempt + 1} starts{wait}"
     else:
@@ -136,25 +136,24 @@ def _reached_lines(view: RunView) -> list[str]:
 
 def numbers_line(view: RunView) -> str:
     """What the loop logged last, the loss first; a few of many."""
-    logged = mapping(view.session.get("metrics"))
-    known = [(safe_text(name, 30), number(value)) for name, value in logged.items()]
+    known = [(safe_text(name, 30), value) for name, value in view.session.metrics.items()]
     known.sort(key=lambda pair: (pair[0] != "loss", "loss" not in pair[0]))
-    shown = [f"{name} {value:.4g}" for name, value in known if value is not None]
+    shown = [f"{name} {value:.4g}" for name, value in known]
     return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "")
 
 
 def progress_line(view: RunView) -> str:
     progress = view.progress
-    done, total = number(progress.get("done")), number(progress.get("total"))
+    done, total = progress.done, progress.total
     if done is None:
         return ""
-    parts = [safe_text(progress.get("phase"), 60)] if progress.get("phase") else []
-    unit = f" {safe_text(progress['unit'], 20)}" if progress.get("unit") else ""
+    parts = [safe_text(progress.phase, 60)] if progress.phase else []
+    unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
     if total:
         parts.append(f"{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)")
     else:
         parts.append(f"{_count(done)}{unit}")
-    rate, eta_s = number(progress.get("rate_per_s")), number(progress.get("eta_s"))
+    rate, eta_s = progress.rate_per_s, progress.eta_s
     if rate:
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
     if eta_s is not None and is_old_news(view):
@@ -167,9 +166,8 @@ def progress_line(view: RunView) -> str:
 
 def epoch_line(view: RunView) -> str:
     """'2 of 50, batch 34 of 437 (8 %)'; nothing where neither has an end that is known: the steps say it then."""
-    place = mapping(view.session.get("place"))
-    epoch, batch, batches = (number(place.get(name)) for name in ("epoch", "batch", "num_batches"))
-    epochs = number(place.get("epochs"))
+    place = view.session.place
+    epoch, epochs, batch, batches = place.epoch, place.epochs, place.batch, place.num_batches
     if epoch is None or not batch or not (batches or epochs):
         return ""
     text = f"{_count(epoch)} of {_count(epochs)}" if epochs else _count(epoch)
@@ -179,17 +177,15 @@ def epoch_line(view: RunView) -> str:
 
 def best_line(view: RunView) -> str:
     """'val_spearman 0.6213 at step 1,200', of the best checkpoint that is kept."""
-    best = mapping(view.session.get("best"))
-    value, step = number(best.get("value")), number(best.get("step"))
-    if value is None or step is None:
+    best = view.session.best
+    if best.value is None or best.step is None:
         return ""
-    return f"{safe_text(best.get('name'), 40)} {value:.4f} at step {_count(step)}"
+    return f"{safe_text(best.name, 40)} {best.value:.4f} at step {_count(best.step)}"
 
 
 def saved_line(view: RunView) -> str:
     """'2.1 min ago, at step 1,100': the newest checkpoint of the session."""
-    newest = mapping(view.session.get("last_checkpoint"))
-    at_s, step = number(newest.get("at_s")), number(newest.get("step"))
+    at_s, step = view.session.last_checkpoint.at_s, view.session.last_checkpoint.step
     if at_s is None or step is None:
         return ""
     return f"{format_duration(max(0.0, view.now_s - at_s))} ago, at step {_count(step)}"
@@ -197,80 +193,71 @@ def saved_line(view: RunView) -> str:
 
 def now_line(view: RunView) -> str:
     """Which part of a step by the loop's own word, and where in the code by that of whoever looks at it."""
-    doing = view.session.get("doing")
-    parts = [safe_text(doing, 60)] if isinstance(doing, str) and doing else []
+    parts = [safe_text(view.session.doing, 60)] if view.session.doing else []
     return "; ".join(part for part in (*parts, _place_line(view)) if part)
 
 
 def _place_line(view: RunView) -> str:
-    now = mapping(view.state.get("now"))
-    if not now:
-        return ""
-    text = safe_text(now.get("what") or "", 120)
-    if now.get("file"):
-        where = f"{safe_text(now['file'], 160)}:{safe_text(now.get('line'), 10)}"
-        if now.get("function"):
-            where += f" in {safe_text(now['function'], 60)}"
-        source = f": {safe_text(now['source'], 100)}" if now.get("source") else ""
+    now = view.state.now
+    text = safe_text(now.what or "", 120)
+    if now.file:
+        where = f"{safe_text(now.file, 160)}:{safe_text(now.line, 10)}"
+        if now.function:
+            where += f" in {safe_text(now.function, 60)}"
+        source = f": {safe_text(now.source, 100)}" if now.source else ""
         text = f"{text}, {where}{source}" if text else f"{where}{source}"
     return text
 
 
 def verdict_line(view: RunView) -> str:
-    verdict = mapping(view.state.get("verdict"))
-    if not verdict.get("kind"):
+    verdict = view.state.verdict
+    if not verdict.kind:
         return ""
-    for_s = number(verdict.get("for_s"))
-    if for_s is None and number(verdict.get("since_s")) is not None and view.status.last_seen_at_s is not None:
-        for_s = max(0.0, view.status.last_seen_at_s - (number(verdict.get("since_s")) or 0.0))
-    is_worth_saying = for_s is not None and for_s >= 1.0 and verdict["kind"] != "PROGRESS"
+    for_s = verdict.for_s
+    if for_s is None and verdict.since_s is not None and view.status.last_seen_at_s is not None:
+        for_s = max(0.0, view.status.last_seen_at_s - verdict.since_s)
+    is_worth_saying = for_s is not None and for_s >= 1.0 and verdict.kind != "PROGRESS"
     length = f" for {format_duration(for_s or 0.0)}" if is_worth_saying else ""
-    text = f": {safe_text(verdict['text'], 200)}" if verdict.get("text") else ""
-    return f"{safe_text(verdict['kind'], 20)}{length}{text}"
+    text = f": {safe_text(verdict.text, 200)}" if verdict.text else ""
+    return f"{safe_text(verdict.kind, 20)}{length}{text}"
 
 
 def memory_line(view: RunView) -> str:
-    memory = mapping(view.state.get("memory"))
+    memory = view.state.memory
     # Workers share most of their pages with the process they were forked from; `own_bytes` counts those once.
-    own, peak = number(memory.get("own_bytes")), number(memory.get("peak_bytes"))
-    own = number(memory.get("tree_rss_bytes")) if own is None else own
-    used, limit = number(memory.get("used_bytes")), number(memory.get("limit_bytes"))
-    left_s = number(memory.get("seconds_to_limit"))
+    own = memory.tree_rss_bytes if memory.own_bytes is None else memory.own_bytes
+    peak, used, limit, left_s = memory.peak_bytes, memory.used_bytes, memory.limit_bytes, memory.seconds_to_limit
     parts = []
     if own is not None:
         parts.append(f"it uses {format_bytes(own)}" + (f", at most {format_bytes(peak)} so far" if peak else ""))
     if used is not None and limit:
         # The limit is shared with whatever else runs under it, and that counts towards being killed.
-        source = f" ({safe_text(memory['limit_source'], 80)})" if memory.get("limit_source") else ""
+        source = f" ({safe_text(memory.limit_source, 80)})" if memory.limit_source else ""
         parts.append(f"{format_bytes(used)} of {format_bytes(limit)}{source} are in use, {100 * used / limit:.0f} %")
     if left_s is not None:
         parts.append(f"full in about {format_duration(left_s)} at this rate")
-        if isinstance(memory.get("grows_at"), str):
-            parts.append(f"it grows at {safe_text(memory['grows_at'], 240)}")
+        if memory.grows_at is not None:
+            parts.append(f"it grows at {safe_text(memory.grows_at, 240)}")
     return "; ".join(parts)
 
 
 def gpu_lines(view: RunView) -> list[tuple[int, str]]:
     found = []
-    for place, entry in enumerate(mapping(gpu) for gpu in listing(view.state.get("gpu"))):
-        used, total = number(entry.get("used_bytes")), number(entry.get("total_bytes"))
-        busy = number(entry.get("utilisation_percent"))
-        parts = [safe_text(entry["name"], 40)] if entry.get("name") else []
-        if used is not None and total:
-            parts.append(f"{format_bytes(used)} of {format_bytes(total)}")
-        if busy is not None:
-            parts.append(f"{busy:.0f} % busy")
+    for place, gpu in enumerate(view.state.gpu):
+        parts = [safe_text(gpu.name, 40)] if gpu.name else []
+        if gpu.used_bytes is not None and gpu.total_bytes:
+            parts.append(f"{format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)}")
+        if gpu.utilisation_percent is not None:
+            parts.append(f"{gpu.utilisation_percent} % busy")
         if parts:
-            index = number(entry.get("index"))
-            found.append((int(index) if index is not None else place, ", ".join(parts)))
+            found.append((gpu.index if gpu.index is not None else place, ", ".join(parts)))
     return found
 
 
 def rates_line(view: RunView) -> str:
-    cores = number(view.state.get("cpu_cores"))
+    cores = view.state.cpu_cores
     parts = [f"{cores:.1f} cores"] if cores is not None else []
-    for name, field in (("disk", "disk_bytes_per_s"), ("network", "net_bytes_per_s")):
-        rate = number(view.state.get(field))
+    for name, rate in (("disk", view.state.disk_bytes_per_s), ("network", view.state.net_bytes_per_s)):
         if rate:
             parts.append(f"{name} {format_bytes(rate)}/s")
     return ", ".join(parts)
@@ -278,25 +265,22 @@ def rates_line(view: RunView) -> str:
 
 def loss_line(view: RunView) -> str:
     """What is lost if it dies now. Without a checkpoint we know of, that is everything."""
-    bounds = mapping(view.session.get("loss_bounds"))
-    process_s, machine_s = number(bounds.get("process_s")), number(bounds.get("machine_s"))
-    if process_s is not None:
-        note = f" ({safe_text(bounds['note'], 80)})" if bounds.get("note") else ""
-        machine = format_duration(machine_s) if machine_s is not None else "everything since the start"
-        return f"you lose {format_duration(process_s)}; if the machine dies, {machine}{note}"
-    checkpoint = mapping(view.state.get("checkpoint"))
-    at_s = number(checkpoint.get("at_s"))
-    if at_s is not None:
-        age = format_duration(max(0.0, view.now_s - at_s))
-        return f"you lose {age}, since checkpoint {safe_text(checkpoint.get('path'), 160)}"
+    bounds, checkpoint = view.session.loss_bounds, view.state.checkpoint
+    if bounds.process_s is not None:
+        note = f" ({safe_text(bounds.note, 80)})" if bounds.note else ""
+        machine = format_duration(bounds.machine_s) if bounds.machine_s is not None else "everything since the start"
+        return f"you lose {format_duration(bounds.process_s)}; if the machine dies, {machine}{note}"
+    if checkpoint.at_s is not None:
+        age = format_duration(max(0.0, view.now_s - checkpoint.at_s))
+        return f"you lose {age}, since checkpoint {safe_text(checkpoint.path, 160)}"
     since = f", {format_duration(view.running_s)}" if view.running_s is not None else ""
     return f"without a checkpoint Jackline knows of: everything since the start{since}"
 
 
 def _ending_lines(view: RunView) -> list[str]:
     """The explanation as it was given at the end."""
-    text = view.status.exit.get("text")
-    if view.is_live or not isinstance(text, str) or view.status.state == "elsewhere":
+    text = view.status.exit.text
+    if view.is_live or text is None or view.status.state == "elsewhere":
         return []
     lines = safe_lines(text, 12)
     if lines[0].startswith("finished after ") and not lines[0].endswith("(not sure)"):
@@ -307,14 +291,14 @@ def _ending_lines(view: RunView) -> list[str]:
 
 
 def _common_lines(view: RunView) -> list[str]:
-    incidents = [mapping(entry) for entry in listing(view.state.get("incidents"))]
+    incidents = view.state.incidents
     lines = [
-        row("incident", f"{safe_text(entry.get('text'), 160)}: {safe_text(entry.get('path'), 200)}")
+        row("incident", f"{safe_text(entry.text, 160)}: {safe_text(entry.path, 200)}")
         for entry in incidents[-_MAX_INCIDENTS:]
     ]
     if len(incidents) > _MAX_INCIDENTS:
         lines.insert(0, row("incidents", f"{len(incidents)}, the last {_MAX_INCIDENTS}:"))
-    lines += [row("off", safe_text(entry, 200)) for entry in listing(view.state.get("protections_off"))]
+    lines += [row("off", safe_text(entry, 200)) for entry in view.state.protections_off]
     lines.append(row("log", f"{safe_text(view.log.path, 400)}{_log_size(view)}; {view.log_verdict.text}"))
     if stale := stale_curves(view.curves, view.started_at_s):
         lines.append(row("curves", stale))
@@ -333,7 +317,7 @@ def hint_for(view: RunView) -> str:
     state = view.status.state
     if state == "unwatched":
         return f"`jackline watch {name}` takes over and watches it again"
-    if state == "alive" and mapping(view.state.get("verdict")).get("kind") in ("STUCK", "SUSPECT"):
+    if state == "alive" and view.state.verdict.is_alarm:
         return f"`jackline why {name}` shows where, with the stacks of every process"
     if state == "dead":
         return f"`jackline why {name}` tells more, `jackline resume {name}` goes on"

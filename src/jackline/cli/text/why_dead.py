@@ -14,15 +14,15 @@ from typing import Any
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.memory import oom_lines
-from jackline.cli.view.run_view import mapping
 from jackline.diagnosis.deaths.collect import read_fault_text, tail_lines
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.report import death_text
 from jackline.diagnosis.logs.clues import explain_log
-from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import boot_id, host_name
+from jackline.rundir.records.session import read_session
+from jackline.rundir.records.start import WaitRecord, read_start, read_wait
 from jackline.rundir.status import RunStatus
 from jackline.units import format_bytes, format_duration
 
@@ -44,34 +44,31 @@ def read_death(run: RunDir, status: RunStatus) -> Death:
     attempt = run.attempt(status.attempt) if status.attempt else None
     if attempt is None:
         return Death(None, (), "nothing", ("it was never started: there is no attempt",))
-    stored = status.exit.get("evidence")
-    if isinstance(stored, dict):
-        try:
-            evidence = Evidence.from_json(stored)
-            return Death(evidence, diagnose(evidence), "exit.json")
-        except (TypeError, KeyError, ValueError):
-            return Death(None, (), "exit.json", (f"{attempt.exit_file} is damaged", str(status.exit.get("text", ""))))
+    if status.exit.evidence is not None:
+        evidence = Evidence.from_json(status.exit.evidence)
+        if not evidence.is_whole:
+            return Death(None, (), "exit.json", (f"{attempt.exit_file} is damaged", status.exit.text or ""))
+        return Death(evidence, diagnose(evidence), "exit.json")
     notes = tuple(last_seen_lines(run, attempt, status))
-    wait = atomic.read_json(attempt.wait_file)
-    if isinstance(wait, dict):
+    wait = read_wait(attempt)
+    if wait.is_there:
         evidence = _evidence_from_wait(run, attempt, wait)
         return Death(evidence, diagnose(evidence), "wait.json", notes)
     return Death(None, (), "supervisor.json", notes)
 
 
-def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: dict[str, Any]) -> Evidence:
+def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: WaitRecord) -> Evidence:
     """The supervisor was gone when it ended, but the keeper saw how."""
-    start = atomic.read_json(attempt.start_file)
-    started_at_s = float(start.get("started_at_s", 0.0)) if isinstance(start, dict) else 0.0
-    ended_at_s = float(wait.get("ended_at_s") or started_at_s)
+    started_at_s = read_start(attempt).started_at_s or 0.0
+    ended_at_s = wait.ended_at_s or started_at_s
     return Evidence(
-        exit_code=wait.get("exit_code"),
-        signal=wait.get("signal"),
+        exit_code=wait.exit_code,
+        signal=wait.signal,
         duration_s=max(0.0, ended_at_s - started_at_s),
         ended_at_s=ended_at_s,
         output_tail=tail_lines(attempt.raw_out, _TAIL_LINES) or tail_lines(run.out_log, _TAIL_LINES),
         fault_text=read_fault_text(attempt.stacks, _dumped_pids(attempt.stacks)),
-        peak_memory_bytes=int(wait.get("max_rss_bytes") or 0),
+        peak_memory_bytes=wait.max_rss_bytes or 0,
     )
 
 
@@ -93,16 +90,16 @@ def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iter
     else:
         yield f"{since}, pid {process.pid} is gone"
     state = status.supervisor_state
-    verdict, now, memory = (state.get(name) or {} for name in ("verdict", "now", "memory"))
-    if verdict.get("text"):
-        yield f"last verdict: {verdict.get('kind')}: {verdict['text']}"
-    if now.get("what"):
-        place = f" at {now['file']}:{now['line']}" if now.get("file") else ""
-        source = f" `{now['source']}`" if now.get("source") else ""
-        yield f"last seen doing: {now['what']}{place}{source}"
-    if memory.get("used_bytes"):
-        limit = f" of {format_bytes(memory['limit_bytes'])}" if memory.get("limit_bytes") else ""
-        yield f"last memory: {format_bytes(memory['used_bytes'])}{limit}"
+    verdict, now, memory = state.verdict, state.now, state.memory
+    if verdict.text:
+        yield f"last verdict: {verdict.kind}: {verdict.text}"
+    if now.what:
+        place = f" at {now.file}:{now.line}" if now.file else ""
+        source = f" `{now.source}`" if now.source else ""
+        yield f"last seen doing: {now.what}{place}{source}"
+    if memory.used_bytes:
+        limit = f" of {format_bytes(memory.limit_bytes)}" if memory.limit_bytes else ""
+        yield f"last memory: {format_bytes(memory.used_bytes)}{limit}"
     if not attempt.exit_file.exists() and not attempt.wait_file.exists():
         yield "nobody wrote down how it ended: the machine was lost, or everything was killed at once"
 
@@ -121,8 +118,8 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
     if attempt is None:
         yield f"hint: jackline resume {run.name}"
         return
-    session = mapping(atomic.read_json(run.session_file()))
-    if session.get("attempt") == attempt.number:
+    session = read_session(run)
+    if session.attempt == attempt.number:
         yield from oom_lines(session)
     clue = explain_log(run.out_log)
     if clue and status.state != "finished":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jackline.cli.text.clock import clock
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.event import EventRecord
 
 OLD_AFTER_S = 5.0
 _REMEMBERED_BYTES = 8192
@@ -29,18 +28,14 @@ class Notes:
         """New texts. One that is old by now says when it was written."""
         lines = read_lines(self._path, self._offset)
         self._offset = lines.next_offset
-        texts = []
-        for record in lines.records:
-            text = record.get("text")
-            if self._belongs(record) and isinstance(text, str) and text:
-                texts.append(_dated(text, record.get("at_s"), now_s))
-        return texts
+        events = map(EventRecord.from_json, lines.records)
+        return [_dated(event.text, event.at_s, now_s) for event in events if self._belongs(event) and event.text]
 
-    def _belongs(self, record: dict[str, Any]) -> bool:
+    def _belongs(self, event: EventRecord) -> bool:
         if self._has_begun:
             return True
         # The first start is what the person has just asked for; it is not told again.
-        self._has_begun = record.get("event") == "started" and record.get("attempt") == self._attempt
+        self._has_begun = event.event == "started" and event.attempt == self._attempt
         return False
 
 
@@ -68,7 +63,7 @@ class Shown:
         return "\n".join(["; ".join(["that error ended it", *new[:1]]), *new[1:]])
 
 
-def _dated(text: str, at_s: Any, now_s: float) -> str:
-    if not isinstance(at_s, int | float) or now_s - at_s < OLD_AFTER_S:
+def _dated(text: str, at_s: float | None, now_s: float) -> str:
+    if at_s is None or now_s - at_s < OLD_AFTER_S:
         return text
     return f"{clock(at_s, now_s)} {text}"

@@ -1,19 +1,20 @@
 """A run as `status`, `runs` and their `--json` see it: every file read once, every value checked.
 
-Owns reading; the words are in status_text. State files may be damaged or written by another version, so a value of
-the wrong kind counts as absent.
+Owns reading; the words are in status_text. State files may be damaged or written by another version: rundir/records
+says what counts then.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from jackline.diagnosis.logs.curves import Curves, read_curves
 from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, judge_log, read_log_facts
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.session import SessionRecord
+from jackline.rundir.records.supervisor import ProgressRecord, SupervisorRecord
 from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file
 from jackline.rundir.status import RunStatus, read_status
 
@@ -29,7 +30,7 @@ class RunView:
     status: RunStatus
     contents: RunFile | None
     problem: str
-    session: dict[str, Any]
+    session: SessionRecord
     log: LogFacts
     log_verdict: LogVerdict
     now_s: float
@@ -40,31 +41,29 @@ class RunView:
         return self.status.state in LIVE
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SupervisorRecord:
         """supervisor.json of the last attempt."""
         return self.status.supervisor_state
 
     @property
     def started_at_s(self) -> float | None:
         """When the last attempt began."""
-        return number(self.status.exit.get("started_at_s")) or number(self.state.get("started_at_s"))
+        return self.status.exit.started_at_s or self.state.started_at_s
 
     @property
     def running_s(self) -> float | None:
         """How long the last attempt has been going, or went."""
-        if self.status.exit:
-            return number(self.status.exit.get("duration_s"))
+        if self.status.exit.is_there:
+            return self.status.exit.duration_s
         if self.started_at_s is None:
             return None
         end_s = self.now_s if self.is_live else self.status.last_seen_at_s
         return None if end_s is None else max(0.0, end_s - self.started_at_s)
 
     @property
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> ProgressRecord:
         """What the session inside says goes before what was read from the output."""
-        if number(self.session.get("done")) is not None:
-            return self.session
-        return mapping(self.state.get("progress"))
+        return self.session.progress if self.session.done is not None else self.state.progress
 
 
 def wall_clock_s() -> float:
@@ -97,23 +96,10 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
     return RunView(**{**view.__dict__, "log_verdict": verdict})
 
 
-def _read_session(run: RunDir) -> dict[str, Any]:
+def _read_session(run: RunDir) -> SessionRecord:
     """The lowest rank that can be read speaks for all."""
     for path in run.session_files():
-        value = atomic.read_json(path)
-        if isinstance(value, dict):
-            return value
-    return {}
-
-
-def number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and value == value else None
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def listing(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+        found = SessionRecord.from_json(atomic.read_json(path))
+        if found.is_there:
+            return found
+    return SessionRecord()

@@ -6,14 +6,15 @@ Owns what Ctrl-C, a closed terminal and a notebook's interrupt mean for the view
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import stat
 import sys
 import time
 
 from jackline.errors import EXIT_DONE, JacklineError
+from jackline.rundir.create import Claim
 from jackline.rundir.layout import RunDir
+from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.status import read_status
 from jackline.supervisor.options import SuperviseOptions
@@ -22,17 +23,21 @@ from jackline.supervisor.start import request_stop, start_supervisor, take_over_
 BEGIN_PATIENCE_S = 30.0
 
 
-def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, detach: bool) -> int:
-    """Start a supervisor for the next attempt, then follow it."""
+def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | None = None, detach: bool) -> int:
+    """Start a supervisor for the next attempt, then follow it. `claim`: the run was made by this process."""
     former = run.last_attempt()
     try:
-        start_supervisor(run, options, stdin=0 if passes_stdin() else None)
+        start_supervisor(
+            run, options, stdin=0 if passes_stdin() else None, lock=claim.lock if claim is not None else None
+        )
     except JacklineError:
-        if not is_new and read_status(run).state == "alive":
+        if claim is None and is_started_by_another(run):
             return watch_live(run, detach=detach)  # another start was quicker by an instant
-        if is_new and run.last_attempt() is None:
-            shutil.rmtree(run.path, ignore_errors=True)
+        if claim is not None:
+            claim.abandon()
         raise
+    if claim is not None:
+        claim.release()
     number = former.number + 1 if former else 1
     name = run.name
     if detach:
@@ -44,8 +49,7 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, deta
 
 
 def watch_live(run: RunDir, *, detach: bool) -> int:
-    """The run is alive already, or is being started this very moment: nothing is started here."""
-    wait_until_begun(run)
+    """The run is alive already: nothing is started here."""
     if detach:
         say(f"run '{run.name}' is alive already: {run.path}")
         return EXIT_DONE
@@ -56,11 +60,18 @@ def watch_live(run: RunDir, *, detach: bool) -> int:
     return follow_run(run, attempt=status.attempt)
 
 
-def wait_until_begun(run: RunDir) -> None:
-    """Whoever made the folder an instant ago has yet to start the command in it."""
+def is_started_by_another(run: RunDir) -> bool:
+    """True once the run is alive. Whoever holds its lock may have yet to start the command, and is waited for."""
     until_s = time.monotonic() + BEGIN_PATIENCE_S
-    while read_status(run).state == "empty" and run.path.exists() and time.monotonic() < until_s:
+    lock = RunLock(run.lock)
+    while read_status(run).state != "alive":
+        if lock.try_acquire():
+            lock.release()
+            return False
+        if time.monotonic() > until_s:
+            return False
         time.sleep(0.05)
+    return True
 
 
 def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from jackline.cli.text.clock import clock
 from jackline.cli.view.detaching import Signals, keyboard_of, may_interrupt
@@ -18,11 +18,14 @@ from jackline.cli.view.notes import Notes, Shown
 from jackline.cli.view.raw_stream import RawStream
 from jackline.cli.view.screen import Screen, choose_color, detect_surface
 from jackline.errors import EXIT_FAILED
-from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir, RunDir
-from jackline.rundir.process_id import ProcessId, is_alive
+from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.exit import ExitRecord, read_exit
+from jackline.rundir.records.start import WaitRecord, read_start, read_wait
+from jackline.rundir.records.supervisor import SupervisorRecord, read_supervisor
 from jackline.rundir.status import STALE_AFTER_S
 from jackline.supervisor.attempt.heartbeat import FIRST_AFTER_S, heartbeat_is_due, heartbeat_line
+from jackline.supervisor.options import SuperviseOptions
 from jackline.units import format_bytes, format_duration
 
 KEYBOARD_WORDS = "waiting for keyboard input"
@@ -112,7 +115,8 @@ class Viewer:
         self._notes = Notes(run, attempt.number, from_start=from_start)
         self._shown = Shown()
         self._keyboard = keyboard_of(attempt)
-        self._state: dict[str, Any] = {}
+        self._state = SupervisorRecord()
+        self._options = SuperviseOptions()
         self._next_state_s = 0.0
         now_s = time.monotonic()
         self._started_s = now_s
@@ -187,8 +191,8 @@ class Viewer:
 
     def _move_on(self) -> None:
         """To the next attempt, once everything of this one was shown."""
-        number = self._state.get("attempt")
-        if isinstance(number, int) and number > self._attempt.number and self._attempt.exit_file.exists():
+        number = self._state.attempt
+        if number is not None and number > self._attempt.number and self._attempt.exit_file.exists():
             for stream in self._streams:
                 stream.close()
             self._attempt = self.run.attempt(self._attempt.number + 1)
@@ -198,11 +202,11 @@ class Viewer:
     # -- the supervisor's words --------------------------------------------------------------------------------------
 
     def _read_state(self) -> None:
-        state = atomic.read_json(self.run.supervisor_file)
-        number = state.get("attempt") if isinstance(state, dict) else None
+        state = read_supervisor(self.run)
         # A state left by an earlier session of the same run says nothing about this attempt.
-        if isinstance(state, dict) and (not isinstance(number, int) or number >= self._attempt.number):
+        if state.is_there and (state.attempt is None or state.attempt >= self._attempt.number):
             self._state = state
+            self._options = SuperviseOptions.from_json(state.options)
 
     def _say_notes(self, now_s: float) -> None:
         for text in self._notes.read(time.time()):
@@ -211,8 +215,8 @@ class Viewer:
 
     def _final_code(self, now_s: float) -> int | None:
         """The exit code, if the run is over for good."""
-        if self._state.get("is_finished") and self._state.get("attempt") == self._attempt.number:
-            code = _exit_code(atomic.read_json(self._attempt.exit_file))
+        if self._state.is_finished and self._state.attempt == self._attempt.number:
+            code = _exit_code(read_exit(self._attempt))
             return EXIT_FAILED if code is None else code
         if self._is_anybody_there(now_s):
             self._alone_since_s = None
@@ -222,22 +226,21 @@ class Viewer:
         return self._code_without_supervisor(now_s - self._alone_since_s)
 
     def _is_anybody_there(self, now_s: float) -> bool:
-        supervisor = ProcessId.from_json(self._state.get("supervisor"))
+        supervisor = self._state.supervisor
         is_starting = supervisor is None and now_s - self._started_s < START_PATIENCE_S
         if is_alive(supervisor) or (is_starting and not self._attempt.exit_file.exists()):
             return True
-        start = atomic.read_json(self._attempt.start_file)
-        return is_alive(ProcessId.from_json(start.get("child"))) if isinstance(start, dict) else False
+        return is_alive(read_start(self._attempt).child)
 
     def _code_without_supervisor(self, alone_s: float) -> int | None:
         """The files of those who were there, else the truth that nobody was."""
         name = self.run.name
         if alone_s < END_SETTLES_S:
             return None
-        code = _exit_code(atomic.read_json(self._attempt.exit_file))
+        code = _exit_code(read_exit(self._attempt))
         if code is not None:
             return code
-        code = _exit_code(atomic.read_json(self._attempt.wait_file))
+        code = _exit_code(read_wait(self._attempt))
         if code is not None:
             self._last_words = f"it ended with exit code {code}, unwatched; `jackline watch {name}` examines its end"
             return code
@@ -251,7 +254,7 @@ class Viewer:
     def _give_sign_of_life(self, now_s: float) -> None:
         silent_s = now_s - self._last_bytes_s
         if self.screen.surface == "plain":
-            first_s = float(self._state_option("quiet_after_s") or FIRST_AFTER_S)
+            first_s = self._options.quiet_after_s or FIRST_AFTER_S
             if heartbeat_is_due(silent_s, self._spoken_silent_s, first_after_s=first_s):
                 self._spoken_silent_s = silent_s
                 self.screen.say(life_text(self._state, self.run.name, time.time()))
@@ -265,29 +268,24 @@ class Viewer:
 
     def _is_prompting(self) -> bool:
         """It waits for what the person types here: a line of ours would stand in the middle of their own."""
-        doing = (self._state.get("now") or {}).get("what")
-        return self._keyboard is not None and bool(self._state_option("tty")) and doing == KEYBOARD_WORDS
-
-    def _state_option(self, name: str) -> Any:
-        return (self._state.get("options") or {}).get(name)
+        return self._keyboard is not None and self._options.tty and self._state.now.what == KEYBOARD_WORDS
 
 
-def life_text(state: Mapping[str, Any], name: str, now_s: float) -> str:
+def life_text(state: SupervisorRecord, name: str, now_s: float) -> str:
     """The one line about a run: its heartbeat, or the truth when there is none."""
-    at_s = state.get("at_s")
-    if not isinstance(at_s, int | float):
+    if state.at_s is None:
         return "starting"
-    supervisor = ProcessId.from_json(state.get("supervisor"))
-    if now_s - at_s > STALE_AFTER_S or not is_alive(supervisor):
-        return _stale_text(state, name, clock(at_s, now_s), is_supervisor_alive=is_alive(supervisor))
-    if state.get("is_restarting"):
-        wait_s = max(0.0, float(state.get("restart_at_s") or now_s) - now_s)
-        return f"attempt {state.get('attempt')} has ended; starting again in {format_duration(wait_s)}"
-    return heartbeat_line({**state, "at_s": now_s})
+    is_watched = is_alive(state.supervisor)
+    if now_s - state.at_s > STALE_AFTER_S or not is_watched:
+        return _stale_text(state, name, clock(state.at_s, now_s), is_supervisor_alive=is_watched)
+    if state.is_restarting:
+        wait_s = max(0.0, (state.restart_at_s or now_s) - now_s)
+        return f"attempt {state.attempt} has ended; starting again in {format_duration(wait_s)}"
+    return heartbeat_line(replace(state, at_s=now_s))
 
 
-def _stale_text(state: Mapping[str, Any], name: str, since: str, *, is_supervisor_alive: bool) -> str:
-    child = ProcessId.from_json(state.get("child"))
+def _stale_text(state: SupervisorRecord, name: str, since: str, *, is_supervisor_alive: bool) -> str:
+    child = state.child
     pid = f"training pid {child.pid} is {'alive' if is_alive(child) else 'gone'}" if child else "no training is known"
     if is_supervisor_alive:
         return f"no heartbeat since {since}, {pid}; its supervisor is alive but writes nothing (a full disk?)"
@@ -301,11 +299,8 @@ def _open_streams(attempt: AttemptDir, *, from_start: bool) -> list[RawStream]:
     return streams
 
 
-def _exit_code(found: Any) -> int | None:
+def _exit_code(found: ExitRecord | WaitRecord) -> int | None:
     """From exit.json, or from the keeper's wait.json; a signal is 128 + its number, as shells say it."""
-    if not isinstance(found, dict):
-        return None
-    code, number = found.get("exit_code"), found.get("signal")
-    if isinstance(code, int):
-        return 128 - code if code < 0 else code
-    return 128 + number if isinstance(number, int) else None
+    if found.exit_code is not None:
+        return 128 - found.exit_code if found.exit_code < 0 else found.exit_code
+    return 128 + found.signal if found.signal is not None else None

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from jackline.diagnosis.frames import Frame
+from jackline.rundir.records.fields import decode, each
 
 Confidence = Literal["certain", "likely", "not sure"]
 
@@ -43,19 +44,35 @@ Cause = Literal[
 class SentSignal:
     """A signal Jackline itself sent, and why: 'ctrl-c', 'stop', 'stuck', 'time-limit', 'memory', 'clean-up'."""
 
-    at_s: float
-    signal: int
-    why: str
+    at_s: float = 0.0
+    signal: int = 0
+    why: str = ""
+
+
+def _frame(value: Any) -> Frame | None:
+    found = decode(Frame, value)
+    return found if found.file else None
+
+
+def _pids(value: Any) -> tuple[int, ...] | None:
+    return tuple(pid for pid in value if type(pid) is int) if isinstance(value, list) else None
+
+
+_OWN = {
+    "Frame | None": _frame,
+    "tuple[int, ...]": _pids,
+    "tuple[SentSignal, ...]": each(lambda value: decode(SentSignal, value)),
+}
 
 
 @dataclass(frozen=True)
 class Evidence:
     """Everything the supervisor knew when an attempt ended. Saved inside exit.json, so `why` can judge again."""
 
-    exit_code: int | None  # None when the child was killed by a signal or nobody saw the end
-    signal: int | None
-    duration_s: float
-    ended_at_s: float
+    exit_code: int | None = None  # None when the child was killed by a signal or nobody saw the end
+    signal: int | None = None
+    duration_s: float = -1.0
+    ended_at_s: float = 0.0
     output_tail: tuple[str, ...] = ()
     fault_text: str = ""  # what faulthandler wrote at a fatal signal
     sent_signals: tuple[SentSignal, ...] = ()
@@ -80,15 +97,14 @@ class Evidence:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def is_whole(self) -> bool:
+        """False when a file was read of which the length or the time of the end is damaged."""
+        return self.ended_at_s > 0.0 and self.duration_s >= 0.0
+
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Evidence:
-        known = {name: value[name] for name in Evidence.__dataclass_fields__ if name in value}
-        for name in ("output_tail", "kernel_log", "tree_pids"):
-            known[name] = tuple(known.get(name) or ())
-        known["sent_signals"] = tuple(SentSignal(**entry) for entry in known.get("sent_signals") or ())
-        for name in ("growing_frame", "last_frame"):
-            known[name] = Frame(**known[name]) if known.get(name) else None
-        return Evidence(**known)
+    def from_json(raw: object) -> Evidence:
+        return decode(Evidence, raw, _OWN)
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ def read_log_facts(run: RunDir, status: RunStatus) -> LogFacts:
         found = run.out_log.stat()
     except OSError:
         return LogFacts(str(run.out_log), None, None)
-    seen_s, silent_s = status.last_seen_at_s, status.supervisor_state.get("silent_s")
+    seen_s, silent_s = status.last_seen_at_s, status.supervisor_state.silent_s
     last_s = found.st_mtime
-    if seen_s is not None and isinstance(silent_s, int | float):
+    if seen_s is not None and silent_s is not None:
         last_s = seen_s - silent_s  # our own notes also touch the file
     lines = tail_lines(run.out_log, _NUM_LINES) if found.st_size else ()
     return LogFacts(str(run.out_log), found.st_size, last_s, lines)

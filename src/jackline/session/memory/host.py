@@ -22,9 +22,9 @@ from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.user_code import is_user_file
 from jackline.machine.waits import read_wait
 from jackline.memory.guard.host import Go, HostGuard, SaveAndExit, smaller_settings, trim_host_memory
-from jackline.rundir import atomic
 from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.records.exit import read_exit
 from jackline.session.feeds.feed import Feed
 
 Tell = Callable[..., None]  # Reporter.event
@@ -225,5 +225,4 @@ def settings_to_start_with(
 
 
 def _ended_for_memory(attempt: AttemptDir) -> bool:
-    ending = atomic.read_json(attempt.exit_file)
-    return isinstance(ending, dict) and ending.get("cause") in _MEMORY_ENDS
+    return read_exit(attempt).cause in _MEMORY_ENDS

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from jackline.rundir import atomic
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.event import EventRecord
+from jackline.rundir.records.session import write_session
 from jackline.session.metrics.scalars import MetricsFile, Scalars
 
 EVERY_S = 1.0
@@ -50,7 +51,7 @@ class Reporter:
         self.read_state: Callable[[], dict[str, Any]] = dict
         self._events = JsonlWriter(run.session_events(rank))
         self._metrics = MetricsFile(JsonlWriter(run.metrics(rank)))
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[EventRecord] = deque()
         self._wake = threading.Event()
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -64,7 +65,7 @@ class Reporter:
 
     def event(self, kind: str, text: str, *, is_loud: bool = False, **fields: Any) -> None:
         """Written soon; said now when it is loud."""
-        self._waiting.append({"at_s": time.time(), "event": kind, "text": text, **fields})
+        self._waiting.append(EventRecord(time.time(), kind, text, fields))
         if is_loud:
             say(text)
 
@@ -98,8 +99,8 @@ class Reporter:
             for notice in self.on_lines:
                 notice(lines)
             while self._waiting:
-                self._events.append(self._waiting.popleft())
-            atomic.write_json(self._run.session_file(self._rank), self.read_state())
+                self._events.append(self._waiting.popleft().to_json())
+            write_session(self._run, self._rank, self.read_state())
             for call in self.on_tick:
                 call()
         except Exception as problem:  # a full disk, a folder that was deleted: training goes on, unreported

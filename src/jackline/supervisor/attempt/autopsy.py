@@ -1,13 +1,12 @@
 """The end of an attempt: evidence gathered, judged and written to exit.json.
 
-Owns exit.json and findings.json. The judging itself is `diagnosis`.
+Owns what stands in exit.json and findings.json. The judging itself is `diagnosis`.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from jackline.diagnosis.deaths.collect import oom_delta, read_fault_text, tail_lines
 from jackline.diagnosis.deaths.diagnose import diagnose
@@ -19,9 +18,10 @@ from jackline.errors import EXIT_FAILED, EXIT_STOPPED
 from jackline.machine.disk import read_disk
 from jackline.machine.kernel_log import read_kernel_kills
 from jackline.machine.memory import read_oom_counters, shm_free_bytes
-from jackline.rundir import atomic
 from jackline.rundir.intent import read_intent
-from jackline.rundir.layout import FORMAT
+from jackline.rundir.records.exit import ExitRecord, write_exit
+from jackline.rundir.records.fields import decode
+from jackline.rundir.records.session import read_session
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.child.process import Ending
 from jackline.supervisor.policy import AttemptSummary
@@ -80,7 +80,7 @@ def examine(
         checkpoint_after=checkpoint_after,
         made_progress=checkpoint_after is not None and checkpoint_after != watch.resumed_from,
     )
-    write_exit(watch, ending, autopsy)
+    write_exit(watch.command.attempt, describe_end(watch, ending, autopsy))
     return autopsy
 
 
@@ -121,13 +121,9 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
 
 def _frame_seen_inside(watch: AttemptWatch) -> Frame | None:
     """The line that grew as the session's own guard saw it."""
-    session = atomic.read_json(watch.run.session_file())
-    if not isinstance(session, dict) or session.get("attempt") != watch.command.attempt.number:
-        return None
-    try:
-        return Frame(**session["memory"]["host"]["growing_frame"])
-    except (TypeError, KeyError):
-        return None
+    session = read_session(watch.run)
+    frame = decode(Frame, session.memory.host.growing_frame)
+    return frame if frame.file and session.attempt == watch.command.attempt.number else None
 
 
 def exit_code_of(ending: Ending, cause: str, *, has_checkpoint: bool) -> int:
@@ -140,26 +136,21 @@ def exit_code_of(ending: Ending, cause: str, *, has_checkpoint: bool) -> int:
     return 128 + ending.signal if ending.signal else EXIT_FAILED
 
 
-def write_exit(watch: AttemptWatch, ending: Ending, autopsy: Autopsy) -> None:
-    attempt = watch.command.attempt
-    contents: dict[str, Any] = {
-        "format": FORMAT,
-        "attempt": attempt.number,
-        "exit_code": autopsy.exit_code,
-        "child_exit_code": ending.exit_code,
-        "signal": ending.signal,
-        "started_at_s": watch.command.started_at_s,
-        "ended_at_s": ending.ended_at_s,
-        "duration_s": autopsy.evidence.duration_s,
-        "is_stopped": autopsy.cause in STOPPED_CAUSES,
-        "cause": autopsy.cause,
-        "text": autopsy.text,
-        "resumed_from": watch.resumed_from,
-        "made_progress": autopsy.made_progress,
-        "checkpoint_after": autopsy.checkpoint_after,
-        "written_at_s": time.time(),
-        "evidence": autopsy.evidence.to_json(),
-        "findings": [finding.to_json() for finding in autopsy.findings],
-    }
-    atomic.write_json(attempt.exit_file, contents, durable=True)
-    atomic.write_json(attempt.findings_file, contents["findings"])
+def describe_end(watch: AttemptWatch, ending: Ending, autopsy: Autopsy) -> ExitRecord:
+    return ExitRecord(
+        exit_code=autopsy.exit_code,
+        child_exit_code=ending.exit_code,
+        signal=ending.signal,
+        started_at_s=watch.command.started_at_s,
+        ended_at_s=ending.ended_at_s,
+        duration_s=autopsy.evidence.duration_s,
+        is_stopped=autopsy.cause in STOPPED_CAUSES,
+        cause=autopsy.cause,
+        text=autopsy.text,
+        resumed_from=watch.resumed_from,
+        made_progress=autopsy.made_progress,
+        checkpoint_after=autopsy.checkpoint_after,
+        written_at_s=time.time(),
+        evidence=autopsy.evidence.to_json(),
+        findings=tuple(finding.to_json() for finding in autopsy.findings),
+    )

@@ -5,8 +5,7 @@ Owns wording and cadence; both the viewers and out.log use them. Pure, except fo
 
 from __future__ import annotations
 
-from typing import Any
-
+from jackline.rundir.records.supervisor import SupervisorRecord
 from jackline.supervisor.output.reader import LogWriter
 from jackline.units import format_bytes, format_duration
 
@@ -25,47 +24,43 @@ def heartbeat_is_due(silent_s: float, last_spoken_silent_s: float | None, *, fir
     return silent_s - last_spoken_silent_s >= every_s
 
 
-def heartbeat_line(state: dict[str, Any], *, width: int | None = None) -> str:
+def heartbeat_line(state: SupervisorRecord, *, width: int | None = None) -> str:
     """From supervisor.json: elapsed, what, where, and the figures; cut to `width` if given."""
-    now = state.get("now") or {}
-    elapsed_s = float(state.get("at_s") or 0) - float(state.get("started_at_s") or 0)
-    parts = [format_duration(max(0.0, elapsed_s)), *_progress_words(state), str(now.get("what") or "running")]
-    if now.get("file"):
-        source = f" `{now['source']}`" if now.get("source") else ""
-        parts.append(f"{now['file'].rsplit('/', 1)[-1]}:{now.get('line')}{source}")
+    now, verdict = state.now, state.verdict
+    elapsed_s = (state.at_s or 0.0) - (state.started_at_s or 0.0)
+    parts = [format_duration(max(0.0, elapsed_s)), *_progress_words(state), now.what or "running"]
+    if now.file:
+        source = f" `{now.source}`" if now.source else ""
+        parts.append(f"{now.file.rsplit('/', 1)[-1]}:{now.line}{source}")
     parts += _figures(state)
-    verdict = state.get("verdict") or {}
-    if verdict.get("kind") in ("SUSPECT", "STUCK"):
-        parts.insert(1, f"{verdict['kind']} for {format_duration(float(verdict.get('for_s') or 0))}")
+    if verdict.is_alarm:
+        parts.insert(1, f"{verdict.kind} for {format_duration(verdict.for_s or 0.0)}")
     line = "  ".join(parts)
     return line if width is None or len(line) <= width else line[: max(0, width - 1)] + "…"
 
 
-def _progress_words(state: dict[str, Any]) -> list[str]:
-    progress = state.get("progress")
-    if not progress or not progress.get("total"):
+def _progress_words(state: SupervisorRecord) -> list[str]:
+    progress = state.progress
+    if not progress.total or progress.done is None:
         return []
-    share = 100.0 * float(progress["done"]) / float(progress["total"])
-    eta_s = progress.get("eta_s")
-    left = f", {format_duration(eta_s)} left" if isinstance(eta_s, int | float) and share < 100.0 else ""
-    name = progress.get("phase") or "done"
-    return [f"{name} {share:.0f} %{left}"]
+    share = 100.0 * progress.done / progress.total
+    left = f", {format_duration(progress.eta_s)} left" if progress.eta_s is not None and share < 100.0 else ""
+    return [f"{progress.phase or 'done'} {share:.0f} %{left}"]
 
 
-def _figures(state: dict[str, Any]) -> list[str]:
-    words = [f"cpu {float(state.get('cpu_cores') or 0):.1f}"]
-    memory = state.get("memory")
-    if memory:
-        # Workers share most of their pages with the process they were forked from: a sum of RSS would frighten.
-        own = memory.get("own_bytes") or memory["tree_rss_bytes"]
-        words.append(f"ram {format_bytes(own)} of {format_bytes(memory['limit_bytes'])}")
-    for gpu in state.get("gpu") or []:
-        busy = gpu.get("utilisation_percent")
-        percent = f" {busy} %" if busy is not None else ""
-        words.append(f"gpu{gpu['index']} {format_bytes(gpu['used_bytes'])}{percent}")
-    for name, key in (("disk", "disk_bytes_per_s"), ("net", "net_bytes_per_s")):
-        rate = float(state.get(key) or 0)
-        if rate >= 1024:
+def _figures(state: SupervisorRecord) -> list[str]:
+    words = [f"cpu {state.cpu_cores or 0.0:.1f}"]
+    memory = state.memory
+    # Workers share most of their pages with the process they were forked from: a sum of RSS would frighten.
+    own = memory.own_bytes or memory.tree_rss_bytes
+    if own is not None and memory.limit_bytes is not None:
+        words.append(f"ram {format_bytes(own)} of {format_bytes(memory.limit_bytes)}")
+    for gpu in state.gpu:
+        percent = f" {gpu.utilisation_percent} %" if gpu.utilisation_percent is not None else ""
+        used = format_bytes(gpu.used_bytes) if gpu.used_bytes is not None else "?"
+        words.append(f"gpu{gpu.index} {used}{percent}")
+    for name, rate in (("disk", state.disk_bytes_per_s), ("net", state.net_bytes_per_s)):
+        if rate is not None and rate >= 1024:
             words.append(f"{name} {format_bytes(rate)}/s")
     return words
 
@@ -78,10 +73,10 @@ class HeartbeatNotes:
         self._first_after_s = quiet_after_s
         self._spoken_silent_s: float | None = None
 
-    def poll(self, state: dict[str, Any], now_s: float) -> None:
-        silent_s = float(state.get("silent_s") or 0)
+    def poll(self, state: SupervisorRecord, now_s: float) -> None:
+        silent_s = state.silent_s or 0.0
         if self._spoken_silent_s is not None and silent_s < self._spoken_silent_s:
             self._spoken_silent_s = None
         if heartbeat_is_due(silent_s, self._spoken_silent_s, first_after_s=self._first_after_s):
             self._spoken_silent_s = silent_s
-            self._log.note(heartbeat_line(state), float(state["at_s"]))
+            self._log.note(heartbeat_line(state), state.at_s or 0.0)

@@ -18,6 +18,7 @@ from jackline.machine.memory import read_oom_counters
 from jackline.machine.net import tree_tcp_bytes
 from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, Rates, TreeReading, Wait, rates_between
 from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord, OutputRecord, SupervisorRecord
 from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
 from jackline.supervisor.child.process import Command
 from jackline.supervisor.events import Events
@@ -28,6 +29,14 @@ from jackline.supervisor.output.progress import Progress
 from jackline.supervisor.output.reader import LogWriter, OutputTail
 from jackline.supervisor.stacks.sampler import StackSample, StackSampler
 from jackline.supervisor.stacks.take import forget_dead
+from jackline.supervisor.state_record import (
+    gpu_records,
+    memory_record,
+    now_record,
+    other_user_records,
+    progress_record,
+    verdict_record,
+)
 
 SAMPLE_EVERY_S = 1.0
 STACKS_FIRST_AFTER_S = 0.8
@@ -69,7 +78,7 @@ class AttemptWatch:
         self.doing: Doing | None = None
         self.progress: Progress | None = None
         self.growth_places = GrowthPlaces()
-        self.incidents: list[dict[str, Any]] = []
+        self.incidents: list[IncidentRecord] = []
         self.pids_seen: set[int] = {command.child.pid}
         self.resumed_from: str | None = None
         self.are_survivors_named = False
@@ -111,15 +120,15 @@ class AttemptWatch:
         self.marks += 1
         self.last_output_s = time.monotonic()
 
-    def recall(self, state: dict[str, Any]) -> None:
+    def recall(self, state: SupervisorRecord) -> None:
         """What the former supervisor had seen of this attempt."""
-        former = state.get("oom_before")
-        if isinstance(former, dict) and state.get("attempt") == self.command.attempt.number:
-            self.oom_before = OomCounters(**former)
-            self.resumed_from = state.get("resumed_from")
-            self.incidents = list(state.get("incidents") or [])
-            self.memory.peak_bytes = int((state.get("memory") or {}).get("peak_bytes") or 0)
-            self.num_lines = int((state.get("output") or {}).get("num_lines") or 0)
+        if state.attempt == self.command.attempt.number:
+            former = state.oom_before
+            self.oom_before = OomCounters(former.cgroup_kills, former.cgroup, former.machine_kills)
+            self.resumed_from = state.resumed_from
+            self.incidents = list(state.incidents)
+            self.memory.peak_bytes = state.memory.peak_bytes or 0
+            self.num_lines = state.output.num_lines or 0
 
     def close(self) -> None:
         """The command has ended: take the rest of its output."""
@@ -129,34 +138,37 @@ class AttemptWatch:
         # A run with many short Python children leaves an empty dump file for each.
         self._guard("stacks", lambda: forget_dead(self.command.attempt.stacks))
 
-    def state(self, now_s: float) -> dict[str, Any]:
+    def state(self, now_s: float) -> SupervisorRecord:
         """This attempt's part of supervisor.json."""
-        return {
-            "attempt": self.command.attempt.number,
-            "child": self.command.child.to_json(),
-            "keeper": self.command.keeper.to_json(),
-            "started_at_s": self.command.started_at_s,
-            "silent_s": round(self.silent_s(now_s), 1),
-            "verdict": self._verdict_json(now_s),
-            "now": self._now_json(),
-            "cpu_cores": round(self.rates.cpu_cores, 2),
-            "disk_bytes_per_s": round(self.rates.disk_bytes_per_s),
-            "net_bytes_per_s": round(self.rates.net_bytes_per_s),
-            "num_processes": len(self.tree.processes),
-            "memory": self._memory_json(),
-            "gpu": [asdict(gpu) for gpu in self.gpus],
-            "progress": asdict(self.progress) if self.progress else None,
-            "output": {
-                **{f"{name}_consumed_bytes": tail.consumed_bytes for name, tail in self.tails.items()},
-                "out_log_bytes": self.log.size_bytes,
-                "num_lines": self.num_lines,
-                "last_line": self.last_line[:500],
-            },
-            "oom_before": asdict(self.oom_before),
-            "resumed_from": self.resumed_from,
-            "incidents": self.incidents[-20:],
-            "protections_off": [f"{name}: {why}" for name, why in self.protections_off.items()],
-        }
+        raw, raw_err = self.tails["raw"], self.tails.get("raw_err")
+        return SupervisorRecord(
+            attempt=self.command.attempt.number,
+            child=self.command.child,
+            keeper=self.command.keeper,
+            started_at_s=self.command.started_at_s,
+            silent_s=round(self.silent_s(now_s), 1),
+            verdict=verdict_record(self.verdict, now_s),
+            now=now_record(self.doing),
+            cpu_cores=round(self.rates.cpu_cores, 2),
+            disk_bytes_per_s=round(self.rates.disk_bytes_per_s),
+            net_bytes_per_s=round(self.rates.net_bytes_per_s),
+            num_processes=len(self.tree.processes),
+            memory=memory_record(self.memory, self._grows_at()),
+            gpu=gpu_records(self.gpus),
+            gpu_others=other_user_records(self.gpus, self.pids_seen),
+            progress=progress_record(self.progress),
+            output=OutputRecord(
+                raw_consumed_bytes=raw.consumed_bytes,
+                raw_err_consumed_bytes=raw_err.consumed_bytes if raw_err is not None else None,
+                out_log_bytes=self.log.size_bytes,
+                num_lines=self.num_lines,
+                last_line=self.last_line[:500],
+            ),
+            oom_before=OomCountersRecord(**asdict(self.oom_before)),
+            resumed_from=self.resumed_from,
+            incidents=tuple(self.incidents[-20:]),
+            protections_off=tuple(f"{name}: {why}" for name, why in self.protections_off.items()),
+        )
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
@@ -298,7 +310,7 @@ class AttemptWatch:
             tree=self.tree,
             now_s=time.time(),
         )
-        self.incidents.append({"number": number, "path": str(path), "at_s": time.time(), "text": verdict.text})
+        self.incidents.append(IncidentRecord(number, str(path), time.time(), verdict.text))
         self.events.emit("incident", f"stacks of every process are in {path}", path=str(path))
 
     # -- small readings ----------------------------------------------------------------------------------------------
@@ -333,47 +345,6 @@ class AttemptWatch:
         if self.doing is not None and self.doing.frame is not None:
             return self.doing.frame
         return self.verdict.frame if self.verdict else None
-
-    def _verdict_json(self, now_s: float) -> dict[str, Any] | None:
-        if self.verdict is None:
-            return None
-        verdict = self.verdict
-        return {
-            "kind": verdict.kind,
-            "label": verdict.label,
-            "for_s": round(max(0.0, now_s - verdict.since_s), 1),
-            "text": verdict.text,
-            "pid": verdict.pid,
-            "frame": asdict(verdict.frame) if verdict.frame else None,
-        }
-
-    def _now_json(self) -> dict[str, Any] | None:
-        if self.doing is None:
-            return None
-        frame = self.doing.frame
-        return {
-            "what": self.doing.what,
-            "file": frame.file if frame else None,
-            "line": frame.line if frame else None,
-            "function": frame.function if frame else None,
-            "source": frame.source.strip() if frame else None,
-        }
-
-    def _memory_json(self) -> dict[str, Any] | None:
-        reading = self.memory.reading
-        if reading is None:
-            return None
-        return {
-            "used_bytes": reading.used_bytes,
-            "limit_bytes": reading.limit.limit_bytes,
-            "limit_source": reading.limit.source,
-            "tree_rss_bytes": reading.tree_rss_bytes,
-            "own_bytes": self.memory.own_bytes,
-            "peak_bytes": self.memory.peak_bytes,
-            "growth_bytes_per_s": round(self.memory.growth_bytes_per_s()),
-            "seconds_to_limit": self.memory.seconds_left(),
-            "grows_at": self._grows_at(),
-        }
 
     def _grows_at(self) -> str | None:
         frame = self.growth_places.likely()

@@ -20,9 +20,9 @@ from typing import Any
 from jackline.errors import JacklineError, UsageError
 from jackline.machine.proc import read_tree
 from jackline.machine.readings import TreeReading
-from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir
-from jackline.rundir.process_id import ProcessId, boot_id, host_name, is_alive
+from jackline.rundir.process_id import boot_id, host_name, is_alive
+from jackline.rundir.records.start import StartRecord, read_start, read_wait
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.options import SuperviseOptions
 
@@ -45,17 +45,15 @@ class Command:
     """One attempt's process tree."""
 
     def __init__(
-        self, attempt: AttemptDir, start: Mapping[str, Any], started: subprocess.Popen[bytes] | None = None
+        self, attempt: AttemptDir, start: StartRecord, started: subprocess.Popen[bytes] | None = None
     ) -> None:
         self.attempt = attempt
         self._started = started  # the keeper, when it is our own child and must be reaped
-        child = ProcessId.from_json(start.get("child"))
-        keeper = ProcessId.from_json(start.get("keeper"))
-        if child is None or keeper is None:
+        if start.child is None or start.keeper is None:
             raise JacklineError(f"{attempt.start_file} is damaged", hint="start again: jackline resume")
-        self.child = child
-        self.keeper = keeper
-        self.started_at_s = float(start.get("started_at_s", 0.0))
+        self.child = start.child
+        self.keeper = start.keeper
+        self.started_at_s = start.started_at_s or 0.0
 
     def read_tree(self) -> TreeReading:
         """The command and its descendants, the keeper left out."""
@@ -68,14 +66,14 @@ class Command:
         """None while the main process lives."""
         # Asked before the file is read: a keeper that wrote it and went in between would seem never to have written.
         is_keeper_there = is_alive(self.keeper)
-        wait = atomic.read_json(self.attempt.wait_file)
-        if isinstance(wait, dict):
+        wait = read_wait(self.attempt)
+        if wait.is_there:
             return Ending(
-                exit_code=wait.get("exit_code"),
-                signal=wait.get("signal"),
-                ended_at_s=float(wait.get("ended_at_s", time.time())),
-                max_rss_bytes=int(wait.get("max_rss_bytes", 0)),
-                orphans=tuple(wait.get("orphans") or ()),
+                exit_code=wait.exit_code,
+                signal=wait.signal,
+                ended_at_s=time.time() if wait.ended_at_s is None else wait.ended_at_s,
+                max_rss_bytes=wait.max_rss_bytes or 0,
+                orphans=wait.orphans,
             )
         if is_keeper_there:
             return None
@@ -152,9 +150,9 @@ def start_command(
     finally:
         os.close(spec_fd)
     start = _wait_for_start(attempt, keeper)
-    if start.get("exec_errno"):
+    if start.exec_errno:
         keeper.wait(START_DEADLINE_S)
-        raise CommandNotStarted(argv[0], int(start["exec_errno"]))
+        raise CommandNotStarted(argv[0], start.exec_errno)
     return Command(attempt, start, keeper)
 
 
@@ -168,15 +166,15 @@ class CommandNotStarted(UsageError):
 
 def adopt_command(attempt: AttemptDir) -> Command | None:
     """The command a former supervisor started; None when it never got that far."""
-    start = atomic.read_json(attempt.start_file)
-    return Command(attempt, start) if isinstance(start, dict) else None
+    start = read_start(attempt)
+    return Command(attempt, start) if start.is_there else None
 
 
-def _wait_for_start(attempt: AttemptDir, keeper: subprocess.Popen[bytes]) -> dict[str, Any]:
+def _wait_for_start(attempt: AttemptDir, keeper: subprocess.Popen[bytes]) -> StartRecord:
     deadline = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < deadline:
-        start = atomic.read_json(attempt.start_file)
-        if isinstance(start, dict):
+        start = read_start(attempt)
+        if start.is_there:
             return start
         if keeper.poll() is not None:
             break

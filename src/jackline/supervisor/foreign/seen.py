@@ -11,8 +11,9 @@ from pathlib import Path
 
 from jackline.machine.proc import open_files
 from jackline.machine.readings import TreeReading
-from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.exit import read_exit
+from jackline.rundir.records.session import read_session
 from jackline.supervisor.foreign.find import ForeignCheckpoint, choose, list_checkpoints, resume_argv
 from jackline.supervisor.options import SuperviseOptions
 
@@ -58,10 +59,8 @@ class CheckpointsSeen:
         found = foreign or self.newest
         if found is not None:
             return str(found.path)
-        session = atomic.read_json(self._run.session_file())
-        newest = session.get("last_checkpoint") if isinstance(session, dict) else None
-        path = newest.get("path") if isinstance(newest, dict) else None
-        if not isinstance(path, str) or not Path(path).is_dir():
+        path = read_session(self._run).last_checkpoint.path
+        if path is None or not Path(path).is_dir():
             return None
         from jackline.checkpoint.format.catalogue import list_names  # 20 ms that a stranger's command does not need
 
@@ -88,9 +87,9 @@ class CheckpointsSeen:
     def _recall(self) -> None:
         """A checkpoint that an earlier attempt resumed from and died of without writing a newer one."""
         for attempt in self._run.list_attempts():
-            value = atomic.read_json(attempt.exit_file)
-            if isinstance(value, dict) and value.get("resumed_from") and not value.get("made_progress", True):
-                self.failed.add(str(value["resumed_from"]))
+            ended = read_exit(attempt)
+            if ended.resumed_from and ended.made_progress is False:
+                self.failed.add(ended.resumed_from)
 
 
 def _paths_open_in(tree: TreeReading | None) -> set[str]:

@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from jackline.errors import JacklineError
 from jackline.machine.memory import effective_limit
-from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.session import read_session
 from jackline.trainer.build import Parts
 from jackline.trainer.report.console import Voice
 from jackline.trainer.report.flops import mfu, peak_flops
@@ -306,17 +305,11 @@ def _limit_bytes(device: torch.device) -> int | None:
     return effective_limit().limit_bytes
 
 
-def _session(run: RunDir) -> dict[str, Any]:
-    """What the session last wrote: a read of a kilobyte, for every line and not for every step."""
-    found = atomic.read_json(run.session_file(0))
-    return found if isinstance(found, dict) else {}
-
-
 def read_bounds(run: RunDir) -> LossBounds | None:
-    found = _session(run).get("loss_bounds")
-    return LossBounds(found.get("process_s"), found.get("machine_s")) if isinstance(found, dict) else None
+    """From what the session last wrote: a read of a kilobyte, for every line and not for every step."""
+    found = read_session(run)
+    return LossBounds(found.loss_bounds.process_s, found.loss_bounds.machine_s) if found.is_there else None
 
 
 def newest_checkpoint(run: RunDir) -> str | None:
-    found = _session(run).get("last_checkpoint")
-    return str(found.get("path")) if isinstance(found, dict) else None
+    return read_session(run).last_checkpoint.path

@@ -1,0 +1,71 @@
+"""exit.json and findings.json: how an attempt ended and what was concluded from it.
+
+Written by the supervisor, or by the session of an attempt that has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jackline.errors import EXIT_STOPPED
+from jackline.rundir import atomic
+from jackline.rundir.layout import FORMAT, AttemptDir
+from jackline.rundir.records.fields import decode, encode, left_out
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """`exit_code` is what `jackline run` returns, `child_exit_code` the command's own. `evidence` and `findings` are
+    `diagnosis.evidence` as JSON. An attempt without a supervisor has `is_bare` and none of the fields before it."""
+
+    format: int | None = None
+    attempt: int | None = None
+    exit_code: int | None = None
+    child_exit_code: int | None = None
+    signal: int | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    duration_s: float | None = None
+    is_stopped: bool = False
+    cause: str | None = None
+    text: str | None = None
+    resumed_from: str | None = None
+    made_progress: bool | None = None
+    checkpoint_after: str | None = None
+    written_at_s: float | None = None
+    evidence: dict[str, Any] | None = None
+    findings: tuple[dict[str, Any], ...] = ()
+    is_bare: bool | None = left_out()
+
+    @property
+    def is_there(self) -> bool:
+        """False when nobody wrote down how it ended, or nothing of that can be read."""
+        return self != ExitRecord()
+
+    @property
+    def was_stopped(self) -> bool:
+        return self.is_stopped or self.exit_code == EXIT_STOPPED
+
+    @staticmethod
+    def from_json(raw: object) -> ExitRecord:
+        return decode(ExitRecord, raw)
+
+    def to_json(self) -> dict[str, Any]:
+        found = encode(self)
+        if self.is_bare:
+            for name in ("resumed_from", "made_progress", "checkpoint_after", "written_at_s", "evidence"):
+                found.pop(name)
+        return found
+
+
+def read_exit(attempt: AttemptDir) -> ExitRecord:
+    return ExitRecord.from_json(atomic.read_json(attempt.exit_file))
+
+
+def write_exit(attempt: AttemptDir, record: ExitRecord) -> None:
+    """Synced: the run's end must survive a power cut. findings.json holds the findings alone."""
+    contents = {**record.to_json(), "format": FORMAT, "attempt": attempt.number}
+    atomic.write_json(attempt.exit_file, contents, durable=True)
+    if not record.is_bare:
+        atomic.write_json(attempt.findings_file, contents["findings"])

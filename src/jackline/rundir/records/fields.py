@@ -1,0 +1,131 @@
+"""From JSON of unknown quality to the fields of a record, and back.
+
+Files may be damaged, written by another version, or forged. So a value of the wrong type counts as absent, and the
+field keeps its default. Owns the rules for each type; the records say which field has which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from jackline.rundir.process_id import ProcessId
+
+T = TypeVar("T")
+Reader = Callable[[Any], Any]
+
+MAX_NUMBER = 2**63  # a greater one is damage: no size, time or count of a run comes near
+MAX_AT_S = 253402300799.0  # the last second of the year 9999: later ones have no date
+
+
+def number(value: Any) -> float | None:
+    """As it was written: an int stays one. NaN, infinity and truth values are no numbers."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -MAX_NUMBER < value < MAX_NUMBER else None
+
+
+def integer(value: Any) -> int | None:
+    found = number(value)
+    return int(found) if found is not None and found == math.floor(found) else None
+
+
+def moment(value: Any) -> float | None:
+    """Seconds since 1970, as far as there is a date for them."""
+    found = number(value)
+    return found if found is not None and 0 <= found <= MAX_AT_S else None
+
+
+def text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def mapping(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def numbers(value: Any) -> dict[str, float] | None:
+    """Names and numbers; what is no number is left out."""
+    if not isinstance(value, dict):
+        return None
+    return {str(name): entry for name, entry in value.items() if number(entry) is not None}
+
+
+def words(value: Any) -> tuple[str, ...] | None:
+    return tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else None
+
+
+def mappings(value: Any) -> tuple[dict[str, Any], ...] | None:
+    return tuple(entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else None
+
+
+def each(reader: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...] | None]:
+    """A list of records; what is none is left out."""
+    return lambda value: (
+        tuple(reader(entry) for entry in value if isinstance(entry, dict)) if isinstance(value, list) else None
+    )
+
+
+# By annotation, as the record writes it; a record's own types come with it.
+READERS: dict[str, Reader] = {
+    "float | None": number,
+    "float": number,
+    "int | None": integer,
+    "int": integer,
+    "str | None": text,
+    "str": text,
+    "bool | None": flag,
+    "bool": flag,
+    "dict[str, Any]": mapping,
+    "dict[str, Any] | None": mapping,
+    "dict[str, float]": numbers,
+    "tuple[str, ...]": words,
+    "tuple[dict[str, Any], ...]": mappings,
+    "ProcessId | None": ProcessId.from_json,
+}
+
+
+def decode(record: type[T], raw: object, own: Mapping[str, Reader] | None = None) -> T:
+    """`raw` as a `record`, whose fields all have defaults. `own`: readers for the record's own types."""
+    found = raw if isinstance(raw, dict) else {}
+    known: dict[str, Any] = {}
+    for entry in dataclasses.fields(record):  # type: ignore[arg-type]
+        if entry.name not in found:
+            continue
+        annotation = str(entry.type)
+        reader = moment if entry.name.endswith("at_s") else (own or {}).get(annotation) or READERS[annotation]
+        value = reader(found[entry.name])
+        if value is not None:
+            known[entry.name] = value
+    return record(**known)
+
+
+def encode(record: Any) -> dict[str, Any]:
+    """The JSON of a record. A part of which nothing is known is null."""
+    found = {}
+    for entry in dataclasses.fields(record):
+        value = getattr(record, entry.name)
+        if value is None and entry.metadata.get("is_left_out"):
+            continue
+        found[entry.name] = _plain(value)
+    return found
+
+
+def left_out() -> Any:
+    """A field that is absent from the file while it is not known."""
+    return dataclasses.field(default=None, metadata={"is_left_out": True})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ProcessId):
+        return value.to_json()
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return None if value == type(value)() else encode(value)
+    return value

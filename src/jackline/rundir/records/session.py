@@ -1,0 +1,174 @@
+"""session-RANK.json: how far the training is by its own word, replaced each second by the session inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId
+from jackline.rundir.records.fields import decode, each, encode, left_out
+from jackline.rundir.records.supervisor import GpuUserRecord, ProgressRecord
+
+
+@dataclass(frozen=True)
+class PlaceRecord:
+    """Which epoch of how many, which batch of how many, counted from 1."""
+
+    epoch: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    num_batches: int | None = None
+
+
+@dataclass(frozen=True)
+class BestRecord:
+    """The best checkpoint that is kept, by which number."""
+
+    name: str | None = None
+    step: int | None = None
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class LossBoundsRecord:
+    """What is lost if the process dies now, and if the machine does."""
+
+    process_s: float | None = None
+    machine_s: float | None = None
+    text: str | None = None
+    note: str | None = left_out()
+
+
+@dataclass(frozen=True)
+class SavedRecord:
+    """The newest checkpoint of the session."""
+
+    step: int | None = None
+    at_s: float | None = None
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class OomRecord:
+    """The last time a GPU's memory ran out."""
+
+    step: int | None = None
+    micro_batch: int | None = None
+    shape: str | None = None
+    wanted_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    new_micro_batch: int | None = None
+    fitting_micro_batch: int | None = None
+    needs_new_process: bool | None = None
+    others: tuple[GpuUserRecord, ...] = ()
+    phase: str | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuBooksRecord:
+    """What PyTorch's own books say of this process."""
+
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class HostGuardRecord:
+    """The host's memory as the session's guard sees it."""
+
+    used_bytes: int | None = None
+    limit_bytes: int | None = None
+    seconds_to_limit: float | None = None
+    grows_at: str | None = None
+    growing_frame: dict[str, Any] | None = None
+    num_workers: int | None = None
+    prefetch: int | None = None
+
+
+@dataclass(frozen=True)
+class SessionMemoryRecord:
+    """`card`: the GPU, where there is one."""
+
+    micro_batch: int | None = None
+    num_shrinks: int | None = None
+    last_oom: OomRecord = OomRecord()
+    card: GpuBooksRecord = GpuBooksRecord()
+    host: HostGuardRecord = HostGuardRecord()
+
+
+def _part(record: Any, own: Any = None) -> Any:
+    return lambda value: decode(record, value, own)
+
+
+_OF_MEMORY = {
+    "OomRecord": _part(OomRecord, {"tuple[GpuUserRecord, ...]": each(_part(GpuUserRecord))}),
+    "GpuBooksRecord": _part(GpuBooksRecord),
+    "HostGuardRecord": _part(HostGuardRecord),
+}
+_OWN = {
+    "PlaceRecord": _part(PlaceRecord),
+    "BestRecord": _part(BestRecord),
+    "LossBoundsRecord": _part(LossBoundsRecord),
+    "SavedRecord": _part(SavedRecord),
+    "SessionMemoryRecord": _part(SessionMemoryRecord, _OF_MEMORY),
+}
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """`doing`: which part of a step. `metrics`: what the loop logged last."""
+
+    at_s: float | None = None
+    process: ProcessId | None = None
+    attempt: int | None = None
+    phase: str | None = None
+    done: float | None = None
+    total: float | None = None
+    unit: str | None = None
+    rate_per_s: float | None = None
+    eta_s: float | None = None
+    ending: str | None = None
+    doing: str | None = None
+    step: int | None = None
+    epoch: int | None = None
+    batch: int | None = None
+    place: PlaceRecord = PlaceRecord()
+    best: BestRecord = BestRecord()
+    loss_bounds: LossBoundsRecord = LossBoundsRecord()
+    last_checkpoint: SavedRecord = SavedRecord()
+    metrics: dict[str, float] = field(default_factory=dict)
+    memory: SessionMemoryRecord = SessionMemoryRecord()
+    stop_requested_by: str | None = None
+    protections_off: tuple[str, ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        return self != SessionRecord()
+
+    @property
+    def progress(self) -> ProgressRecord:
+        return ProgressRecord(self.phase, self.done, self.total, self.unit, self.rate_per_s, self.eta_s, "session")
+
+    @staticmethod
+    def from_json(raw: object) -> SessionRecord:
+        return decode(SessionRecord, raw, _OWN)
+
+    def to_json(self) -> dict[str, Any]:
+        return encode(self)
+
+
+def read_session(run: RunDir, rank: int = 0) -> SessionRecord:
+    return SessionRecord.from_json(atomic.read_json(run.session_file(rank)))
+
+
+def write_session(run: RunDir, rank: int, contents: Mapping[str, Any]) -> None:
+    """Only the rank's own session calls this. Its parts fill in what they know, a person's loader its own counts."""
+    atomic.write_json(run.session_file(rank), contents)

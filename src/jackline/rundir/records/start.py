@@ -1,0 +1,74 @@
+"""start.json and wait.json: which process an attempt's command is, and how that ended in the kernel's words.
+
+Written by the keeper, which imports nothing of ours; start.json of an attempt without a supervisor by its session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jackline.rundir import atomic
+from jackline.rundir.layout import AttemptDir
+from jackline.rundir.process_id import ProcessId
+from jackline.rundir.records.fields import decode, encode, left_out
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """`exec_errno`: the kernel would not run the command."""
+
+    child: ProcessId | None = None
+    keeper: ProcessId | None = None
+    started_at_s: float | None = None
+    exec_errno: int | None = left_out()
+    is_bare: bool | None = left_out()
+
+    @property
+    def is_there(self) -> bool:
+        return self != StartRecord()
+
+    @staticmethod
+    def from_json(raw: object) -> StartRecord:
+        return decode(StartRecord, raw)
+
+    def to_json(self) -> dict[str, Any]:
+        return encode(self)
+
+
+@dataclass(frozen=True)
+class WaitRecord:
+    """One of `exit_code` and `signal` is known. `orphans`: processes that outlived the command."""
+
+    status: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    ended_at_s: float | None = None
+    max_rss_bytes: int | None = None
+    cpu_s: float | None = None
+    orphans: tuple[dict[str, Any], ...] = ()
+    is_settled: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        return self != WaitRecord()
+
+    @staticmethod
+    def from_json(raw: object) -> WaitRecord:
+        return decode(WaitRecord, raw)
+
+    def to_json(self) -> dict[str, Any]:
+        return encode(self)
+
+
+def read_start(attempt: AttemptDir) -> StartRecord:
+    return StartRecord.from_json(atomic.read_json(attempt.start_file))
+
+
+def write_start(attempt: AttemptDir, record: StartRecord) -> None:
+    """Of an attempt without a supervisor."""
+    atomic.write_json(attempt.start_file, record.to_json())
+
+
+def read_wait(attempt: AttemptDir) -> WaitRecord:
+    return WaitRecord.from_json(atomic.read_json(attempt.wait_file))

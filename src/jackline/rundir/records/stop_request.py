@@ -1,0 +1,36 @@
+"""stop-request.json: a note beside SIGTERM that tells a wanted end from a stranger's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId
+from jackline.rundir.records.fields import decode, encode
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """`by` is who asks, in words; `grace_s` how long the end may take, None for the run's own choice."""
+
+    at_s: float | None = None
+    by: str | None = None
+    grace_s: float | None = None
+    asker: ProcessId | None = None
+
+    @staticmethod
+    def from_json(raw: object) -> StopRequest:
+        return decode(StopRequest, raw)
+
+    def to_json(self) -> dict[str, Any]:
+        return encode(self)
+
+
+def read_stop_request(run: RunDir) -> StopRequest:
+    return StopRequest.from_json(atomic.read_json(run.stop_request))
+
+
+def write_stop_request(run: RunDir, request: StopRequest) -> None:
+    atomic.write_json(run.stop_request, request.to_json())

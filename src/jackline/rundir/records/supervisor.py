@@ -1,0 +1,201 @@
+"""supervisor.json: how the run is doing, replaced each second by its supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId
+from jackline.rundir.records.fields import decode, each, encode, left_out
+
+
+@dataclass(frozen=True)
+class VerdictRecord:
+    """PROGRESS, BUSY, SUSPECT or STUCK. `since_s` is from files of before `for_s`."""
+
+    kind: str | None = None
+    label: str | None = None
+    for_s: float | None = None
+    text: str | None = None
+    pid: int | None = None
+    frame: dict[str, Any] | None = None
+    since_s: float | None = left_out()
+
+    @property
+    def is_alarm(self) -> bool:
+        return self.kind in ("SUSPECT", "STUCK")
+
+
+@dataclass(frozen=True)
+class NowRecord:
+    """What the command is doing, and at which line."""
+
+    what: str | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class HostMemoryRecord:
+    """`own_bytes` counts pages that processes share once."""
+
+    used_bytes: int | None = None
+    limit_bytes: int | None = None
+    limit_source: str | None = None
+    tree_rss_bytes: int | None = None
+    own_bytes: int | None = None
+    peak_bytes: int | None = None
+    growth_bytes_per_s: float | None = None
+    seconds_to_limit: float | None = None
+    grows_at: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuRecord:
+    """One GPU, as the driver sees it."""
+
+    index: int | None = None
+    name: str | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    utilisation_percent: int | None = None
+    memory_utilisation_percent: int | None = None
+    power_w: float | None = None
+    processes: tuple[dict[str, Any], ...] = ()
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True)
+class GpuUserRecord:
+    """A process of somebody else that holds memory of a GPU."""
+
+    pid: int | None = None
+    name: str | None = None
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ProgressRecord:
+    """`done` of `total` `unit`s of one phase."""
+
+    phase: str | None = None
+    done: float | None = None
+    total: float | None = None
+    unit: str | None = None
+    rate_per_s: float | None = None
+    eta_s: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class OutputRecord:
+    """How far the command's output has come into out.log."""
+
+    raw_consumed_bytes: int | None = None
+    raw_err_consumed_bytes: int | None = left_out()
+    out_log_bytes: int | None = None
+    num_lines: int | None = None
+    last_line: str | None = None
+
+
+@dataclass(frozen=True)
+class OomCountersRecord:
+    """Kills the kernel had counted when the attempt began."""
+
+    cgroup_kills: int | None = None
+    cgroup: str | None = None
+    machine_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class IncidentRecord:
+    """A file with the stacks of every process, written at an alarm."""
+
+    number: int | None = None
+    path: str | None = None
+    at_s: float | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """The newest whole checkpoint that the command itself wrote."""
+
+    path: str | None = None
+    at_s: float | None = None
+
+
+def _part(record: Any) -> Any:
+    return lambda value: decode(record, value)
+
+
+_OWN = {
+    "VerdictRecord": _part(VerdictRecord),
+    "NowRecord": _part(NowRecord),
+    "HostMemoryRecord": _part(HostMemoryRecord),
+    "ProgressRecord": _part(ProgressRecord),
+    "OutputRecord": _part(OutputRecord),
+    "OomCountersRecord": _part(OomCountersRecord),
+    "CheckpointRecord": _part(CheckpointRecord),
+    "tuple[GpuRecord, ...]": each(_part(GpuRecord)),
+    "tuple[GpuUserRecord, ...]": each(_part(GpuUserRecord)),
+    "tuple[IncidentRecord, ...]": each(_part(IncidentRecord)),
+}
+
+
+@dataclass(frozen=True)
+class SupervisorRecord:
+    """`options` are SuperviseOptions as JSON. A part of which nothing is known has only empty fields."""
+
+    at_s: float | None = None
+    supervisor: ProcessId | None = None
+    is_finished: bool = False
+    is_restarting: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    checkpoint: CheckpointRecord = CheckpointRecord()
+    gpu_others: tuple[GpuUserRecord, ...] = ()
+    attempt: int | None = None
+    child: ProcessId | None = None
+    keeper: ProcessId | None = None
+    started_at_s: float | None = None
+    silent_s: float | None = None
+    verdict: VerdictRecord = VerdictRecord()
+    now: NowRecord = NowRecord()
+    cpu_cores: float | None = None
+    disk_bytes_per_s: float | None = None
+    net_bytes_per_s: float | None = None
+    num_processes: int | None = None
+    memory: HostMemoryRecord = HostMemoryRecord()
+    gpu: tuple[GpuRecord, ...] = ()
+    progress: ProgressRecord = ProgressRecord()
+    output: OutputRecord = OutputRecord()
+    oom_before: OomCountersRecord = OomCountersRecord()
+    resumed_from: str | None = None
+    incidents: tuple[IncidentRecord, ...] = ()
+    protections_off: tuple[str, ...] = ()
+    restart_at_s: float | None = left_out()
+
+    @property
+    def is_there(self) -> bool:
+        """False for a file that is absent, or of which nothing could be read."""
+        return self != SupervisorRecord()
+
+    @staticmethod
+    def from_json(raw: object) -> SupervisorRecord:
+        return decode(SupervisorRecord, raw, _OWN)
+
+    def to_json(self) -> dict[str, Any]:
+        return encode(self)
+
+
+def read_supervisor(run: RunDir) -> SupervisorRecord:
+    return SupervisorRecord.from_json(atomic.read_json(run.supervisor_file))
+
+
+def write_supervisor(run: RunDir, record: SupervisorRecord, *, durable: bool = False) -> None:
+    """Only the run's supervisor calls this."""
+    atomic.write_json(run.supervisor_file, record.to_json(), durable=durable)

@@ -1,0 +1,64 @@
+"""What the command line asks of a supervisor, and what that answers: the two messages of a start.
+
+The request travels in memory, not on a command line that every user of the machine may read: hooks and mirrors can
+hold passwords.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jackline.errors import EXIT_FAILED
+from jackline.supervisor.options import SuperviseOptions
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """`reporter` and `lock` are descriptors that the supervisor inherits; `lock` only for a run made a moment ago."""
+
+    reporter: int
+    options: SuperviseOptions
+    adopts: bool = False
+    lock: int | None = None
+
+    def to_memory(self) -> int:
+        """A descriptor to read it from; the caller closes it."""
+        fd = os.memfd_create("jackline-start", 0)
+        os.write(fd, json.dumps({**asdict(self), "options": self.options.to_json()}).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    @staticmethod
+    def from_memory(fd: int) -> StartRequest:
+        """Closes `fd`; what the supervisor inherits is not for its own children."""
+        with open(fd, "rb") as file:
+            value = json.load(file)
+        request = StartRequest(**{**value, "options": SuperviseOptions.from_json(value["options"])})
+        for inherited in (request.reporter, request.lock):
+            if inherited is not None:
+                os.set_inheritable(inherited, False)
+        return request
+
+
+@dataclass(frozen=True)
+class StartAnswer:
+    """An empty `problem`: the command runs."""
+
+    problem: str = ""
+    hint: str | None = None
+    exit_code: int = EXIT_FAILED
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> StartAnswer:
+        """Anything but a whole answer means that the supervisor was gone before it could say why."""
+        try:
+            value: dict[str, Any] = json.loads(line)
+            return StartAnswer(str(value["problem"]), value["hint"], int(value["exit_code"]))
+        except (ValueError, TypeError, KeyError):
+            return StartAnswer("the supervisor did not start", "see supervisor.log in the run directory")

@@ -1,0 +1,65 @@
+"""From what the supervisor has seen of an attempt to the parts of supervisor.json. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from jackline.diagnosis.doing import Doing
+from jackline.machine.readings import GpuReading
+from jackline.memory.guard.oom_report import other_users
+from jackline.rundir.records import supervisor as records
+from jackline.supervisor.attempt.memory_watch import MemoryWatch
+from jackline.supervisor.hang.verdict import Verdict
+from jackline.supervisor.output.progress import Progress
+
+
+def verdict_record(verdict: Verdict | None, now_s: float) -> records.VerdictRecord:
+    if verdict is None:
+        return records.VerdictRecord()
+    return records.VerdictRecord(
+        kind=verdict.kind,
+        label=verdict.label,
+        for_s=round(max(0.0, now_s - verdict.since_s), 1),
+        text=verdict.text,
+        pid=verdict.pid,
+        frame=asdict(verdict.frame) if verdict.frame else None,
+    )
+
+
+def now_record(doing: Doing | None) -> records.NowRecord:
+    if doing is None:
+        return records.NowRecord()
+    frame = doing.frame
+    if frame is None:
+        return records.NowRecord(doing.what)
+    return records.NowRecord(doing.what, frame.file, frame.line, frame.function, frame.source.strip())
+
+
+def memory_record(memory: MemoryWatch, grows_at: str | None) -> records.HostMemoryRecord:
+    reading = memory.reading
+    if reading is None:
+        return records.HostMemoryRecord()
+    return records.HostMemoryRecord(
+        used_bytes=reading.used_bytes,
+        limit_bytes=reading.limit.limit_bytes,
+        limit_source=reading.limit.source,
+        tree_rss_bytes=reading.tree_rss_bytes,
+        own_bytes=memory.own_bytes,
+        peak_bytes=memory.peak_bytes,
+        growth_bytes_per_s=round(memory.growth_bytes_per_s()),
+        seconds_to_limit=memory.seconds_left(),
+        grows_at=grows_at,
+    )
+
+
+def progress_record(progress: Progress | None) -> records.ProgressRecord:
+    return records.ProgressRecord(**asdict(progress)) if progress else records.ProgressRecord()
+
+
+def gpu_records(gpus: Iterable[GpuReading]) -> tuple[records.GpuRecord, ...]:
+    return tuple(records.GpuRecord(**asdict(gpu)) for gpu in gpus)
+
+
+def other_user_records(gpus: tuple[GpuReading, ...], own_pids: Iterable[int]) -> tuple[records.GpuUserRecord, ...]:
+    return tuple(records.GpuUserRecord(**asdict(user)) for user in other_users(gpus, sorted(own_pids)))
