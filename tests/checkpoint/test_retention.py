@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackline.checkpoint.format.manifest import Name
-from jackline.checkpoint.writer.retention import Keep, best_checkpoint, checkpoints_to_delete
+from jackline.checkpoint.writer.retention import Keep, best_checkpoint, best_to_keep, checkpoints_to_delete
 from jackline.errors import UsageError
 
 names = st.sets(st.builds(Name, st.integers(0, 60), st.integers(0, 2)), max_size=20)
@@ -17,7 +17,7 @@ def deleted(steps: list[int], good: list[int] | None = None, best: int | None = 
         [Name(step) for step in steps],
         good=[Name(step) for step in (steps if good is None else good)],
         keep=Keep(**keep),
-        best=None if best is None else Name(best),
+        best=[] if best is None else [Name(best)],
     )
     return [name.step for name in chosen]
 
@@ -47,7 +47,7 @@ def test_a_damaged_one_goes_once_two_newer_ones_are_good() -> None:
 def test_the_last_two_good_ones_and_all_that_is_newer_never_go(
     present: set[Name], proved: set[Name], keep: Keep, best: Name | None
 ) -> None:
-    gone = set(checkpoints_to_delete(list(present), good=proved, keep=keep, best=best))
+    gone = set(checkpoints_to_delete(list(present), good=proved, keep=keep, best=[best] if best else []))
     good = sorted(present & proved)
     assert gone <= present
     assert not gone & set(good[-2:])
@@ -58,12 +58,20 @@ def test_the_last_two_good_ones_and_all_that_is_newer_never_go(
     assert not keep.every or all(name.step % keep.every for name in gone)
 
 
-def test_the_best_is_the_lowest_the_highest_with_a_plus_and_the_newest_of_equals() -> None:
+def test_the_best_is_the_lowest_the_highest_with_a_plus_and_the_oldest_of_equals() -> None:
     metrics = {Name(1): {"loss": 2.0}, Name(2): {"loss": 1.0}, Name(3): {"loss": 1.0}, Name(4): {}}
-    assert best_checkpoint(metrics, "loss") == Name(3)
+    assert best_checkpoint(metrics, "loss") == Name(2)
     assert best_checkpoint(metrics, "+loss") == Name(1)
     assert best_checkpoint(metrics, "accuracy") is None
     assert best_checkpoint(metrics, None) is None
+
+
+def test_a_better_one_that_was_not_read_back_stands_beside_the_best_that_was() -> None:
+    metrics = {Name(1): {"loss": 2.0}, Name(2): {"loss": 1.0}, Name(3): {"loss": 3.0}}
+    assert best_to_keep(metrics, "loss", good=[Name(1), Name(3)]) == [Name(2), Name(1)]
+    assert best_to_keep(metrics, "loss", good=list(metrics)) == [Name(2)]
+    assert best_to_keep(metrics, "loss", good=[]) == [Name(2)]
+    assert best_to_keep(metrics, None, good=list(metrics)) == []
 
 
 def test_a_setting_that_keeps_nothing_is_refused() -> None:

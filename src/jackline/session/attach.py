@@ -26,6 +26,7 @@ from jackline.session.metrics.reporting import Reporter, keep_standard_descripto
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
 from jackline.session.run import Run
+from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Change, compare_programs, describe_program
 from jackline.session.saving.exactness import make_exact
 from jackline.session.saving.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
@@ -113,6 +114,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         values=values,
         card=CardMemory(state, stepper.optimizers, reporter.event, pulse.now),
         pulse=pulse,
+        best=BestKeeper(settings.keep_best, engine.folder),
     )
     saver.report_to(attached.reporter.event)
     attached.reporter.read_state = attached.read_state

@@ -25,6 +25,7 @@ from jackline.session.metrics.reporting import Reporter, say
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.phase import Phase, phase
 from jackline.session.saving import proof
+from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
 from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings
@@ -59,6 +60,7 @@ class Attachment:
     fingerprint: Fingerprint
     values: dict[str, Any]
     card: CardMemory
+    best: BestKeeper
     position: Position = field(default_factory=Position)
     restored: dict[str, Any] | None = None
     label: int = 1  # of what is logged now: the step that is under way; after the last one, that
@@ -126,6 +128,7 @@ class Attachment:
     def between_passes(self) -> None:
         """What is logged now (a validation after the loop) belongs to the step before: a next may never come."""
         self.label = self.stepper.steps_done
+        self.best.mark(self.stepper.steps_done, self.values, self.stepper.tensors, is_asked=True)
 
     def next_epoch(self) -> None:
         self.position.epoch += 1
@@ -160,6 +163,7 @@ class Attachment:
         else:
             self.scalars.send(now_s)
         self.stepper.mark()
+        self.best.mark(self.stepper.steps_done, self.values, self.stepper.tensors, is_asked=False)
         self.label = self.stepper.steps_done + 1
         if not self._is_prepared and self.stepper.steps_done > self.saver.asked_step:
             self._is_prepared = True
@@ -181,24 +185,41 @@ class Attachment:
         `is_repeated`: also when this step is saved already.
         """
         step = self.stepper.steps_done
+        is_repeated = is_repeated or self.best.wants_save(step)
         if self.saver.last_step == step and not self.saver.engine.is_busy and not is_repeated:
             return True
         try:
             self.saver.state["session"] = self._session_state(takes_back=takes_back)
-            self.saver.state["values"] = dict(self.values)
+            held = self.best.held_values
+            self.saver.state["values"] = dict(self.values if held is None else held)
         except Exception as problem:
             self.saver.turn_off(f"{type(problem).__name__}: {problem}")
             return False
         self.pulse.now("save")
         marks = self.marks[1] if self.marks[0] == step else {}
-        metrics = {**self.scalars.known(), **marks}
+        metrics = {**self.best.label(self.scalars.known_at(step), step), **marks}
         ticket = self.saver.save(step, metrics=metrics, is_last=is_last, is_wanted=is_wanted)
         if ticket is None:
             return False
+        self.best.carried(ticket, metrics)
         self.reporter.hurry()
         is_saved = self.saver.wait() if is_waited_for else ticket.outcome not in ("failed", "skipped")
         self.pulse.now("")
         return is_saved
+
+    def save_marked(self, *, takes_back: bool) -> bool:
+        """The state of the last boundary, a little later: the value measured since is its own, and a new best."""
+        step = self.stepper.steps_done
+        why = ""
+        if takes_back and not self.feed.can_take_back:
+            why = "its batch was taken from the data already, which cannot take it back"
+        elif self.stepper.has_changed() or not self.best.is_marked(step, self.stepper.tensors):
+            why = "the weights have been written to since the end of that step"
+        if why:
+            self.best.refuse(step, why, self.reporter.event)
+            return False
+        with self.best.as_marked(self.chance):
+            return self.save(is_last=True, is_repeated=True, takes_back=takes_back)
 
     def note_schedule(self, **words: Any) -> None:
         """`total` or `epochs` as the loop asks for them, into the checkpoints and against the saved ones."""
@@ -229,6 +250,7 @@ class Attachment:
             self.reporter.event("left", text, is_loud=True, step=step)
         if is_complete:
             self.reporter.event("complete", f"complete at step {step}", step=step)
+            self.best.tell_unseen(self.scalars.known(), self.reporter.event)
         cause, code = _cause(error)
         needs_new_process = self.card.note_error(error, self.label)
         if self.host is not None:

@@ -114,9 +114,12 @@ class Driver:
         session = {"step": step, "epoch": 0, "batch": 0, "feed": {"kind": "none", "state": {}}, "notes": dict(notes)}
         attached.saver.state = {**state, "random": attached.chance, "session": session, "values": {}}
         is_last = is_waited_for or self.should_stop
-        ticket = attached.saver.save(step, metrics=dict(attached.scalars.latest), is_last=is_last)
+        metrics = attached.best.label(attached.scalars.known_at(step), step)
+        is_best = attached.best.wants_save(step)
+        ticket = attached.saver.save(step, metrics=metrics, is_last=is_last, is_wanted=is_best)
         if ticket is None:
             return False
+        attached.best.carried(ticket, metrics)
         return attached.saver.wait() if is_last else ticket.outcome not in ("failed", "skipped")
 
     def at_step(self, step: int) -> None:
@@ -126,8 +129,15 @@ class Driver:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """What is a number; a device is not waited for."""
         numbers = {name: value for name, value in values.items() if _is_number(value)}
-        self._attached.scalars.log(step, numbers)
-        self._attached.scalars.send(time.monotonic())
+        attached = self._attached
+        attached.scalars.log(step, numbers)
+        attached.scalars.send(time.monotonic())
+        if (name := attached.best.name) in numbers:
+            attached.best.measure(numbers[str(name)], step)
+
+    def wants_best_saved(self, step: int) -> bool:
+        """The number that `keep_best` names was measured with this step's weights, and is the best so far."""
+        return self._attached.best.wants_save(step)
 
     def _tell(self, receipt: Receipt) -> None:
         attached = self._attached
@@ -153,7 +163,10 @@ class Driver:
             return
         step = attached.stepper.steps_done
         if error is None and self.should_stop:
-            error = Stopped(f"{attached.stop.by}: stopped at step {step}, saved")
+            attached.saver.wait()  # the one under way is the one that stands
+            is_saved = attached.saver.last_step == step
+            what = "saved" if is_saved else f"not saved; {attached.saver.what_stands(step)}"
+            error = Stopped(f"{attached.stop.by}: stopped at step {step}, {what}")
         text = error.text if isinstance(error, Stopped) else ""
         if error is not None and not text:
             attached.saver.wait()

@@ -122,6 +122,8 @@ class Run:
         if values:
             more = {**values, **more}
         self._attached.scalars.log(self._attached.label, more)
+        if (name := self._attached.best.name) in more:
+            self._take_measured(more[str(name)])
 
     def safe_step(
         self,
@@ -146,11 +148,18 @@ class Run:
         `metrics` go with this checkpoint and no other: `run.save(best_loss=...)` with attach(keep_best="best_loss").
         """
         self._require_entered()
-        self._attached.marks = (self.step, metrics)
+        attached = self._attached
+        step = self._weights_step()
+        attached.marks = (self.step if step is None else step, metrics)
+        is_measured = attached.best.name in metrics
+        if is_measured:
+            attached.best.was_seen = True
+        if is_measured and self._in_body and step == attached.label - 1 and self._save_marked():
+            return  # the optimizers have yet to step: the numbers are those of the step before
         if self._in_body or self._pending:
             self._is_save_wanted = True
         else:
-            self._attached.save(is_last=True, is_repeated=True)
+            attached.save(is_last=True, is_repeated=True)
 
     def phase(self, name: str, items: Any = None, *, total: float | None = None, unit: str = "") -> Phase:
         """`jackline.phase`, under this run: `with run.phase("evaluate", total=len(test)) as progress: ...`"""
@@ -190,9 +199,40 @@ class Run:
                 self._attached.next_epoch()
         self._attached.open()
         self._has_begun = True
+        if not self._pending and self._attached.best.wants_save(self.step):
+            self._attached.save(is_wanted=True)
         if self.should_stop and not self._pending:
             self._stop()
         return True
+
+    def _take_measured(self, value: Any) -> None:
+        """The number that `keep_best` names was logged: whose it is, and whether a save has to be made at once.
+
+        What was measured after the optimizer's step waits for the boundary, and after an epoch for the next one:
+        the loop may have other weights in its model just now (an average), and puts its own back until then.
+        """
+        attached, best = self._attached, self._attached.best
+        step = self._weights_step()
+        best.measure(value, step, is_rare=None if self._in_body else True)
+        is_at_rest = not self._in_body and not self._pending and not self._is_complete
+        if step is None:
+            best.refuse(self.step, "some optimizers had stepped and others had not", attached.reporter.event)
+        elif is_at_rest or (self._in_body and step == attached.label):
+            best.mark_no_longer()
+        elif (best.is_rare or attached.saver.asked_step == step) and best.is_better(step):
+            self._save_marked()
+
+    def _weights_step(self) -> int | None:
+        """Whose weights the model has now. None: those of no whole step."""
+        return self._attached.stepper.weights_step(self._attached.label) if self._in_body else self.step
+
+    def _save_marked(self) -> bool:
+        """The state of the last boundary, if it still can be had; else words about it."""
+        if not self._pending:
+            return self._attached.save_marked(takes_back=self._in_body)
+        why = "it was measured between the batches of one step"
+        self._attached.best.refuse(self.step, why, self._attached.reporter.event)
+        return False
 
     def _is_total_reached(self) -> bool:
         return self._total is not None and self.step >= self._total
@@ -205,8 +245,9 @@ class Run:
             self._stop()
         if self._is_total_reached():
             return  # the last save follows at once
-        if self._is_save_wanted or attached.saver.why_due(self.step, now_s):
-            attached.save(is_wanted=self._is_save_wanted)  # one that was asked for is not skipped
+        is_wanted = self._is_save_wanted or attached.best.wants_save(self.step)
+        if is_wanted or attached.saver.why_due(self.step, now_s):
+            attached.save(is_wanted=is_wanted)  # one that was asked for is not skipped
             self._is_save_wanted = False
 
     def _stop(self) -> None:

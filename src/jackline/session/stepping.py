@@ -39,7 +39,7 @@ class Stepper:
             self._handles.append(optimizer.register_step_post_hook(self._on_end(number)))
         self._chance = Chance()
         self._state = state
-        self._tensors = find_tensors(state)
+        self.tensors = find_tensors(state)
         self._places = find_places(state)
         self._mark: tuple[Any, ...] = ()
 
@@ -78,6 +78,18 @@ class Stepper:
     def has_moved(self) -> bool:
         return self._is_dirty or not _is_same(self._mark, self._read())
 
+    def has_changed(self) -> bool:
+        """Like `has_moved`, but random numbers may have been drawn."""
+        return self._is_dirty or not self._mark or sum(map(_version, self.tensors)) != self._mark[0]
+
+    def weights_step(self, label: int) -> int | None:
+        """In the body of step `label`: the step whose weights stand now. None: only some optimizers have stepped."""
+        if not self.optimizers:
+            return label  # nothing tells when they change
+        if not self._is_dirty:
+            return label - 1
+        return label if self.accumulate is not None or self.steps_done == label else None
+
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -98,7 +110,7 @@ class Stepper:
 
     def _read(self) -> tuple[Any, ...]:
         # Torch counts in-place changes of each tensor: 0.3 us a tensor, against reading all of it.
-        versions = sum(map(_version, self._tensors))
+        versions = sum(map(_version, self.tensors))
         return versions, read_cuda_offsets(), self._chance.mark()
 
 

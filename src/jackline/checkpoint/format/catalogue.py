@@ -122,6 +122,8 @@ def write_notes(folder: Path, file: str, notes: dict[Name, dict[str, Any]], **mo
 
 
 def point_at(folder: Path, pointer: str, name: Name | None) -> None:
-    """Moves `latest` or `best`. A hint for people: nothing that must be right reads it."""
-    if name is not None:
+    """Moves `latest` or `best`; None takes it away. A hint for people: nothing that must be right reads it."""
+    if name is None:
+        (folder / pointer).unlink(missing_ok=True)
+    else:
         atomic.write_whole(folder / pointer, f"{name}\n".encode())

@@ -24,8 +24,11 @@ class ProcessRandom:
 
     def __init__(self) -> None:
         self.restored: dict[str, Any] | None = None
+        self.held: dict[str, Any] | None = None  # an earlier `state_dict()` to be saved instead of that of now
 
     def state_dict(self) -> dict[str, Any]:
+        if self.held is not None:
+            return self.held
         state: dict[str, Any] = {"python": pack_python(random.getstate()), "torch": _bytes(torch.get_rng_state())}
         numpy = sys.modules.get("numpy")
         if numpy is not None:

@@ -35,9 +35,9 @@ class Keep:
 
 
 def checkpoints_to_delete(
-    names: Sequence[Name], *, good: Collection[Name], keep: Keep, best: Name | None
+    names: Sequence[Name], *, good: Collection[Name], keep: Keep, best: Collection[Name] = ()
 ) -> list[Name]:
-    """Oldest first. `good` are those that were read back and found whole.
+    """Oldest first. `good` are those that were read back and found whole; `best` stay whatever their age.
 
     Without two good ones nothing is deleted at all. What is newer than the second newest good one is never touched,
     whatever its state: it may be the one that is just being judged.
@@ -52,7 +52,7 @@ def checkpoints_to_delete(
         for name in names
         if name < oldest_safe
         and name not in kept
-        and name != best
+        and name not in best
         and not (keep.every and name.step % keep.every == 0)
     )
 
@@ -70,11 +70,20 @@ def left_behind_to_delete(
 
 
 def best_checkpoint(metrics: Mapping[Name, Mapping[str, float]], metric: str | None) -> Name | None:
-    """The checkpoint with the best value of `metric`; of equals the newest. None when no checkpoint has it."""
+    """The checkpoint with the best value of `metric`; of equals the oldest. None when no checkpoint has it."""
     if metric is None:
         return None
     is_high_good, key = metric.startswith("+"), metric.removeprefix("+")
     known = {name: values[key] for name, values in metrics.items() if key in values}
     if not known:
         return None
-    return max(known, key=lambda name: (known[name] if is_high_good else -known[name], name))
+    return min(known, key=lambda name: (-known[name] if is_high_good else known[name], name))
+
+
+def best_to_keep(
+    metrics: Mapping[Name, Mapping[str, float]], metric: str | None, good: Collection[Name]
+) -> list[Name]:
+    """The best that was read back and found whole; before it one that is better and has yet to be read, if any."""
+    whole = {name: values for name, values in metrics.items() if name in good}
+    found = (best_checkpoint(metrics, metric), best_checkpoint(whole, metric))
+    return list(dict.fromkeys(name for name in found if name is not None))

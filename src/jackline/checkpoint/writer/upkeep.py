@@ -19,7 +19,7 @@ from jackline.checkpoint.format.manifest import Damage, Name, Unreadable, parse_
 from jackline.checkpoint.format.verify import Interrupted, read_manifest, verify_checkpoint
 from jackline.checkpoint.writer.commit import delete_checkpoint, set_aside
 from jackline.checkpoint.writer.disk import Disk
-from jackline.checkpoint.writer.retention import ALWAYS_KEPT, Keep, best_checkpoint, checkpoints_to_delete
+from jackline.checkpoint.writer.retention import ALWAYS_KEPT, Keep, best_to_keep, checkpoints_to_delete
 
 REREAD_AFTER_S = 86_400.0
 RETRY_AFTER_S = 600.0
@@ -69,8 +69,8 @@ class Upkeep:
     def prune(self) -> Iterator[Report]:
         """Deletes what retention allows; never more, however full the disk is."""
         names = catalogue.list_names(self.folder)
-        best = self._find_best(names)
         good = [name for name in names if "verified_at_s" in self.notes.get(name, {})]
+        best = self._find_best(names, good)
         for name in checkpoints_to_delete(names, good=good, keep=self.keep, best=best):
             with contextlib.suppress(OSError):
                 delete_checkpoint(self.folder / str(name), self.disk)
@@ -112,16 +112,16 @@ class Upkeep:
                 delete_checkpoint(path, self.disk)
                 yield {"event": "deleted", "step": None, "name": path.name}
 
-    def _find_best(self, names: list[Name]) -> Name | None:
+    def _find_best(self, names: list[Name], good: list[Name]) -> list[Name]:
         if self.keep.best is None:
-            return None
+            return []
         metrics = {}
         for name in names:
             with contextlib.suppress(Damage):
                 metrics[name] = read_manifest(self.folder / str(name)).metrics
-        best = best_checkpoint(metrics, self.keep.best)
+        best = best_to_keep(metrics, self.keep.best, good)
         with contextlib.suppress(OSError):
-            catalogue.point_at(self.folder, catalogue.BEST, best)
+            catalogue.point_at(self.folder, catalogue.BEST, best[-1] if best else None)
         return best
 
     def _note(self, name: Name, **more: Any) -> None:

@@ -129,8 +129,14 @@ def _old_ones(listed: list[Listed], good: list[Name], keep: Keep) -> list[Listed
     from jackline.checkpoint.writer.retention import best_checkpoint, checkpoints_to_delete
 
     metrics = {entry.name: entry.manifest.metrics for entry in listed if entry.manifest is not None}
-    names = [entry.name for entry in listed]
-    victims = checkpoints_to_delete(names, good=good, keep=keep, best=best_checkpoint(metrics, keep.best))
+    by_name = {entry.name: entry for entry in listed}
+    best: list[Name] = []  # down to one that is whole
+    while (name := best_checkpoint(metrics, keep.best)) is not None:
+        best.append(name)
+        del metrics[name]
+        if name in good or _prove_newest([by_name[name]], 1):
+            break
+    victims = checkpoints_to_delete(list(by_name), good=good, keep=keep, best=best)
     return [entry for entry in listed if entry.name in victims]
 
 

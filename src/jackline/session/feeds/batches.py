@@ -10,7 +10,7 @@ import itertools
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import (
     BatchSampler,
@@ -36,6 +36,14 @@ _STATELESS = (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+
+class Trace(NamedTuple):
+    """What a sampler gave in an epoch so far: how many batches, and the checksum of their indices."""
+
+    epoch: int
+    num_batches: int
+    checksum: int
 
 
 class SeekableBatches:
@@ -86,10 +94,10 @@ class ReplayedBatches:
     position in epoch e the epochs before it are drawn as well. torch's own kinds do not.
     """
 
-    def __init__(self, sampler: Any, *, seed: int) -> None:
-        self.sampler = sampler
+    def __init__(self, source: Any, *, seed: int) -> None:
+        self.source = source
         self.seed = seed
-        self._own = OwnGenerators(sampler)
+        self._own = OwnGenerators(source)
         self._base = self._own.initial_seed()
         self._chance = Chance()
         self._epoch = 0
@@ -98,14 +106,21 @@ class ReplayedBatches:
         self._expected: int | None = None
         self._handed_out: deque[Any] = deque()  # to the DataLoader, which reads ahead
         self._last: tuple[Any, Any] = (None, None)  # the two that were taken last
+        self._drawn = Trace(0, 0, 0)
+        self._recorded: Trace | None = None
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.source)
+
+    @property
+    def name(self) -> str:
+        """Of what draws: the sampler inside of a batch sampler."""
+        return type(getattr(self.source, "sampler", self.source)).__name__
 
     @property
     def keeps_state(self) -> bool:
         """Whether a pass may depend on the passes before it."""
-        parts = (self.sampler, getattr(self.sampler, "sampler", None))
+        parts = (self.source, getattr(self.source, "sampler", None))
         return any(part is not None and type(part) not in _STATELESS for part in parts)
 
     def seek(self, epoch: int, start: int, expected: int | None = None) -> None:
@@ -113,6 +128,18 @@ class ReplayedBatches:
         self._epoch, self._start, self._expected = epoch, start, expected
         self._handed_out.clear()
         self._last = (None, None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """For frameworks that count epochs themselves, and take batches without `took`."""
+        self._epoch = epoch
+        self._handed_out.clear()
+
+    def trace(self) -> list[int]:
+        """Of the indices drawn in this epoch so far, for a framework's notes: to be recognised by `expect`."""
+        return list(self._drawn)
+
+    def expect(self, trace: list[int]) -> None:
+        self._recorded = Trace(*map(int, trace))
 
     def took(self) -> None:
         """One more batch reached the training loop."""
@@ -132,15 +159,30 @@ class ReplayedBatches:
         drawn = self._draw(epoch)
         if start:
             self._check(list(itertools.islice(drawn, start - 1, start)), start)
+        self._drawn = Trace(epoch, start, 0)
         for indices in drawn:
             self._handed_out.append(indices)
+            self._drawn = Trace(
+                epoch, self._drawn.num_batches + 1, zlib.crc32(repr(indices).encode(), self._drawn.checksum)
+            )
+            self._compare(self._drawn)
             yield epoch, indices
+
+    def _compare(self, drawn: Trace) -> None:
+        recorded = self._recorded
+        if recorded is not None and recorded[:2] == drawn[:2]:
+            self._recorded = None
+            if recorded != drawn:
+                raise CannotResume(
+                    f"the sampler {self.name} does not give the same indices again: epoch {drawn.epoch} differs "
+                    f"before batch {drawn.num_batches}",
+                    hint="give it a generator or set_epoch(), or start another run with new=True",
+                )
 
     def _check(self, before: list[Any], start: int) -> None:
         if self._expected is not None and (not before or _fingerprint(before[0]) != self._expected):
-            name = type(getattr(self.sampler, "sampler", self.sampler)).__name__
             raise CannotResume(
-                f"the sampler {name} does not give the same indices again: batch {start} differs",
+                f"the sampler {self.name} does not give the same indices again: batch {start} differs",
                 hint="give it a generator or set_epoch(), or attach(on_change={'data': 'go on'})",
             )
         self._last = (None, before[0] if before else None)
@@ -152,8 +194,8 @@ class ReplayedBatches:
             key = mix(self.seed, self._base, epoch)
             self._chance.seed(key)
             self._own.seed(key)
-            _set_epoch(self.sampler, epoch)
-            pass_over = iter(self.sampler)
+            _set_epoch(self.source, epoch)
+            pass_over = iter(self.source)
             chunk = list(itertools.islice(pass_over, _CHUNK))
             inside = self._chance.copy()
         while chunk:

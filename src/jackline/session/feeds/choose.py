@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ def choose_feed(loader: Any, settings: Settings, say: Say) -> Feed:
         feed: Feed = make_feed()
         return feed
     if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset):
-        return _map_feed(loader, settings, seed)
+        return _map_feed(loader, settings, seed, loader.sampler)
     if _is_stateful(loader):
         return StatefulFeed(loader)
     if type(loader) is DataLoader and _is_stateful(loader.dataset):
@@ -40,11 +39,11 @@ def choose_feed(loader: Any, settings: Settings, say: Say) -> Feed:
     return SkippingFeed(loader, seed=seed, say=say)
 
 
-def choose_seed(loader: Any, settings: Settings) -> int:
+def choose_seed(loader: Any, settings: Settings, sampler: Any = None) -> int:
     """The person's, else that of the loader's or the sampler's generator, else torch's own."""
     if settings.seed is not None:
         return settings.seed & _MASK
-    sampler = getattr(loader, "sampler", None)
+    sampler = sampler or getattr(loader, "sampler", None)
     for owner in (sampler, loader):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -52,56 +51,62 @@ def choose_seed(loader: Any, settings: Settings) -> int:
     return torch.initial_seed()
 
 
-def is_plain_order(loader: Any) -> bool:
-    """Exactly a RandomSampler without replacement or a SequentialSampler, in the standard batches or none."""
-    batch_sampler, sampler = loader.batch_sampler, loader.sampler
-    num_samples = length_of(loader.dataset)
+def is_plain_order(dataset: Any, batch_sampler: Any, sampler: Any) -> bool:
+    """Exactly torch's own sampler over all of `dataset`, each sample once, in the standard batches or none.
+
+    Only this may be replaced by our order: another class, another source or another number of samples is somebody's
+    decision about what is trained on.
+    """
+    num_samples = length_of(dataset)
     if num_samples is None:
         return False  # only its sampler knows what there is
-    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+    if batch_sampler is not None and (
+        type(batch_sampler) is not BatchSampler or batch_sampler.sampler is not sampler
+    ):
         return False
-    if batch_sampler is not None and batch_sampler.sampler is not sampler:
-        return False
-    source = getattr(sampler, "data_source", None)
-    if source is not loader.dataset:
+    if getattr(sampler, "data_source", None) is not dataset:
         return False
     if type(sampler) is SequentialSampler:
         return True
-    return type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == num_samples
+    return _is_shuffle(sampler) and not sampler.replacement and sampler.num_samples == num_samples
 
 
-def seekable_feed(loader: Any, settings: Settings) -> MapFeed | None:
-    """For a loader that a framework has wrapped (accelerate's are no plain DataLoaders): its data in our order.
+def _is_shuffle(sampler: Any) -> bool:
+    """torch's own, or accelerate's, which it puts in its place: the same with a seed for each epoch."""
+    kind = type(sampler)
+    return kind is RandomSampler or (kind.__module__, kind.__name__) == (
+        "accelerate.data_loader",
+        "SeedableRandomSampler",
+    )
 
-    None for iterable data and for samplers of an unknown kind: those stay as they are.
+
+def feed_of_prepared(loader: Any, settings: Settings) -> MapFeed | None:
+    """For a loader that a framework has wrapped (accelerate's are no plain DataLoaders). None for iterable data.
+
+    A plain order becomes ours; the indices of any other sampler are drawn through.
     """
-    batch_sampler, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
-    for name in ("batch_sampler", "sampler"):  # out of the wrappers of a sampler, down to what draws
-        batch_sampler = (
-            getattr(batch_sampler, name, None) if not hasattr(batch_sampler, "drop_last") else batch_sampler
-        )
-    sampler = getattr(batch_sampler, "sampler", sampler)
-    is_map = hasattr(loader.dataset, "__len__") and not isinstance(loader.dataset, IterableDataset)
-    is_known = isinstance(sampler, SequentialSampler | RandomSampler) and not getattr(sampler, "replacement", False)
-    if not is_map or not is_known or not isinstance(getattr(batch_sampler, "batch_size", None), int):
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__getitem__"):
         return None
-    return _seekable_feed(loader, batch_sampler, isinstance(sampler, RandomSampler), settings)
+    # A wrapped loader was built with a batch sampler alone, and shows a `sampler` that is asked by nobody.
+    batch_sampler = loader.batch_sampler
+    sampler = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
+    seed = choose_seed(loader, settings, sampler)
+    return _map_feed(loader, settings, seed, sampler)
 
 
-def _map_feed(loader: Any, settings: Settings, seed: int) -> MapFeed:
-    if settings.seekable and is_plain_order(loader):
-        is_shuffled = type(loader.sampler) is RandomSampler
-        return _seekable_feed(loader, loader.batch_sampler, is_shuffled, replace(settings, seed=seed))
+def _map_feed(loader: Any, settings: Settings, seed: int, sampler: Any) -> MapFeed:
+    if settings.seekable and is_plain_order(loader.dataset, loader.batch_sampler, sampler):
+        return _seekable_feed(loader, settings, seed, is_shuffled=_is_shuffle(sampler))
     is_batched = loader.batch_sampler is not None
     dataset = KeyedDataset(
         loader.dataset, loader.collate_fn, seed=seed, is_keyed=settings.keyed_random, is_batched=is_batched
     )
-    sampler = loader.batch_sampler if is_batched else loader.sampler
-    return MapFeed(loader, ReplayedBatches(sampler, seed=seed), dataset)
+    source = loader.batch_sampler if is_batched else sampler
+    return MapFeed(loader, ReplayedBatches(source, seed=seed), dataset)
 
 
-def _seekable_feed(loader: Any, batch_sampler: Any, is_shuffled: bool, settings: Settings) -> MapFeed:
-    seed = choose_seed(loader, settings)
+def _seekable_feed(loader: Any, settings: Settings, seed: int, *, is_shuffled: bool) -> MapFeed:
+    batch_sampler = loader.batch_sampler
     is_batched = batch_sampler is not None
     dataset = KeyedDataset(
         loader.dataset, loader.collate_fn, seed=seed, is_keyed=settings.keyed_random, is_batched=is_batched

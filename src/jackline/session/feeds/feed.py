@@ -111,8 +111,7 @@ class MapFeed:
             if batches.is_shuffled:
                 return [f"shuffled by Jackline's own order (seed {batches.seed}), which can be seeked"]
             return ["in plain order, which can be seeked"]
-        name = type(getattr(batches.sampler, "sampler", batches.sampler)).__name__
-        words = f"indices of {name} are drawn again at resume, without reading data"
+        words = f"indices of {batches.name} are drawn again at resume, without reading data"
         if batches.keeps_state:
             words += "; those of earlier epochs too, since it may change from epoch to epoch"
         return [words]

@@ -17,7 +17,7 @@ from typing import Any
 
 import jackline.session.attach as plain
 from jackline.errors import UsageError
-from jackline.session.feeds.choose import seekable_feed
+from jackline.session.feeds.choose import feed_of_prepared
 from jackline.session.feeds.feed import MapFeed
 from jackline.session.off import OffRun, is_off
 from jackline.session.run import Run
@@ -25,7 +25,7 @@ from jackline.session.settings import Settings
 
 
 def attach(accelerator: Any, *, loader: Any = None, **given: Any) -> Run | OffRun:
-    """Like `jackline.attach`. The loader keeps accelerate's ways (device, gradient state), in a seekable order."""
+    """Like `jackline.attach`. The loader keeps accelerate's ways (device, gradient state)."""
     if accelerator.num_processes > 1:
         raise UsageError(
             f"attach() does not know how to save {accelerator.num_processes} ranks yet", hint="run it in one process"
@@ -35,7 +35,8 @@ def attach(accelerator: Any, *, loader: Any = None, **given: Any) -> Run | OffRu
         state.setdefault("scaler", accelerator.scaler)
     if is_off():
         return plain.attach(loader=loader, **state)
-    wrapped = None if loader is None else PreparedLoader(accelerator, loader, Settings(seed=given.get("seed")))
+    wishes = {word: given[word] for word in ("seed", "seekable", "keyed_random") if word in given}
+    wrapped = None if loader is None else PreparedLoader(accelerator, loader, Settings(**wishes))
     return plain.attach(loader=wrapped, **state)
 
 
@@ -52,10 +53,10 @@ def unwrap(accelerator: Any, value: Any) -> Any:
 
 
 class PreparedLoader:
-    """A prepared loader whose order can be seeked; `attach` asks it for its feed."""
+    """A prepared loader whose position can be found again; `attach` asks it for its feed."""
 
     def __init__(self, accelerator: Any, loader: Any, settings: Settings) -> None:
-        feed = seekable_feed(loader, settings)
+        feed = feed_of_prepared(loader, settings)
         if feed is None:
             raise UsageError(
                 f"the loader of {type(loader.dataset).__name__} cannot be positioned once Accelerate has prepared it",

@@ -93,6 +93,8 @@ class JacklineCallback(Callback):
         self._driver, self._io = io.driver, io
         self._last_step = -1
         self._chance: ProcessRandom | None = None
+        self._seen: dict[str, Any] = {}  # Lightning's metrics, as they were looked at last
+        self._validated: dict[str, float] = {}  # those of the last validation
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # Not earlier: Lightning's own handler of SIGTERM is in place by now, and would leave in mid-accumulation.
@@ -114,9 +116,9 @@ class JacklineCallback(Callback):
             return  # off, or in the middle of an accumulation
         self._last_step = trainer.global_step
         total = trainer.max_steps if trainer.max_steps > 0 else None
-        self._driver.log(
-            trainer.global_step, {name: float(value) for name, value in trainer.callback_metrics.items()}
-        )
+        # Once more after a validation its values are made anew; they stay values of that step.
+        news = {word: value for word, value in self._take_news(trainer).items() if value != self._validated.get(word)}
+        self._driver.log(trainer.global_step, news)
         is_due = self._driver.at_boundary(trainer.global_step, total=total)
         if trainer.is_last_batch:
             return  # from a save at an epoch's very end Lightning would begin that epoch anew; the next step is near
@@ -124,6 +126,19 @@ class JacklineCallback(Callback):
             trainer.save_checkpoint(self._io.scratch_path)
         if self._driver.should_stop:
             trainer.should_stop = True
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Before any ModelCheckpoint, which Lightning calls last: what that saves carries these values."""
+        if self._driver is not None and not trainer.sanity_checking:
+            self._validated = self._take_news(trainer)
+            self._driver.log(trainer.global_step, self._validated)
+
+    def _take_news(self, trainer: Any) -> dict[str, float]:
+        """What Lightning shows anew: it keeps the others in sight, as the same objects."""
+        now = dict(trainer.callback_metrics)
+        news = {name: float(value) for name, value in now.items() if value is not self._seen.get(name)}
+        self._seen = now
+        return news
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if self._driver is not None:

@@ -7,7 +7,8 @@
 
 A mixin and not a callback, because a callback can neither position the data nor put back what Trainer loads. Saves go
 to the run's checkpoints at Jackline's own cadence, besides whatever `save_strategy` writes to `output_dir`. The order
-is Jackline's keyed shuffle; going on skips indices, not data. Owns the seam; Trainer's own loop is untouched.
+is Jackline's keyed shuffle where Trainer's would be the plain one; the indices of another sampler are drawn through.
+Resuming skips indices, not data. Owns the seam; Trainer's own loop is untouched.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from transformers.trainer_callback import ExportableState
 
 from jackline.rundir import atomic
 from jackline.session.driver import Driver
-from jackline.session.feeds.choose import seekable_feed
+from jackline.session.feeds.batches import ReplayedBatches
+from jackline.session.feeds.choose import feed_of_prepared
 from jackline.session.off import is_off
 from jackline.session.settings import Settings
 
@@ -34,7 +36,10 @@ class ExactResume:
     jackline: dict[str, Any] = {}  # noqa: RUF012 - meant to be overridden in a class body
     _driver: Driver | None = None
     _is_ours: bool = False  # the save that is due was asked for by Jackline
+    _is_theirs: bool = False  # ... by Trainer's own settings
     _resumed_from: str = ""
+    _replayed: ReplayedBatches | None = None  # the order of a sampler that is not replaced
+    _expected: list[int] | None = None  # what it gave until the checkpoint
 
     def train(self, resume_from_checkpoint: Any = None, *more: Any, **options: Any) -> Any:
         if is_off() or resume_from_checkpoint:
@@ -49,6 +54,7 @@ class ExactResume:
                     # Trainer learns its step and epoch from a file, before model and optimizer exist.
                     atomic.write_json(Path(folder) / _STATE, notes["trainer"])
                     self._resumed_from = folder
+                    self._expected = notes.get("indices")
                 return super().train(self._resumed_from or None, *more, **options)  # type: ignore[misc]
             finally:
                 self.remove_callback(seam)  # type: ignore[attr-defined]
@@ -58,14 +64,23 @@ class ExactResume:
         if self._driver is None:
             return loader
         trainer: Any = self
-        feed = seekable_feed(loader, Settings(seed=trainer.args.data_seed or trainer.args.seed))
-        return loader if feed is None else trainer.accelerator.prepare_data_loader(feed.loader)
+        feed = feed_of_prepared(loader, Settings(seed=trainer.args.data_seed or trainer.args.seed))
+        if feed is None:
+            return loader
+        if isinstance(feed.batches, ReplayedBatches):
+            self._replayed = feed.batches
+            if self._expected is not None:
+                feed.batches.expect(self._expected)
+        return trainer.accelerator.prepare_data_loader(feed.loader)
 
     def _save_checkpoint(self, model: Any, trial: Any, *more: Any, **options: Any) -> Any:
-        is_ours, self._is_ours = self._is_ours, False
+        is_ours, is_theirs = self._is_ours, self._is_theirs
+        self._is_ours = self._is_theirs = False
         if self._driver is not None and is_ours:
-            self._driver.save(self._parts(), {"trainer": self._read_state()})
-            return None
+            notes = {"trainer": self._read_state(), "indices": self._replayed.trace() if self._replayed else None}
+            self._driver.save(self._parts(), notes)
+            if not is_theirs:
+                return None
         return super()._save_checkpoint(model, trial, *more, **options)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, folder: str, model: Any = None) -> Any:
@@ -131,7 +146,16 @@ class _Seam(TrainerCallback):
         is_due = driver.at_boundary(state.global_step, total=state.max_steps)
         if driver.should_stop:
             control.should_training_stop = True
-        if is_due and not control.should_save:
+        self._trainer._is_theirs = control.should_save
+        if is_due:
+            self._trainer._is_ours = control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._trainer._is_theirs = control.should_save
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self._trainer._driver.wants_best_saved(state.global_step) and not self._trainer._is_ours:
+            self._trainer._is_theirs = control.should_save
             self._trainer._is_ours = control.should_save = True
 
 

@@ -29,7 +29,8 @@ class Scalars:
 
     def __init__(self) -> None:
         self.latest: dict[str, float] = {}
-        self._on_host: dict[str, float] = {}
+        self._landed: dict[str, tuple[int, float]] = {}  # `latest`, with the step of each
+        self._on_host: dict[str, tuple[int, float]] = {}
         self._waiting: deque[Line] = deque(maxlen=_MAX_WAITING)
         self._on_the_way: deque[tuple[list[Line], list[tuple[dict[str, Any], str]], list[Any]]] = deque()
         self._sent_s = 0.0
@@ -41,20 +42,27 @@ class Scalars:
         for name, value in values.items():
             kind = type(value)
             if kind is float or kind is int:
-                taken[name] = self._on_host[name] = value
+                taken[name] = value
             elif not isinstance(value, torch.Tensor):
-                taken[name] = self._on_host[name] = _take_other(name, value)
+                taken[name] = _take_other(name, value)
             elif value.numel() != 1:
                 raise UsageError(f"log({name}=...) has {value.numel()} numbers", hint=f"log({name}=value.mean())")
             elif value.is_cuda:
                 taken[name] = self._lanes.land(value)
+                continue
             else:
-                taken[name] = self._on_host[name] = value.item()
+                taken[name] = value.item()
+            self._on_host[name] = (step, taken[name])
         self._waiting.append((step, time.time(), taken))
 
     def known(self) -> dict[str, float]:
-        """The newest value of each that can be had without waiting: what goes with a checkpoint of this moment."""
-        return {**self.latest, **self._on_host}
+        """The newest value of each that can be had without waiting."""
+        return {**self.latest, **{name: value for name, (_, value) in self._on_host.items()}}
+
+    def known_at(self, step: int) -> dict[str, float]:
+        """The same for a checkpoint of `step`: a value of an earlier step is named so, 'val@40'."""
+        known = {**self._landed, **self._on_host}
+        return {name if of == step else f"{name}@{of}": value for name, (of, value) in known.items()}
 
     def resolve(self, *, wait: bool = False) -> list[Line]:
         """Lines whose numbers are known by now, oldest first. `wait`: all of them."""
@@ -70,8 +78,9 @@ class Scalars:
             for (values, name), number in zip(named, read_places([v[n] for v, n in named]), strict=True):
                 values[name] = number
             found += lines
-        for _, _, values in found:
+        for step, _, values in found:
             self.latest.update(values)
+            self._landed.update({name: (step, value) for name, value in values.items()})
         return found
 
     def send(self, now_s: float) -> None:
