@@ -73,8 +73,8 @@ def test_every_setting_is_in_the_guide_and_every_one_in_the_guide_exists() -> No
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert named == [field.name for field in dataclasses.fields(Settings)]
     defaults = Settings()
-    assert (defaults.keep_last, defaults.grace_s, defaults.exact) == (3, 30.0, False)
-    assert all([defaults.seekable, defaults.keyed_random, defaults.prove, defaults.overlap, defaults.memory_guard])
+    assert (defaults.keep_last, defaults.grace_s, defaults.exact, defaults.overlap) == (3, 30.0, False, False)
+    assert all([defaults.seekable, defaults.keyed_random, defaults.prove, defaults.memory_guard])
 
 
 def test_the_verdicts_of_the_guide_are_those_of_the_program(nursery: Nursery, tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ class Settings:
     on_change               'refuse', 'warn' or 'go on', for all or for {'data', 'code', 'arguments', 'schedule',
                             'versions'}
     prove                   save, load and compare once before step 1
-    overlap                 copy beside the next step, once that has proved to be equal
+    overlap                 a promise: a step changes parameters and optimizer state in optimizer.step() alone, or
+                            calls run.before_change() first. The copy then runs beside forward and backward. Without
+                            it a save holds the state of its boundary whatever the loop does
     grace_s                 how long a polite end may take, when nobody else says
     memory_guard            save and leave before the host's memory is full, to go on with less
     """
@@ -66,7 +68,7 @@ class Settings:
     exact: bool = False
     on_change: str | Mapping[str, str] = field(default_factory=dict)
     prove: bool = True
-    overlap: bool = True
+    overlap: bool = False
     grace_s: float = 30.0
     memory_guard: bool = True
 
