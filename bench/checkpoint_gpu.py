@@ -33,7 +33,7 @@ from jackline.trainer.optim.optimizer import clip_gradients, make_optimizer  # n
 from jackline.trainer.startup.precision import attention_kernels  # noqa: E402
 
 STEPS = 26
-TARGET_MS = 10.0
+TARGETS_MS = {methods.Ours.name: 10.0, methods.OursBlocking.name: 5.0}
 WAYS = (methods.Nothing, methods.Ours, methods.OursBounce, methods.OursEach, methods.OursBlocking, methods.HandMade)
 
 
@@ -152,9 +152,11 @@ def _measure(training: Training, work: Path, repeats: int) -> int:
         over_ms = excess_ms - middle[methods.Nothing.name][0]
         print(f"{name:30}{excess_ms:8.2f}{spread:>18}{over_ms:14.2f}{called_ms:12.2f}{durable_ms / 1e3:11.2f}")
     print("blocks without a save, ms: " + " ".join(f"{value:.0f}" for value in plain))
-    ours_ms = middle[methods.Ours.name][0]
-    is_kept = ours_ms <= TARGET_MS
-    print(f"  {'held ' if is_kept else 'SHORT'}  an overlapped save: {ours_ms:.2f} ms (promised <= {TARGET_MS})")
+    is_kept = True
+    for name, target_ms in TARGETS_MS.items():
+        is_kept &= (over_ms := middle[name][0]) <= target_ms
+        word = "held " if over_ms <= target_ms else "SHORT"
+        print(f"  {word}  stall of one save, {name}: {over_ms:.2f} ms (promised <= {target_ms})")
     return int(not is_kept)
 
 

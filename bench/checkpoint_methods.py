@@ -325,7 +325,9 @@ class OursEach(Ours):
 
 
 class OursBlocking(Ours):
-    name = "jackline, blocking"
+    """As an attached loop saves."""
+
+    name = "jackline, attached loop"
     mode = "blocking"
 
 

@@ -1,6 +1,7 @@
 """Copies by several threads at once: every byte, once, and progress that never promises too much."""
 
 import ctypes
+import mmap
 import threading
 
 import pytest
@@ -93,6 +94,59 @@ def test_over_waits_for_the_last_part_of_the_slowest(monkeypatch: pytest.MonkeyP
 
 def test_nothing_to_move_is_over_at_once() -> None:
     assert Moving().over.is_set() and Moving().is_empty
+
+
+def test_memory_that_is_gone_breaks_the_copy_and_not_the_process() -> None:
+    source, target, moves = prepare(3)
+    reserve = ctypes.CDLL(None).mmap
+    reserve.restype, reserve.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 4)
+    address = reserve(None, 8192, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)  # nobody may read it
+    moving = Moving([*moves, (target.data_ptr(), address, 8192)])
+    moving.run()
+    assert moving.is_broken and moving.over.is_set() and torch.equal(source[8192:], target[8192:])
+
+
+def test_while_another_thread_is_alive_a_copy_at_once_is_of_one_instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread fills one block after another with the next number, each in one call that keeps the GIL."""
+    count, size = 64, 1 << 18
+    source = torch.zeros(count * size, dtype=torch.uint8)
+    target = torch.zeros(count * size, dtype=torch.uint8)
+    moves = [(target.data_ptr() + n * size, source.data_ptr() + n * size, size) for n in range(count)]
+    fill = ctypes.PyDLL(None).memset
+    fill.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+    is_over, has_begun = threading.Event(), threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not is_over.is_set():
+            fill(source.data_ptr() + number % count * size, number // count % 256, size)
+            number += 1
+            has_begun.set()
+
+    other = threading.Thread(target=write)
+    other.start()
+    assert has_begun.wait(30)
+    for _ in range(20):
+        assert module.has_other_threads()
+        module.copy_at_once(moves)
+        blocks = target.view(count, size)
+        assert bool((blocks == blocks[:, :1]).all()), "a block changed while it was copied"
+        firsts = blocks[:, 0].tolist()
+        at = next((n for n in range(1, count) if firsts[n] != firsts[0]), count)
+        rest = set(firsts[at:])
+        assert rest <= {(firsts[0] - 1) % 256}, "a block was copied that was written after one before it"
+    is_over.set()
+    other.join()
+
+
+def test_our_own_threads_and_this_one_are_no_other_threads() -> None:
+    may_go = threading.Event()
+    ours = threading.Thread(target=may_go.wait, name="jackline-something")
+    before = module.has_other_threads()
+    ours.start()
+    assert module.has_other_threads() == before
+    may_go.set()
+    ours.join()
 
 
 def test_copies_beside_a_step_use_what_torch_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:

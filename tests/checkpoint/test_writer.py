@@ -303,7 +303,7 @@ def test_the_writer_and_all_it_needs_import_neither_torch_nor_numpy() -> None:
             "parallel",
         ),
         *("upkeep", "lock", "wire", "writer", "writer_process", "tree", "ticket", "mirror", "mirror_watch", "store"),
-        *("bundle", "fetch", "place", "export", "overlap"),
+        *("bundle", "fetch", "place", "export"),
     )
     code = (
         "import sys, importlib\n"

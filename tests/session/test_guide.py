@@ -73,6 +73,7 @@ def test_the_page_that_the_guide_refers_to_lists_every_setting() -> None:
     section = page[page.index("## `jackline.attach`\n") : page.index("## Settings of your own\n")]
     named = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
     assert sorted(named) == sorted(field.name for field in dataclasses.fields(Settings))
+    assert not Settings().overlap  # a promise that nobody has given
     assert Settings().keep_last == 3 and "keeps three [checkpoints]" in TEXT
 
 

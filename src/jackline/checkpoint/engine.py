@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,12 +33,9 @@ from jackline.checkpoint.staging.gather import GpuCopies
 from jackline.checkpoint.staging.handover import Job
 from jackline.checkpoint.staging.layout import Layout
 from jackline.checkpoint.staging.link import WriterLink
-from jackline.checkpoint.staging.overlap import Trust, after_tear, after_trial
 from jackline.checkpoint.staging.pieces import save_in_pieces
-from jackline.checkpoint.staging.stage import Staging
-from jackline.checkpoint.staging.trial import first_difference
 from jackline.checkpoint.state import load
-from jackline.checkpoint.state.capture import Captured, Source, capture
+from jackline.checkpoint.state.capture import Captured, capture
 from jackline.checkpoint.state.environment import describe_environment
 from jackline.checkpoint.state.frozen import FrozenHashes
 from jackline.checkpoint.ticket import Event, Ticket
@@ -49,8 +46,9 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name
 from jackline.units import format_bytes
 
-Mode = Literal["blocking", "overlapped", "auto"]
+Mode = Literal["blocking", "overlapped"]
 FORKED = "this is a forked child of the training process"
+MAX_COPIES = 3  # of one state, when another thread changes it meanwhile
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,6 @@ class CheckpointEngine:
             self._link.share, self.settings.available_memory, self.settings.gpu, self._tell_of_gpu
         )
         self._frozen = FrozenHashes()
-        self._trust = Trust()
         self._pending: Callable[[], None] | None = None
         self._ticket: Ticket | None = None
         self._number = 0
@@ -121,9 +118,9 @@ class CheckpointEngine:
     ) -> Ticket:
         """Takes the state of this instant; the writer makes it durable. Ask the ticket, or `poll`, what became of it.
 
-        'blocking' copies before it returns. 'overlapped' lets the copy run beside the next forward and backward pass;
-        the loop must call `before_mutation` before it changes anything. 'auto' is for a loop that has yet to show
-        that it does. While the writer is busy a save is skipped, unless it is told to wait.
+        'blocking': the loop may do whatever it likes afterwards. 'overlapped' lets the copy run beside the next
+        forward and backward pass; the loop must call `before_mutation` before it changes anything, by whatever means.
+        While the writer is busy a save is skipped, unless it is told to wait.
         """
         began_s = time.perf_counter()
         ticket = Ticket(step, _pump=self._link.pump)
@@ -138,10 +135,18 @@ class CheckpointEngine:
         if self.why_off:
             return self._refuse(ticket, "failed", self.why_off)
         self.before_mutation()  # of an earlier save, if the loop forgot
-        captured = self._capture(state)
         self._ticket = ticket
-        self._stage(ticket, captured, dict(metrics or {}), mode)
-        self._count_stall(ticket, began_s)
+        drained_s, changed = 0.0, ""
+        for _ in range(MAX_COPIES):
+            again_s, changed = self._stage(ticket, state, dict(metrics or {}), mode)
+            drained_s += again_s
+            if not changed:
+                break
+        # A GPU that is still at work costs the loop nothing: it would have waited for that sooner or later.
+        self._count_stall(ticket, began_s + drained_s)
+        if changed:
+            why = f"another thread changed {changed} while it was being copied, {MAX_COPIES} times in a row"
+            return self._refuse(ticket, "failed", why)
         return ticket
 
     def before_mutation(self) -> None:
@@ -173,8 +178,6 @@ class CheckpointEngine:
         if os.getpid() != self._pid:
             return []
         self._link.pump()
-        if self._link.is_torn and not self._trust.has_torn:
-            self._trust = after_tear(self._trust)
         events = self._link.take_events()
         if self.mirror is not None:
             events += self._watch.look(time.monotonic())
@@ -190,6 +193,7 @@ class CheckpointEngine:
         Waits first for a writer that outlived the attempt before: it may be committing a newer one.
         """
         self._link.wait_ready()
+        self.before_mutation()
         mirror = self.mirror if self.settings.resume_from_mirror else None
         if mirror and step is None:
             for text in bring_newer(mirror, self._run_name, self.folder):
@@ -238,24 +242,31 @@ class CheckpointEngine:
         hash_frozen = self._frozen if self.settings.leave_out_frozen else None
         return capture(state, defer=self.settings.defer, hash_frozen=hash_frozen)
 
-    def _stage(self, ticket: Ticket, captured: Captured, metrics: dict[str, float], mode: Mode) -> None:
+    def _stage(
+        self, ticket: Ticket, state: Mapping[str, Any], metrics: dict[str, float], mode: Mode
+    ) -> tuple[float, str]:
+        """Copies once. Seconds that GPUs were waited for, and the name of a tensor that changed meanwhile."""
+        captured = self._capture(state)
         sources = captured.sources
         layout = self._area.place(sources)
         has_room = self._area.make_room(layout, sources)
-        job = self._new_job(ticket, captured, layout, metrics)
         if not has_room:
             self._say_pieces(layout)
             assert self._area.arena is not None
+            job = self._new_job(ticket, captured, layout, metrics)
             save_in_pieces(self._link, job, layout, sources, self._area.arena)
-            return
-        may_overlap = mode == "overlapped" or (mode == "auto" and self._trust.is_earned)
-        is_overlapped = may_overlap and not self._trust.has_torn
-        job.staging = staging = self._area.begin(layout, sources, is_overlapped=is_overlapped)
+            return 0.0, ""
+        is_overlapped = mode == "overlapped" and not self._link.is_torn
+        staging = self._area.begin(layout, sources, is_overlapped=is_overlapped)
+        if staging.is_torn:
+            staging.finish()
+            return staging.drained_s, staging.changed or ""
+        job = self._new_job(ticket, captured, layout, metrics)
+        job.staging = staging
         if is_overlapped:
             self._pending = staging.barrier
-        elif mode == "auto" and self._trust.is_open and not staging.is_at_once:
-            self._pending = lambda: self._judge(staging, layout, sources)
         self._link.submit(job)
+        return staging.drained_s, ""
 
     def _new_job(self, ticket: Ticket, captured: Captured, layout: Layout, metrics: dict[str, float]) -> Job:
         self._number += 1
@@ -278,16 +289,6 @@ class CheckpointEngine:
             ],
         }
         return Job(self._number, ticket, body, captured.tree)
-
-    def _judge(self, staging: Staging, layout: Layout, sources: Sequence[Source]) -> None:
-        """A loop on trial is about to change its state: was it untouched since the copy?"""
-        assert self._area.arena is not None
-        staging.wait_for_gpu()
-        changed = first_difference(layout, sources, self._area.arena)
-        self._trust = after_trial(self._trust, changed)
-        if changed:
-            text = f"{changed} changes outside the optimizer's step, so saves wait for their copy"
-            self._link.events.append(Event("overlap_off", text))
 
     def _tell_of_gpu(self, text: str) -> None:
         self._link.events.append(Event("gpu_memory", text))

@@ -67,6 +67,9 @@ class OffRun:
     def save(self, **metrics: float) -> None:
         pass
 
+    def before_change(self) -> None:
+        pass
+
     def safe_step(
         self,
         fn: Callable[[Any], Any],

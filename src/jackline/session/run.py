@@ -161,6 +161,10 @@ class Run:
         else:
             attached.save(is_last=True, is_repeated=True)
 
+    def before_change(self) -> None:
+        """With attach(overlap=True): call it before a step changes what is saved outside `optimizer.step()`."""
+        self._attached.saver.before_change()
+
     def phase(self, name: str, items: Any = None, *, total: float | None = None, unit: str = "") -> Phase:
         """`jackline.phase`, under this run: `with run.phase("evaluate", total=len(test)) as progress: ...`"""
         return self._attached.pulse.inside(phase(name, items, total=total, unit=unit))

@@ -91,7 +91,10 @@ class Settings:
     )
     prove: bool = setting(True, "Save, load and compare once before step 1.", group=_SAVING)
     overlap: bool = setting(
-        True, "Copy the state beside the next step, once such a copy was found equal.", group=_SAVING
+        False,
+        "Your promise that saved state changes only in optimizer.step() or after run.before_change(); the copy then "
+        "overlaps the next forward and backward pass.",
+        group=_SAVING,
     )
     grace_s: float = setting(
         30.0, "How long saving and stopping may take, when nobody else says.", unit="seconds", group=_SAVING

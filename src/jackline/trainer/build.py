@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -113,8 +114,13 @@ class Parts:
         with autocast(self.precision, self.device):
             return self.model.forward(tokens[:, :-1], targets), targets.numel()
 
-    def update(self) -> Tensor:
-        """The optimizer's step from the gradients there are; returns their norm before it was cut."""
+    def update(self, before_change: Callable[[], None] = lambda: None) -> Tensor:
+        """The optimizer's step from the gradients there are; returns their norm before it was cut.
+
+        `before_change` ends the copy of a save. The optimizer's own hook would be too late: a scaler that skips the
+        step never calls it, and the method changes its averages all the same.
+        """
+        before_change()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         self.method.before_update()

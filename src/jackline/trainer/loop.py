@@ -108,7 +108,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                     result = run.safe_step(
                         parts.loss_sum, given, micro_batch=parts.chosen.micro_batch, count=parts.count_of(batch)
                     )
-                    norm = parts.update()
+                    norm = parts.update(run.before_change)  # the first thing in a step that changes what is saved
                     run.log(loss=result.loss, lr=rate, grad_norm=norm, **(more := parts.method.metrics()))
                     seconds, waited_s = watch.clock()
                     step = Step(

@@ -30,7 +30,10 @@ def run_in_threads(work: Callable[[Task], None], tasks: Sequence[Task], num_thre
             except BaseException as problem:
                 problems.append(problem)
 
-    threads = [threading.Thread(target=work_on, daemon=True) for _ in range(min(num_threads, len(tasks)))]
+    threads = [
+        threading.Thread(target=work_on, daemon=True, name="jackline-work")
+        for _ in range(min(num_threads, len(tasks)))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

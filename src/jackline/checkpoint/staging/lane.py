@@ -6,13 +6,15 @@ more of one stream waits for the bus nobody else gets it, and a number that the 
 waited 27 ms for 1.5 GB, and the computation with it (a logged one 2 to 4 ms so; with two legs under way at a time it
 was no better than one copy). Without, what is deferred goes on the lane's own stream, batch by batch through a small
 buffer: in one stream the next batch waits for the last by itself, and gathering costs a thirtieth of sending, so a
-second buffer would gain nothing. Owns order and waiting on the GPU; gather.py owns what is copied where.
+second buffer would gain nothing. A loop that has declared nothing may write from any stream, so the device is drained
+before its state is gathered, and the loop waits for the gathering. Owns order and waiting on the GPU; gather.py owns
+what is copied where.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,11 +83,11 @@ class Lane:
             return f"saves keep a copy of the state on the GPU ({taken}), so training does not wait for the bus"
         return f"saves gather small tensors on the GPU ({taken})" if self.way == "bounce" else ""
 
-    def deferred(self, sources: Sequence[Source]) -> list[Tensor]:
-        """What an overlapped save reads later and must not change until then."""
+    def deferred(self, sources: Sequence[Source]) -> list[int]:
+        """Numbers of what an overlapped save reads later and must not change until then."""
         if self.way == "whole":
             return []
-        return [sources[span.number].tensor for span in self._spans if sources[span.number].is_deferred]
+        return [span.number for span in self._spans if sources[span.number].is_deferred]
 
     def begin(self, sources: Sequence[Source], *, is_overlapped: bool) -> Any:
         """Enqueues the reading of all tensors; the event when that is done. `send` must be called for the rest."""
@@ -185,6 +187,18 @@ def _record(device: torch.device, stream: Any) -> Any:
     event = _new_event(device)
     event.record(stream)
     return event
+
+
+def drain(devices: Collection[torch.device]) -> None:
+    """Until all that was enqueued so far is done, on every stream of these devices and of the current one.
+
+    Host tensors are concerned as well: a copy into pinned memory may still be on its way.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    current = torch.device("cuda", torch.cuda.current_device())
+    for device in {current, *(device for device in devices if device.type == "cuda")}:
+        torch.cuda.synchronize(device)
 
 
 def let_wait(device: torch.device, event: Any) -> None:

@@ -15,10 +15,11 @@ from torch import Tensor
 from jackline.checkpoint.format.hashing import CHUNK_BYTES
 from jackline.checkpoint.staging.arena import Arena
 from jackline.checkpoint.staging.handover import Job
+from jackline.checkpoint.staging.lane import drain
 from jackline.checkpoint.staging.layout import Image, Layout
 from jackline.checkpoint.staging.link import WriterLink
 from jackline.checkpoint.staging.moves import copy_memory
-from jackline.checkpoint.staging.stage import is_plain_memory
+from jackline.checkpoint.staging.stage import Held, is_plain_memory
 from jackline.checkpoint.state.capture import Source
 from jackline.checkpoint.state.dtypes import as_stored
 
@@ -28,7 +29,10 @@ PATIENCE_S = 600.0
 
 
 def save_in_pieces(link: WriterLink, job: Job, layout: Layout, sources: Sequence[Source], arena: Arena) -> None:
-    """Copies and hands over every chunk of every file, then ends the save. Gives up when the writer does."""
+    """Copies and hands over every chunk of every file, then ends the save. Gives up when the writer does, or when
+    another thread changed a tensor meanwhile."""
+    drain({source.tensor.device for source in sources})
+    held = Held(sources)
     payload = json.dumps(job.tree, separators=(",", ":"), allow_nan=False).encode()
     job.tree = {}  # says to the link: this one cannot be sent again
     link.job = job
@@ -46,7 +50,12 @@ def save_in_pieces(link: WriterLink, job: Job, layout: Layout, sources: Sequence
             piece = {"op": "piece", "id": job.number, "piece": number, "wants_report": True, "name": image.name}
             link.send({**piece, "offset": start, "size_bytes": size, "arena_offset": slot * CHUNK_BYTES})
             slots[slot], number = number, number + 1
-    if all(_is_free(link, job, waiting) for waiting in slots):
+    if not all(_is_free(link, job, waiting) for waiting in slots):
+        return
+    if changed := held.first_changed():
+        link.send({"op": "cancel"})
+        link.fail(job, f"another thread changed {changed} while it was being copied")
+    else:
         job.ticket.outcome = "writing"
         link.send({**job.body, "op": "end", "is_in_pieces": True}, payload)
 

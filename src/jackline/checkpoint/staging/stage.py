@@ -1,45 +1,100 @@
 """Copying a state into the arena: at once, or beside the next forward and backward pass.
 
-Weights, optimizer state and averages change only where the loop declares it, so their copy may run while the next
-gradients are computed; one barrier before the change makes it exact. Everything else is copied before `begin`
-returns. What lies on a GPU goes its own way (lane.py) and the barrier is a wait between streams: the host does not
-stop. Owns the host's copies, the barrier and the proof that nothing changed meanwhile (tensor versions).
+At once is for a loop that has declared nothing. What it saves is the state of that instant, whatever it does next:
+host tensors are in the arena before `begin` returns; GPUs are drained first, and `begin` returns when each has
+gathered its tensors (lane.py), so that no stream can write into them. Only the way over the bus remains then.
+Overlapped is for a loop that declares where its state changes (our trainer): weights and optimizer state are copied
+while the next gradients are computed, and one barrier before the change makes it exact.
+Storages are held until their copy is over, so that rebinding a tensor frees nothing under it. Owns the host's copies,
+the barrier and the check that nothing changed meanwhile (versions of tensors, places of storages).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from jackline.checkpoint.staging.arena import Arena
 from jackline.checkpoint.staging.gather import GpuCopies, Span
-from jackline.checkpoint.staging.lane import Lane, let_wait
+from jackline.checkpoint.staging.lane import Lane, drain, let_wait
 from jackline.checkpoint.staging.layout import Layout
-from jackline.checkpoint.staging.moves import Move, Moving, copy_memory
+from jackline.checkpoint.staging.moves import FreedMemory, Move, Moving, copy_at_once
 from jackline.checkpoint.state.capture import Source
 from jackline.checkpoint.state.dtypes import as_stored
 from jackline.units import format_bytes
 
 _LITTLE_BYTES = 1 << 20
+_SOME = "a tensor"  # it is not known which
+
+
+class _Part(NamedTuple):
+    """One tensor as it was: its storage, kept alive; the storage's address and length; the tensor's version."""
+
+    source: Source
+    storage: torch.UntypedStorage
+    address: int
+    length: int
+    version: int
+
+
+class Held:
+    """Tensors that are being copied, and whether they are still what they were."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._parts: list[_Part] = []
+        for source in sources:
+            storage = source.tensor.untyped_storage()
+            place = storage.data_ptr(), storage.nbytes()
+            self._parts.append(_Part(source, storage, *place, read_version(source.tensor)))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts
+
+    def keep_only(self, numbers: Sequence[int]) -> None:
+        """The others are copied: they may go, and change."""
+        self._parts = [self._parts[n] for n in numbers]
+
+    def find(self, number: int) -> tuple[int, int]:
+        """Address and bytes. By way of the storage that is held: the tensor itself may have another one by now."""
+        part = self._parts[number]
+        tensor = part.source.tensor
+        size = tensor.numel() * tensor.element_size()
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        if size and offset + size > part.length:
+            raise FreedMemory
+        return part.address + offset, size
+
+    def first_changed(self) -> str:
+        """The name of a tensor that was changed or whose memory was resized; empty when there is none."""
+        for source, storage, address, length, version in self._parts:
+            is_there = storage.data_ptr() == address and storage.nbytes() == length
+            if not is_there or read_version(source.tensor) != version:
+                return f"{source.key}.{source.name}"
+        return ""
 
 
 @dataclass
 class Staging:
     """One state on its way. `barrier` is for the loop, `finish` for whoever waits for the copy, in any order."""
 
-    tensors: list[Tensor]  # deferred ones; kept alive until they are copied
-    versions: list[int]
+    held: Held | None  # what is read after `begin`; kept alive until it is copied
     moving: Moving = field(default_factory=Moving)  # of what is deferred in host memory
     gathered: list[tuple[torch.device, Any]] = field(default_factory=list)  # events: a GPU has read its tensors
     lanes: list[Lane] = field(default_factory=list)  # GPUs that have not sent all to the arena
-    is_at_once: bool = False  # nothing would be deferred, so a loop has nothing to prove
-    is_torn: bool | None = None  # None: not judged yet
+    drained_s: float = 0.0  # waiting for work the loop had enqueued itself
+    changed: str | None = None  # a tensor that changed during the copy; empty: none did; None: not judged yet
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_torn(self) -> bool:
+        return bool(self.changed)
 
     def barrier(self) -> None:
         """Before anything that was deferred changes. Helps with host copies, lets the GPU wait for its own."""
@@ -47,7 +102,7 @@ class Staging:
         self.moving.over.wait()
         for device, event in self.gathered:
             let_wait(device, event)
-        self._judge()
+        self.judge()
 
     def finish(self, on_progress: Callable[[int], None] = lambda address: None) -> bool:
         """Ends the copy; True when what is in the arena is the state of the instant of `begin`.
@@ -56,7 +111,8 @@ class Staging:
         """
         self.moving.run(on_progress)
         self.wait_for_gpu()
-        self._judge()
+        self.judge()
+        self.held = None
         return not self.is_torn
 
     def wait_for_gpu(self) -> None:
@@ -64,11 +120,14 @@ class Staging:
         for event in [lane.send() for lane in self.lanes]:
             event.synchronize()
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         """The first caller's verdict holds: the barrier comes before a rightful change, `finish` maybe after it."""
         with self._lock:
-            if self.is_torn is None:
-                self.is_torn = read_versions(self.tensors) != self.versions
+            if self.changed is not None:
+                return
+            self.changed = self.held.first_changed() if self.held is not None else ""
+            if self.moving.is_broken and not self.changed:
+                self.changed = _SOME
 
 
 class Stager:
@@ -108,33 +167,63 @@ class Stager:
 
     @torch.no_grad()
     def begin(self, layout: Layout, sources: Sequence[Source], *, is_overlapped: bool) -> Staging:
-        """Copies what may change at any moment; starts the rest."""
+        """Overlapped: copies what may change at any moment and starts the rest. Else: all that the loop can reach.
+
+        Whether another thread changed something meanwhile is judged at once when nothing is deferred.
+        """
         self.prepare(layout, sources)
-        later = [n for n in self._host if sources[n].is_deferred]
-        is_at_once = self._is_at_once([sources[n].tensor for n in later])
-        if is_at_once or not is_overlapped:
+        return self._begin_beside(layout, sources) if is_overlapped else self._begin_at_once(layout, sources)
+
+    def _begin_at_once(self, layout: Layout, sources: Sequence[Source]) -> Staging:
+        began_s = time.perf_counter()
+        drain(self._lanes)
+        staging = Staging(held := Held(sources), drained_s=time.perf_counter() - began_s)
+        self._start_lanes(staging, sources, is_overlapped=False)
+        if not self._copy_now(layout, sources, held, self._host):
+            staging.changed = _SOME
+        for _, event in staging.gathered:
+            event.synchronize()
+        staging.judge()
+        staging.held = None
+        return staging
+
+    def _begin_beside(self, layout: Layout, sources: Sequence[Source]) -> Staging:
+        later = [n for n in self._host if sources[n].is_deferred and is_plain_memory(sources[n].tensor)]
+        if self._is_little([sources[n].tensor for n in later]):
             later = []
-        tensors = [sources[n].tensor for n in later]
-        if is_overlapped:
-            tensors += [tensor for lane in self._lanes.values() for tensor in lane.deferred(sources)]
-        staging = Staging(tensors, read_versions(tensors), is_at_once=is_at_once)
+        waiting = set(later)
+        now = [n for n in self._host if n not in waiting]
+        staging = Staging(held := Held(sources))
+        self._start_lanes(staging, sources, is_overlapped=True)
+        if not self._copy_now(layout, sources, held, now):
+            staging.changed = _SOME
+        staging.moving = Moving([self._move(layout, held, n) for n in later])
+        held.keep_only([*later, *(n for lane in self._lanes.values() for n in lane.deferred(sources))])
+        return staging
+
+    def _start_lanes(self, staging: Staging, sources: Sequence[Source], *, is_overlapped: bool) -> None:
         for device, lane in self._lanes.items():
             staging.gathered.append((device, lane.begin(sources, is_overlapped=is_overlapped)))
             staging.lanes.append(lane)
-        waiting = set(later)
-        now: list[Move] = []
-        deferred: list[Move] = []
-        for n in self._host:
-            tensor = sources[n].tensor
-            if not is_plain_memory(tensor):
-                self._view(layout, n, tensor).copy_(as_stored(tensor))
-            else:
-                size = tensor.numel() * tensor.element_size()
-                moves = deferred if n in waiting else now
-                moves.append((self._arena.address + layout.arena[n], tensor.data_ptr(), size))
-        copy_memory(now)
-        staging.moving = Moving(deferred)
-        return staging
+
+    def _copy_now(self, layout: Layout, sources: Sequence[Source], held: Held, numbers: Sequence[int]) -> bool:
+        """Into the arena before it returns. False when memory was freed under it."""
+        moves: list[Move] = []
+        try:
+            for n in numbers:
+                tensor = sources[n].tensor
+                if is_plain_memory(tensor):
+                    moves.append(self._move(layout, held, n))
+                else:
+                    self._view(layout, n, tensor).copy_(as_stored(tensor))
+            copy_at_once(moves)
+        except FreedMemory:
+            return False
+        return True
+
+    def _move(self, layout: Layout, held: Held, number: int) -> Move:
+        source, size = held.find(number)
+        return self._arena.address + layout.arena[number], source, size
 
     def give_back(self) -> int:
         """Does without a copy of the state on the GPU from now on; how many bytes that frees."""
@@ -151,7 +240,7 @@ class Stager:
             lane.close()
         self._lanes = {}
 
-    def _is_at_once(self, deferred: Sequence[Tensor]) -> bool:
+    def _is_little(self, deferred: Sequence[Tensor]) -> bool:
         """Whether GPUs need no patience and what the host would defer is not worth it (counters of an optimizer)."""
         is_whole = bool(self._lanes) and all(lane.way == "whole" for lane in self._lanes.values())
         return is_whole and sum(tensor.numel() * tensor.element_size() for tensor in deferred) <= _LITTLE_BYTES
@@ -170,6 +259,6 @@ def is_plain_memory(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not is_lazy
 
 
-def read_versions(tensors: Sequence[Tensor]) -> list[int]:
+def read_version(tensor: Tensor) -> int:
     """Torch counts every in-place change of a tensor. Inference tensors have no count and do not change."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    return 0 if tensor.is_inference() else tensor._version

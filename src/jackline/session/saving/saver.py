@@ -74,7 +74,7 @@ class Saver:
         if self.why_off:
             return None
         try:
-            mode: Mode = "auto" if self._settings.overlap and not is_last else "blocking"
+            mode: Mode = "overlapped" if self._settings.overlap and not is_last else "blocking"
             ticket = self.engine.save(
                 self.state, step=step, metrics=metrics, mode=mode, if_busy="wait" if is_last or is_wanted else "skip"
             )

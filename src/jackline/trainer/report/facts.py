@@ -48,6 +48,7 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
         "seed": config.seed,
         "exact": config.exact,
         "on_change": {"arguments": "warn"},
+        "overlap": True,  # loop.py says where a step begins to change what is saved
     }
 
 
