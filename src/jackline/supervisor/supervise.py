@@ -22,6 +22,7 @@ from jackline.errors import UsageError
 from jackline.machine.protections import find_libstdbuf
 from jackline.memory.guard.oom_report import other_users
 from jackline.rundir import atomic
+from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
@@ -304,6 +305,8 @@ class Supervisor:
         where it can go on from a checkpoint: a stranger's script may get through."""
         if self.stopping is not None or not watch.memory.must_end():
             return
+        if read_intent(watch.command.attempt) is not None:
+            return  # a boundary came: it is saving, and fills no more memory
         checkpoint = self.checkpoints.newest_path()
         if checkpoint is None:
             return
