@@ -21,11 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.deadline import HANGS_S
 from tests.marked import end_marked, marked_pids, wait_until_gone
 from tests.zoo import JACKLINE, environment
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
+PATIENCE_S = HANGS_S
 
 
 def wait_for(state: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
@@ -71,7 +72,7 @@ class Shell:
             env={**self.env, **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=120,
+            timeout=HANGS_S,
         )
         return Done(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 

@@ -1,5 +1,5 @@
-"""A real training program: RUN STEPS NOTES MODE. Saves at every step it can, notes what it did, goes on after death.
-MODE "never" saves nothing.
+"""A real training program: RUN STEPS NOTES MODE [HOLD]. Saves at every step it can, notes what it did, and resumes.
+MODE "never" saves nothing. With HOLD it waits after that many steps of its own until it is killed.
 
 NOTES gets lines: RESUME step print, STEP step loss, ACK step print, END print.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def main() -> None:
     random.seed(1)
     numpy.random.seed(1)
     run, steps, notes, mode = RunDir(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    hold_after = int(sys.argv[5]) if len(sys.argv) > 5 else None
     fd = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(*words: Any) -> None:
@@ -54,6 +56,8 @@ def main() -> None:
         for event in engine.poll():
             if event.kind == "committed" and event.step is not None:
                 note("ACK", event.step, prints[event.step])
+        while len(prints) == hold_after:
+            signal.pause()
     if engine is not None:
         engine.save(state, step=step, mode="blocking", if_busy="wait").wait()
         engine.close()

@@ -28,6 +28,7 @@ from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.faults import Fault, fail_at, kill_at, stop_at
 from tests.checkpoint.states import fingerprint, make_state, train_step
+from tests.deadline import HANGS_S
 from tests.machine.test_priority import needs_autogroups
 
 FAULTY = ("python", str(Path(__file__).with_name("faulty_writer.py")))
@@ -63,7 +64,7 @@ def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> tuple[str, ...]
     return (sys.executable, FAULTY[1])
 
 
-def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = HANGS_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"

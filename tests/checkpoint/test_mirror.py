@@ -29,9 +29,10 @@ from jackline.checkpoint.writer.lock import read_holder
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import fingerprint, make_state, train_step, write_small
+from tests.deadline import HANGS_S
 
 
-def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = HANGS_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"

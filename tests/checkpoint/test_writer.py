@@ -22,6 +22,7 @@ from jackline.checkpoint.writer.wire import Channel, Closed
 from jackline.rundir.process_id import is_alive
 from tests.checkpoint.faults import kill_at, stop_at
 from tests.checkpoint.light_trainer import LightTrainer, is_right, newest_whole, state_json
+from tests.deadline import HANGS_S
 
 HERE = Path(__file__).parent
 SIZE = 50_000
@@ -41,7 +42,7 @@ time.sleep(600)
 """
 
 
-def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = HANGS_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"

@@ -26,6 +26,7 @@ from tests.rundir.made import (
     write_state,
 )
 
+ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
 NOW_S = 1_794_000_000.0  # 2026-11-06 21:20:00 UTC
 
@@ -297,29 +298,32 @@ def test_an_unknown_run_is_a_usage_error(runs: Path) -> None:
 
 
 QUICK = """
-import sys, time
-sys.argv = ['jackline', 'status', '--json']
-from jackline.cli.main import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
+import sys
+from tests.counted import count_calls
+
+def ask():
+    sys.argv = ['jackline', 'status', '--json']
+    from jackline.cli.main import main
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+
+number = count_calls(ask)
 heavy = {'torch', 'numpy', 'rich', 'pydantic', 'asyncio', 'multiprocessing', 'email', 'http', 'subprocess'}
-print(sorted(heavy & set(sys.modules)), time.process_time(), file=sys.stderr)
+print(sorted(heavy & set(sys.modules)), number, file=sys.stderr)
 """
 
 
-def test_the_command_loads_nothing_heavy_and_takes_at_most_150_ms_of_cpu(runs: Path) -> None:
-    """CPU time of the whole process, the best of ten, because other work on the machine must not decide."""
+def test_the_command_loads_nothing_heavy_and_makes_at_most_100_000_calls(runs: Path) -> None:
+    """Imports included. Counted, not timed, because other work on the machine must not decide; that this is less than
+    150 ms of CPU on an idle one is bench/supervisor.py's to measure."""
     live_run(runs)
-    spent: list[float] = []
-    while len(spent) < 10 and not any(cpu_s <= 0.15 for cpu_s in spent):
-        done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60)
-        assert json.loads(done.stdout)["state"] == "alive"
-        loaded, cpu_s = done.stderr.strip().rsplit(" ", 1)
-        assert loaded == "[]"
-        spent.append(float(cpu_s))
-    assert min(spent) <= 0.15, spent
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert json.loads(done.stdout)["state"] == "alive"
+    loaded, number = done.stderr.strip().rsplit(" ", 1)
+    assert loaded == "[]"
+    assert int(number) <= 100_000
 
 
 def curve_files(run: RunDir, *, event_age_s: float, metrics_age_s: float) -> None:

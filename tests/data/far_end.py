@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from jackline.data.sources.bytefile import Patience
+from tests.deadline import HANGS_S
 
 
 @dataclass
@@ -107,7 +108,7 @@ def _send(handler: BaseHTTPRequestHandler, far_end: FarEnd, name: str, wanted: s
         handler.wfile.write(body)
         handler.wfile.flush()
     if kind == "stall":
-        far_end.released.wait(30)
+        far_end.released.wait(HANGS_S)  # silent for as long as the test lasts
 
 
 class FakeTime:

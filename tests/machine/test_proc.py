@@ -65,9 +65,9 @@ def test_a_command_name_with_brackets_and_spaces_does_not_shift_the_fields(start
 
 def test_a_spinner_wants_a_whole_cpu_however_many_others_do(start: Start) -> None:
     child = start("print('ready')\nwhile True: pass")
+    begin_s = time.monotonic()  # before the first reading and after the last: a pause between lengthens both sides
     before = read_process(child.pid)
     assert before is not None
-    begin_s = time.monotonic()
     after = wait_until(
         lambda: (r := read_process(child.pid)) and r.wants_cpu_s - before.wants_cpu_s > 0.5 and r,
         "half a second of want",

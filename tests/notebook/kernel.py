@@ -15,7 +15,9 @@ from typing import Any
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-PATIENCE_S = 60.0
+from tests.deadline import HANGS_S
+
+PATIENCE_S = HANGS_S
 
 
 @dataclass

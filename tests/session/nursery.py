@@ -5,6 +5,8 @@
     child.kill(); child.wait()
 
 What differs from `python script.py` is the import time and nothing else; test_attach.py starts Python itself once.
+With EVERY_SAVE in its environment no save of a script is skipped: one that finds the writer busy waits for it. Then
+which checkpoints there are depends on steps alone, and not on the disk.
 The server is this file run as a program: it reads a line of JSON for each start and writes one for each end.
 """
 
@@ -22,9 +24,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
-ENDS_WITHIN_S = 120.0
+ENDS_WITHIN_S = 240.0  # only a hang meets it, as in tests.deadline, which the server cannot import
+EVERY_SAVE = {"JACKLINE_TEST_EVERY_SAVE": "1"}
 
 
 class Nursery:
@@ -135,7 +139,7 @@ class Child:
         status = self.nursery.wait(self.key, timeout_s)
         return Ended(os.waitstatus_to_exitcode(status), self.output)
 
-    def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = ENDS_WITHIN_S) -> None:
         """Until it has printed `text`."""
         deadline_s = time.monotonic() + timeout_s
         while text not in self.output:
@@ -205,6 +209,8 @@ def _be_child(order: dict) -> int:
     sys.stderr = os.fdopen(2, "w", buffering=1)
     os.chdir(order["cwd"])
     os.environ.update(order["env"])
+    if os.environ.pop("JACKLINE_TEST_EVERY_SAVE", ""):
+        _take_every_save()
     sys.argv = order["argv"]
     sys.orig_argv = [sys.executable, *order["argv"]]
     sys.path[0] = str(Path(order["argv"][0]).parent)
@@ -223,6 +229,17 @@ def _be_child(order: dict) -> int:
 
     atexit._run_exitfuncs()
     return code
+
+
+def _take_every_save() -> None:
+    from jackline.checkpoint.engine import CheckpointEngine
+
+    save_if_free = CheckpointEngine.save
+
+    def save(engine: CheckpointEngine, state: Any, **how: Any) -> Any:
+        return save_if_free(engine, state, **{**how, "if_busy": "wait"})
+
+    CheckpointEngine.save = save  # type: ignore[method-assign]
 
 
 def _end_all(keys: Mapping[int, str]) -> None:

@@ -170,6 +170,39 @@ def test_a_line_that_sleeps_is_named_only_where_no_other_was_seen(tmp_path: Path
     assert memory.where() == f"; it grows at {script}:2 `rows.append(row)`"
 
 
+def test_a_frame_without_a_line_is_passed_over_and_its_caller_is_named(tmp_path: Path) -> None:
+    """A frame that is just being entered has no line yet. Once that ended the guard: the line was asked for its text.
+
+    Nothing to wait for: the function has no line at all, so every look finds the frame in that state.
+    """
+    memory, _ = guarded(0.0)
+    script = tmp_path / "train.py"
+    script.write_text("def entered():\n    look()\n\nentered()\n")
+    names: dict[str, Any] = {"look": memory._look}
+    exec(compile("def entered():\n    look()\n", str(script), "exec"), names)
+    names["entered"].__code__ = names["entered"].__code__.replace(co_linetable=b"")
+    exec(compile("\n\n\nentered()\n", str(script), "exec"), names)
+    assert memory.where() == f"; it grows at {script}:4 `entered()`"
+
+
+def test_a_line_that_cannot_be_named_costs_the_words_and_not_the_guard() -> None:
+    memory, _ = guarded(50e6)
+
+    def fail() -> None:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    memory._frame = fail  # type: ignore[method-assign, assignment]
+    leave = None
+    for number in range(10_000):
+        memory.guard._sample()
+        memory.guard.is_calm = lambda: False  # type: ignore[method-assign]
+        leave = memory.mind(number * 0.1, lambda: SaveCost(1.0, 0))
+        if leave is not None:
+            break
+    assert leave is not None and leave.why.startswith("host RAM: ")
+    assert "it grows at" not in leave.why
+
+
 def test_it_warns_and_gives_back_first_and_leaves_with_what_it_has_learnt() -> None:
     memory, told = guarded(50e6)
     for number in range(10_000):

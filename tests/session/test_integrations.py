@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.session.guide import find_block
-from tests.session.nursery import Nursery
+from tests.session.nursery import EVERY_SAVE, Nursery
 
 COMMON = """
 import os, random, signal, sys, warnings
@@ -148,7 +148,7 @@ def script_for(library: str) -> str:
 
 
 def start(nursery: Nursery, library: str, folder: Path, **env: str) -> tuple[int, str]:
-    ended = nursery.run(script_for(library), [], folder, env)
+    ended = nursery.run(script_for(library), [], folder, {**EVERY_SAVE, **env})
     return ended.code, ended.output
 
 
@@ -162,6 +162,7 @@ def final(output: str) -> str:
 def test_a_killed_framework_ends_with_the_same_weights(
     library: str, nursery: Nursery, wanted: Callable[[str], str], tmp_path: Path
 ) -> None:
+    """Every save that is due is taken, so each kill comes after one of its own attempt, on any disk."""
     needs(library)
     for env, expected in (({"DIE": "5"}, -9), ({"DIE": "11", "WORKERS": "1"}, -9), ({}, 0)):
         code, output = start(nursery, library, tmp_path, **env)

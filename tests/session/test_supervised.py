@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadline import HANGS_S
 from tests.session.nursery import ROOT
 
 SCRIPT = """
@@ -40,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def jackline(folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "jackline", *words], **settings(folder), timeout=120, **more)
+    return subprocess.run([sys.executable, "-m", "jackline", *words], **settings(folder), timeout=HANGS_S, **more)
 
 
 def settings(folder: Path) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def run_of(folder: Path) -> Path:
     return run
 
 
-def wait_until(holds: Callable[[], bool], deadline_s: float = 90.0) -> None:
+def wait_until(holds: Callable[[], bool], deadline_s: float = HANGS_S) -> None:
     end_s = time.monotonic() + deadline_s
     while not holds():
         assert time.monotonic() < end_s, "it never became true"
@@ -103,7 +104,7 @@ def test_a_killed_script_goes_on_bit_exactly_under_the_same_command(folder: Path
     assert again.returncode == 0, again.stderr
     bare = {**settings(folder)["env"], "JACKLINE_RUNS": str(folder / "other")}
     whole = subprocess.run(
-        [sys.executable, "train.py"], env=bare, cwd=folder, text=True, capture_output=True, timeout=120
+        [sys.executable, "train.py"], env=bare, cwd=folder, text=True, capture_output=True, timeout=HANGS_S
     )
     final = [line for line in again.stdout.splitlines() if line.startswith("final 30")]
     assert final and final[0] in whole.stdout
@@ -117,7 +118,7 @@ def test_a_bare_run_is_seen_by_status_and_stopped_by_stop(folder: Path) -> None:
         assert "train, 12 of 30 steps (40 %)" in jackline(folder, "status").stdout
         stopped = jackline(folder, "stop")
         assert stopped.returncode == 0, stopped.stderr
-        assert bare.wait(30) == 75
+        assert bare.wait(HANGS_S) == 75
         assert bare.stderr is not None
         assert "SIGTERM: stopped at step 12, saved" in bare.stderr.read()
     assert ": stopped " in jackline(folder, "status").stdout

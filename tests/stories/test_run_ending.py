@@ -168,8 +168,17 @@ def test_work_left_in_the_background_after_a_good_end_is_watched_on(shell: Shell
 
 
 def test_the_time_limit_ends_it_politely_and_it_can_go_on(shell: Shell) -> None:
-    words = ("run", "--name", "timed", "--time-limit", "2s", "--", *shell.python("train.py", SAVES_ON_SIGTERM))
-    done = shell.jackline(*words)
+    """SIGTERM is blocked from the start and let in where the script has its handler: the two seconds may be over
+    before Python is up, and the signal waits for the script then."""
+    text = SAVES_ON_SIGTERM.replace(
+        "while True:", "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\nwhile True:"
+    )
+    words = ("run", "--name", "timed", "--time-limit", "2s", "--", *shell.python("train.py", text))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        done = shell.jackline(*words)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert done.code == 75, done
     assert (shell.work / "saved").exists()
     run = shell.run_dir("timed")

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from jackline.machine.proc import read_environ, read_tree, read_wait
 from jackline.supervisor.child.environment import child_environment
+from tests.deadline import HANGS_S
 
-PATIENCE_S = 60.0
+PATIENCE_S = HANGS_S
 T = TypeVar("T")
 
 LOCK_ABBA = """

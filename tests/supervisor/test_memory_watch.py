@@ -80,10 +80,32 @@ def test_a_process_that_has_ended_does_not_overwrite_what_was_known() -> None:
 
 
 def test_only_a_nearly_full_memory_that_still_grows_is_a_reason_to_end_a_command() -> None:
-    assert is_last_moment(0.9, 0.95)
-    assert is_last_moment(0.2, 0.7)
-    assert not is_last_moment(0.9, 0.7)  # it may be filling what it needs, and stay there
-    assert not is_last_moment(1.5, 0.97)
+    assert is_last_moment(0.9, 0.95, foreseen_s=2)
+    assert is_last_moment(0.2, 0.7, foreseen_s=2)
+    assert not is_last_moment(0.9, 0.7, foreseen_s=2)  # it may be filling what it needs, and stay there
+    assert not is_last_moment(1.5, 0.97, foreseen_s=2)
+
+
+def test_a_session_has_half_a_second_to_reach_a_boundary_when_the_end_is_foreseen_late() -> None:
+    """Growth with a pause in it is believed only when little is left, by the session in the same moment: on a busy
+    machine the supervisor was the first to look, and ended a loop that would have saved at its next boundary."""
+    watch = MemoryWatch(os.getpid())
+    watch.limit = MemoryLimit(1000, "cgroup /pod")
+    grown = [*((t / 10, 300 + 8 * t) for t in range(50)), *((t / 10, 700) for t in range(50, 90))]
+    grown += [(t / 10, 700 + 12 * (t - 90)) for t in range(90, 115)]
+    foreseen: list[tuple[float, bool]] = []
+    for at_s, used in grown:
+        watch._points.append((at_s, used))
+        watch.reading = MemoryReading(at_s, used, watch.limit, used)
+        ends = watch.must_end()
+        left_s = watch.seconds_left()
+        if left_s is not None:
+            foreseen.append((left_s, ends))
+    first_s, is_first_ended = foreseen[0]
+    assert first_s < 1.0 and not is_first_ended
+    ended = [number for number, (_, ends) in enumerate(foreseen) if ends]
+    assert ended and (ended[0] >= 5 or foreseen[ended[0]][0] < 0.3), foreseen
+    assert foreseen[-1][1]
 
 
 def test_what_was_used_of_another_limit_says_nothing_about_the_present_one() -> None:

@@ -17,6 +17,7 @@ import pytest
 from jackline.supervisor.output import reader as output
 from jackline.supervisor.output.reader import LogWriter, OutputTail, make_reserve, release_reserve
 from jackline.supervisor.output.room import Space, first_data, low_bytes, shortage
+from tests.deadline import HANGS_S
 
 NOW_S = 1794708819.17
 STAMP = "2026-11-15T02:13:39.1Z "
@@ -272,7 +273,7 @@ def read_pair(path: Path) -> tuple[int, int]:
     return consumed, size
 
 
-def wait_until(is_so: object, deadline_s: float = 60.0) -> None:
+def wait_until(is_so: object, deadline_s: float = HANGS_S) -> None:
     end_s = time.monotonic() + deadline_s
     while not is_so():  # type: ignore[operator]
         assert time.monotonic() < end_s, "it did not happen"

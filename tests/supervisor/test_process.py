@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from jackline.checkpoint.mirror.upload import MirrorOptions, mirror_arguments
+from jackline.checkpoint.staging.writer_process import default_command
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import is_alive
+from jackline.supervisor.child import keeper
 from jackline.supervisor.child.process import Command, CommandNotStarted, Ending, adopt_command, start_command
 from jackline.supervisor.options import SuperviseOptions
+from tests.deadline import HANGS_S
 
 
-def wait_for(what: Callable[[], object], deadline_s: float = 30.0) -> object:
+def wait_for(what: Callable[[], object], deadline_s: float = HANGS_S) -> object:
     until_s = time.monotonic() + deadline_s
     while time.monotonic() < until_s:
         found = what()
@@ -104,6 +108,51 @@ def test_workers_that_outlive_a_killed_command_are_ended(attempt: AttemptDir) ->
     ending = ending_of(command)
     assert [orphan["pid"] for orphan in ending.orphans] == [worker]
     assert not os.path.exists(f"/proc/{worker}")
+
+
+# Stand-ins with the command lines of our own processes: each works until a file says that its work is done.
+SAVING = """
+import os, subprocess, sys, time
+work = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)\\n"
+work += "open(sys.argv[2], 'w').close()"
+for part in ("writer", "mirror"):
+    words = [f"may-{part}", f"{part}-done", "-m", f"jackline.checkpoint.{part}"]
+    process = subprocess.Popen([sys.executable, "-c", work, *words], start_new_session=True)
+    open(f"{part}.tmp", "w").write(str(process.pid))
+    os.rename(f"{part}.tmp", part)
+time.sleep(600)
+"""
+
+
+def test_a_save_and_an_upload_under_way_outlive_a_killed_command(attempt: AttemptDir) -> None:
+    """They were ended like debris: a save of more than twelve seconds and a slow last upload were lost.
+
+    Waits for the end of everything else, which the keeper tells by being gone; nothing here depends on how long
+    a save or an upload takes."""
+    command = start(attempt, SAVING)
+    writer, mirror = (
+        int(str(wait_for(lambda part=part: (attempt.path / part).exists() and (attempt.path / part).read_text())))
+        for part in ("writer", "mirror")
+    )
+    command.send(signal.SIGKILL, "tree")
+    ending = wait_for(command.ending)
+    assert isinstance(ending, Ending) and ending.signal == signal.SIGKILL
+    assert not command.is_settled(), "the next attempt goes on from what is being saved"
+    (attempt.path / "may-writer").touch()
+    wait_for(command.is_settled)
+    last = command.ending()
+    assert last is not None and last.orphans == ()
+    assert (attempt.path / "writer-done").exists() and not os.path.exists(f"/proc/{writer}")
+    assert os.path.exists(f"/proc/{mirror}"), "an upload takes as long as it takes, and nobody waits for it"
+    (attempt.path / "may-mirror").touch()
+    wait_for((attempt.path / "mirror-done").exists)
+
+
+def test_the_keeper_knows_its_own_by_the_commands_they_are_started_with() -> None:
+    """It imports nothing of ours, so it has the names by heart."""
+    mirror = mirror_arguments(MirrorOptions("run", "folder", "place", 1.0, 1))
+    for command, module in ((default_command(), keeper.WRITER), (mirror, keeper.MIRROR)):
+        assert command[command.index("-m") + 1] == module
 
 
 def test_work_left_in_the_background_by_a_command_that_ended_well_goes_on(attempt: AttemptDir) -> None:

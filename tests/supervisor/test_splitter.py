@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jackline.supervisor.output.splitter import MAX_PIECE_BYTES, LineSplitter, Piece, clean
+from tests.counted import count_calls
 
 # Bytes that matter come up often; everything else comes up too.
 TELLING = [
@@ -146,20 +145,9 @@ def test_the_buffer_stays_small_for_a_hundred_megabytes_without_a_line_end(unit:
     assert held <= MAX_PIECE_BYTES
 
 
-def test_a_line_costs_little_more_than_decoding_it() -> None:
-    """Against the same machine in the same moment: a share of a core says nothing where two share one."""
+def test_a_line_costs_three_calls() -> None:
+    """Counted, not timed: neither CPU time nor its ratio to another loop's is the same on a crowded machine."""
     data = b"step 123456 loss 2.3456 lr 3e-4 tok/s 12345 abc\n" * 10_000
-    splitter, shares = LineSplitter(), []
-    for _ in range(5):
-        plain_s = _cpu_s(lambda: [line.decode() for line in data.split(b"\n")])
-        shares.append(_cpu_s(lambda: splitter.feed(data)) / plain_s)
-
+    splitter = LineSplitter()
+    assert count_calls(lambda: splitter.feed(data)) <= 3.1 * 10_000
     assert len(splitter.feed(data)) == 10_000
-    assert min(shares) < 12, shares
-
-
-def _cpu_s(work: Callable[[], object]) -> float:
-    started_s = time.process_time()
-    for _ in range(10):
-        work()
-    return time.process_time() - started_s

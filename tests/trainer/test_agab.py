@@ -18,7 +18,7 @@ from jackline.recipes.agab.mirror import EmbeddingMirror
 from jackline.rundir.layout import RunDir
 from jackline.trainer.report.console import Voice
 from tests.data.affinity.planted import write_planted, write_small
-from tests.session.nursery import Ended, Nursery
+from tests.session.nursery import EVERY_SAVE, Ended, Nursery
 
 SCRIPT = Path(__file__).with_name("affinity_training.py")
 SHORT = ("epochs=2", "batch_size=64", "save_every_steps=3")  # 12 steps
@@ -35,7 +35,7 @@ class Trainings:
 
     def run(self, name: str, *words: str, **env: str) -> Ended:
         given = [str(self.run_dir(name).path), f"data={self._table}", f"data_dir={self._cache}", *words]
-        return self._nursery.start(SCRIPT, given, self._folder, env).wait()
+        return self._nursery.start(SCRIPT, given, self._folder, {**EVERY_SAVE, **env}).wait()
 
     def finish(self, name: str, *words: str, **env: str) -> Ended:
         ended = self.run(name, *words, **env)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from jackline.rundir.layout import RunDir
-from tests.session.nursery import Child, Ended, Nursery
+from tests.session.nursery import EVERY_SAVE, Child, Ended, Nursery
 
 SCRIPT = Path(__file__).with_name("training.py")
 
 
 class Trainings:
-    """Starts trainings in folders of one test."""
+    """Starts trainings in folders of one test. Every third step is saved, however slow the disk is."""
 
     def __init__(self, nursery: Nursery, corpus: Path, folder: Path) -> None:
         self._nursery, self._corpus, self._folder = nursery, corpus, folder
@@ -27,7 +27,7 @@ class Trainings:
 
     def start(self, name: str, *words: str, **env: str) -> Child:
         arguments = [str(self.run_dir(name).path), str(self._corpus), *words]
-        return self._nursery.start(SCRIPT, arguments, self._folder, env)
+        return self._nursery.start(SCRIPT, arguments, self._folder, {**EVERY_SAVE, **env})
 
     def run(self, name: str, *words: str, **env: str) -> Ended:
         return self.start(name, *words, **env).wait()

@@ -17,6 +17,7 @@ from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.corpus import cache_settings, spec_of
 from jackline.trainer.loop import train
 from jackline.trainer.report.console import Voice
+from tests.deadline import HANGS_S
 
 
 def standing() -> Counter[str]:
@@ -31,7 +32,7 @@ def standing() -> Counter[str]:
 def left(before: Counter[str], folder: Path) -> list[str]:
     """What was not there before, and who is said to read the data. A thread that adds up files' sizes may take a
     moment to end by itself; a process that nobody ended stays, and so does an ended one that nobody asked about."""
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + HANGS_S
     while True:
         found = [*(standing() - before), *(str(path) for path in (folder / "data").glob("*/readers/*"))]
         if not found or time.monotonic() > deadline_s:

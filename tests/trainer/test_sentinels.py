@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from jackline.trainer.optim.schedule import Schedule, lr_at
 from jackline.trainer.sentinels.data import RepeatedData, interval_95
 from jackline.trainer.sentinels.floor import Floor, entropy_floor
 from jackline.trainer.sentinels.watch import Alarm, EvalFacts, Facts, Sentinels, StepFacts, Surroundings
+from tests.counted import count_calls
 
 SCHEDULE = Schedule("cosine", 3e-4, 3e-5, warmup_steps=100, total_steps=2000)
 TEXT = Floor(0.25, "xz packs this data to 2.50 nats a token, and no model packs ten times better")
@@ -361,14 +361,11 @@ def test_a_state_of_another_version_is_no_reason_not_to_resume() -> None:
     assert watch.look(StepFacts(1, loss=10.8)) == []
 
 
-def test_a_healthy_step_costs_microseconds() -> None:
+def test_a_healthy_step_costs_less_than_a_hundred_calls() -> None:
+    """Counted, not timed: 75 calls are some 10 us on an idle machine, and any number of them on a crowded one."""
     watch = Sentinels(FACTS)
     steps = list(healthy(2000))
-    began = time.process_time()
-    for step in steps:
-        watch.look(step)
-    # CPU time, and ten times what was measured: it must only notice a different order of magnitude.
-    assert (time.process_time() - began) / len(steps) < 500e-6
+    assert count_calls(lambda: [watch.look(step) for step in steps]) < 100 * len(steps)
 
 
 # -- the gates of sparse attention

@@ -16,7 +16,7 @@ from jackline.rundir.layout import RunDir
 from jackline.trainer.report.facts import next_commands
 from jackline.trainer.report.tensorboard import event_files
 from tests.data.corpora import make_texts
-from tests.session.nursery import Ended, Nursery
+from tests.session.nursery import EVERY_SAVE, Ended, Nursery
 
 SCRIPT = Path(__file__).with_name("planted.py")
 
@@ -31,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(nursery: Nursery, folder: Path, run_dir: RunDir, *words: str) -> Ended:
-    return nursery.run(SCRIPT, [str(run_dir.path), str(folder), *words], folder)
+    """Every third step is saved, however slow the disk is."""
+    return nursery.run(SCRIPT, [str(run_dir.path), str(folder), *words], folder, EVERY_SAVE)
 
 
 def alarms(run_dir: RunDir) -> list[dict[str, object]]:

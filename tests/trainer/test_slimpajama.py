@@ -15,7 +15,7 @@ from jackline.recipes.slimpajama.recipe import SlimpajamaConfig
 from jackline.rundir.layout import RunDir
 from tests.data.corpora import jsonl_bytes, make_texts
 from tests.data.far_end import FarEnd, serving
-from tests.session.nursery import Child, Ended, Nursery
+from tests.session.nursery import EVERY_SAVE, Child, Ended, Nursery
 
 SCRIPT = Path(__file__).with_name("streaming.py")
 SHARDS = "train/chunk1/example_train_{0..59165}.jsonl.zst"
@@ -54,7 +54,8 @@ class Streams:
         return RunDir(self._folder / "runs" / name)
 
     def start(self, name: str, *words: str, **env: str) -> Child:
-        return self._nursery.start(SCRIPT, [str(self.run_dir(name).path), *self.words, *words], self._folder, env)
+        given = [str(self.run_dir(name).path), *self.words, *words]
+        return self._nursery.start(SCRIPT, given, self._folder, {**EVERY_SAVE, **env})
 
     def finish(self, name: str, *words: str) -> Ended:
         ended = self.start(name, *words).wait()

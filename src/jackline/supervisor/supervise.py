@@ -309,6 +309,8 @@ class Supervisor:
         where it can go on from a checkpoint: a stranger's script may get through."""
         if self.stopping is not None or not watch.memory.must_end():
             return
+        if read_intent(watch.command.attempt) is not None:
+            return  # a boundary came: it is saving, and fills no more memory
         checkpoint = self.checkpoints.newest_path()
         if checkpoint is None:
             return

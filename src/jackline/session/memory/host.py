@@ -87,7 +87,7 @@ class HostMemory:
         action = self.guard.action(self._step_s(), cost.save_s, cost.kept_bytes)
         if isinstance(action, Go):
             return None
-        text = self.guard.describe(action.left_s) + self.where()
+        text = self.guard.describe(action.left_s) + self._words()
         if isinstance(action, SaveAndExit):
             self.leaving = Leave(text, self._smaller())
             return self.leaving
@@ -102,6 +102,13 @@ class HostMemory:
         if frame is None:
             return ""
         return f"; it grows at {frame.place}" + (f" `{frame.source[:100]}`" if frame.source else "")
+
+    def _words(self) -> str:
+        """`where`, or nothing: a line that cannot be named must not switch the guard off."""
+        try:
+            return self.where()
+        except Exception:
+            return ""
 
     def _frame(self) -> Frame | None:
         seen = [place for places in (self._places, self._idle_places) for place, _ in places.most_common()]
@@ -152,12 +159,15 @@ class HostMemory:
         frame = sys._current_frames().get(main.ident or 0)
         # A thread that is busy in Python waits for the interpreter while we look: a lock is no sign of idleness.
         places = self._idle_places if read_wait(os.getpid(), main.native_id).kind in _IDLE else self._places
-        while frame is not None and not is_user_file(frame.f_code.co_filename):
+        # A frame that is just being entered has no line yet; the line that called it has one.
+        while frame is not None:
+            line = frame.f_lineno
+            if line is not None and is_user_file(frame.f_code.co_filename):
+                places[frame.f_code.co_filename, line, frame.f_code.co_name] += 1
+                return
             if _OURS in frame.f_code.co_filename:
                 places = self._idle_places  # taking a batch or saving: the line that called us did not grow anything
             frame = frame.f_back
-        if frame is not None:
-            places[frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name] += 1
 
 
 # -- loaders -------------------------------------------------------------------------------------------------------

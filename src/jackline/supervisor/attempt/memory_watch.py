@@ -29,6 +29,9 @@ PSS_EVERY_S = 10.0
 END_BELOW_S = 1.0
 END_ABOVE_SHARE = 0.9
 END_AT_ONCE_BELOW_S = 0.3
+# The session forecasts by the same rule. Where both can only believe it late (growth with pauses, on a busy machine),
+# this is how long the session has to reach a boundary before it is ended.
+SESSION_HAS_S = 0.5
 
 
 class MemoryWatch:
@@ -45,6 +48,7 @@ class MemoryWatch:
         self._last_s = float("-inf")
         self._level = 0
         self._warned_at_s = float("-inf")
+        self._foreseen_at_s: float | None = None  # since when the forecast has had an end in sight
 
     def poll(self, now_s: float, pids: Sequence[int]) -> bool:
         """Take a reading when one is due; True when it was."""
@@ -91,7 +95,13 @@ class MemoryWatch:
     def must_end(self) -> bool:
         """The kernel is about to kill, and nobody else will act any more."""
         left_s = self.seconds_left()
-        return left_s is not None and is_last_moment(left_s, self.share())
+        if left_s is None:
+            self._foreseen_at_s = None
+            return False
+        now_s = self._points[-1][0]
+        if self._foreseen_at_s is None:
+            self._foreseen_at_s = now_s
+        return is_last_moment(left_s, self.share(), now_s - self._foreseen_at_s)
 
     def growth_bytes_per_s(self) -> float:
         return growth_bytes_per_s(tuple(self._points)) or 0.0
@@ -110,8 +120,11 @@ class MemoryWatch:
         return warning_text(self.reading, self.growth_bytes_per_s(), left_s, frame)
 
 
-def is_last_moment(left_s: float, share: float) -> bool:
-    return left_s < END_AT_ONCE_BELOW_S or (left_s < END_BELOW_S and share >= END_ABOVE_SHARE)
+def is_last_moment(left_s: float, share: float, foreseen_s: float) -> bool:
+    """`foreseen_s`: for how long the end has been in sight."""
+    if left_s < END_AT_ONCE_BELOW_S:
+        return True
+    return left_s < END_BELOW_S and share >= END_ABOVE_SHARE and foreseen_s >= SESSION_HAS_S
 
 
 class GrowthPlaces:

@@ -20,12 +20,18 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 ORPHANS_MAY_FINISH_S = 2.0
 ORPHANS_MAY_SAVE_S = 5.0
+# Jackline's own beside a training. Both end by themselves: the writer when it has committed the save under way, the
+# mirror after its last upload. The writer is waited for, because the next attempt resumes from what it commits.
+WRITER, MIRROR = "jackline.checkpoint.writer.serve", "jackline.checkpoint.mirror.upload"
+WRITER_MAY_COMMIT_S = 60.0
 IGNORED = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -169,22 +175,30 @@ def reap_until(child: int, terminal: Terminal | None) -> tuple[int, Any]:
 
 def end_orphans(terminal: Terminal | None, *, may_go_on: bool) -> list[dict[str, Any]]:
     """What outlived the command. After a good end it may go on (a script that starts its work in the background);
-    after a bad one it is debris that would hold the GPU."""
+    after a bad one it is debris that would hold the GPU, but for Jackline's own: a save or an upload under way."""
     wait_until_childless(terminal, ORPHANS_MAY_FINISH_S)
     if may_go_on:
         wait_until_childless(terminal, None)
         return []
-    ended = [{"pid": pid, "command": command_of(pid)} for pid in children()]
+    ended = [{"pid": pid, "command": command_of(pid)} for pid in children() if not is_own(pid)]
     for number, patience_s in ((signal.SIGTERM, ORPHANS_MAY_SAVE_S), (signal.SIGKILL, ORPHANS_MAY_SAVE_S)):
-        for pid in descendants():
+        for pid in strangers():
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
-        if wait_until_childless(terminal, patience_s):
+        if wait_until_childless(terminal, patience_s, lambda: not strangers()):
             break
+    wait_until_childless(terminal, WRITER_MAY_COMMIT_S, is_written)
     return ended
 
 
-def wait_until_childless(terminal: Terminal | None, patience_s: float | None) -> bool:
+def is_written() -> bool:
+    return not any(is_own(pid, (WRITER,)) for pid in descendants())
+
+
+def wait_until_childless(
+    terminal: Terminal | None, patience_s: float | None, is_enough: Callable[[], bool] = lambda: False
+) -> bool:
+    """Or until `is_enough` holds; False when the patience ended first."""
     deadline = None if patience_s is None else time.monotonic() + patience_s
     while deadline is None or time.monotonic() < deadline:
         try:
@@ -193,9 +207,26 @@ def wait_until_childless(terminal: Terminal | None, patience_s: float | None) ->
             return True
         if pid:
             continue
+        if is_enough():
+            return True
         if terminal is None or not terminal.pump(0.1):
             time.sleep(0.1)
     return False
+
+
+def strangers() -> list[int]:
+    """What the command has left behind, without Jackline's own."""
+    return [pid for pid in descendants() if not is_own(pid)]
+
+
+def is_own(pid: int, modules: tuple[str, ...] = (WRITER, MIRROR)) -> bool:
+    """Whether it was started as `python -m MODULE`, for one of Jackline's own."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(65536).split(b"\0")
+    except OSError:
+        return False
+    return any(before == b"-m" and word.decode("utf-8", "replace") in modules for before, word in pairwise(words))
 
 
 def children(of: int | None = None) -> list[int]:

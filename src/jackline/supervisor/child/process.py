@@ -24,6 +24,7 @@ from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import boot_id, host_name, is_alive
 from jackline.rundir.records.start import StartRecord, read_start, read_wait
 from jackline.supervisor.attempt.stopping import Target
+from jackline.supervisor.child.keeper import is_own
 from jackline.supervisor.options import SuperviseOptions
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -89,7 +90,7 @@ class Command:
         return is_alive(self.child)
 
     def send(self, number: int, target: Target) -> None:
-        """Signal the main process, its group, or everything below the keeper."""
+        """Signal the main process, its group, or everything below the keeper but a save or an upload under way."""
         with contextlib.suppress(OSError):
             if target == "main":
                 os.kill(self.child.pid, number) if is_alive(self.child) else None
@@ -99,6 +100,8 @@ class Command:
             with contextlib.suppress(OSError):
                 os.killpg(self.child.pid, number)
             for process in self.read_tree().processes:
+                if is_own(process.pid):
+                    continue
                 with contextlib.suppress(OSError):
                     os.kill(process.pid, number)
 
