@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from jackline.errors import EXIT_FAILED, JacklineError
 from jackline.rundir.layout import RunDir
@@ -20,24 +21,31 @@ def main(words: list[str]) -> None:
     reporter = int(reporter_text)
     options = SuperviseOptions.from_json(json.loads(options_text))
 
-    def answer(problem: str = "", hint: str | None = None, exit_code: int = EXIT_FAILED) -> None:
-        """Tell whoever started us, once; they may have gone."""
-        nonlocal reporter
-        words = {"problem": problem, "hint": hint, "exit_code": exit_code}
+    def write(words: dict[str, Any]) -> None:
         if reporter >= 0:
             with contextlib.suppress(OSError):
                 os.write(reporter, json.dumps(words).encode() + b"\n")
-                os.close(reporter)
-            reporter = -1
+
+    def answer(
+        problem: str = "", hint: str | None = None, exit_code: int = EXIT_FAILED, detail: tuple[str, ...] = ()
+    ) -> None:
+        """Tell whoever started us, once; they may have gone."""
+        nonlocal reporter
+        write({"problem": problem, "hint": hint, "exit_code": exit_code, "detail": detail})
+        if reporter >= 0:
+            os.close(reporter)
+        reporter = -1
 
     if os.fork():
         os._exit(0)  # whoever started us reaps this at once; the supervisor belongs to nobody
     os.set_inheritable(reporter, False)
     try:
-        supervisor = Supervisor(RunDir(Path(path)), options, on_started=answer)
+        supervisor = Supervisor(
+            RunDir(Path(path)), options, on_started=answer, on_said=lambda text: write({"said": text})
+        )
         code = supervisor.adopt() if mode == "adopt" else supervisor.start()
     except JacklineError as error:
-        answer(error.message, error.hint, error.exit_code)
+        answer(error.message, error.hint, error.exit_code, error.detail)
         sys.exit(error.exit_code)
     except BaseException as error:
         traceback.print_exc()

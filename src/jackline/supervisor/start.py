@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,21 @@ _PACKAGE_PARENT = Path(__file__).parents[2]
 class NotStarted(JacklineError):
     """The supervisor's own reason, brought over."""
 
-    def __init__(self, message: str, *, hint: str | None, exit_code: int) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, detail: tuple[str, ...], hint: str | None, exit_code: int) -> None:
+        super().__init__(message, detail=detail, hint=hint)
         self.exit_code = exit_code
 
 
 def start_supervisor(
-    run: RunDir, options: SuperviseOptions, *, adopts: bool = False, stdin: int | None = None
+    run: RunDir,
+    options: SuperviseOptions,
+    *,
+    adopts: bool = False,
+    stdin: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not."""
+    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not. What
+    it has to say before that goes to `say`."""
     report, reporter = os.pipe()
     log = os.open(run.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
@@ -66,9 +73,14 @@ def start_supervisor(
         os.close(log)
         os.close(reporter)
     process.wait()
-    answer = _read_answer(report)
+    answer = _read_answer(report, say)
     if answer.get("problem"):
-        raise NotStarted(answer["problem"], hint=answer.get("hint"), exit_code=answer.get("exit_code", EXIT_FAILED))
+        raise NotStarted(
+            answer["problem"],
+            detail=tuple(str(line) for line in answer.get("detail") or ()),
+            hint=answer.get("hint"),
+            exit_code=answer.get("exit_code", EXIT_FAILED),
+        )
 
 
 def take_over(run: RunDir) -> None:
@@ -111,22 +123,33 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     return None
 
 
-def _read_answer(report: int) -> dict[str, Any]:
+def _read_answer(report: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """The last line. Those before it are said as they come, and each gives more time: copying may take minutes."""
     data = b""
-    deadline = time.monotonic() + START_DEADLINE_S
+    deadline_s = time.monotonic() + START_DEADLINE_S
     try:
-        while time.monotonic() < deadline:
-            if select.select([report], [], [], 0.5)[0]:
-                block = os.read(report, 65536)
-                if not block:
-                    break
-                data += block
-                if data.endswith(b"\n"):
-                    break
+        while time.monotonic() < deadline_s:
+            if not select.select([report], [], [], 0.5)[0]:
+                continue
+            block = os.read(report, 65536)
+            if not block:
+                break
+            data += block
+            while b"\n" in data:
+                line, _, data = data.partition(b"\n")
+                answer = _parse(line)
+                if "said" not in answer:
+                    return answer
+                say(str(answer["said"]))
+                deadline_s = time.monotonic() + START_DEADLINE_S
     finally:
         os.close(report)
+    return _parse(data)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(data)
+        answer = json.loads(line)
     except ValueError:
         return {"problem": "the supervisor did not start", "hint": "see supervisor.log in the run directory"}
     return answer if isinstance(answer, dict) else {}

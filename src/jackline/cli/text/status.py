@@ -26,6 +26,7 @@ def status_text(view: RunView) -> str:
     lines += _ending_lines(view)
     if is_over(view):
         lines += _reached_lines(view)
+    lines += _resume_lines(view)
     lines += _common_lines(view)
     lines += [f"hint: {hint}" for hint in [hint_for(view)] if hint]
     return "\n".join(lines)
@@ -130,8 +131,27 @@ def _live_lines(view: RunView) -> list[str]:
 
 def _reached_lines(view: RunView) -> list[str]:
     """Of a run that is over: how far it came, and what is kept of it."""
-    found = [("epoch", epoch_line(view)), ("best", best_line(view)), ("saved", saved_line(view))]
+    reached = reached_line(view) if view.status.state != "finished" else ""
+    found = [
+        ("progress", reached),
+        ("epoch", epoch_line(view)),
+        ("best", best_line(view)),
+        ("saved", saved_line(view)),
+    ]
     return [row(label, text) for label, text in found if text]
+
+
+def _resume_lines(view: RunView) -> list[str]:
+    """What the next attempt would start from."""
+    if view.next_start is None:
+        return []
+    first, *more = (safe_text(line, 400) for line in view.next_start.lines)
+    return [row("next start", first), *(f"{'':14}{line}" for line in more)]
+
+
+def reached_line(view: RunView) -> str:
+    """How far it came, without a pace it no longer has: 'train, 1,230 of 10,000 steps (12 %)'."""
+    return progress_words(view.progress)
 
 
 def numbers_line(view: RunView) -> str:
@@ -143,17 +163,24 @@ def numbers_line(view: RunView) -> str:
     return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "")
 
 
-def progress_line(view: RunView) -> str:
-    progress = view.progress
+def progress_words(progress: dict[str, Any]) -> str:
+    """Phase, count and total; '' when nothing was counted."""
     done, total = number(progress.get("done")), number(progress.get("total"))
     if done is None:
         return ""
-    parts = [safe_text(progress.get("phase"), 60)] if progress.get("phase") else []
+    phase = f"{safe_text(progress.get('phase'), 60)}, " if progress.get("phase") else ""
     unit = f" {safe_text(progress['unit'], 20)}" if progress.get("unit") else ""
     if total:
-        parts.append(f"{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)")
-    else:
-        parts.append(f"{_count(done)}{unit}")
+        return f"{phase}{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)"
+    return f"{phase}{_count(done)}{unit}"
+
+
+def progress_line(view: RunView) -> str:
+    progress = view.progress
+    if not (words := progress_words(progress)):
+        return ""
+    parts = [words]
+    unit = f" {safe_text(progress['unit'], 20)}" if progress.get("unit") else ""
     rate, eta_s = number(progress.get("rate_per_s")), number(progress.get("eta_s"))
     if rate:
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
@@ -331,6 +358,8 @@ def _log_size(view: RunView) -> str:
 def hint_for(view: RunView) -> str:
     name = safe_text(view.name, 90)
     state = view.status.state
+    if view.next_start is not None and view.next_start.hint:
+        return safe_text(view.next_start.hint, 600)
     if state == "unwatched":
         return f"`jackline watch {name}` takes over and watches it again"
     if state == "alive" and mapping(view.state.get("verdict")).get("kind") in ("STUCK", "SUSPECT"):

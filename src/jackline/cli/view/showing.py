@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 
-from jackline.errors import EXIT_DONE, JacklineError
+from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.status import read_status
@@ -26,9 +26,11 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, is_new: bool, deta
     """Start a supervisor for the next attempt, then follow it."""
     former = run.last_attempt()
     try:
-        start_supervisor(run, options, stdin=0 if passes_stdin() else None)
-    except JacklineError:
-        if not is_new and read_status(run).state == "alive":
+        start_supervisor(run, options, stdin=0 if passes_stdin() else None, say=say)
+    except JacklineError as error:
+        # One that refuses to resume lives for an instant more; it is not another start that was quicker.
+        is_refused = error.exit_code == EXIT_CANNOT_RESUME
+        if not is_new and not is_refused and read_status(run).state == "alive":
             return watch_live(run, detach=detach)  # another start was quicker by an instant
         if is_new and run.last_attempt() is None:
             shutil.rmtree(run.path, ignore_errors=True)
