@@ -219,6 +219,7 @@ def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
     assert lines_of() == [
         "train-1: stopped 1 min ago in attempt 1, after 41 min",
         "  stopped: by Ctrl-C",
+        "  next start: starts as it was typed: Jackline knows no checkpoints of this command",
         f"  log:        {runs}/train-1/out.log; there is no log",
         "  command:    python train.py",
         "hint: `jackline resume train-1` goes on",

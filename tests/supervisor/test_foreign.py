@@ -13,9 +13,9 @@ from jackline.errors import UsageError
 from jackline.supervisor.foreign.find import (
     ForeignCheckpoint,
     check_resume_arg,
-    choose,
     is_whole,
     list_checkpoints,
+    newest_whole,
     preset,
     resume_argv,
 )
@@ -305,25 +305,25 @@ def test_an_empty_folder_is_not_whole(tmp_path: Path) -> None:
 def test_a_half_written_newest_folder_is_passed_over(tmp_path: Path) -> None:
     save_hf(tmp_path, 500)
     (save_hf(tmp_path, 1000) / "trainer_state.json").unlink()
-    chosen = choose(list_checkpoints("checkpoint-*", tmp_path), failed=set(), open_paths=set())
+    chosen = newest_whole(list_checkpoints("checkpoint-*", tmp_path), set())
     assert chosen is not None and chosen.path.name == "checkpoint-500"
 
 
-def test_one_that_was_tried_in_vain_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
-    save_hf(tmp_path, 500)
-    newest = save_hf(tmp_path, 1000)
-    chosen = choose(list_checkpoints("checkpoint-*", tmp_path), failed={str(newest)}, open_paths=set())
-    assert chosen is not None and chosen.path.name == "checkpoint-500"
+def test_of_two_files_written_in_turn_the_later_one_is_the_newest_whatever_its_number(tmp_path: Path) -> None:
+    touch(tmp_path / "model_1.bin", at_s=1000)
+    touch(tmp_path / "model_0.bin", at_s=2000)
+    chosen = newest_whole(list_checkpoints("model_*.bin", tmp_path), set())
+    assert chosen is not None and chosen.path.name == "model_0.bin"
 
 
 def test_without_a_whole_one_nothing_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "step-1.pt").touch()
-    assert choose(list_checkpoints("*.pt", tmp_path), failed=set(), open_paths=set()) is None
+    assert newest_whole(list_checkpoints("*.pt", tmp_path), set()) is None
 
 
 def test_the_resume_argument_is_filled_in_word_by_word(tmp_path: Path) -> None:
     path = save_torch(tmp_path / "my run's" / "step 1.pt")
-    checkpoint = only("*/*.pt", tmp_path)
+    checkpoint = only("*/*.pt", tmp_path).path
     argv = ["python", "train.py", "--lr", "1"]
     assert resume_argv(argv, "--resume {checkpoint}", checkpoint) == [*argv, "--resume", str(path)]
     assert resume_argv(argv, "'--load={checkpoint}' --go-on", checkpoint) == [*argv, f"--load={path}", "--go-on"]
@@ -339,8 +339,8 @@ def test_presets_know_what_trainers_call_their_checkpoints(tmp_path: Path) -> No
     hf, lightning = preset("hf"), preset("lightning")
     assert names(list_checkpoints(hf.checkpoints, tmp_path)) == ["checkpoint-500"]
     assert names(list_checkpoints(lightning.checkpoints, tmp_path)) == ["epoch=0-step=10.ckpt"]
-    assert resume_argv([], hf.resume_arg, only(hf.checkpoints, tmp_path))[0] == "--resume_from_checkpoint"
-    assert resume_argv([], lightning.resume_arg, only(lightning.checkpoints, tmp_path))[0] == "--ckpt_path"
+    assert resume_argv([], hf.resume_arg, only(hf.checkpoints, tmp_path).path)[0] == "--resume_from_checkpoint"
+    assert resume_argv([], lightning.resume_arg, only(lightning.checkpoints, tmp_path).path)[0] == "--ckpt_path"
 
 
 def test_an_unknown_preset_names_the_known_ones() -> None:
@@ -375,3 +375,36 @@ def test_a_whole_folder_survives_being_copied(tmp_path: Path) -> None:
     save_hf(tmp_path, 500)
     shutil.copytree(tmp_path / "checkpoint-500", tmp_path / "copy" / "checkpoint-500")
     assert verdict("copy/checkpoint-*", tmp_path)[0]
+
+
+# -- other kinds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_cut_off_hdf5_file_is_recognised(tmp_path: Path, version: int) -> None:
+    """Layout after the HDF5 file format: signature, superblock with the address of the file's end."""
+    if version == 0:
+        head = bytes([0, 0, 0, 0, 0, 8, 8, 0]) + bytes(8)
+    else:
+        head = bytes([2, 8, 8, 0])
+    ends = b"".join(end.to_bytes(8, "little") for end in (0, 2**64 - 1, 5000, 0))
+    path = tmp_path / "weights.h5"
+    path.write_bytes((b"\x89HDF\r\n\x1a\n" + head + ends).ljust(5000, b"x"))
+    assert is_whole(only("*.h5", tmp_path), set())[0]
+    cut(path, 1)
+    assert is_whole(only("*.h5", tmp_path), set()) == (
+        False,
+        "its HDF5 header promises 5000 bytes, the file has 4999: it was cut off",
+    )
+
+
+def test_cut_off_pickle_and_json_files_are_recognised(tmp_path: Path) -> None:
+    import pickle
+
+    one = tmp_path / "state.pkl"
+    one.write_bytes(pickle.dumps({"step": list(range(1000))}))
+    other = touch(tmp_path / "state.json", text=json.dumps({"step": 7}))
+    assert [is_whole(only(name, tmp_path), set())[0] for name in ("*.pkl", "*.json")] == [True, True]
+    cut(one, 3)
+    cut(other, 1)
+    assert [is_whole(only(name, tmp_path), set())[0] for name in ("*.pkl", "*.json")] == [False, False]

@@ -19,7 +19,8 @@ def deaths(*checkpoints: str | None, **facts: Any) -> list[AttemptSummary]:
     attempts: list[AttemptSummary] = []
     before: str | None = None
     for number, after in enumerate(checkpoints, start=1):
-        attempts.append(replace(NETWORK, number=number, checkpoint_before=before, checkpoint_after=after, **facts))
+        has_more = after is not None and after != before
+        attempts.append(replace(NETWORK, number=number, made_progress=has_more, **facts))
         before = after
     return attempts
 
@@ -130,9 +131,7 @@ def test_the_session_may_ask_for_a_restart_of_what_is_not_retried_even_without_r
 
 
 def test_what_we_ended_for_memory_goes_on_even_without_restarts_but_not_for_ever() -> None:
-    guarded = replace(
-        NETWORK, cause="memory_guard", is_retryable=False, checkpoint_before=None, checkpoint_after=None
-    )
+    guarded = replace(NETWORK, cause="memory_guard", is_retryable=False)
     decision = after([guarded, guarded], max_restarts=0)
     assert decision == Restart(
         0.0, "going on from the last checkpoint, with fewer workers where they are Jackline's to choose"

@@ -58,6 +58,16 @@ class RunDir:
         return self.path / "mirror.json"
 
     @property
+    def foreign_file(self) -> Path:
+        """Only with --checkpoints: what is known about the command's own checkpoints."""
+        return self.path / "foreign.json"
+
+    @property
+    def kept(self) -> Path:
+        """Only with --checkpoints: copies of the command's own checkpoints, made before a restart."""
+        return self.path / "kept"
+
+    @property
     def supervisor_log(self) -> Path:
         """What the supervisor itself has to complain about; empty in good times."""
         return self.path / "supervisor.log"

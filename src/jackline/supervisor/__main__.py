@@ -19,22 +19,34 @@ def main(words: list[str]) -> None:
     request = StartRequest.from_memory(int(request_fd))
     reporter = request.reporter
 
-    def answer(problem: str = "", hint: str | None = None, exit_code: int = EXIT_FAILED) -> None:
-        """Tell whoever started us, once; they may have gone."""
-        nonlocal reporter
+    def write(message: StartAnswer) -> None:
         if reporter >= 0:
             with contextlib.suppress(OSError):
-                os.write(reporter, StartAnswer(problem, hint, exit_code).to_line())
-                os.close(reporter)
-            reporter = -1
+                os.write(reporter, message.to_line())
+
+    def answer(
+        problem: str = "", hint: str | None = None, exit_code: int = EXIT_FAILED, detail: tuple[str, ...] = ()
+    ) -> None:
+        """Tell whoever started us, once; they may have gone."""
+        nonlocal reporter
+        write(StartAnswer(problem, hint, exit_code, detail))
+        if reporter >= 0:
+            os.close(reporter)
+        reporter = -1
 
     if os.fork():
         os._exit(0)  # whoever started us reaps this at once; the supervisor belongs to nobody
     try:
-        supervisor = Supervisor(RunDir(Path(path)), request.options, on_started=answer, lock_fd=request.lock)
+        supervisor = Supervisor(
+            RunDir(Path(path)),
+            request.options,
+            on_started=answer,
+            on_said=lambda text: write(StartAnswer(said=text)),
+            lock_fd=request.lock,
+        )
         code = supervisor.adopt() if request.adopts else supervisor.start()
     except JacklineError as error:
-        answer(error.message, error.hint, error.exit_code)
+        answer(error.message, error.hint, error.exit_code, error.detail)
         sys.exit(error.exit_code)
     except BaseException as error:
         traceback.print_exc()

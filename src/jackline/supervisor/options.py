@@ -33,6 +33,8 @@ class SuperviseOptions:
     is_terminal: bool = False
     columns: int = 80
     rows: int = 24
+    start_from: str | None = None  # `resume --from PATH`: for the next attempt alone
+    from_scratch: bool = False  # `resume --from-scratch`: likewise
     typed: str = ""  # after `jackline`, options and all; only of `jackline train`, whose trainer repeats it
 
     def for_session(self, is_attached: bool) -> SuperviseOptions:

@@ -38,19 +38,14 @@ _WORDS: dict[Cause, str] = {
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """One attempt that has ended. A checkpoint is named by its path; None when none was known."""
+    """One attempt that has ended. `made_progress`: it left a newer checkpoint than the one it was started from."""
 
     number: int
     duration_s: float
     cause: Cause
     is_retryable: bool
-    checkpoint_before: str | None = None
-    checkpoint_after: str | None = None
+    made_progress: bool = False
     traceback_hash: str = ""
-
-    @property
-    def made_progress(self) -> bool:
-        return self.checkpoint_after is not None and self.checkpoint_after != self.checkpoint_before
 
 
 @dataclass(frozen=True)

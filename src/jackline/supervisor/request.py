@@ -45,11 +45,13 @@ class StartRequest:
 
 @dataclass(frozen=True)
 class StartAnswer:
-    """An empty `problem`: the command runs."""
+    """An empty `problem`: the command runs. `said` is a line on the way to the answer, and not the answer yet."""
 
     problem: str = ""
     hint: str | None = None
     exit_code: int = EXIT_FAILED
+    detail: tuple[str, ...] = ()
+    said: str | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -59,6 +61,8 @@ class StartAnswer:
         """Anything but a whole answer means that the supervisor was gone before it could say why."""
         try:
             value: dict[str, Any] = json.loads(line)
-            return StartAnswer(str(value["problem"]), value["hint"], int(value["exit_code"]))
+            said = None if value["said"] is None else str(value["said"])
+            detail = tuple(str(row) for row in value["detail"])
+            return StartAnswer(str(value["problem"]), value["hint"], int(value["exit_code"]), detail, said)
         except (ValueError, TypeError, KeyError):
             return StartAnswer("the supervisor did not start", "see supervisor.log in the run directory")

@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from jackline.errors import JacklineError
@@ -32,8 +33,8 @@ _PACKAGE_PARENT = Path(__file__).parents[2]
 class NotStarted(JacklineError):
     """The supervisor's own reason, brought over."""
 
-    def __init__(self, message: str, *, hint: str | None, exit_code: int) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, detail: tuple[str, ...], hint: str | None, exit_code: int) -> None:
+        super().__init__(message, detail=detail, hint=hint)
         self.exit_code = exit_code
 
 
@@ -44,9 +45,10 @@ def start_supervisor(
     adopts: bool = False,
     stdin: int | None = None,
     lock: RunLock | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not.
-    It inherits the `lock` of a run that this process has claimed."""
+    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not. What
+    it has to say before that goes to `say`. It inherits the `lock` of a run that this process has claimed."""
     report, reporter = os.pipe()
     lock_fd = lock.fd if lock is not None else None
     request = StartRequest(reporter, options, adopts=adopts, lock=lock_fd).to_memory()
@@ -74,9 +76,9 @@ def start_supervisor(
         os.close(request)
         os.close(reporter)
     process.wait()
-    answer = _read_answer(report)
+    answer = _read_answer(report, say)
     if answer.problem:
-        raise NotStarted(answer.problem, hint=answer.hint, exit_code=answer.exit_code)
+        raise NotStarted(answer.problem, detail=answer.detail, hint=answer.hint, exit_code=answer.exit_code)
 
 
 def take_over(run: RunDir) -> None:
@@ -113,18 +115,25 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     return None
 
 
-def _read_answer(report: int) -> StartAnswer:
+def _read_answer(report: int, say: Callable[[str], None]) -> StartAnswer:
+    """The last line. Those before it are said as they come, and each gives more time: copying may take minutes."""
     data = b""
-    deadline = time.monotonic() + START_DEADLINE_S
+    deadline_s = time.monotonic() + START_DEADLINE_S
     try:
-        while time.monotonic() < deadline:
-            if select.select([report], [], [], 0.5)[0]:
-                block = os.read(report, 65536)
-                if not block:
-                    break
-                data += block
-                if data.endswith(b"\n"):
-                    break
+        while time.monotonic() < deadline_s:
+            if not select.select([report], [], [], 0.5)[0]:
+                continue
+            block = os.read(report, 65536)
+            if not block:
+                break
+            data += block
+            while b"\n" in data:
+                line, _, data = data.partition(b"\n")
+                answer = StartAnswer.from_line(line)
+                if answer.said is None:
+                    return answer
+                say(answer.said)
+                deadline_s = time.monotonic() + START_DEADLINE_S
     finally:
         os.close(report)
     return StartAnswer.from_line(data)

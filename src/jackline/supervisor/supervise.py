@@ -19,9 +19,8 @@ from typing import Any
 
 from jackline.diagnosis.deaths.evidence import SentSignal
 from jackline.errors import UsageError
-from jackline.machine.protections import find_libstdbuf
 from jackline.rundir.intent import read_intent
-from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
 from jackline.rundir.records.stop_request import read_stop_request
@@ -38,10 +37,11 @@ from jackline.supervisor.attempt.autopsy import Autopsy, examine
 from jackline.supervisor.attempt.heartbeat import HeartbeatNotes
 from jackline.supervisor.attempt.stopping import Stopping, next_step, press
 from jackline.supervisor.attempt.watching import AttemptWatch
-from jackline.supervisor.child.environment import child_environment
+from jackline.supervisor.child.environment import attempt_environment
 from jackline.supervisor.child.process import Command, Ending, adopt_command, start_command
 from jackline.supervisor.events import Events
-from jackline.supervisor.foreign.seen import CheckpointsSeen
+from jackline.supervisor.foreign.resuming import Resuming
+from jackline.supervisor.foreign.seen import CheckpointsSeen, own_newest
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output.reader import LogWriter, make_reserve, release_reserve
 from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
@@ -63,11 +63,19 @@ class Supervisor:
     """One run's supervisor: holds the lock from birth to death."""
 
     def __init__(
-        self, run: RunDir, options: SuperviseOptions, *, on_started: Callable[[], None], lock_fd: int | None = None
+        self,
+        run: RunDir,
+        options: SuperviseOptions,
+        *,
+        on_started: Callable[[], None],
+        on_said: Callable[[str], None],
+        lock_fd: int | None = None,
     ) -> None:
+        """`on_said` brings words to whoever starts us, while they wait for `on_started`."""
         self.run = run
         self.options = options
         self.on_started = on_started
+        self.on_said = on_said
         self.lock = RunLock(run.lock, lock_fd)
         if not self.lock.try_acquire():
             raise UsageError(
@@ -85,13 +93,13 @@ class Supervisor:
         self.is_terminated = False
         self.last_autopsy: Autopsy | None = None
         cwd = Path(self.contents.cwd)
-        self.checkpoints = CheckpointsSeen(run, options, cwd=cwd, since_s=self.contents.created_at_s)
+        self.checkpoints = CheckpointsSeen(run, options.checkpoints, cwd=cwd, since_s=self.contents.created_at_s)
 
     # -- the two ways in ---------------------------------------------------------------------------------------------
 
     def start(self) -> int:
         """A new attempt; an earlier one whose end nobody wrote down is examined first."""
-        self._open_voice(None)
+        self._open_console(None)
         former = self._adopted_watch()
         if former is not None:
             if former.command.ending() is None:
@@ -104,7 +112,7 @@ class Supervisor:
     def adopt(self) -> int:
         """Take over a command whose supervisor is gone, or write down how it ended."""
         state = read_supervisor(self.run)
-        self._open_voice(state.output.out_log_bytes)
+        self._open_console(state.output.out_log_bytes)
         watch = self._adopted_watch()
         if watch is None:
             raise UsageError(f"run '{self.run.name}' has nothing to take over", hint="start it: jackline resume")
@@ -132,29 +140,37 @@ class Supervisor:
     def _begin_attempt(self) -> AttemptWatch:
         former = self.run.last_attempt()
         attempt = self.run.attempt(former.number + 1 if former else 1)
-        checkpoint = self.checkpoints.choose_now() if former else None
-        argv = self.checkpoints.argv_from(self.contents.argv, checkpoint)
+        start = self._resuming().prepare(self.contents.argv, attempt.number, is_first=former is None)
+        # What a person chose holds for the attempt he started, not for a restart at night.
+        self.options = replace(self.options, start_from=None, from_scratch=False)
         attempt.stacks.mkdir(parents=True)
         with contextlib.suppress(OSError):
             make_reserve(attempt.reserve, RESERVE_BYTES)
         try:
             command = start_command(
-                attempt, argv, cwd=self.contents.cwd, env=self._environment(attempt), options=self.options
+                attempt,
+                start.argv,
+                cwd=self.contents.cwd,
+                env=attempt_environment(self.run, attempt, self.options),
+                options=self.options,
             )
         except BaseException:
             shutil.rmtree(attempt.path, ignore_errors=True)
             raise
         watch = self._watch(command)
-        watch.resumed_from = self.checkpoints.newest_path(checkpoint) if former else None
-        words = (
-            f"attempt {attempt.number}: {self.contents.command}"
-            if attempt.number == 1
-            else (f"attempt {attempt.number}: {self.checkpoints.describe(checkpoint)}")
-        )
-        self.events.emit("started", words, attempt=attempt.number, argv=argv, pid=command.child.pid)
+        watch.resumed_from = start.resumed_from
+        words = f"attempt {attempt.number}" + (f": {self.contents.command}" if former is None else " has started")
+        self.events.emit("started", words, attempt=attempt.number, argv=start.argv, pid=command.child.pid)
         self._write_state(watch)
         self.on_started()
         return watch
+
+    def _resuming(self) -> Resuming:
+        return Resuming(self.run, self.options, self.checkpoints, self._say_of_checkpoint)
+
+    def _say_of_checkpoint(self, event: str, text: str, checkpoint: str | None) -> None:
+        self.events.emit(event, text, checkpoint=checkpoint)
+        self.on_said(text)
 
     def _watch_to_end(self, watch: AttemptWatch) -> Autopsy:
         heartbeat = HeartbeatNotes(self.log, quiet_after_s=self.options.quiet_after_s)
@@ -199,19 +215,23 @@ class Supervisor:
 
     def _examine(self, watch: AttemptWatch, ending: Ending) -> Autopsy:
         self._hear_late_sigterm(ending)
-        after = self.checkpoints.choose_now()
+        attempt = watch.command.attempt.number
+        after, has_more = self.checkpoints.end_attempt(attempt)
+        if self.options.checkpoints is None:
+            after = own_newest(self.run)
+            has_more = after is not None and after != watch.resumed_from
         autopsy = examine(
             watch,
             ending,
             sent=tuple(self.sent),
             stop_requested_by=self.stop_requested_by,
-            checkpoint_after=self.checkpoints.newest_path(after),
+            checkpoint_after=after,
+            made_progress=has_more,
         )
+        self.checkpoints.judge_load(attempt, autopsy.as_ending_of_load(watch))
         for orphan in ending.orphans:
             self.events.emit("note", f"ended a process that outlived it: pid {orphan['pid']} {orphan['command']}")
         self.summaries.append(autopsy.summarise(watch))
-        if watch.resumed_from and not autopsy.made_progress:
-            self.checkpoints.failed.add(watch.resumed_from)
         self.last_autopsy = autopsy
         return autopsy
 
@@ -221,12 +241,14 @@ class Supervisor:
         return self.options.for_session(bool(self.run.session_files()))
 
     def _decide(self, watch: AttemptWatch) -> Restart | Stop:
-        return decide(
+        decision = decide(
             self.summaries,
             max_restarts=self._chosen.restart,
             is_stop_requested=bool(self.stop_requested_by),
             intent=read_intent(watch.command.attempt),
         )
+        refusal = self._resuming().refusal() if isinstance(decision, Restart) else None
+        return Stop(str(refusal).removeprefix("error: ")) if refusal else decision
 
     def _announce_end(self, autopsy: Autopsy) -> None:
         event = {"finished": "finished", "stopped": "stopped", "time_limit": "stopped"}.get(autopsy.cause, "died")
@@ -323,7 +345,7 @@ class Supervisor:
 
     # -- plumbing ----------------------------------------------------------------------------------------------------
 
-    def _open_voice(self, log_bytes: int | None) -> None:
+    def _open_console(self, log_bytes: int | None) -> None:
         self.log = LogWriter(self.run.out_log, size_bytes=log_bytes)
         self.events = Events(self.run, self.log, self.options.on_event)
         register(self.run)
@@ -361,20 +383,6 @@ class Supervisor:
 
     def _watch(self, command: Command, consumed: dict[str, int] | None = None) -> AttemptWatch:
         return AttemptWatch(self.run, command, self.options, log=self.log, events=self.events, consumed=consumed)
-
-    def _environment(self, attempt: AttemptDir) -> dict[str, str]:
-        env = child_environment(
-            os.environ,
-            stacks=attempt.stacks,
-            inject=self.options.inject,
-            stdbuf=find_libstdbuf(),
-            surface_is_terminal=self.options.is_terminal,
-            columns=self.options.columns,
-        )
-        env["JACKLINE_RUN_DIR"] = str(self.run.path)
-        env["JACKLINE_ATTEMPT"] = str(attempt.number)
-        env["JACKLINE_TYPED"] = self.options.typed  # always: one from outside would be another run's
-        return env
 
     def _write_state(self, watch: AttemptWatch, *, durable: bool = False, **more: Any) -> SupervisorRecord:
         newest = self.checkpoints.newest

@@ -14,7 +14,7 @@ from jackline.rundir.layout import RunDir
 
 TAIL_BYTES = 4 << 20
 _TOP = re.compile(
-    r"run\.json|config\.yaml|supervisor\.json|out\.log|events-[a-z0-9]+\.jsonl|metrics-\d+\.jsonl|session-\d+\.json"
+    r"run\.json|config\.yaml|supervisor\.json|foreign\.json|out\.log|events-[a-z0-9]+\.jsonl|metrics-\d+\.jsonl|session-\d+\.json"
 )
 _ATTEMPT = re.compile(r"attempts/\d+/(exit|findings|intent|start|wait)\.json|attempts/\d+/incident-\d+\.txt")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,14 +25,22 @@ if TYPE_CHECKING:
 @click.option(
     "--step", metavar="N", help="From this earlier checkpoint; later ones are left behind, none is deleted."
 )
+@click.option(
+    "--from", "path", metavar="PATH", help="From this one of your script's own checkpoints (--checkpoints)."
+)
+@click.option(
+    "--from-scratch", is_flag=True, help="From the beginning, although this run has checkpoints of its own."
+)
 @click.option("--detach", is_flag=True, help="Start it and come back at once.")
 @click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: go on here.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
-def command(run: str | None, step: str | None, detach: bool, here: bool, runs_dir: str | None) -> None:
+def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     """Start the next attempt with the same command, from the newest whole checkpoint Jackline knows of.
 
     RUN is a name, a run's folder, or the place that was given as --mirror: then its records and newest checkpoint are
     brought here first. --step N goes back: also in a run that has finished.
+    --from and --from-scratch are for a script's own checkpoints: which one was loaded last, and whether it can be
+    trusted, is told by `jackline status`.
     """
     from jackline.cli.view import showing
     from jackline.supervisor.options import SuperviseOptions
@@ -39,12 +48,30 @@ def command(run: str | None, step: str | None, detach: bool, here: bool, runs_di
     brought = bring_here(run, runs_folder(runs_dir)) if run else None
     found, mirror = brought or (find_run(run, runs_folder(runs_dir)), None)
     contents = read_run_file(found)
-    check_resumable(found, contents, here=here or brought is not None, is_back=step is not None)
+    step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
+    check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back)
     options = SuperviseOptions.from_json(contents.options)
     if step is not None:
         go_back(found, options, step, mirror)
+    options = with_origin(found, options, given["path"], from_scratch=given["from_scratch"])
     os.chdir(contents.cwd)
-    sys.exit(showing.start_and_show(found, options, detach=detach))
+    sys.exit(showing.start_and_show(found, options, detach=given["detach"]))
+
+
+def with_origin(run: RunDir, options: SuperviseOptions, path: str | None, *, from_scratch: bool) -> SuperviseOptions:
+    """What a person chose for the next attempt, where the script's own checkpoints are known."""
+    if path is None and not from_scratch:
+        return options
+    if path is not None and from_scratch:
+        raise UsageError("--from and --from-scratch exclude each other")
+    if options.checkpoints is None:
+        word = "--from-scratch" if from_scratch else "--from"
+        raise UsageError(
+            f"{word} is for a script's own checkpoints; run '{run.name}' was started without --checkpoints",
+            hint="Jackline's own checkpoints: jackline resume --step N; from the beginning: jackline run --new",
+        )
+    full = str(Path(path).expanduser().absolute()) if path is not None else None
+    return replace(options, start_from=full, from_scratch=from_scratch)
 
 
 def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | None) -> None:
@@ -55,7 +82,7 @@ def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | Non
     if options.checkpoints is not None:
         raise UsageError(
             f"--step is for Jackline's own checkpoints; run '{run.name}' writes its own ({options.checkpoints})",
-            hint="tell the command itself which one to load",
+            hint=f"name the file or folder: jackline resume {run.name} --from PATH",
         )
     rewind.go_back(run, step, mirror=mirror, say=say)
 

@@ -32,7 +32,7 @@ from jackline.rundir.identity import (
 )
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run_file, with_cards, write_run_file
-from jackline.supervisor.foreign.find import preset
+from jackline.supervisor.foreign.find import check_resume_arg, preset
 from jackline.supervisor.options import SuperviseOptions
 from jackline.units import parse_duration
 
@@ -58,7 +58,7 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: such a script goes on exact
     "--on-stuck", type=click.Choice(["report", "restart", "stop"]), help="Default: report; restart once attached."
 )
 @click.option("--checkpoints", metavar="GLOB", help="Your script's own checkpoints, files or folders.")
-@click.option("--resume-arg", metavar="WORDS", help='Added when it goes on: "--resume {checkpoint}".')
+@click.option("--resume-arg", metavar="WORDS", help='Added when it resumes: "--resume {checkpoint}".')
 @click.option("--resume-from", metavar="hf|lightning", help="Both of the above for a known trainer.")
 @click.option("--mirror", metavar="PATH|URL", help="Copy the run's records (and checkpoints) there as it goes.")
 @click.option("--time-limit", metavar="DURATION", help="End it politely after this long: 90m, 11h30m.")
@@ -175,10 +175,8 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         chosen = preset(given["resume_from"])
         checkpoints = checkpoints or chosen.checkpoints
         resume_arg = resume_arg or chosen.resume_arg
-    if resume_arg and "{checkpoint}" not in resume_arg:
-        raise UsageError(
-            f"--resume-arg '{resume_arg}' has no place for the checkpoint", hint='write "--resume {checkpoint}"'
-        )
+    if resume_arg:
+        check_resume_arg(resume_arg)
     if resume_arg and not checkpoints:
         raise UsageError("--resume-arg needs --checkpoints", hint="--checkpoints 'out/checkpoint-*'")
     for name in ("quiet_after", "stuck_after"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -12,6 +12,7 @@ from jackline.cli.view import run_view
 from jackline.cli.view.run_view import RunView, read_view
 from jackline.diagnosis.logs.curves import stale_curves
 from jackline.rundir.find import find_run, runs_folder
+from jackline.rundir.layout import RunDir
 
 
 @click.command(short_help="Is it alive, how far, when done, what is lost if it dies.")
@@ -24,13 +25,26 @@ def command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     Works on a run of another machine, on a copied one and on a damaged one. The exit code is 0 whenever the state
     could be read, whatever it is, and 2 for a run that cannot be found.
     """
-    view = read_view(find_run(run, runs_folder(runs_dir)), now_s=run_view.wall_clock_s())
+    found = find_run(run, runs_folder(runs_dir))
+    view = with_next_start(found, read_view(found, now_s=run_view.wall_clock_s()))
     if as_json:
         click.echo(json.dumps(view_json(view), indent=1, default=str))
         return
     from jackline.cli.text.status import status_text
 
     click.echo(status_text(view))
+
+
+def with_next_start(run: RunDir, view: RunView) -> RunView:
+    """Of a run that is over and not finished: what it would resume from."""
+    if view.status.state not in ("stopped", "dead") or view.contents is None:
+        return view
+    from jackline.cli.text.resume import next_start
+
+    try:
+        return replace(view, next_start=next_start(run, view.contents, view.now_s))
+    except (OSError, TypeError, ValueError):
+        return view  # damaged files: everything else is still worth saying
 
 
 def view_json(view: RunView) -> dict[str, Any]:
@@ -65,6 +79,7 @@ def view_json(view: RunView) -> dict[str, Any]:
             "verdict": view.log_verdict.kind,
             "text": view.log_verdict.text,
         },
+        "resume": view.next_start.to_json() if view.next_start else None,
         "curves": {**asdict(view.curves), "text": stale_curves(view.curves, view.started_at_s)},
         "session": view.session.to_json() if view.session.is_there else None,
         "supervisor": status.supervisor_state.to_json() if status.supervisor_state.is_there else None,

@@ -10,6 +10,7 @@ from jackline.cli.text.origin import origin_lines
 from jackline.cli.text.safety import safe_lines, safe_text
 from jackline.cli.view.run_view import RunView
 from jackline.diagnosis.logs.curves import stale_curves
+from jackline.rundir.records.supervisor import ProgressRecord
 from jackline.units import format_bytes, format_duration
 
 _NUMBERS = 4
@@ -26,6 +27,7 @@ def status_text(view: RunView) -> str:
     lines += _ending_lines(view)
     if is_over(view):
         lines += _reached_lines(view)
+    lines += _resume_lines(view)
     lines += _common_lines(view)
     lines += [f"hint: {hint}" for hint in [hint_for(view)] if hint]
     return "\n".join(lines)
@@ -130,8 +132,27 @@ def _live_lines(view: RunView) -> list[str]:
 
 def _reached_lines(view: RunView) -> list[str]:
     """Of a run that is over: how far it came, and what is kept of it."""
-    found = [("epoch", epoch_line(view)), ("best", best_line(view)), ("saved", saved_line(view))]
+    reached = reached_line(view) if view.status.state != "finished" else ""
+    found = [
+        ("progress", reached),
+        ("epoch", epoch_line(view)),
+        ("best", best_line(view)),
+        ("saved", saved_line(view)),
+    ]
     return [row(label, text) for label, text in found if text]
+
+
+def _resume_lines(view: RunView) -> list[str]:
+    """What the next attempt would start from."""
+    if view.next_start is None:
+        return []
+    first, *more = (safe_text(line, 400) for line in view.next_start.lines)
+    return [row("next start", first), *(f"{'':14}{line}" for line in more)]
+
+
+def reached_line(view: RunView) -> str:
+    """How far it came, without a pace it no longer has: 'train, 1,230 of 10,000 steps (12 %)'."""
+    return progress_words(view.progress)
 
 
 def numbers_line(view: RunView) -> str:
@@ -142,17 +163,24 @@ def numbers_line(view: RunView) -> str:
     return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "")
 
 
-def progress_line(view: RunView) -> str:
-    progress = view.progress
+def progress_words(progress: ProgressRecord) -> str:
+    """Phase, count and total; '' when nothing was counted."""
     done, total = progress.done, progress.total
     if done is None:
         return ""
-    parts = [safe_text(progress.phase, 60)] if progress.phase else []
+    phase = f"{safe_text(progress.phase, 60)}, " if progress.phase else ""
     unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
     if total:
-        parts.append(f"{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)")
-    else:
-        parts.append(f"{_count(done)}{unit}")
+        return f"{phase}{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)"
+    return f"{phase}{_count(done)}{unit}"
+
+
+def progress_line(view: RunView) -> str:
+    progress = view.progress
+    if not (words := progress_words(progress)):
+        return ""
+    parts = [words]
+    unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
     rate, eta_s = progress.rate_per_s, progress.eta_s
     if rate:
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
@@ -315,6 +343,8 @@ def _log_size(view: RunView) -> str:
 def hint_for(view: RunView) -> str:
     name = safe_text(view.name, 90)
     state = view.status.state
+    if view.next_start is not None and view.next_start.hint:
+        return safe_text(view.next_start.hint, 600)
     if state == "unwatched":
         return f"`jackline watch {name}` takes over and watches it again"
     if state == "alive" and view.state.verdict.is_alarm:

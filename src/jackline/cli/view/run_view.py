@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jackline.diagnosis.logs.curves import Curves, read_curves
 from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, judge_log, read_log_facts
@@ -17,6 +18,9 @@ from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import ProgressRecord, SupervisorRecord
 from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file
 from jackline.rundir.status import RunStatus, read_status
+
+if TYPE_CHECKING:
+    from jackline.cli.text.resume import NextStart
 
 LIVE = ("alive", "unwatched")
 
@@ -35,6 +39,7 @@ class RunView:
     log_verdict: LogVerdict
     now_s: float
     curves: Curves
+    next_start: NextStart | None = None  # only `status` asks for it: it looks at the disk for checkpoints
 
     @property
     def is_live(self) -> bool:

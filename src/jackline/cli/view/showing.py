@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 
-from jackline.errors import EXIT_DONE, JacklineError
+from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError
 from jackline.rundir.create import Claim
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
@@ -27,11 +27,12 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | Non
     """Start a supervisor for the next attempt, then follow it. `claim`: the run was made by this process."""
     former = run.last_attempt()
     try:
-        start_supervisor(
-            run, options, stdin=0 if passes_stdin() else None, lock=claim.lock if claim is not None else None
-        )
-    except JacklineError:
-        if claim is None and is_started_by_another(run):
+        lock = claim.lock if claim is not None else None
+        start_supervisor(run, options, stdin=0 if passes_stdin() else None, lock=lock, say=say)
+    except JacklineError as error:
+        # One that refuses to resume lives for an instant more; it is not another start that was quicker.
+        is_refused = error.exit_code == EXIT_CANNOT_RESUME
+        if claim is None and not is_refused and is_started_by_another(run):
             return watch_live(run, detach=detach)  # another start was quicker by an instant
         if claim is not None:
             claim.abandon()

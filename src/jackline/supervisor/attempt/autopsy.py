@@ -24,6 +24,7 @@ from jackline.rundir.records.fields import decode
 from jackline.rundir.records.session import read_session
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.child.process import Ending
+from jackline.supervisor.foreign.choice import EndingOfLoad
 from jackline.supervisor.policy import AttemptSummary
 
 TAIL_LINES = 200
@@ -49,9 +50,19 @@ class Autopsy:
             duration_s=self.evidence.duration_s,
             cause=self.findings[0].cause,
             is_retryable=self.findings[0].is_retryable,
-            checkpoint_before=watch.resumed_from,
-            checkpoint_after=self.checkpoint_after,
+            made_progress=self.made_progress,
             traceback_hash=traceback_hash(self.evidence.output_tail),
+        )
+
+    def as_ending_of_load(self, watch: AttemptWatch) -> EndingOfLoad:
+        """What it says about the checkpoint the attempt was started from."""
+        return EndingOfLoad(
+            cause=self.findings[0].cause,
+            is_stop=bool(self.evidence.stop_requested_by),
+            made_progress=self.made_progress,
+            has_trained=watch.has_trained,
+            duration_s=self.evidence.duration_s,
+            output_tail=self.evidence.output_tail,
         )
 
     @property
@@ -66,6 +77,7 @@ def examine(
     sent: tuple[SentSignal, ...],
     stop_requested_by: str,
     checkpoint_after: str | None,
+    made_progress: bool,
 ) -> Autopsy:
     """Gather, judge, write. Called after the last output was read."""
     evidence = gather(watch, ending, sent=sent, stop_requested_by=stop_requested_by)
@@ -78,7 +90,7 @@ def examine(
         text=death_text(findings, evidence),
         summary=summary_line(findings),
         checkpoint_after=checkpoint_after,
-        made_progress=checkpoint_after is not None and checkpoint_after != watch.resumed_from,
+        made_progress=made_progress,
     )
     write_exit(watch.command.attempt, describe_end(watch, ending, autopsy))
     return autopsy

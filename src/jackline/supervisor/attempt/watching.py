@@ -25,7 +25,7 @@ from jackline.supervisor.events import Events
 from jackline.supervisor.hang.incident import write_incident
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 from jackline.supervisor.options import SuperviseOptions
-from jackline.supervisor.output.progress import Progress
+from jackline.supervisor.output.progress import Progress, is_later_step
 from jackline.supervisor.output.reader import LogWriter, OutputTail
 from jackline.supervisor.stacks.sampler import StackSample, StackSampler
 from jackline.supervisor.stacks.take import forget_dead
@@ -81,6 +81,7 @@ class AttemptWatch:
         self.incidents: list[IncidentRecord] = []
         self.pids_seen: set[int] = {command.child.pid}
         self.resumed_from: str | None = None
+        self.has_trained = False  # its output has counted steps, not only files it loads
         self.are_survivors_named = False
         self.last_output_s = time.monotonic()
         self.last_line = ""
@@ -195,6 +196,7 @@ class AttemptWatch:
         if news.progress is not None:
             if self.progress is None or news.progress.done != self.progress.done:
                 self.marks += 1
+            self.has_trained = self.has_trained or is_later_step(self.progress, news.progress)
             self.progress = news.progress
 
     def _watch_memory(self, now_s: float) -> None:

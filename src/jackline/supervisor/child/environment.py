@@ -1,15 +1,19 @@
 """The environment a supervised command starts with.
 
-Owns which variables are set and when a person's own value wins. Pure: the caller says what is there and what the
-surface is. Does not own what the injected file does with them (inject/sitecustomize.py).
+Owns which variables are set and when a person's own value wins. Pure but for `attempt_environment`, which looks at
+this machine. Does not own what the injected file does with them (inject/sitecustomize.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from jackline.machine.protections import find_libstdbuf
 from jackline.memory.guard.allocator_settings import allocator_environment
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.supervisor.options import SuperviseOptions
 
 INJECT_FOLDER = Path(__file__).parent / "inject"
 # A real-time signal: SIGUSR1 and SIGUSR2 belong to Slurm and Lightning. The one after it asks for all threads.
@@ -66,3 +70,19 @@ def _with_first(path: str, folder: str) -> str:
     """`folder` first, everything else as it was. An empty part means the current directory, so none is invented."""
     rest = [part for part in path.split(":") if part != folder] if path else []
     return ":".join([folder, *rest])
+
+
+def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOptions) -> dict[str, str]:
+    """What the command of `attempt` gets: the person's own, our injections, and which run it belongs to."""
+    env = child_environment(
+        os.environ,
+        stacks=attempt.stacks,
+        inject=options.inject,
+        stdbuf=find_libstdbuf(),
+        surface_is_terminal=options.is_terminal,
+        columns=options.columns,
+    )
+    env["JACKLINE_RUN_DIR"] = str(run.path)
+    env["JACKLINE_ATTEMPT"] = str(attempt.number)
+    env["JACKLINE_TYPED"] = options.typed  # always: one from outside would be another run's
+    return env

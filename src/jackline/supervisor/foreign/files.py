@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # 10 ms, only where there is a zip to check
     import zipfile
 
-_CHECKED_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors"})
+_CHECKED_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".hdf5", ".keras", ".npz"})
+_PICKLE_SUFFIXES = frozenset({".pkl", ".pickle"})
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_MAX_JSON_BYTES = 64 << 20
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\..+)")
 _ZIP_RECORD = b"PK\x03\x04"
 _MAX_HEADER_BYTES = 100 << 20  # safetensors itself refuses longer headers
@@ -34,11 +37,20 @@ def check_file(path: Path, open_paths: set[str]) -> Wholeness:
     if path.suffix == ".safetensors":
         return _check_safetensors(path, size)
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start == _ZIP_RECORD:
+        start = file.read(64)
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+    if start.startswith(_ZIP_RECORD):
         return _check_zip(path, size)
-    if path.suffix in _CHECKED_SUFFIXES and not start.strip(b"\0"):
+    if start.startswith(_HDF5_SIGNATURE):
+        return _check_hdf5(start, size)
+    if path.suffix in _CHECKED_SUFFIXES and not start[:4].strip(b"\0"):
         return False, "it begins with zeros: its data never reached the disk"
+    if path.suffix in _PICKLE_SUFFIXES and start.startswith(b"\x80") and last != b".":
+        return False, f"it ends after {size} bytes without the mark that ends a pickle: it was cut off"
+    is_json = path.suffix == ".json" and start[:1] in (b"{", b"[") and size <= _MAX_JSON_BYTES
+    if is_json and _read_json(path) is None:
+        return False, "it is not whole JSON"
     return True, "nobody has it open; this kind of file cannot be checked further"
 
 
@@ -136,6 +148,19 @@ def _has_record(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
     assert archive.fp is not None
     archive.fp.seek(entry.header_offset)
     return archive.fp.read(4) == _ZIP_RECORD
+
+
+def _check_hdf5(start: bytes, size: int) -> Wholeness:
+    """The superblock says where the file ends: in its third address, behind a head that depends on its version."""
+    version = start[8]
+    address = {0: 24, 1: 28}.get(version, 12)
+    width = start[13] if version < 2 else start[9]
+    end = int.from_bytes(start[address + 2 * width : address + 3 * width], "little")
+    if width not in (4, 8) or version > 3:
+        return True, "nobody has it open; its version of HDF5 cannot be checked further"
+    if end > size:
+        return False, f"its HDF5 header promises {end} bytes, the file has {size}: it was cut off"
+    return True, f"its HDF5 header promises {end} bytes and they are there"
 
 
 def _check_safetensors(path: Path, size: int) -> Wholeness:

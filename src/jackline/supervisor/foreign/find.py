@@ -1,7 +1,8 @@
-"""Checkpoints of a stranger's script: which exist, which are whole, which one to go on from.
+"""Checkpoints of a stranger's script: which exist and which are whole.
 
-Owns finding and choosing, and the words put on the command line to resume. Never loads one: unpickling runs code
-and needs torch. How the inside of a file is checked is in `foreign_files`. Does not own Jackline's own checkpoints.
+Owns finding them, and the words put on the command line to resume. Never loads one: unpickling runs code and needs
+torch. How the inside of a file is checked is in `foreign_files`, which one is used in `resume_choice`. Does not own
+Jackline's own checkpoints.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from jackline.errors import UsageError
 from jackline.supervisor.foreign.files import check_directory, check_file
 
+PLACEHOLDER = "{checkpoint}"
 _NUMBER = re.compile(r"\d+")
 # Folders with ten thousands of files that never hold a person's checkpoints: walking them would cost seconds.
 _NEVER_ENTERED = frozenset({"node_modules", "site-packages", "dist-packages", "__pycache__"})
@@ -77,13 +79,13 @@ def check_resume_arg(resume_arg: str) -> None:
         )
 
 
-def resume_argv(argv: Sequence[str], resume_arg: str, checkpoint: ForeignCheckpoint | None) -> list[str]:
-    """The command of the next attempt. Without a checkpoint it is the command as it was typed."""
+def resume_argv(argv: Sequence[str], resume_arg: str, checkpoint: Path | None) -> list[str]:
+    """The command of the next attempt. Without a checkpoint it is the command as it was typed; without a place for it
+    in `resume_arg` the command finds it itself."""
     if checkpoint is None:
         return list(argv)
     # Split first, then fill in: a path with a space or a quote in it stays one word.
-    words = [word.replace("{checkpoint}", str(checkpoint.path)) for word in shlex.split(resume_arg)]
-    return [*argv, *words]
+    return [*argv, *(word.replace(PLACEHOLDER, str(checkpoint)) for word in shlex.split(resume_arg))]
 
 
 def list_checkpoints(pattern: str, cwd: Path) -> list[ForeignCheckpoint]:
@@ -92,7 +94,7 @@ def list_checkpoints(pattern: str, cwd: Path) -> list[ForeignCheckpoint]:
     Names without a number are common beside numbered ones (last.ckpt); then only time can order them all. Costs a
     walk of the tree for `**`, so it is for the ends of attempts and for tens of seconds, not for every tick.
     """
-    found = [entry for path in _expand(pattern, cwd) if (entry := _describe(path)) is not None]
+    found = [entry for path in _expand(pattern, cwd) if (entry := describe(path)) is not None]
     if all(entry.number is not None for entry in found):
         return sorted(found, key=lambda entry: (entry.number, entry.mtime_s, str(entry.path)))
     return sorted(found, key=lambda entry: (entry.mtime_s, str(entry.path)))
@@ -111,17 +113,16 @@ def is_whole(checkpoint: ForeignCheckpoint, open_paths: set[str]) -> tuple[bool,
         return False, f"it cannot be read: {error.strerror or error}"
 
 
-def choose(
-    checkpoints: Sequence[ForeignCheckpoint], *, failed: Collection[str], open_paths: set[str]
-) -> ForeignCheckpoint | None:
-    """The newest whole one. `failed` holds the paths an attempt resumed from and then died before new progress."""
-    for checkpoint in reversed(checkpoints):
-        if str(checkpoint.path) not in failed and is_whole(checkpoint, open_paths)[0]:
+def newest_whole(checkpoints: Sequence[ForeignCheckpoint], open_paths: set[str]) -> ForeignCheckpoint | None:
+    """By time, then by number: two files that are written in turn have numbers too, and those say nothing."""
+    for checkpoint in sorted(checkpoints, key=lambda entry: (entry.mtime_s, entry.number or -1), reverse=True):
+        if is_whole(checkpoint, open_paths)[0]:
             return checkpoint
     return None
 
 
-def _describe(path: Path) -> ForeignCheckpoint | None:
+def describe(path: Path) -> ForeignCheckpoint | None:
+    """None when nothing is there."""
     try:
         found = path.stat()
     except OSError:

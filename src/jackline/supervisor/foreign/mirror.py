@@ -27,7 +27,8 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 from jackline.rundir.run_file import read_run_file
-from jackline.supervisor.foreign.find import ForeignCheckpoint, choose, list_checkpoints
+from jackline.supervisor.foreign.find import ForeignCheckpoint, list_checkpoints
+from jackline.supervisor.foreign.find import newest_whole as newest_whole_of
 from jackline.supervisor.options import SuperviseOptions
 
 EVERY_S = 60.0
@@ -96,7 +97,7 @@ def newest_whole(run: RunDir, pattern: str) -> ForeignCheckpoint | None:
     contents = read_run_file(run)
     found = list_checkpoints(pattern, Path(contents.cwd))
     ours = [checkpoint for checkpoint in found if checkpoint.mtime_s >= contents.created_at_s - 1.0]
-    return choose(ours, failed=set(), open_paths=set())
+    return newest_whole_of(ours, set())
 
 
 def upload_checkpoint(store: Store, run: RunDir, checkpoint: ForeignCheckpoint) -> bool:

@@ -1,95 +1,288 @@
-"""The stranger's own checkpoints, as far as the supervisor cares: a sign of progress and where to go on from.
+"""The stranger's own checkpoints over the attempts of one run: what is there, who wrote it, what loading it came to.
 
-Owns which of them were tried and failed. How one is checked is find.py.
+Owns foreign.json (rundir/records/foreign.py has its form) and finding the candidates. How a file is checked is
+find.py, which candidate is used is choice.py, copies are kept.py.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from jackline.machine.proc import open_files
 from jackline.machine.readings import TreeReading
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.exit import read_exit
+from jackline.rundir.records.foreign import (
+    OPEN,
+    Fingerprint,
+    Known,
+    Load,
+    read_foreign_record,
+    write_foreign_record,
+)
 from jackline.rundir.records.session import read_session
-from jackline.supervisor.foreign.find import ForeignCheckpoint, choose, list_checkpoints, resume_argv
-from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.foreign.choice import Candidate, Choice, EndingOfLoad, choose_from, outcome_of
+from jackline.supervisor.foreign.find import ForeignCheckpoint, describe, is_whole, list_checkpoints, newest_whole
+from jackline.supervisor.foreign.fingerprint import fingerprint
 
 LOOK_EVERY_S = 5.0
+_GONE_SHOWN = 3
 
 
 class CheckpointsSeen:
-    """Live state over the attempts of one run."""
+    """Live state over the attempts of one run. Reading it (`survey`) writes nothing, so `status` may do it too."""
 
-    def __init__(self, run: RunDir, options: SuperviseOptions, *, cwd: Path, since_s: float) -> None:
+    def __init__(self, run: RunDir, pattern: str | None, *, cwd: Path, since_s: float) -> None:
         self._run = run
-        self._options = options
+        self._pattern = pattern
         self._cwd = cwd
-        self._since_s = since_s
+        self._since_s = since_s - 1.0
         self._last_look_s = float("-inf")
         self.newest: ForeignCheckpoint | None = None
-        self.failed: set[str] = set()
-        self._recall()
+        self.record = read_foreign_record(run)
+
+    # -- while an attempt runs ---------------------------------------------------------------------------------------
 
     def look(self, now_s: float, tree: TreeReading) -> bool:
-        """True when a newer whole checkpoint has appeared since the last look."""
-        if self._options.checkpoints is None or now_s - self._last_look_s < LOOK_EVERY_S:
+        """True when a newer whole checkpoint has appeared since the last look. Compares time and size alone."""
+        if self._pattern is None or now_s - self._last_look_s < LOOK_EVERY_S:
             return False
         self._last_look_s = now_s
-        found = self.choose_now(tree)
-        is_new = found is not None and (self.newest is None or str(found.path) != str(self.newest.path))
+        found = newest_whole(self._matching(), _paths_open_in(tree))
+        is_new = found is not None and found != self.newest
         self.newest = found
         return is_new
 
-    def choose_now(self, tree: TreeReading | None = None) -> ForeignCheckpoint | None:
-        """The newest whole one that this run wrote and that was not tried in vain."""
-        if self._options.checkpoints is None:
-            return None
-        ours = [
-            checkpoint
-            for checkpoint in list_checkpoints(self._options.checkpoints, self._cwd)
-            if checkpoint.mtime_s >= self._since_s - 1.0
+    def newest_path(self) -> str | None:
+        """What the next attempt would resume from: a stranger's own checkpoint, else that of an attached session."""
+        return str(self.newest.path) if self.newest is not None else own_newest(self._run)
+
+    # -- between attempts --------------------------------------------------------------------------------------------
+
+    def survey(self) -> Choice:
+        """What there is now, between attempts: on disk, and among the copies that were kept."""
+        if self._pattern is None:
+            return Choice(None)
+        return choose_from(self.list_candidates())
+
+    def list_candidates(self) -> list[Candidate]:
+        on_disk = [found for checkpoint in self._matching() if (found := self._candidate(checkpoint)) is not None]
+        usable = [candidate.fingerprint for candidate in on_disk if not candidate.problem]
+        kept = [
+            candidate
+            for known in self.record.known
+            if known.kept and not known.is_left_behind and not _holds(usable, known.fingerprint)
+            if (candidate := self._kept_candidate(known)) is not None
         ]
-        return choose(ours, failed=self.failed, open_paths=_paths_open_in(tree))
+        return on_disk + kept or self._gone()
 
-    def newest_path(self, foreign: ForeignCheckpoint | None = None) -> str | None:
-        """What an attempt would go on from: a stranger's own checkpoint, else the newest of an attached session."""
-        found = foreign or self.newest
-        if found is not None:
-            return str(found.path)
-        path = read_session(self._run).last_checkpoint.path
-        if path is None or not Path(path).is_dir():
-            return None
-        from jackline.checkpoint.format.catalogue import list_names  # 20 ms that a stranger's command does not need
+    def note_found(self) -> None:
+        """Before an attempt: what is there and was not written under our eyes. Content that is known was copied."""
+        for candidate in self.list_candidates():
+            if not candidate.is_kept and not candidate.problem and self.record.find(candidate.fingerprint) is None:
+                former = self.record.find_content(candidate.fingerprint)
+                self._remember(candidate, written_by=former.written_by if former else None)
+        self._write()
 
-        # Somebody may have gone back since the session wrote its last words.
-        live = [str(name) for name in list_names(Path(path).parent)]
-        return path if Path(path).name in live or not live else str(Path(path).with_name(live[0]))
+    def note_load(self, candidate: Candidate, attempt: int) -> None:
+        known = self._known(candidate)
+        self._set(replace(known, loads=(*known.loads, Load(attempt)), is_left_behind=False))
+        self._write()
 
-    def argv_from(self, argv: Sequence[str], checkpoint: ForeignCheckpoint | None) -> list[str]:
-        if self._options.resume_arg is None:
-            return list(argv)
-        return resume_argv(list(argv), self._options.resume_arg, checkpoint)
+    def note_kept(self, candidate: Candidate, copy: Path) -> None:
+        known = replace(self._known(candidate), kept=copy.relative_to(self._run.path).as_posix())
+        self._set(known)
+        self.record = replace(self.record, num_kept=self.record.num_kept + 1)
+        self._write()
 
-    def describe(self, checkpoint: ForeignCheckpoint | None) -> str:
-        if self._options.checkpoints is None and (own := self.newest_path()) is not None:
-            return f"going on from {own}"
-        if self._options.checkpoints is None:
-            return "Jackline knows no checkpoints of this command, so it starts from its own beginning"
+    def leave_behind(self, chosen: Candidate | None) -> None:
+        """A person went back: what is newer than `chosen` (all, without one) is not chosen by itself any more."""
+        for candidate in self.list_candidates():
+            if chosen is None or candidate.order_ns > chosen.order_ns:
+                self._set(replace(self._known(candidate), is_left_behind=True))
+        self._write()
+
+    def is_kept(self, content: Fingerprint) -> bool:
+        found = [known for known in self.record.known if known.kept and known.fingerprint.has_content_of(content)]
+        return any((self._run.path / known.kept).exists() for known in found)
+
+    def end_attempt(self, attempt: int) -> tuple[str | None, bool]:
+        """Notes what `attempt` wrote. Returns what the next would resume from, and whether this one got further."""
+        if self._pattern is None:
+            return None, False
+        earlier = [known.order_ns for known in self.record.known if known.written_by != attempt]
+        floor_ns = max(earlier, default=0) + 1
+        new = [
+            candidate
+            for candidate in self.list_candidates()
+            if not candidate.is_kept and not candidate.problem and self.record.find(candidate.fingerprint) is None
+        ]
+        for number, candidate in enumerate(sorted(new, key=lambda candidate: candidate.fingerprint.mtime_ns)):
+            # What an attempt wrote is newer than what those before it wrote, whatever a clock that was set back says.
+            order_ns = max(candidate.fingerprint.mtime_ns, floor_ns + number)
+            self._remember(replace(candidate, order_ns=order_ns), written_by=attempt)
+        self._write()
+        after, before = self.survey().chosen, self.record.loaded_by(attempt)
+        if after is None:
+            return None, False
+        return str(after.path), before is None or not after.fingerprint.has_content_of(before.fingerprint)
+
+    def judge_load(self, attempt: int, ending: EndingOfLoad) -> None:
+        """How the attempt ended, for the checkpoint it was started from."""
+        known = self.record.loaded_by(attempt)
+        if known is None:
+            return
+        outcome = outcome_of(ending)
+        loads = tuple(
+            replace(load, outcome=outcome, cause=ending.cause)
+            if load.attempt == attempt and load.outcome == OPEN
+            else load
+            for load in known.loads
+        )
+        self._set(replace(known, loads=loads))
+        self._write()
+
+    # -- candidates --------------------------------------------------------------------------------------------------
+
+    def candidate_at(self, path: Path) -> Candidate | None:
+        """The one a person names, whatever is known against it; None when nothing is there."""
+        for candidate in [*self.list_candidates(), *self._left_behind_kept()]:
+            if candidate.path == path:
+                return candidate
+        checkpoint = describe(path)
         if checkpoint is None:
-            return f"no whole checkpoint matches {shlex.quote(self._options.checkpoints)}: from the beginning"
-        if self._options.resume_arg is None:
-            return f"newest whole checkpoint: {checkpoint.path} (no --resume-arg: the command must find it itself)"
-        return f"going on from {checkpoint.path}"
+            return None
+        mark = fingerprint(path)
+        known = self.record.find(mark)
+        good, why = is_whole(checkpoint, set())
+        return Candidate(
+            path,
+            path,
+            mark,
+            known.order_ns if known else mark.mtime_ns,
+            checkpoint.number,
+            known.written_by if known else None,
+            "" if good else why,
+        )
 
-    def _recall(self) -> None:
-        """A checkpoint that an earlier attempt resumed from and died of without writing a newer one."""
-        for attempt in self._run.list_attempts():
-            ended = read_exit(attempt)
-            if ended.resumed_from and ended.made_progress is False:
-                self.failed.add(ended.resumed_from)
+    def list_older(self) -> list[ForeignCheckpoint]:
+        """What matches and is older than this run."""
+        found = list_checkpoints(self._pattern, self._cwd) if self._pattern else []
+        return [checkpoint for checkpoint in found if checkpoint.mtime_s < self._since_s]
+
+    def _matching(self) -> list[ForeignCheckpoint]:
+        """Of this run: written since it began, or known by their path (a copy may have brought older times)."""
+        assert self._pattern is not None
+        paths = {known.path for known in self.record.known}
+        found = list_checkpoints(self._pattern, self._cwd)
+        return [entry for entry in found if entry.mtime_s >= self._since_s or str(entry.path) in paths]
+
+    def _candidate(self, checkpoint: ForeignCheckpoint) -> Candidate | None:
+        """None for one that a person has gone back behind."""
+        try:
+            mark = fingerprint(checkpoint.path)
+        except OSError as error:
+            mark = Fingerprint(0, int(checkpoint.mtime_s * 1e9), checkpoint.size_bytes, "")
+            why, is_suspect = f"it cannot be read: {error.strerror or error}", False
+        else:
+            why, is_suspect = self._problem(checkpoint, mark)
+        known = self.record.find(mark)
+        if known is not None and known.is_left_behind:
+            return None
+        alike = known or self.record.find_content(mark)
+        is_known_copy = known is None and alike is not None and alike.written_by is not None
+        return Candidate(
+            checkpoint.path,
+            checkpoint.path,
+            mark,
+            alike.order_ns if alike is not None and (known or is_known_copy) else mark.mtime_ns,
+            checkpoint.number,
+            alike.written_by if alike else None,
+            why,
+            is_suspect=is_suspect,
+        )
+
+    def _kept_candidate(self, known: Known) -> Candidate | None:
+        path = self._run.path / known.kept
+        checkpoint = describe(path)
+        if checkpoint is None:
+            return None
+        why, is_suspect = self._problem(checkpoint, known.fingerprint)
+        return Candidate(
+            path,
+            Path(known.path),
+            known.fingerprint,
+            known.order_ns,
+            checkpoint.number,
+            known.written_by,
+            why,
+            is_kept=True,
+            is_suspect=is_suspect,
+        )
+
+    def _left_behind_kept(self) -> list[Candidate]:
+        entries = [known for known in self.record.known if known.kept]
+        return [found for known in entries if (found := self._kept_candidate(known)) is not None]
+
+    def _problem(self, checkpoint: ForeignCheckpoint, mark: Fingerprint) -> tuple[str, bool]:
+        """Why it must not be used, and whether it is whole all the same."""
+        good, why = is_whole(checkpoint, set())
+        if not good:
+            return why, False
+        attempt = self.record.failed_in(mark)
+        return ("", False) if attempt is None else (f"attempt {attempt} failed while it loaded this one", True)
+
+    def _gone(self) -> list[Candidate]:
+        """This run had checkpoints, and none is left: that is not the same as never having had one."""
+        lost = [known for known in self.record.known if not known.is_left_behind][-_GONE_SHOWN:]
+        return [
+            Candidate(
+                Path(known.path),
+                Path(known.path),
+                known.fingerprint,
+                known.order_ns,
+                written_by=known.written_by,
+                problem="it is gone",
+            )
+            for known in lost
+        ]
+
+    # -- the record --------------------------------------------------------------------------------------------------
+
+    def _known(self, candidate: Candidate) -> Known:
+        found = self.record.find(candidate.fingerprint)
+        return found or Known(
+            str(candidate.original), candidate.fingerprint, candidate.order_ns, candidate.written_by
+        )
+
+    def _remember(self, candidate: Candidate, *, written_by: int | None) -> None:
+        path = str(candidate.original)
+        self._set(Known(path, candidate.fingerprint, candidate.order_ns, written_by))
+
+    def _set(self, known: Known) -> None:
+        self.record = self.record.with_known(known)
+
+    def _write(self) -> None:
+        if self._pattern is not None:
+            with contextlib.suppress(OSError):  # a full disk: the run goes on with what is in memory
+                write_foreign_record(self._run, self.record)
+
+
+def own_newest(run: RunDir) -> str | None:
+    """The newest checkpoint of an attached session, by its own catalogue."""
+    path = read_session(run).last_checkpoint.path
+    if path is None or not Path(path).is_dir():
+        return None
+    from jackline.checkpoint.format.catalogue import list_names  # 20 ms that a stranger's command does not need
+
+    # Somebody may have gone back since the session wrote its last words.
+    live = [str(name) for name in list_names(Path(path).parent)]
+    return path if Path(path).name in live or not live else str(Path(path).with_name(live[0]))
+
+
+def _holds(marks: list[Fingerprint], wanted: Fingerprint) -> bool:
+    return any(mark.has_content_of(wanted) for mark in marks)
 
 
 def _paths_open_in(tree: TreeReading | None) -> set[str]:

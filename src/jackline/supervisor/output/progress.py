@@ -81,6 +81,21 @@ _MAYBE_LINE = re.compile(r"step|iter|epoch|batch|update", re.IGNORECASE)
 _PAIR = re.compile(r"""\s*([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"']*)(?=\s|$)""")
 
 
+_BEFORE_TRAINING = re.compile(
+    r"load|checkpoint|shard|restor|fetch|download|extract|map|filter|token|cach|read|import", re.IGNORECASE
+)
+
+
+def is_later_step(before: Progress | None, now: Progress) -> bool:
+    """Whether steps of a training are counted. Bars over shards that are loaded, or over data, are not steps."""
+    return (
+        before is not None
+        and before.phase == now.phase
+        and now.done > before.done
+        and not _BEFORE_TRAINING.search(f"{now.phase} {now.unit}")
+    )
+
+
 def parse_bar(text: str) -> Progress | None:
     """A refresh of a bar (ended by CR): tqdm, rich, pip, wget, curl, keras, or any percentage."""
     text = text[:MAX_TEXT].rstrip()

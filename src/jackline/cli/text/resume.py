@@ -1,0 +1,68 @@
+"""What the next attempt of a run that is over would resume from, for `status`. Reads; changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import RunFile
+from jackline.supervisor.foreign.choice import Choice, passed_over_words, refusal, source_words
+from jackline.supervisor.foreign.seen import CheckpointsSeen, own_newest
+from jackline.supervisor.options import SuperviseOptions
+from jackline.units import format_duration
+
+_PASSED_OVER_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class NextStart:
+    """`lines` are for people; `checkpoint` is None for the beginning, and when a person must decide."""
+
+    lines: tuple[str, ...]
+    checkpoint: str | None = None
+    written_at_s: float | None = None
+    is_refused: bool = False
+    hint: str = ""  # what to type, when it is not `jackline resume RUN`
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint,
+            "written_at_s": self.written_at_s,
+            "is_refused": self.is_refused,
+            "text": "\n".join(self.lines),
+        }
+
+
+def next_start(run: RunDir, contents: RunFile, now_s: float) -> NextStart:
+    """As `jackline resume` would choose now."""
+    options = SuperviseOptions.from_json(contents.options)
+    if options.checkpoints is None:
+        return _of_session(run, now_s)
+    cwd = Path(contents.cwd)
+    if not cwd.is_dir():
+        return NextStart((f"it ran in {contents.cwd}, which is not here",), is_refused=True)
+    seen = CheckpointsSeen(run, options.checkpoints, cwd=cwd, since_s=contents.created_at_s)
+    return _of_choice(run, seen.survey(), options.checkpoints, now_s)
+
+
+def _of_choice(run: RunDir, choice: Choice, pattern: str, now_s: float) -> NextStart:
+    if choice.is_refused:
+        error = refusal(run.name, choice)
+        return NextStart((error.message, *error.detail), is_refused=True, hint=error.hint or "")
+    if choice.chosen is None:
+        return NextStart((f"starts from the beginning: this run has no checkpoint that matches {pattern} yet",))
+    lines = [f"resumes from {source_words(choice.chosen, now_s)}"]
+    lines += [passed_over_words(candidate) for candidate in choice.passed_over[:_PASSED_OVER_SHOWN]]
+    return NextStart(tuple(lines), str(choice.chosen.path), choice.chosen.order_ns / 1e9)
+
+
+def _of_session(run: RunDir, now_s: float) -> NextStart:
+    own = own_newest(run)
+    if own is not None:
+        at_s = Path(own).stat().st_mtime
+        return NextStart((f"resumes from {own}, saved {format_duration(max(0.0, now_s - at_s))} ago",), own, at_s)
+    if run.session_files():
+        return NextStart(("starts from the beginning: it has no checkpoint yet",))
+    return NextStart(("starts as it was typed: Jackline knows no checkpoints of this command",))
