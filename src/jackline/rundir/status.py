@@ -69,7 +69,10 @@ def _state(
     exit_file: ExitRecord,
     state_file: SupervisorRecord,
 ) -> State:
-    if is_alive(supervisor):
+    is_over = (
+        state_file.is_finished and exit_file.is_there and state_file.attempt == (attempt.number if attempt else 0)
+    )
+    if is_alive(supervisor) and not is_over:
         return "alive"  # also between two attempts, while it waits to restart
     if is_alive(child):
         return "unwatched"

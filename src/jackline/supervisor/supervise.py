@@ -21,7 +21,7 @@ from jackline.diagnosis.deaths.evidence import SentSignal
 from jackline.errors import UsageError
 from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import RunDir
-from jackline.rundir.lock import RunLock
+from jackline.rundir.lock import RunLock, acquire_after_finished
 from jackline.rundir.process_id import identify
 from jackline.rundir.records.stop_request import read_stop_request
 from jackline.rundir.records.supervisor import (
@@ -60,7 +60,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Supervisor:
-    """One run's supervisor: holds the lock from birth to death."""
+    """One run's supervisor: holds the lock from start to exit."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Supervisor:
         self.on_started = on_started
         self.on_said = on_said
         self.lock = RunLock(run.lock, lock_fd)
-        if not self.lock.try_acquire():
+        if not acquire_after_finished(self.lock, run):
             raise UsageError(
                 f"run '{run.name}' already has a supervisor", hint=f"watch it: jackline watch {run.name}"
             )
