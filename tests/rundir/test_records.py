@@ -239,7 +239,7 @@ def assert_types(record: Any) -> None:
         elif annotation in ("int", "int | None"):
             assert type(value) is int, entry.name
         elif annotation in ("str", "str | None"):
-            assert isinstance(value, str), entry.name
+            assert isinstance(value, str) and value.encode("utf-8", "surrogateescape") is not None, entry.name
         elif annotation in ("bool", "bool | None"):
             assert isinstance(value, bool), entry.name
         elif annotation.startswith("dict"):

@@ -36,7 +36,8 @@ class ProcessId:
         pid, ticks, host, boot = (value.get(name) for name in ("pid", "start_ticks", "host", "boot_id"))
         if not (type(pid) is int and type(ticks) is int and isinstance(host, str) and isinstance(boot, str)):
             return None
-        return ProcessId(pid, ticks, host, boot) if 0 < pid < _MAX_PID and 0 <= ticks < 2**63 else None
+        is_meant = 0 < pid < _MAX_PID and 0 <= ticks < 2**63 and host.isprintable() and boot.isprintable()
+        return ProcessId(pid, ticks, host, boot) if is_meant else None
 
 
 def identify(pid: int) -> ProcessId | None:

@@ -38,7 +38,14 @@ def moment(value: Any) -> float | None:
 
 
 def text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    """Half a character cannot be printed; a byte of a path that is not UTF-8 (surrogateescape) is kept."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return None
+    return value
 
 
 def flag(value: Any) -> bool | None:
@@ -57,7 +64,7 @@ def numbers(value: Any) -> dict[str, float] | None:
 
 
 def words(value: Any) -> tuple[str, ...] | None:
-    return tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else None
+    return tuple(entry for entry in value if text(entry) is not None) if isinstance(value, list) else None
 
 
 def mappings(value: Any) -> tuple[dict[str, Any], ...] | None:
