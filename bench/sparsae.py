@@ -322,14 +322,14 @@ def _num_taken(path: Path) -> int:
 def _parts(request: dict[str, Any], *words: str) -> Any:
     from jackline.trainer.build import build
     from jackline.trainer.config import resolve
-    from jackline.trainer.report.console import Voice
+    from jackline.trainer.report.console import Console
 
     size = "tiny" if request["is_small"] else "small"
     batch = "batch_size=4" if request["is_small"] else "batch_size=8"
     given = [*_words(request), f"model={size}", batch, "max_steps=1000", *words]
     folder = Path(request["work"]) / "runs" / request["name"]
     folder.mkdir(parents=True, exist_ok=True)
-    return build(resolve("sparsae", given).config, Voice(), folder)
+    return build(resolve("sparsae", given).config, Console(), folder)
 
 
 def _step_of(parts: Any) -> Any:

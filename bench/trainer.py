@@ -82,10 +82,10 @@ def child_bare(work: Path, turns: Turns) -> None:
     from jackline.trainer.build import build
     from jackline.trainer.config import resolve
     from jackline.trainer.optim.schedule import lr_at
-    from jackline.trainer.report.console import Voice
+    from jackline.trainer.report.console import Console
 
     words = [*SETTINGS, f"max_steps={turns.num_steps}", f"data_dir={work / 'data'}"]
-    parts = build(resolve("demo", words).config, Voice(), work)
+    parts = build(resolve("demo", words).config, Console(), work)
     to_device = ToDevice("cpu")
     weights = list(parts.model.parameters())
     for step in range(turns.num_steps):

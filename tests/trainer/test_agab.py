@@ -16,7 +16,7 @@ from jackline.recipes.agab.data.prepared import AffinitySettings
 from jackline.recipes.agab.metrics import spearman
 from jackline.recipes.agab.mirror import EmbeddingMirror
 from jackline.rundir.layout import RunDir
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from tests.data.affinity.planted import write_planted, write_small
 from tests.session.nursery import EVERY_SAVE, Ended, Nursery
 
@@ -237,8 +237,8 @@ def test_embeddings_go_to_the_mirror_and_come_back_on_another_machine(trainings:
 
 
 def test_a_mirror_that_is_no_folder_is_told_and_no_reason_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
-    with Voice() as voice:
-        mirror = EmbeddingMirror("gs://bucket", AffinitySettings("pairs.csv"), voice)
+    with Console() as console:
+        mirror = EmbeddingMirror("gs://bucket", AffinitySettings("pairs.csv"), console)
         mirror.fetch()
         mirror.begin()
         mirror.encoded()

@@ -17,7 +17,7 @@ from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affinity
 from jackline.recipes.agab.final import _load_best, _write_lines, write_predictions
 from jackline.rundir.layout import RunDir
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from tests.data.affinity.planted import write_small
 
 
@@ -76,7 +76,7 @@ def test_a_best_head_with_a_flipped_bit_is_not_used(tmp_path: Path, capsys: pyte
     head = nn.Linear(3, 2)
     parts: Any = SimpleNamespace(model=head)
 
-    assert _load_best(parts, run, run_dir, Voice()) == "the best head, of step 5"
+    assert _load_best(parts, run, run_dir, Console()) == "the best head, of step 5"
     assert torch.equal(head.weight, best.weight)
 
     weights = run_dir.checkpoints / "step-00000005" / "model.safetensors"
@@ -84,6 +84,6 @@ def test_a_best_head_with_a_flipped_bit_is_not_used(tmp_path: Path, capsys: pyte
     contents[-1] ^= 1
     weights.write_bytes(contents)
     before = head.weight.clone()
-    assert _load_best(parts, run, run_dir, Voice()) == "the last head, of step 9"
+    assert _load_best(parts, run, run_dir, Console()) == "the last head, of step 9"
     assert torch.equal(head.weight, before)
     assert "the best head, of step 5, cannot be had (" in capsys.readouterr().out

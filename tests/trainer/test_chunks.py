@@ -20,7 +20,7 @@ from jackline.data.spec import DataSpec, Source
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.session.stopping import NoMoreWaiting
 from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from tests.data.corpora import (
     expected_bytes,
     jsonl_bytes,
@@ -38,7 +38,7 @@ SETTINGS = ChunkSettings(seq_len=16, num_sequences=8)
 
 def open_loader(url: str | Path, settings: ChunkSettings = SETTINGS, **spec: Any) -> ChunkLoader:
     made = DataSpec(sources=(Source(str(url)),), tokenizer="bytes", **spec)
-    return ChunkLoader(ChunkSource(open_live(made, Patience(), lambda text: None), Voice()), settings)
+    return ChunkLoader(ChunkSource(open_live(made, Patience(), lambda text: None), Console()), settings)
 
 
 def read_all(loader: ChunkLoader) -> list[np.ndarray[Any, Any]]:

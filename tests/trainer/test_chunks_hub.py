@@ -19,12 +19,12 @@ from jackline.data.sources.bytefile import Patience
 from jackline.data.loader.live import open_live
 from jackline.data.spec import DataSpec, Source
 from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 state, count = json.loads(sys.argv[1]), int(sys.argv[2])
 spec = DataSpec((Source("hf://datasets/some/set/data/**/*.jsonl"),), tokenizer="bytes")
-voice = Voice()
-voice.say = lambda *words: None
-loader = ChunkLoader(ChunkSource(open_live(spec, Patience(), lambda text: None), voice), ChunkSettings(16, 4))
+console = Console()
+console.say = lambda *words: None
+loader = ChunkLoader(ChunkSource(open_live(spec, Patience(), lambda text: None), console), ChunkSettings(16, 4))
 if state:
     loader.seek(state)
 chunks = [next(loader).tokens.tolist() for _ in range(count)]

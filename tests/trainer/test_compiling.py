@@ -77,11 +77,11 @@ import os, sys
 from pathlib import Path
 from jackline.trainer.build import build
 from jackline.trainer.config import resolve
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 
 assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ and "torch._inductor" not in sys.modules
 words = ["--quick", f"data={sys.argv[1]}/text.txt", "compile=on", f"data_dir={sys.argv[1]}/cache"]
-build(resolve("demo", words).config, Voice(), Path("run"))
+build(resolve("demo", words).config, Console(), Path("run"))
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 print(cache_dir(), os.environ["TRITON_CACHE_DIR"])
 """

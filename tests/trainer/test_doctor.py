@@ -32,7 +32,7 @@ from jackline.trainer.doctor.findings import (
     runs_on,
 )
 from jackline.trainer.optim.schedule import Schedule
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.sentinels.floor import Floor
 from tests.places import Unavailable, small_disk
 
@@ -184,8 +184,8 @@ def findings(tmp_path: Path, *words: str) -> list[Finding]:
     told: list[Finding] = []
     request = Request("demo", words, tmp_path / "runs")
     resolved = resolve_words("demo", ["--quick", f"data_dir={tmp_path / 'data'}", *words])
-    with Voice() as voice:
-        examine(resolved, request, voice, told.append)
+    with Console() as console:
+        examine(resolved, request, console, told.append)
     return told
 
 

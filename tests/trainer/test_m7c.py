@@ -38,7 +38,7 @@ from jackline.trainer.doctor.examine import Request, examine
 from jackline.trainer.doctor.findings import Finding, judge_context
 from jackline.trainer.planning.nsa_memory import PlannedAttention
 from jackline.trainer.planning.plan import choose_micro_batch, job_of, shape_of
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.sentinels.facts import StepFacts
 from jackline.trainer.sentinels.outputs import CollapsedGates
 from jackline.trainer.task import Between
@@ -305,8 +305,8 @@ def test_the_doctor_tries_it_through_and_names_variables_nobody_reads(
     monkeypatch.setenv("NSA_SEQ_LEN", "9")
     words = ("--quick", "--seq-len=40", "--batch-size=2", f"--data={corpus / 'text'}", f"--data-dir={tmp_path / 'd'}")
     told: list[Finding] = []
-    with Voice() as voice:
-        examine(resolve("m7c", words), Request("m7c", words, tmp_path / "runs"), voice, told.append)
+    with Console() as console:
+        examine(resolve("m7c", words), Request("m7c", words, tmp_path / "runs"), console, told.append)
     states = {finding.name: finding.state for finding in told}
     assert states["environment"] == "note"
     assert "problem" not in states.values(), told

@@ -16,7 +16,7 @@ from jackline.trainer.build import build
 from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.corpus import cache_settings, spec_of
 from jackline.trainer.loop import train
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from tests.deadline import HANGS_S
 
 
@@ -50,7 +50,7 @@ def test_one_that_is_refused_for_its_vocabulary_leaves_nothing(corpus: Path, tmp
     before = standing()
     config = config_of(corpus, tmp_path, "val_fraction=0", "vocab_size=128")
     with pytest.raises(UsageError) as caught:
-        build(config, Voice(), tmp_path / "run")
+        build(config, Console(), tmp_path / "run")
     assert caught.value.message == "vocab_size=128 is too small for tokenizer 'bytes' with its 257 tokens"
     assert left(before, tmp_path) == []
 
@@ -76,6 +76,6 @@ def test_one_whose_validation_data_cannot_be_had_leaves_nothing(corpus: Path, tm
     place.write_text("a file where the cache should be")
     before = standing()
     with pytest.raises(JacklineError) as caught:
-        build(config, Voice(), tmp_path / "run")
+        build(config, Console(), tmp_path / "run")
     assert caught.value.detail[0] == f"cannot make the token cache {place}: File exists"
     assert left(before, tmp_path) == []

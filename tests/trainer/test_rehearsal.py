@@ -21,14 +21,14 @@ from jackline.trainer.build import Parts, build
 from jackline.trainer.config import resolve
 from jackline.trainer.planning.plan import Chosen, plan_on
 from jackline.trainer.planning.rehearsal import _remembered, rehearse_step, remember
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.validate.validation import Validation
 
 
 @pytest.fixture
 def parts(corpus: Path, tmp_path: Path) -> Iterator[Parts]:
     words = ["--quick", "seq_len=16", "batch_size=8", "max_steps=3", f"data={corpus / 'text'}"]
-    made = build(resolve("demo", [*words, f"data_dir={corpus / 'data'}"]).config, Voice(), tmp_path)
+    made = build(resolve("demo", [*words, f"data_dir={corpus / 'data'}"]).config, Console(), tmp_path)
     yield made
     made.loader.close()
     made.corpus.close()
@@ -51,7 +51,7 @@ def test_what_was_measured_is_kept_and_a_plan_far_off_is_made_anew(
     made = replace(cautious.chosen.made, room=Room(1 << 30), prediction=_doubled(cautious))  # type: ignore[arg-type]
 
     planned = replace(cautious, chosen=replace(cautious.chosen, made=made))
-    found = rehearse_step(planned, Voice(), RunDir(tmp_path))
+    found = rehearse_step(planned, Console(), RunDir(tmp_path))
     remember(RunDir(tmp_path), planned, found)
 
     assert found.micro_batch == 8
@@ -70,10 +70,10 @@ def _doubled(parts: Parts) -> object:
 
 def test_a_plan_that_holds_is_kept(parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = _planned(parts, Room(1 << 30))
-    measured = rehearse_step(replace(parts, chosen=replace(planned.chosen, made=None)), Voice(), None)
+    measured = rehearse_step(replace(parts, chosen=replace(planned.chosen, made=None)), Console(), None)
     capsys.readouterr()
 
-    found = rehearse_step(planned, Voice(), RunDir(tmp_path))
+    found = rehearse_step(planned, Console(), RunDir(tmp_path))
     remember(RunDir(tmp_path), planned, found)
 
     assert found.micro_batch == measured.micro_batch == 8
@@ -87,16 +87,16 @@ def test_a_later_attempt_on_the_same_device_does_not_rehearse_again(
     parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDir(tmp_path)
-    first = rehearse_step(parts, Voice(), run)
+    first = rehearse_step(parts, Console(), run)
     remember(run, parts, first)
     capsys.readouterr()
 
-    assert rehearse_step(parts, Voice(), run) == first
+    assert rehearse_step(parts, Console(), run) == first
     assert "measured by an attempt before, on the same device" in capsys.readouterr().out
     smaller = replace(parts, config=replace(parts.config, micro_batch=4), chosen=Chosen(4, 2, "as asked"))
-    assert rehearse_step(smaller, Voice(), run).micro_batch == 4  # what a person asks for later is not overruled
+    assert rehearse_step(smaller, Console(), run).micro_batch == 4  # what a person asks for later is not overruled
     elsewhere = replace(parts, device_name="NVIDIA T4")
-    assert rehearse_step(elsewhere, Voice(), run).micro_batch == first.micro_batch
+    assert rehearse_step(elsewhere, Console(), run).micro_batch == first.micro_batch
     assert "one step at micro-batch 8, measured and undone" in capsys.readouterr().out
 
 
@@ -130,7 +130,7 @@ def test_masks_without_a_validation_window_are_refused_before_step_1(corpus: Pat
     words = ["--quick", "seq_len=30000", "batch_size=1", f"data={corpus / 'text'}", f"data_dir={corpus / 'data'}"]
 
     with pytest.raises(UsageError) as caught:
-        build(resolve("sparsae", words).config, Voice(), tmp_path)
+        build(resolve("sparsae", words).config, Console(), tmp_path)
 
     assert str(caught.value) == (
         "error: masks are judged on validation data, and it has no window of 30000 tokens\n"
@@ -141,7 +141,7 @@ def test_masks_without_a_validation_window_are_refused_before_step_1(corpus: Pat
 def test_a_validation_that_nobody_can_do_is_not_passed_over_in_silence(
     parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    validation = Validation(replace(parts, corpus=replace(parts.corpus, validation=None)), Voice())
+    validation = Validation(replace(parts, corpus=replace(parts.corpus, validation=None)), Console())
     request = tmp_path / "validation-request"
     request.touch()
 

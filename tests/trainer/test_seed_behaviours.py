@@ -14,7 +14,7 @@ import pytest
 
 from jackline.trainer.config import resolve
 from jackline.trainer.corpus import open_corpus
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.validate.evaluate import count_windows, read_windows, subset_size
 from tests.data.corpora import jsonl_bytes, make_texts
 from tests.data.far_end import FarEnd, serving
@@ -53,8 +53,8 @@ def test_a_phase_that_takes_long_says_so_again_and_again(capsys: pytest.CaptureF
     """Two signs of life: one could be the phase's own first word."""
     told = ""
     deadline_s = time.monotonic() + ON_TIME_S
-    with Voice() as voice, voice.phase("data", "training data"):
-        voice.now("training data: tokenise 12.0 MiB of 48.0 MiB (25 %), 12 s to go")
+    with Console() as console, console.phase("data", "training data"):
+        console.now("training data: tokenise 12.0 MiB of 48.0 MiB (25 %), 12 s to go")
         while told.count(" so far\n") < 2 and time.monotonic() < deadline_s:
             time.sleep(0.05)
             told += capsys.readouterr().out
@@ -69,10 +69,10 @@ def test_a_phase_that_takes_long_says_so_again_and_again(capsys: pytest.CaptureF
 def test_a_source_that_makes_the_training_wait_is_named_while_it_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving(FarEnd({"a.jsonl": jsonl_bytes(make_texts(50))})) as far_end, Voice() as voice:
+    with serving(FarEnd({"a.jsonl": jsonl_bytes(make_texts(50))})) as far_end, Console() as console:
         far_end.faults = ["503"] * 3
         words = [f"data={far_end.address('a.jsonl')}", "text_column=text", "tokenizer=bytes", "val_fraction=0"]
-        corpus = open_corpus(resolve("demo", [*words, f"data_dir={tmp_path}"]).config, voice)
+        corpus = open_corpus(resolve("demo", [*words, f"data_dir={tmp_path}"]).config, console)
         corpus.close()
         host = far_end.url.removeprefix("http://")
     told = capsys.readouterr().out
@@ -90,8 +90,8 @@ def test_a_quick_validation_is_a_tenth_and_always_the_same_windows(tmp_path: Pat
         (tmp_path / "text" / f"{number:03d}.txt").write_text(text)
     words = [f"data={tmp_path / 'text'}", "tokenizer=bytes", "val_fraction=0.3", f"data_dir={tmp_path / 'data'}"]
     config = resolve("demo", [*words, "seq_len=16"]).config
-    with Voice() as voice:
-        corpus = open_corpus(config, voice)
+    with Console() as console:
+        corpus = open_corpus(config, console)
     assert corpus.validation is not None
     num_windows = count_windows(corpus.validation, 16)
     num_quick = subset_size(num_windows, config.eval_share)

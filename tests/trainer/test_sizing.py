@@ -10,7 +10,7 @@ import torch
 from jackline.memory.plan.cards import find_card
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import resolve, save_config
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.startup.sizing import choose_size, settle_size
 
 GIB = 1 << 30
@@ -24,7 +24,7 @@ def test_the_size_goes_with_the_card_and_brings_batch_and_data(
     card: str, free_gib: float, size: str, batch: int
 ) -> None:
     chosen = choose_size(
-        resolve("sparsae", ["model_size=auto"]), find_card(card), int(free_gib * GIB), Voice()
+        resolve("sparsae", ["model_size=auto"]), find_card(card), int(free_gib * GIB), Console()
     ).config
 
     assert (chosen.model, chosen.batch_size) == (size, batch)
@@ -34,19 +34,19 @@ def test_the_size_goes_with_the_card_and_brings_batch_and_data(
 def test_what_a_person_set_stays(capsys: pytest.CaptureFixture[str]) -> None:
     asked = resolve("sparsae", ["model_size=auto", "batch_size=6"])
 
-    chosen = settle_size(asked, None, torch.device("cpu"), Voice())
+    chosen = settle_size(asked, None, torch.device("cpu"), Console())
 
     assert (chosen.config.model, chosen.config.batch_size) == ("tiny", 6)
     assert capsys.readouterr().out == "[plan] model=auto: tiny, the smallest, because there is no GPU here\n"
     explicit = resolve("sparsae", ["model_size=medium"])
-    assert settle_size(explicit, None, torch.device("cpu"), Voice()) is explicit
+    assert settle_size(explicit, None, torch.device("cpu"), Console()) is explicit
 
 
 def test_a_later_attempt_keeps_the_size_of_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDir(tmp_path)
     save_config(run, resolve("sparsae", ["model_size=medium"]))
 
-    chosen = settle_size(resolve("sparsae", ["model_size=auto"]), run, torch.device("cpu"), Voice())
+    chosen = settle_size(resolve("sparsae", ["model_size=auto"]), run, torch.device("cpu"), Console())
 
     assert (chosen.config.model, chosen.config.batch_size) == ("medium", 16)
     assert capsys.readouterr().out == "[plan] model=auto: medium, as in the attempt before\n"

@@ -18,7 +18,7 @@ from jackline.recipes.sparsae.method import SparseMethod, job_of
 from jackline.recipes.sparsae.recipe import DISTILL_WEIGHT
 from jackline.trainer.build import Parts, build
 from jackline.trainer.config import resolve
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 
 LARGE = 1024  # bytes: what is smaller is a number on its way to the log
 
@@ -27,7 +27,7 @@ LARGE = 1024  # bytes: what is smaller is a number on its way to the log
 def parts(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     words = ["--quick", "seq_len=16", "batch_size=2", "max_steps=3", "val_fraction=0.2", f"data={corpus / 'text'}"]
     words += [f"precision={request.param}", f"data_dir={corpus / 'data'}"]
-    made = build(resolve("sparsae", words).config, Voice(), tmp_path_factory.mktemp("run"))
+    made = build(resolve("sparsae", words).config, Console(), tmp_path_factory.mktemp("run"))
     yield made
     made.loader.close()
     made.corpus.close()

@@ -25,7 +25,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, identity, resolve_words
 from jackline.trainer.recipe import load_recipe
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.startup.importing import keep_bytecode, without_collecting
 from jackline.trainer.startup.leaving import drop_unready_workers, leave
 
@@ -43,28 +43,28 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
-    with Voice() as voice:
+    with Console() as console:
         typed = os.environ.get("JACKLINE_TYPED") or shlex.join(["train", target, *words])
-        voice.say(f"$ jackline {typed}")
-        voice.say(f"process {os.getpid()}, Python {platform.python_version()}, run {run.path}")
-        voice.now("reading the settings")
+        console.say(f"$ jackline {typed}")
+        console.say(f"process {os.getpid()}, Python {platform.python_version()}, run {run.path}")
+        console.now("reading the settings")
         resolved = resolve_words(target, words)
         _check_unchanged(run, resolved.config)
         for line in first_screen(resolved.config, os.environ):
-            voice.say(line)
+            console.say(line)
         # Threads that spin while they wait take the cores from the writer, the tokeniser and each other: on two busy
         # cores a step of the nano model took 1.55 s with spinning and 0.34 s without. Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if folder := keep_bytecode():
-            voice.say(f"torch came without bytecode, and none may be written beside it: kept in {folder}")
-        voice.now("getting ready")
-        with voice.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
+            console.say(f"torch came without bytecode, and none may be written beside it: kept in {folder}")
+        console.now("getting ready")
+        with console.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
             from jackline.trainer.build import choose_device
             from jackline.trainer.loop import train
             from jackline.trainer.startup.sizing import settle_size
         try:
-            resolved = settle_size(resolved, run, choose_device(resolved.config), voice)
-            train(resolved, run, voice)
+            resolved = settle_size(resolved, run, choose_device(resolved.config), console)
+            train(resolved, run, console)
         except JacklineError as error:
             _forbid_restart(run, error.message)
             raise

@@ -30,7 +30,7 @@ from jackline.trainer.network import Shape, describe_shape, make_model, shape_of
 from jackline.trainer.optim.optimizer import clip_gradients, make_optimizer
 from jackline.trainer.optim.schedule import Schedule, describe_schedule, schedule_of
 from jackline.trainer.planning.plan import Chosen, choose_micro_batch
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import flops_per_token, peak_flops
 from jackline.trainer.startup import ahead, compiling
 from jackline.trainer.startup.precision import (
@@ -148,36 +148,36 @@ class Parts:
         return attention_kernels(self.attention)
 
 
-def build(config: TrainConfig, voice: Voice, folder: Path) -> Parts:
+def build(config: TrainConfig, console: Console, folder: Path) -> Parts:
     """`folder` is the run's: compiled code is kept there. What is no language model builds its own parts."""
     build_parts = getattr(find_method(config), "build_parts", None)
     if build_parts:
-        return build_parts(config, voice, folder)  # type: ignore[no-any-return]
+        return build_parts(config, console, folder)  # type: ignore[no-any-return]
     with contextlib.ExitStack() as opened:
-        parts = _build_language(config, voice, folder, opened)
+        parts = _build_language(config, console, folder, opened)
         opened.pop_all()  # the loop closes them
     return parts
 
 
-def _build_language(config: TrainConfig, voice: Voice, folder: Path, opened: contextlib.ExitStack) -> Parts:
+def _build_language(config: TrainConfig, console: Console, folder: Path, opened: contextlib.ExitStack) -> Parts:
     """`opened` closes what is open when something is refused: by then a process tokenises."""
     device = choose_device(config)
     if config.exact:
         make_exact()
     name = device_name(device)
-    voice.say(f"device {name}, torch {torch.__version__}", "start")
+    console.say(f"device {name}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device)
     attention = choose_attention(config.attention, device)
     card = ahead.open_card(device)
     if _may_compile(config, device):
-        _load_compiler(device, compiling.cache_folder(folder, attention), voice)
-    corpus = open_corpus(config, voice)
+        _load_compiler(device, compiling.cache_folder(folder, attention), console)
+    corpus = open_corpus(config, console)
     opened.callback(corpus.close)
     loader = make_loader(config, corpus.train, device=device)
     opened.callback(loader.close)
     _check_vocabulary(config, corpus)
     shape = shape_of(config, corpus.vocab_size)
-    with voice.phase("model", describe_shape(config.model, shape)):
+    with console.phase("model", describe_shape(config.model, shape)):
         ahead.wait_for(card)  # before the seed: one that is set while a card opens may miss the card's generator
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
@@ -188,17 +188,17 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path, opened: con
         optimizer = make_optimizer(
             model, lr=config.lr, betas=betas, weight_decay=config.weight_decay, precision=precision
         )
-        voice.now("comparing our kernels with plain torch on this device")
+        console.now("comparing our kernels with plain torch on this device")
         if words := use_kernels(model, precision):
-            voice.say(words)
-    total_steps = count_steps(config, loader, voice)
+            console.say(words)
+    total_steps = count_steps(config, loader, console)
     schedule = schedule_of(config, total_steps)
-    with voice.phase("plan", "which micro-batch fits"):
+    with console.phase("plan", "which micro-batch fits"):
         # What an earlier attempt's rehearsal measured, so that this one need not plan twice.
         correction = load_correction(RunDir(folder))
         chosen = choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda", correction=correction)
-        voice.say(plan_text(config, chosen, precision, total_steps))
-        voice.say(describe_schedule(schedule))
+        console.say(plan_text(config, chosen, precision, total_steps))
+        console.say(describe_schedule(schedule))
     parts = Parts(
         config=config,
         device=device,
@@ -217,7 +217,7 @@ def _build_language(config: TrainConfig, voice: Voice, folder: Path, opened: con
         method=method,
     )
     method.bind(parts)
-    compile_if_it_pays(parts, voice, folder)
+    compile_if_it_pays(parts, console, folder)
     return parts
 
 
@@ -227,11 +227,11 @@ def _may_compile(config: TrainConfig, device: torch.device) -> bool:
     return is_wanted and not compiling.why_not(device)
 
 
-def _load_compiler(device: torch.device, cache: Path, voice: Voice) -> None:
+def _load_compiler(device: torch.device, cache: Path, console: Console) -> None:
     """Torch's compiler chooses a folder when it is imported, so it is told before."""
     compiling.use_cache(cache)
     what = "opening the card and loading" if device.type == "cuda" else "loading"
-    with voice.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
+    with console.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
         ahead.import_compiler()
 
 
@@ -269,7 +269,7 @@ def plan_text(config: TrainConfig, chosen: Chosen, precision: str, total_steps: 
     )
 
 
-def compile_if_it_pays(parts: Parts, voice: Voice, folder: Path) -> None:
+def compile_if_it_pays(parts: Parts, console: Console, folder: Path) -> None:
     config, device = parts.config, parts.device
     cache = compiling.cache_folder(folder, parts.attention)
     decision = compiling.decide(
@@ -280,7 +280,7 @@ def compile_if_it_pays(parts: Parts, voice: Voice, folder: Path) -> None:
         eager_step_s=guess_step_s(parts),
         is_warm=compiling.is_warm(cache),
     )
-    voice.say(decision.reason, "plan")
+    console.say(decision.reason, "plan")
     if decision.is_compiled:
         compiling.compile_in_place(parts.model)
 

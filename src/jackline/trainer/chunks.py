@@ -1,6 +1,6 @@
 """Chunks of tokens out of a live stream: documents are accumulated until a step's worth is there, and it says so.
 
-    source = open_chunks(spec, voice)
+    source = open_chunks(spec, console)
     loader = ChunkLoader(source, ChunkSettings(seq_len=512, num_sequences=8))
     next(loader).tokens                         # [8, 513]; the last token is the first of the next chunk
     loader.state(), loader.seek(state)          # the exact document, and how far into its tokens
@@ -28,7 +28,7 @@ from jackline.data.spec import DataSpec
 from jackline.errors import CannotResume
 from jackline.session.phase import Phase, phase
 from jackline.session.stopping import NoMoreWaiting, Stopped
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 
 SAY_EVERY_SAMPLES = 100
 SAY_CHUNK_EVERY_S = 1.0  # a card may do fifty chunks a second; more lines than that are noise
@@ -72,7 +72,7 @@ class ChunkSource:
     """An opened stream and whom to tell."""
 
     live: Live
-    voice: Voice
+    console: Console
 
     @property
     def vocab_size(self) -> int:
@@ -82,16 +82,16 @@ class ChunkSource:
         """Files belong to the loader's thread."""
 
 
-def open_chunks(spec: DataSpec, voice: Voice) -> ChunkSource:
+def open_chunks(spec: DataSpec, console: Console) -> ChunkSource:
     url = spec.sources[0].url
-    with voice.phase("data", f"opening the stream {url}, usually 1 to 30 s"), phase("data: opening the stream"):
+    with console.phase("data", f"opening the stream {url}, usually 1 to 30 s"), phase("data: opening the stream"):
         began_s = time.monotonic()
-        live = open_live(spec, Patience(), voice.now)
+        live = open_live(spec, Patience(), console.now)
         column = f", text in '{live.spec.sources[0].text_column}'" if live.spec.sources[0].text_column else ""
-        voice.say(
+        console.say(
             f"stream open after {time.monotonic() - began_s:.1f} s{column}; read as it comes, nothing is cached"
         )
-    return ChunkSource(live, voice)
+    return ChunkSource(live, console)
 
 
 class ChunkLoader:
@@ -104,13 +104,13 @@ class ChunkLoader:
         self.last = ChunkFacts(0)
         self.total_samples = self.total_skipped = 0
         self.should_stop: Callable[[], bool] = lambda: False
-        self._live, self._voice = source.live, source.voice
+        self._live, self._console = source.live, source.console
         self._stream = self._make_stream()
         self._num_chunks = 0
         self._held: Piece | None = None  # the piece that was begun
         self._skip = 0  # of its tokens that are behind
         self._told_s = float("-inf")
-        self._voice.say(
+        self._console.say(
             f"one chunk is one step: {settings.num_tokens:,} tokens, {settings.num_sequences:,} sequences of "
             f"{settings.seq_len:,}; documents are packed, none is cut short",
             "data",
@@ -187,7 +187,7 @@ class ChunkLoader:
         self._stream.close()
         self._stream = self._make_stream()
         self._stream.start(int(state["epoch"]), cursor.state)
-        self._voice.now("going back to the document where the last chunk ended")
+        self._console.now("going back to the document where the last chunk ended")
         self._held, self._skip = self._piece_again(state["piece_hash"]), cursor.skip_tokens
 
     def stop_when(self, is_asked: Callable[[], bool]) -> None:
@@ -210,7 +210,9 @@ class ChunkLoader:
         is_told = settings.is_verbose or number == 1 or began_s - self._told_s >= SAY_CHUNK_EVERY_S
         if is_told:
             self._told_s = began_s
-            self._voice.say(f"accumulating chunk {number:,}: {settings.num_tokens:,} tokens before the step", "data")
+            self._console.say(
+                f"accumulating chunk {number:,}: {settings.num_tokens:,} tokens before the step", "data"
+            )
         pieces: list[Piece] = []
         bar: Phase | None = None
         try:
@@ -220,7 +222,7 @@ class ChunkLoader:
                 piece = self._next_piece(facts)
                 pieces.append(piece)
                 if line := facts.add(piece, self._stream.file_name):
-                    self._voice.say(line, "data")
+                    self._console.say(line, "data")
                 if bar is not None:
                     bar.update(facts.tokens)
         finally:
@@ -232,7 +234,7 @@ class ChunkLoader:
         is_told = is_told or seconds >= SAY_CHUNK_EVERY_S
         self.last = ChunkFacts(number, facts.samples, facts.skipped, settings.num_tokens, seconds, is_told)
         if is_told:
-            self._voice.say(
+            self._console.say(
                 f"chunk {number:,} complete after {seconds:.1f} s: {self.last.text}; training on it", "data"
             )
         return pieces
@@ -241,13 +243,13 @@ class ChunkLoader:
         while True:
             waiting = f"; {self._stream.waiting_for}" if self._stream.waiting_for else ""
             where = f", {self._stream.file_name}" if self._stream.file_name else ""
-            self._voice.now(f"accumulating chunk {facts.number:,}: {facts.text()}{where}{waiting}")
+            self._console.now(f"accumulating chunk {facts.number:,}: {facts.text()}{where}{waiting}")
             found = self._stream.take(_LOOK_EVERY_S)
             if isinstance(found, Piece):
                 return found
             if isinstance(found, End):
                 self.is_exhausted = True
-                self._voice.say(
+                self._console.say(
                     f"the data ended after {self._num_chunks:,} chunks; {facts.tokens:,} tokens are left over: less "
                     "than a chunk",
                     "data",

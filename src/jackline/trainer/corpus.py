@@ -25,7 +25,7 @@ from jackline.errors import JacklineError, UsageError
 from jackline.session.phase import phase
 from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource, open_chunks
 from jackline.trainer.config import TrainConfig
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 
 _LOOK_AGAIN_S = 0.5
 _FIRST_PATIENCE_S = 45.0
@@ -71,20 +71,20 @@ def cache_settings(config: TrainConfig) -> CacheSettings:
     )
 
 
-def open_corpus(config: TrainConfig, voice: Voice) -> Corpus:
+def open_corpus(config: TrainConfig, console: Console) -> Corpus:
     """Returns once the vocabulary is known; training may begin while the rest is being tokenised."""
     if config.IS_STREAMED:
         with _explained(config):
-            return Corpus(open_chunks(spec_of(config, "train"), voice), None)
+            return Corpus(open_chunks(spec_of(config, "train"), console), None)
     settings = cache_settings(config)
     # A source that fails in the middle of a run is waited for; one that fails before it has begun is a mistake.
     impatient = replace(settings, give_up_after_s=_FIRST_PATIENCE_S)
     with _explained(config):
-        with _told(voice, "training data") as report:
+        with _told(console, "training data") as report:
             train = open_data(spec_of(config, "train"), settings, report)
         if config.val_fraction == 0:
             return Corpus(train, None)
-        with contextlib.ExitStack() as opened, _told(voice, "validation data") as report:
+        with contextlib.ExitStack() as opened, _told(console, "validation data") as report:
             opened.callback(train.close)  # its tokenising process is at work by now
             folder = cache_folder(spec_of(config, "validation"), settings)
             # The whole of it, here and now: a validation on what happens to be ready would be another each time.
@@ -121,12 +121,12 @@ def make_loader(config: TrainConfig, data: Data | ChunkSource, *, device: torch.
     return Loader(data, settings)
 
 
-def count_steps(config: TrainConfig, loader: Loader, voice: Voice) -> int:
+def count_steps(config: TrainConfig, loader: Loader, console: Console) -> int:
     """All steps of the run. In epochs they are known only when the whole corpus is."""
     if not config.epochs or config.IS_STREAMED:
         return config.max_steps
     settings = cache_settings(config)
-    with _told(voice, "the whole corpus, because epochs are counted") as report:
+    with _told(console, "the whole corpus, because epochs are counted") as report:
         outcome = _build_whole(cache_folder(spec_of(config, "train"), settings), settings, report)
     windows = loader.num_windows()
     if isinstance(outcome, Full) or windows is None:
@@ -138,12 +138,12 @@ def count_steps(config: TrainConfig, loader: Loader, voice: Voice) -> int:
 
 
 @contextlib.contextmanager
-def _told(voice: Voice, what: str) -> Iterator[Reporter]:
-    with voice.phase("data", what), phase(f"data: {what}") as bar:
+def _told(console: Console, what: str) -> Iterator[Reporter]:
+    with console.phase("data", what), phase(f"data: {what}") as bar:
 
         def report(progress: Progress) -> None:
             text = describe(progress)
-            voice.now(f"{what}: {text}")
+            console.now(f"{what}: {text}")
             bar.update(progress.done)
 
         yield report

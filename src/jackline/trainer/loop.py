@@ -22,7 +22,7 @@ from jackline.trainer.build import Parts, build
 from jackline.trainer.config import Resolved, TrainConfig, save_config
 from jackline.trainer.optim.schedule import lr_at
 from jackline.trainer.planning.rehearsal import Rehearsed, rehearse_step, remember, with_micro_batch
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.report.facts import (
     ask_for_the_end,
     doing_text,
@@ -59,24 +59,24 @@ def _write_down(run_dir: RunDir, resolved: Resolved, parts: Parts, rehearsed: Re
     remember(run_dir, parts, rehearsed)
 
 
-def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None = None) -> Outcome:
+def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | None = None) -> Outcome:
     """Train to the end, from wherever this run stands. Raises Stopped when somebody asked for an earlier end."""
     resolved = resolved if isinstance(resolved, Resolved) else Resolved(resolved)
     config = resolved.config
     with contextlib.ExitStack() as stack:
-        voice = voice or stack.enter_context(Voice())
-        parts = build(config, voice, run_dir.path)
+        console = console or stack.enter_context(Console())
+        parts = build(config, console, run_dir.path)
         stack.callback(parts.corpus.close)
         stack.callback(parts.loader.close)
         stack.enter_context(parts.kernels())
         rehearsed: Rehearsed | None = None
         if config.rehearse:
-            rehearsed = rehearse_step(parts, voice, run_dir)
+            rehearsed = rehearse_step(parts, console, run_dir)
             parts = with_micro_batch(parts, rehearsed.micro_batch)
-        validation = make_validation(parts, voice, rehearsed.window_s if rehearsed else 0.0)
+        validation = make_validation(parts, console, rehearsed.window_s if rehearsed else 0.0)
         facts = sentinel_facts(parts, validation)
         sentinels = Sentinels(facts, read_surroundings, partial(first_bad_tensor, parts.model))
-        watch = Watch(parts, run_dir, voice, sentinels)
+        watch = Watch(parts, run_dir, console, sentinels)
         to_device = ToDevice(parts.device)
         deadline_s = find_deadline_s(config)
         run, outcome, ruined_step = None, "failed", 0
@@ -95,10 +95,10 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                 _write_down(run_dir, resolved, parts, rehearsed)
                 total = parts.total_steps if config.has_known_end else None
                 left = f"{total - run.step:,} steps to go" if total is not None else "to the end of the data"
-                stack.enter_context(voice.phase("train", left))
-                say_curves(run_dir, voice)
+                stack.enter_context(console.phase("train", left))
+                say_curves(run_dir, console)
                 watch.begin(run.step, event_of(run))
-                voice.now(partial(doing_text, run, total))
+                console.now(partial(doing_text, run, total))
                 for batch in run.steps(total=total):
                     rate, before = lr_at(run.step, parts.schedule), run.step
                     parts.set_rate(rate)
@@ -126,12 +126,14 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, voice: Voice | None
                     watch.after_step(step, result.loss, norm)
                     if run.step != before:
                         parts.method.after_step(
-                            Between(run.step, run_dir.path, voice.say, watch.training_s(), result.loss, voice.during)
+                            Between(
+                                run.step, run_dir.path, console.say, watch.training_s(), result.loss, console.during
+                            )
                         )
                     validation.after_step(run, watch, before, run_dir.validation_request)
                     if time.monotonic() > deadline_s:
                         deadline_s = float("inf")
-                        ask_for_the_end(voice, config.time_limit_s)
+                        ask_for_the_end(console, config.time_limit_s)
                 outcome = "finished"
                 full = validation.finish(run, watch, run_dir.path)
         except AlarmRaised as alarm:

@@ -8,7 +8,7 @@
 
 A recipe names its module in `METHOD` of its config; the module has `make_method(model, config)` and, when it needs
 more memory than the plain step, `job_of(config, shape, precision)`. One that trains no language model has
-`build_parts(config, voice, folder)` and `make_validation(parts, voice, window_s)` in their place. This one is the
+`build_parts(config, console, folder)` and `make_validation(parts, console, window_s)` in their place. This one is the
 plain method: nothing added.
 """
 
@@ -36,7 +36,7 @@ def _nothing_to_tell(text: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Between:
-    """What `after_step` may use: steps done, where the run lies, and a voice. `during` names what takes its time."""
+    """What `after_step` may use: steps done, where the run lies, and a console. `during` names what takes its time."""
 
     step: int
     folder: Path

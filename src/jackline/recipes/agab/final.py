@@ -31,7 +31,7 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.session.off import OffRun
 from jackline.session.run import Run
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 
 PREDICTIONS = "test_predictions.csv"
 METRICS = "test_metrics.json"
@@ -39,12 +39,12 @@ Predict = Callable[[NDArray[np.int64]], NDArray[np.float64] | None]
 
 
 def examine_test(
-    parts: AffinityParts, run: Run | OffRun, folder: Path, voice: Voice, predict: Predict
+    parts: AffinityParts, run: Run | OffRun, folder: Path, console: Console, predict: Predict
 ) -> tuple[Metrics, str]:
     """(numbers, whose head it was). The weights of the loop are put back."""
     rows = np.asarray(parts.pairs.data.parts["test"], np.int64)
     kept = {name: value.clone() for name, value in parts.model.state_dict().items()}
-    who = _load_best(parts, run, RunDir(folder), voice)
+    who = _load_best(parts, run, RunDir(folder), console)
     try:
         predicted = predict(rows)
     finally:
@@ -59,14 +59,14 @@ def examine_test(
         settings = parts.agab.affinity_settings("cpu")
         trouble = write_predictions(folder / PREDICTIONS, settings, parts.pairs.data, predicted)
         if trouble:
-            voice.say(f"warning: {PREDICTIONS} has no sequences: {trouble}", "test")
+            console.say(f"warning: {PREDICTIONS} has no sequences: {trouble}", "test")
     except OSError as error:  # a full disk must not make a failure of a training that is done
-        voice.say(f"warning: {PREDICTIONS} could not be written: {error}", "test")
+        console.say(f"warning: {PREDICTIONS} could not be written: {error}", "test")
     run.log({f"test_{name}": value for name, value in found.numbers().items()})
     return found, who
 
 
-def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, voice: Voice) -> str:
+def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, console: Console) -> str:
     """Into the model; what stands there now is used where the best one cannot be had, and that is said."""
     step = run.values.get("best_step")
     if step is None or step == run.step:
@@ -82,7 +82,7 @@ def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, voice: 
             trouble = str(error)
         else:
             return f"the best head, of step {step:,}"
-    voice.say(f"the best head, of step {step:,}, cannot be had ({trouble}): the last one is used", "test")
+    console.say(f"the best head, of step {step:,}, cannot be had ({trouble}): the last one is used", "test")
     return f"the last head, of step {run.step:,}"
 
 

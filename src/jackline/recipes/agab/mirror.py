@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jackline.recipes.agab.data.mirrored import copy_in, copy_out
 from jackline.recipes.agab.data.prepared import AffinitySettings, cache_keys
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 
 COPY_EVERY_S = 60.0
 LAST_COPY_S = 600.0
@@ -23,12 +23,12 @@ class EmbeddingMirror:
     """`fetch` before the encoding, `begin` with it, `encoded` after it; the last copy goes on beside the training, in
     a thread that only a complete run waits for."""
 
-    def __init__(self, place: str, settings: AffinitySettings, voice: Voice) -> None:
+    def __init__(self, place: str, settings: AffinitySettings, console: Console) -> None:
         """`place`: empty for none. What is no folder (gs://, s3://) is told and left."""
         self._folder = Path(place).expanduser() if place and "://" not in place else None
         if place and self._folder is None:
-            voice.say(f"embeddings are mirrored into folders only, and {place} is none", "data")
-        self._root, self._voice = settings.cache_dir, voice
+            console.say(f"embeddings are mirrored into folders only, and {place} is none", "data")
+        self._root, self._console = settings.cache_dir, console
         self._keys = sorted(set(cache_keys(settings))) if self._folder else []
         self._is_encoded = threading.Event()
         self._thread = threading.Thread(target=self._copy, daemon=True, name="jackline-embeddings")
@@ -36,11 +36,11 @@ class EmbeddingMirror:
     def fetch(self) -> None:
         if self._folder is None:
             return
-        with self._voice.phase("data", f"embeddings that {self._folder} has"):
+        with self._console.phase("data", f"embeddings that {self._folder} has"):
             fetched = sum(
-                self._try(partial(copy_in, self._folder, key, self._root, self._voice.say)) for key in self._keys
+                self._try(partial(copy_in, self._folder, key, self._root, self._console.say)) for key in self._keys
             )
-            self._voice.say(f"{fetched} files fetched", "data")
+            self._console.say(f"{fetched} files fetched", "data")
 
     def begin(self) -> None:
         if self._folder is not None:
@@ -52,7 +52,7 @@ class EmbeddingMirror:
     def wait(self) -> None:
         """For the last copy, but not for a place that hangs."""
         if self._thread.is_alive():
-            self._voice.say(f"waiting for the last copy of the embeddings to {self._folder}", "data")
+            self._console.say(f"waiting for the last copy of the embeddings to {self._folder}", "data")
             self._thread.join(LAST_COPY_S)
 
     def _copy(self) -> None:
@@ -61,14 +61,14 @@ class EmbeddingMirror:
         while not is_last:
             is_last = self._is_encoded.wait(COPY_EVERY_S)
             copied = sum(
-                self._try(partial(copy_out, key, self._folder, self._root, self._voice.say)) for key in self._keys
+                self._try(partial(copy_out, key, self._folder, self._root, self._console.say)) for key in self._keys
             )
             if copied:
-                self._voice.say(f"{copied} files of embeddings copied to {self._folder / 'embeddings'}", "data")
+                self._console.say(f"{copied} files of embeddings copied to {self._folder / 'embeddings'}", "data")
 
     def _try(self, copy: Callable[[], int]) -> int:
         try:
             return copy()
         except OSError as error:
-            self._voice.say(f"the mirror of the embeddings does not work: {error}", "data")
+            self._console.say(f"the mirror of the embeddings does not work: {error}", "data")
             return 0

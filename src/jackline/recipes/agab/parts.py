@@ -33,7 +33,7 @@ from jackline.trainer.corpus import Corpus
 from jackline.trainer.optim.optimizer import make_optimizer
 from jackline.trainer.optim.schedule import Schedule, describe_schedule, schedule_of
 from jackline.trainer.planning.plan import Chosen
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.startup.precision import autocast, choose_precision, make_scaler
 from jackline.trainer.task import Method
 from jackline.units import format_bytes
@@ -145,29 +145,29 @@ class AffinityMethod(Method):
         return self.rows
 
 
-def make_validation(parts: AffinityParts, voice: Voice, window_s: float) -> AffinityValidation:
+def make_validation(parts: AffinityParts, console: Console, window_s: float) -> AffinityValidation:
     from jackline.recipes.agab.validation import AffinityValidation
 
-    return AffinityValidation(parts, voice)
+    return AffinityValidation(parts, console)
 
 
-def build_parts(config: AgabConfig, voice: Voice, folder: Path) -> AffinityParts:
+def build_parts(config: AgabConfig, console: Console, folder: Path) -> AffinityParts:
     device = choose_device(config)
     if config.exact:
         make_exact()
     name = device_name(device)
-    voice.say(f"device {name}, torch {torch.__version__}", "start")
+    console.say(f"device {name}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device) if config.precision != "auto" else "fp32"
     settings = config.affinity_settings(str(device))
-    mirror = EmbeddingMirror(config.mirror or choose_place(RunDir(folder)).mirror or "", settings, voice)
-    data = open_pairs(config, settings, mirror, voice)
+    mirror = EmbeddingMirror(config.mirror or choose_place(RunDir(folder)).mirror or "", settings, console)
+    data = open_pairs(config, settings, mirror, console)
     train = data.parts["train"]
-    with voice.phase("data", "gathering the embeddings"):
+    with console.phase("data", "gathering the embeddings"):
         pairs = Pairs(data, device)
-        voice.say(_where(pairs), "data")
+        console.say(_where(pairs), "data")
     order = PairSettings(config.batch_size, config.seed, config.stratified, config.epochs)
-    loader = PairLoader(data, order, device, lambda text: voice.say(text, "data"))
-    with voice.phase("model", _head_text(pairs.num_inputs)):
+    loader = PairLoader(data, order, device, lambda text: console.say(text, "data"))
+    with console.phase("model", _head_text(pairs.num_inputs)):
         torch.manual_seed(config.seed)
         # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
         head = AffinityHead(pairs.num_inputs, dropout=config.dropout)
@@ -179,11 +179,13 @@ def build_parts(config: AgabConfig, voice: Voice, folder: Path) -> AffinityParts
     micro_batch = config.micro_batch or config.batch_size
     why = "as asked" if config.micro_batch else "the whole batch: a head is small"
     chosen = Chosen(micro_batch, -(-config.batch_size // micro_batch), why)
-    with voice.phase("plan", "how many steps"):
-        voice.say(_plan_text(loader, total_steps, precision))
-        voice.say(describe_schedule(schedule))
+    with console.phase("plan", "how many steps"):
+        console.say(_plan_text(loader, total_steps, precision))
+        console.say(describe_schedule(schedule))
         if loader.steps_per_epoch < FEW_STEPS and config.batch_size > 8 and not config.quick:
-            voice.say(f"{loader.steps_per_epoch} steps an epoch are few: a smaller --batch_size learns more of them")
+            console.say(
+                f"{loader.steps_per_epoch} steps an epoch are few: a smaller --batch_size learns more of them"
+            )
     method = AffinityMethod(mirror)
     parts = AffinityParts(
         config=config,
@@ -217,18 +219,20 @@ class NoCorpus:
         """Nothing is open."""
 
 
-def open_pairs(config: AgabConfig, settings: AffinitySettings, mirror: EmbeddingMirror, voice: Voice) -> AffinityData:
+def open_pairs(
+    config: AgabConfig, settings: AffinitySettings, mirror: EmbeddingMirror, console: Console
+) -> AffinityData:
     """The pairs with their embeddings. What is wrong is said with the table's name; nothing takes its place."""
     if config.data == sample.NAME:
-        voice.say(
+        console.say(
             f"'{sample.NAME}': {sample.NUM_ROWS:,} made-up pairs with a rule in them; no such protein exists", "data"
         )
-    with voice.phase("data", f"pairs of {config.data}"), phase("data: pairs and embeddings"):
+    with console.phase("data", f"pairs of {config.data}"), phase("data: pairs and embeddings"):
         cache_keys(settings)  # an encoder or a cache that cannot be had is no fault of the table
         try:
             mirror.fetch()
             mirror.begin()
-            data = prepare_affinity(settings, lambda text: voice.say(text, "data"))
+            data = prepare_affinity(settings, lambda text: console.say(text, "data"))
         except JacklineError as error:
             made = type(error)(
                 f"the data of recipe '{config.recipe}' cannot be had: {config.data}",

@@ -28,7 +28,7 @@ from jackline.recipes.agab.metrics import Gain, Metrics, compare, interval, meas
 from jackline.recipes.agab.parts import AffinityMethod, AffinityParts
 from jackline.session.off import OffRun
 from jackline.session.run import Run
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.report.watch import Watch
 from jackline.trainer.sentinels.watch import PairFacts
 from jackline.trainer.validate.evaluate import Evaluation, subset_size
@@ -55,8 +55,8 @@ class Found:
 class AffinityValidation:
     """Of one attempt."""
 
-    def __init__(self, parts: AffinityParts, voice: Voice) -> None:
-        self._parts, self._voice, self._config = parts, voice, parts.agab
+    def __init__(self, parts: AffinityParts, console: Console) -> None:
+        self._parts, self._console, self._config = parts, console, parts.agab
         assert isinstance(parts.method, AffinityMethod)
         self._method = parts.method
         rows = parts.pairs.data.parts
@@ -113,7 +113,7 @@ class AffinityValidation:
         self._tell_sentinels(run, watch, "quick_loss", found, is_subset=True)
         gain = self._gain(found)
         worth, words = worth_a_full(found.metrics, gain, has_best=bool(len(self._method.best.predicted)))
-        self._voice.say(f"step {run.step:,}: quick {text}; {words}", "eval")
+        self._console.say(f"step {run.step:,}: quick {text}; {words}", "eval")
         if worth:
             self.full(run, watch)
 
@@ -135,11 +135,11 @@ class AffinityValidation:
         """The last full validation, and the test set by the best head."""
         done = self.full(run, watch) if self._config.full_eval else None
         num_test = len(self._parts.pairs.data.parts["test"])
-        with watch.aside("test"), self._voice.phase("test", f"{num_test:,} pairs that were never looked at"):
-            found, who = examine_test(self._parts, run, folder, self._voice, self.predict)
+        with watch.aside("test"), self._console.phase("test", f"{num_test:,} pairs that were never looked at"):
+            found, who = examine_test(self._parts, run, folder, self._console, self.predict)
         text = f"{metrics_text(found)}; by {who}"
         where = f"; every prediction is in {folder / PREDICTIONS}" if (folder / PREDICTIONS).exists() else ""
-        self._voice.say(f"{text}{where}", "test")
+        self._console.say(f"{text}{where}", "test")
         self._method.rows["test"] = text
         if self._method.mirror is not None:
             self._method.mirror.wait()
@@ -156,18 +156,18 @@ class AffinityValidation:
             self._parts.pair_loader.end_here()  # before the save below: a death right after it changes nothing
         text = f"step {run.step:,}: {metrics_text(found.metrics)}"
         if now is None:
-            self._voice.say(f"{text}; never a best", "eval")
+            self._console.say(f"{text}; never a best", "eval")
         elif before is not None and now <= before:
-            self._voice.say(f"{text}; not better, best was {before:.4f} at step {values['best_step']:,}", "eval")
+            self._console.say(f"{text}; not better, best was {before:.4f} at step {values['best_step']:,}", "eval")
         else:
             was = f", best was {before:.4f}" if before is not None else ""
-            self._voice.say(f"{text}; a new best{was}", "eval")
+            self._console.say(f"{text}; a new best{was}", "eval")
             values["best_value"], values["best_step"] = now, run.step
             best.predicted = torch.from_numpy(found.predicted[self._quick_places].astype(np.float32))
             run.save(**{f"best_{config.metric}": now})
         if is_over:
             gain, count = f"{config.early_stopping_min_delta:g}", best.num_stale
-            self._voice.say(f"no gain above {gain} in {count} full validations at ends of epochs: the end", "eval")
+            self._console.say(f"no gain above {gain} in {count} full validations at ends of epochs: the end", "eval")
 
     def _gain(self, found: Found) -> Gain | None:
         """Of the quick pairs over the best so far; the resampling is done only where there is something to gain."""
@@ -203,7 +203,7 @@ class AffinityValidation:
         text = f"{name}, {len(rows):,} of {self.num_windows:,} pairs"
         is_long = len(rows) > PREDICT_AT_A_TIME  # else it is over before its beginning has been read
         with (
-            self._voice.phase("eval", text) if is_long else contextlib.nullcontext(),
+            self._console.phase("eval", text) if is_long else contextlib.nullcontext(),
             watch.aside("evaluation"),
             run.phase(name, total=len(rows), unit="pairs") as bar,
         ):
@@ -215,7 +215,7 @@ class AffinityValidation:
 
             predicted = self.predict(rows, advance)
         if predicted is None:
-            self._voice.say(f"{name} given up: somebody asked for the end", "eval")
+            self._console.say(f"{name} given up: somebody asked for the end", "eval")
             return None
         losses = self._losses(predicted, rows)
         shares = np.array_split(losses, min(_PARTS, len(rows)))

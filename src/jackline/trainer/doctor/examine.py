@@ -39,7 +39,7 @@ from jackline.trainer.doctor.findings import (
     judge_vocabulary,
 )
 from jackline.trainer.optim.schedule import schedule_of
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.units import format_bytes, format_duration
 
 _SHOWN_CHARS = 160
@@ -66,8 +66,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         # Before torch is imported: a misspelt setting costs a tenth of a second.
         resolved = resolve_words(request.target, request.words)
-        with Voice() as voice:
-            examine(resolved, request, voice, tell)
+        with Console() as console:
+            examine(resolved, request, console, tell)
     except JacklineError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> None:
+def examine(resolved: Resolved, request: Request, console: Console, tell: Tell) -> None:
     """All checks, in the order in which a run would fail. Stops where nothing further can be tried."""
     config = resolved.config
     tell(settings_finding(resolved))
@@ -84,10 +84,10 @@ def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> N
         tell(Finding("environment", "note", line))
     if config.is_language:  # else the number of steps follows from the data
         tell(judge_schedule(schedule_of(config)))
-    with voice.phase("doctor", "importing torch, usually 2 to 20 s"):
+    with console.phase("doctor", "importing torch, usually 2 to 20 s"):
         import torch
     tell(versions_finding(torch.__version__))
-    with voice.phase("doctor", "looking at device and precision"):
+    with console.phase("doctor", "looking at device and precision"):
         found = list(device_findings(config))
     for finding in found:
         tell(finding)
@@ -98,8 +98,8 @@ def examine(resolved: Resolved, request: Request, voice: Voice, tell: Tell) -> N
         from jackline.trainer.build import choose_device
         from jackline.trainer.startup.sizing import settle_size
 
-        config = settle_size(resolved, None, choose_device(config), voice).config
-        (_try_everything if config.is_language else _try_own)(config, request, voice, tell)
+        config = settle_size(resolved, None, choose_device(config), console).config
+        (_try_everything if config.is_language else _try_own)(config, request, console, tell)
     except JacklineError as error:
         tell(Finding("trial", "problem", " ".join((error.message, *error.detail)), error.hint or ""))
 
@@ -174,7 +174,7 @@ def precision_bf16(device: Any) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 8
 
 
-def _try_everything(config: TrainConfig, request: Request, voice: Voice, tell: Tell) -> None:
+def _try_everything(config: TrainConfig, request: Request, console: Console, tell: Tell) -> None:
     from jackline.trainer.build import choose_device
     from jackline.trainer.doctor.trial import GIVE_UP_AFTER_S, opened
 
@@ -187,14 +187,14 @@ def _try_everything(config: TrainConfig, request: Request, voice: Voice, tell: T
 
     try:
         with (
-            voice.phase("doctor", f"opening {config.data}, given up after {GIVE_UP_AFTER_S:.0f} s of no answer"),
-            opened(config, device, voice) as found,
+            console.phase("doctor", f"opening {config.data}, given up after {GIVE_UP_AFTER_S:.0f} s of no answer"),
+            opened(config, device, console) as found,
         ):
             _judge_data(config, found, note)
             if any(finding.state == "problem" for finding in told):
                 tell(_not_tried("memory, step and saving"))
             else:
-                _try_model(config, request, found, voice, tell)
+                _try_model(config, request, found, console, tell)
     except JacklineError as error:
         if told:
             raise
@@ -226,7 +226,7 @@ def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
     tell(judge_context(config.seq_len, context_of(shape)))
 
 
-def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, tell: Tell) -> None:
+def _try_model(config: TrainConfig, request: Request, found: Any, console: Console, tell: Tell) -> None:
     from jackline.trainer.build import choose_device
     from jackline.trainer.doctor.trial import make_parts, predict_host_bytes
     from jackline.trainer.network import describe_shape, shape_of
@@ -237,24 +237,24 @@ def _try_model(config: TrainConfig, request: Request, found: Any, voice: Voice, 
     tell(Finding("model", "ok", describe_shape(config.model, shape_of(config, found.vocab_size))))
     if device.type != "cuda":
         # Before it is built: on a CPU too much memory ends other people's programs too.
-        with voice.phase("doctor", "predicting the memory of a step"):
+        with console.phase("doctor", "predicting the memory of a step"):
             needed = predict_host_bytes(config, found.vocab_size, precision)
         foretold = judge_memory(needed, free_bytes, "of host memory", "a step is predicted to need")
         if foretold.state == "problem":
             tell(foretold)
             tell(_not_tried("step and saving"))
             return
-    with voice.phase("doctor", "building the model and choosing a micro-batch"):
+    with console.phase("doctor", "building the model and choosing a micro-batch"):
         parts = make_parts(config, device, precision, found)
-    _try_parts(parts, found.first, request, voice, tell)
+    _try_parts(parts, found.first, request, console, tell)
 
 
-def _try_own(config: TrainConfig, request: Request, voice: Voice, tell: Tell) -> None:
+def _try_own(config: TrainConfig, request: Request, console: Console, tell: Tell) -> None:
     """What is no language model builds its own parts, data and all; what it caches the training finds there."""
     from jackline.trainer.build import build
 
     try:
-        parts = build(config, voice, request.runs_folder / ".doctor")
+        parts = build(config, console, request.runs_folder / ".doctor")
     except JacklineError as error:
         tell(Finding("data", "problem", "\n".join((error.message, *error.detail)), error.hint or ""))
         tell(_not_tried("memory, step and saving"))
@@ -262,22 +262,22 @@ def _try_own(config: TrainConfig, request: Request, voice: Voice, tell: Tell) ->
     loader: Any = parts.loader
     tell(Finding("data", "ok", f"{config.data}: {loader.num_windows():,} {parts.UNIT} to train on"))
     tell(judge_schedule(parts.schedule))
-    _try_parts(parts, next(loader), request, voice, tell)
+    _try_parts(parts, next(loader), request, console, tell)
 
 
-def _try_parts(parts: Any, first: Any, request: Request, voice: Voice, tell: Tell) -> None:
+def _try_parts(parts: Any, first: Any, request: Request, console: Console, tell: Tell) -> None:
     """Memory, a step, the disk, saving, and the time of all of it."""
     from jackline.trainer.doctor.trial import state_bytes, take_step
     from jackline.trainer.planning.rehearsal import with_micro_batch
 
     config = parts.config
-    memory = _try_memory(parts, _free_memory(parts.device), voice)
+    memory = _try_memory(parts, _free_memory(parts.device), console)
     tell(memory.finding)
     if memory.finding.state == "problem":
         tell(_not_tried("step and saving"))
         return
     parts = with_micro_batch(parts, memory.micro_batch)
-    with voice.phase("doctor", "one real step on real data"):
+    with console.phase("doctor", "one real step on real data"):
         taken = take_step(parts, first)
     tell(judge_step(taken))
     disk = read_disk(request.runs_folder)
@@ -290,7 +290,7 @@ def _try_parts(parts: Any, first: Any, request: Request, voice: Voice, tell: Tel
     if budget.state == "problem":
         tell(_not_tried("saving"))
     else:
-        with voice.phase("doctor", f"save, load, compare: {format_bytes(size)}"):
+        with console.phase("doctor", f"save, load, compare: {format_bytes(size)}"):
             tell(_try_saving(parts, request.runs_folder))
     tell(judge_time(_time_facts(config, parts, taken.step_s)))
 
@@ -313,7 +313,7 @@ class _Memory:
     micro_batch: int
 
 
-def _try_memory(parts: Any, free_bytes: int, voice: Voice) -> _Memory:
+def _try_memory(parts: Any, free_bytes: int, console: Console) -> _Memory:
     """Rehearsed, and measured."""
     from jackline.trainer.planning.rehearsal import rehearse_step
 
@@ -322,7 +322,7 @@ def _try_memory(parts: Any, free_bytes: int, voice: Voice) -> _Memory:
     where = "on the card" if is_on_card else "of host memory"
     try:
         with parts.kernels():
-            found = rehearse_step(parts, voice)
+            found = rehearse_step(parts, console)
     except JacklineError as error:
         return _Memory(Finding("memory", "problem", f"{plan}: {error.message}", error.hint or ""), 1)
     if found.micro_batch != chosen.micro_batch:

@@ -44,7 +44,7 @@ from jackline.trainer.network import make_model, shape_of, use_kernels
 from jackline.trainer.optim.optimizer import make_optimizer
 from jackline.trainer.optim.schedule import lr_at, schedule_of
 from jackline.trainer.planning.plan import choose_micro_batch, job_of
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.sentinels.floor import Floor, entropy_floor
 from jackline.trainer.sentinels.tensors import weights_without_gradient
 from jackline.trainer.startup.precision import choose_attention, make_scaler
@@ -74,10 +74,10 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(config: TrainConfig, device: torch.device, voice: Voice) -> Iterator[Opened]:
+def opened(config: TrainConfig, device: torch.device, console: Console) -> Iterator[Opened]:
     """Reads as far as the first batches. Raises what a training would raise."""
     began_s = time.monotonic()
-    with _source(config, voice) as data, make_loader(config, data, device=device) as loader:
+    with _source(config, console) as data, make_loader(config, data, device=device) as loader:
         listen: Any = getattr(loader, "stop_when", None)
         if listen is not None:  # a stream may give a document a minute: that is no reason to wait for an hour
             listen(lambda: time.monotonic() - began_s > GIVE_UP_AFTER_S)
@@ -106,13 +106,13 @@ def _sample(loader: Loader, first: Batch) -> NDArray[Any]:
 
 
 @contextlib.contextmanager
-def _source(config: TrainConfig, voice: Voice) -> Iterator[Data | ChunkSource]:
+def _source(config: TrainConfig, console: Console) -> Iterator[Data | ChunkSource]:
     if config.IS_STREAMED:
-        yield open_chunks(spec_of(config, "train"), voice)
+        yield open_chunks(spec_of(config, "train"), console)
         return
 
     def report(progress: Progress) -> None:
-        voice.now(f"data: {describe(progress)}")
+        console.now(f"data: {describe(progress)}")
 
     settings = replace(cache_settings(config), give_up_after_s=GIVE_UP_AFTER_S)
     with open_data(spec_of(config, "train"), settings, report) as data:

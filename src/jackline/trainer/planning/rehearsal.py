@@ -32,7 +32,7 @@ from jackline.rundir.layout import RunDir
 from jackline.trainer.build import Parts
 from jackline.trainer.config import identity
 from jackline.trainer.planning.plan import Chosen, plan_on
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.startup import compiling
 from jackline.units import format_bytes, format_duration
 
@@ -67,24 +67,24 @@ class _TimedMeter:
         return peaks
 
 
-def rehearse_step(parts: Parts, voice: Voice, run: RunDir | None = None) -> Rehearsed:
+def rehearse_step(parts: Parts, console: Console, run: RunDir | None = None) -> Rehearsed:
     """Shrinks the micro-batch until it fits; one that leaves much unused grows once. Losses afterwards are bit for
     bit those without a rehearsal. One that an earlier attempt of the run did on the same device is not done again.
     """
     if run is not None and (before := _remembered(run, parts)) is not None:
         fits = f"micro-batch {before.micro_batch} fits, {format_bytes(before.reserved_bytes)}"
-        voice.say(f"{fits}: measured by an attempt before, on the same device", "rehearsal")
+        console.say(f"{fits}: measured by an attempt before, on the same device", "rehearsal")
         return before
-    good = _fit(parts, parts.chosen.micro_batch, voice)
-    better = _planned_anew(parts, good, voice)
+    good = _fit(parts, parts.chosen.micro_batch, console)
+    better = _planned_anew(parts, good, console)
     against = _against_plan(parts, good)
     if better and better != good.micro_batch:
-        tried = _attempt(parts, better, voice)
+        tried = _attempt(parts, better, console)
         good = tried if not tried.found.failed_act else good
     slices = -(-parts.config.batch_size // good.micro_batch)
     step_s = good.step_s * slices / min(2, slices)
     whole = f", all {parts.total_steps:,} about {format_duration(step_s * parts.total_steps)}"
-    voice.say(
+    console.say(
         f"fits: {format_bytes(good.found.reserved_bytes)}; a step takes about {format_duration(step_s)}"
         f"{whole if parts.config.has_known_end else ''}",
         "rehearsal",
@@ -128,17 +128,17 @@ class _Attempt:
     eval_s: float
 
 
-def _attempt(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
+def _attempt(parts: Parts, micro_batch: int, console: Console) -> _Attempt:
     # Whether an earlier attempt's cache helps is known to compiling.py, and was said; the longer of the two is told.
     is_compiled = getattr(parts.model, "_compiled_call_impl", None) is not None
     first = f"; compiles first, up to {compiling.COLD_S:.0f} s" if is_compiled else ""
-    with voice.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone{first}"):
+    with console.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone{first}"):
         return _Attempt(micro_batch, *_try(parts, micro_batch))
 
 
-def _fit(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
+def _fit(parts: Parts, micro_batch: int, console: Console) -> _Attempt:
     while True:
-        tried = _attempt(parts, micro_batch, voice)
+        tried = _attempt(parts, micro_batch, console)
         if not tried.found.failed_act:
             return tried
         if micro_batch == 1:
@@ -146,7 +146,9 @@ def _fit(parts: Parts, micro_batch: int, voice: Voice) -> _Attempt:
                 f"one sequence of {parts.config.seq_len} tokens does not fit: {tried.found.error.splitlines()[0]}",
                 hint=f"`jackline plan {parts.config.recipe} --explain` shows where it goes and what saves some",
             )
-        voice.say(f"micro-batch {micro_batch} does not fit in the {tried.found.failed_act}: trying half", "rehearsal")
+        console.say(
+            f"micro-batch {micro_batch} does not fit in the {tried.found.failed_act}: trying half", "rehearsal"
+        )
         micro_batch = max(1, micro_batch // 2)
 
 
@@ -157,7 +159,7 @@ def _against_plan(parts: Parts, tried: _Attempt) -> dict[str, Any]:
     return correction_record(made.prediction, tried.found)
 
 
-def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice) -> int:
+def _planned_anew(parts: Parts, tried: _Attempt, console: Console) -> int:
     """The micro-batch of a plan that knows what was measured, where it differs by more than 3 %; 0: stay."""
     made = parts.chosen.made
     if made is None or tried.micro_batch != made.micro_batch:
@@ -165,11 +167,11 @@ def _planned_anew(parts: Parts, tried: _Attempt, voice: Voice) -> int:
     correction = correction_of(made.prediction, tried.found)
     off = f"measured {format_bytes(tried.found.allocated_bytes)}, {correction - 1:+.1%} of what was predicted"
     if not must_plan_again(correction, tried.found):
-        voice.say(off, "rehearsal")
+        console.say(off, "rehearsal")
         return 0
     room = corrected_room(made.room, correction)
     again = plan_on(parts.config, parts.shape, parts.precision, card=made.card, room=room)
-    voice.say(f"{off}: planned anew, micro-batch {again.micro_batch} ({again.fit})", "rehearsal")
+    console.say(f"{off}: planned anew, micro-batch {again.micro_batch} ({again.fit})", "rehearsal")
     return again.micro_batch if again.fit != "no" else 0
 
 

@@ -17,7 +17,7 @@ from jackline.units import format_duration
 SILENT_AT_MOST_S = 1.7  # under the promised 2 s, with room for a busy machine
 
 
-class Voice:
+class Console:
     """Lines by tag. `what` says what is going on, for the sign of life."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,8 +29,8 @@ class Voice:
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Voice:
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="jackline-voice")
+    def __enter__(self) -> Console:
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="jackline-console")
         self._thread.start()
         return self
 

@@ -23,7 +23,7 @@ from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.trainer.build import Parts
 from jackline.trainer.config import TrainConfig
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.report.step_line import curves_lines
 from jackline.trainer.sentinels.floor import Floor, entropy_floor
 from jackline.trainer.sentinels.watch import Facts
@@ -96,9 +96,9 @@ def find_deadline_s(config: TrainConfig) -> float:
     return time.monotonic() + config.time_limit_s
 
 
-def ask_for_the_end(voice: Voice, limit_s: float) -> None:
+def ask_for_the_end(console: Console, limit_s: float) -> None:
     """As anybody would: the session saves at the end of this step and leaves."""
-    voice.say(f"the time limit of {format_duration(limit_s)} is reached")
+    console.say(f"the time limit of {format_duration(limit_s)} is reached")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -109,13 +109,13 @@ def forbid_restart(run_dir: RunDir, why: str) -> None:
         write_intent(run_dir.attempt(int(number)), restart=False, why=why)
 
 
-def say_curves(run_dir: RunDir, voice: Voice) -> None:
+def say_curves(run_dir: RunDir, console: Console) -> None:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "you"
     for line in curves_lines(run_dir.tensorboard, os.environ, user=user, host=socket.gethostname()):
-        voice.say(line)
+        console.say(line)
 
 
 def next_commands(run_dir: RunDir, outcome: str, ruined_step: int = 0) -> list[str]:

@@ -2,7 +2,7 @@
 
 Owns the commentary of one attempt. It is told about every step and reads the numbers when they have arrived; it
 decides nothing about the training but that a fatal alarm ends it with sentinels=stop. Lines are at most 1.5 s apart
-as long as steps end; inside a longer step the voice speaks by itself.
+as long as steps end; inside a longer step the console speaks by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jackline.machine.memory import effective_limit
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import read_session
 from jackline.trainer.build import Parts
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import mfu, peak_flops
 from jackline.trainer.report.late import Arrived, LateNumbers
 from jackline.trainer.report.step_line import FinalFacts, LossBounds, StepLine, final_lines, step_line
@@ -72,11 +72,11 @@ class _Spent:
 class Watch:
     """`begin` at the first step of the attempt, `after_step` for each, `end` in any case."""
 
-    def __init__(self, parts: Parts, run: RunDir, voice: Voice, sentinels: Sentinels) -> None:
-        self.parts, self.run, self.voice, self.sentinels = parts, run, voice, sentinels
+    def __init__(self, parts: Parts, run: RunDir, console: Console, sentinels: Sentinels) -> None:
+        self.parts, self.run, self.console, self.sentinels = parts, run, console, sentinels
         self._event: Event = lambda kind, text: None
         self._late: LateNumbers[Step] = LateNumbers(parts.device)
-        self._board = Board(run.tensorboard, voice.say)
+        self._board = Board(run.tensorboard, console.say)
         self._flops = parts.flops_each
         self._peak = peak_flops(parts.device_name, parts.precision)
         self._limit_bytes = _limit_bytes(parts.device)
@@ -119,7 +119,7 @@ class Watch:
 
     def after_step(self, step: Step, loss: Tensor, grad_norm: Tensor) -> None:
         self._late.put(step, loss, grad_norm)
-        self.voice.begin()
+        self.console.begin()
         self.take_in()
         config = self.parts.config
         is_asked = config.verbose or (config.log_every > 0 and step.step % config.log_every == 0)
@@ -129,7 +129,7 @@ class Watch:
         if config.verbose:
             ids = ", ".join(f"{window:,}" for window in step.windows)
             what = "windows at tokens" if self.parts.config.is_language else self.parts.UNIT
-            self.voice.say(f"step {step.step:,}: {step.seconds:.3f} s, epoch {step.epoch}, {what} {ids}")
+            self.console.say(f"step {step.step:,}: {step.seconds:.3f} s, epoch {step.epoch}, {what} {ids}")
 
     def take_in(self, *, wait: bool = False) -> None:
         """What has arrived: curves and alarms, in order of steps."""
@@ -150,11 +150,11 @@ class Watch:
             alarms = ask()
         except Exception as problem:  # a mistake of ours must not end a training
             self._are_blind = True
-            self.voice.say(f"the sentinels are off: {type(problem).__name__}: {problem}", "sentinel")
+            self.console.say(f"the sentinels are off: {type(problem).__name__}: {problem}", "sentinel")
             return
         for alarm in alarms:
-            self.voice.say(f"WARNING {alarm.text}", "sentinel")
-            self.voice.say(f"        {alarm.hint}", "sentinel")
+            self.console.say(f"WARNING {alarm.text}", "sentinel")
+            self.console.say(f"        {alarm.hint}", "sentinel")
             self._event(alarm.kind, alarm.text)
             if alarm.is_ruin or (alarm.is_fatal and self.parts.config.sentinels == "stop"):
                 raised = AlarmRaised(alarm.text, hint=alarm.hint)
@@ -190,7 +190,7 @@ class Watch:
                 notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
             )
         )
-        self.voice.say(text)
+        self.console.say(text)
         self._line_s, self._line_step, self._line_wait_s = now_s, step, self._wait_s
         self._line_aside_s = self._aside_s
 
@@ -256,7 +256,7 @@ class Watch:
             more=self.parts.method.totals(),
         )
         for line in final_lines(facts):
-            self.voice.say(line, "end")
+            self.console.say(line, "end")
         self._board.close()
 
 

@@ -18,31 +18,31 @@ from jackline.rundir.layout import RunDir
 from jackline.trainer.config import Resolved, TrainConfig, resolve
 from jackline.trainer.network import shape_of
 from jackline.trainer.planning.plan import TOKENIZER_SIZES, plan_on
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.units import format_bytes
 
 AUTO = "auto"
 
 
-def settle_size(resolved: Resolved, run: RunDir | None, device: torch.device, voice: Voice) -> Resolved:
+def settle_size(resolved: Resolved, run: RunDir | None, device: torch.device, console: Console) -> Resolved:
     """The same with a size in place of 'auto'; what comes with the size comes too, unless a person set it."""
     if resolved.config.model != AUTO or not _sizes(resolved.config):
         return resolved
     if before := _size_before(resolved.config, run):
-        voice.say(f"model=auto: {before}, as in the attempt before", "plan")
+        console.say(f"model=auto: {before}, as in the attempt before", "plan")
         return _with_size(resolved, before)
     if device.type != "cuda":
         smallest = _sizes(resolved.config)[-1]
-        voice.say(f"model=auto: {smallest}, the smallest, because there is no GPU here", "plan")
+        console.say(f"model=auto: {smallest}, the smallest, because there is no GPU here", "plan")
         return _with_size(resolved, smallest)
     properties = torch.cuda.get_device_properties(device)
     card = match_card(properties.name, properties.total_memory)
     free_bytes = torch.cuda.mem_get_info(device)[0] + card.context_bytes
-    with voice.phase("plan", f"model=auto: which size fits on {card.name}"):
-        return choose_size(resolved, card, free_bytes, voice)
+    with console.phase("plan", f"model=auto: which size fits on {card.name}"):
+        return choose_size(resolved, card, free_bytes, console)
 
 
-def choose_size(resolved: Resolved, card: Card, free_bytes: int, voice: Voice) -> Resolved:
+def choose_size(resolved: Resolved, card: Card, free_bytes: int, console: Console) -> Resolved:
     """The largest that fits without being cut into many slices; the smallest when none does."""
     sizes = _sizes(resolved.config)
     for size in sizes:
@@ -50,9 +50,9 @@ def choose_size(resolved: Resolved, card: Card, free_bytes: int, voice: Voice) -
         made = _plan(tried.config, card, free_bytes)
         is_comfortable = made.fit == "fits" and made.accumulation <= MAX_ACCUMULATION
         if is_comfortable or size == sizes[-1]:
-            voice.say(f"model=auto: {size}, {_words(tried.config, made)}")
+            console.say(f"model=auto: {size}, {_words(tried.config, made)}")
             return tried
-        voice.say(f"{size} is too large: {made.fit}, {_words(tried.config, made)}")
+        console.say(f"{size} is too large: {made.fit}, {_words(tried.config, made)}")
     raise AssertionError("a recipe with model=auto has sizes")
 
 

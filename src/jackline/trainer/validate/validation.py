@@ -14,7 +14,7 @@ from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.trainer.build import Parts
 from jackline.trainer.config import TrainConfig
-from jackline.trainer.report.console import Voice
+from jackline.trainer.report.console import Console
 from jackline.trainer.report.watch import Watch
 from jackline.trainer.task import find_method
 from jackline.trainer.validate.evaluate import Evaluation, count_windows, evaluate, subset_size
@@ -34,18 +34,18 @@ def best_of(run: Run | OffRun | None, config: TrainConfig) -> Best | None:
     return config.metric, float(run.values["best_value"]), int(run.values["best_step"])
 
 
-def make_validation(parts: Parts, voice: Voice, window_s: float) -> Validation:
+def make_validation(parts: Parts, console: Console, window_s: float) -> Validation:
     """The plain one, or that of the recipe's module, which has the same face."""
     own = getattr(find_method(parts.config), "make_validation", None)
-    made: Validation = own(parts, voice, window_s) if own is not None else Validation(parts, voice, window_s)
+    made: Validation = own(parts, console, window_s) if own is not None else Validation(parts, console, window_s)
     return made
 
 
 class Validation:
     """Of one attempt. Does nothing without validation data."""
 
-    def __init__(self, parts: Parts, voice: Voice, window_s: float = 0.0) -> None:
-        self._parts, self._voice = parts, voice
+    def __init__(self, parts: Parts, console: Console, window_s: float = 0.0) -> None:
+        self._parts, self._console = parts, console
         self._window_s = window_s  # by the rehearsal, then by the last validation; 0: nobody knows yet
         data = parts.corpus.validation
         self.num_windows = count_windows(data, parts.config.seq_len) if data is not None else 0
@@ -53,7 +53,7 @@ class Validation:
         # Of the plan, not what it has shrunk to since: validations must stay comparable.
         self._batch_size = min(parts.chosen.micro_batch, max(1, self.num_quick))
         if data is not None and not self.num_windows:
-            voice.say(
+            console.say(
                 f"the validation set is shorter than one window of {parts.config.seq_len} tokens: no validation",
                 "data",
             )
@@ -69,7 +69,7 @@ class Validation:
             self.quick(run, watch)
         if take_request(request):
             if not self.num_windows:
-                self._voice.say("a full validation was asked for, and this run has no validation data", "eval")
+                self._console.say("a full validation was asked for, and this run has no validation data", "eval")
             self.full(run, watch)
 
     def quick(self, run: Run | OffRun, watch: Watch) -> None:
@@ -83,7 +83,7 @@ class Validation:
         watch.after_eval(run.step, metric, found, is_subset=self.num_quick < self.num_windows)
         before = "" if values.get("best_value") is None else f", best was {values['best_value']:.4f}"
         words = "a new best" if is_best else "not better"
-        self._voice.say(f"step {run.step:,}: {metric} {found.loss:.4f}, {words}{before}", "eval")
+        self._console.say(f"step {run.step:,}: {metric} {found.loss:.4f}, {words}{before}", "eval")
         if is_best:
             values["best_value"], values["best_step"] = found.loss, run.step
             run.save(**{f"best_{metric}": found.loss})
@@ -99,31 +99,31 @@ class Validation:
             name = f"{self._parts.config.metric}_full"
             run.log({name: found.loss})
             watch.after_eval(run.step, name, found, is_subset=False)
-            self._voice.say(f"{name} {found.loss:.4f} over {found.num_windows:,} windows", "eval")
+            self._console.say(f"{name} {found.loss:.4f} over {found.num_windows:,} windows", "eval")
         return found
 
     def _run(self, run: Run | OffRun, watch: Watch, name: str, num_windows: int) -> Evaluation | None:
         if not num_windows:
             return None
-        voice = self._voice
+        console = self._console
         watch.take_in(wait=True)
         expected = f", about {format_duration(self._window_s * num_windows)}" if self._window_s else ""
         text = f"{name}, {num_windows:,} of {self.num_windows:,} windows{expected}"
         began_s = time.monotonic()
         with (
-            voice.phase("eval", text),
+            console.phase("eval", text),
             watch.aside("evaluation"),
             run.phase(name, total=num_windows, unit="windows") as bar,
         ):
 
             def advance(count: int) -> bool:
                 bar.advance(count)
-                voice.now(f"{name}, {bar.done:,.0f} of {num_windows:,} windows")
+                console.now(f"{name}, {bar.done:,.0f} of {num_windows:,} windows")
                 return not run.should_stop
 
             found = evaluate(self._parts, num_windows, self._batch_size, advance)
         if found is None:
-            voice.say(f"{name} given up: somebody asked for the end", "eval")
+            console.say(f"{name} given up: somebody asked for the end", "eval")
         else:
             self._window_s = (time.monotonic() - began_s) / num_windows
         return found
