@@ -166,7 +166,7 @@ def kill(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def rule(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT))
-    from tests.data.affinity.planted import write_planted
+    from tests.recipes.agab.data.planted import write_planted
 
     table = work / "rule.csv"
     ceiling = write_planted(table, options.rule_rows, max(60, options.rule_rows // 100), seed=1, noise=0.4)

@@ -319,7 +319,7 @@ def _num_taken(path: Path) -> int:
     return sum(one["is_taken"] and one["kind"] != "current" for one in map(json.loads, lines))
 
 
-def _parts(request: dict[str, Any], *words: str) -> Any:
+def _task_of(request: dict[str, Any], *words: str) -> Any:
     from jackline.trainer.build import build
     from jackline.trainer.config import resolve
     from jackline.trainer.report.console import Console
@@ -332,17 +332,17 @@ def _parts(request: dict[str, Any], *words: str) -> Any:
     return build(resolve("sparsae", given).config, Console(), folder)
 
 
-def _step_of(parts: Any) -> Any:
+def _step_of(task: Any) -> Any:
     import torch
 
-    config = parts.config
-    window = torch.randint(0, 256, (config.batch_size, config.seq_len + 1), device=parts.device)
+    config = task.config
+    window = torch.randint(0, 256, (config.batch_size, config.seq_len + 1), device=task.learner.device)
 
     def step() -> None:
-        parts.method.begin_step(config.distill_warmup)
-        total, count = parts.loss_sum(window)
+        task.begin_step(config.distill_warmup)
+        total, count = task.loss_sum(window)
         (total / count).backward()
-        parts.update()
+        task.update()
 
     return step
 
@@ -365,25 +365,25 @@ def _timed(step: Any, count: int) -> float:
 def _search(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    parts = _parts(request)
-    with parts.kernels():
-        step_s = _timed(_step_of(parts), 3 if request["is_small"] else 20)
-        method = parts.method
+    task = _task_of(request)
+    with task.kernels():
+        step_s = _timed(_step_of(task), 3 if request["is_small"] else 20)
+        additions = task.additions
         has_card = torch.cuda.is_available()
         took, extra = [], 0
         for _ in range(3):
             # A judging pass alone first: its activations are not the search's.
-            method._evaluate(0)
+            additions._evaluate(0)
             plain = torch.cuda.max_memory_allocated() if has_card else 0
             began_s = time.perf_counter()
-            method.search.update(method._evaluate, method._gradients, method._tensors())
+            additions.search.update(additions._evaluate, additions._gradients, additions._tensors())
             if has_card:
                 torch.cuda.synchronize()
                 extra = max(extra, torch.cuda.max_memory_allocated() - plain)
                 torch.cuda.reset_peak_memory_stats()
             took.append(time.perf_counter() - began_s)
-    candidates = method.search.settings.num_mutants + 1 if request["method"] == "es" else 1
-    weights = sum(weight.numel() for weight in parts.model.parameters())
+    candidates = additions.search.settings.num_mutants + 1 if request["method"] == "es" else 1
+    weights = sum(weight.numel() for weight in task.learner.model.parameters())
     return {
         "update_s": statistics.median(took), "extra_bytes": extra, "weights": weights, "candidates": candidates,
         "step_s": step_s,
@@ -391,10 +391,10 @@ def _search(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _speed(request: dict[str, Any]) -> dict[str, Any]:
-    parts = _parts(request)
-    with parts.kernels():
-        step_s = _timed(_step_of(parts), 3 if request["is_small"] else 60)
-    tokens = parts.config.batch_size * parts.config.seq_len
+    task = _task_of(request)
+    with task.kernels():
+        step_s = _timed(_step_of(task), 3 if request["is_small"] else 60)
+    tokens = task.config.batch_size * task.config.seq_len
     return {"tokens_per_s": tokens / step_s, "sparsity": request["sparsity"]}
 
 

@@ -90,18 +90,18 @@ def recipe() -> Any:
 
 def _put_clock(request: dict[str, Any]) -> None:
     from bench.throughput_rows import Bench
-    from jackline.trainer.build import Parts
+    from jackline.trainer.language import LanguageTask
 
     bench = Bench(request)
     bench.micro_batch = 64 if request["name"] == "ours-64" else bench.micro_batch
-    plain = Parts.update
+    plain = LanguageTask.update
 
-    def update(parts: Parts) -> Any:
-        norm = plain(parts)
+    def update(task: LanguageTask) -> Any:
+        norm = plain(task)
         _after_update(bench, request)
         return norm
 
-    Parts.update = update  # type: ignore[method-assign]
+    LanguageTask.update = update  # type: ignore[method-assign]
 
 
 def _after_update(bench: Any, request: dict[str, Any]) -> None:

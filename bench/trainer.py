@@ -58,18 +58,18 @@ class Turns:
 
 def child_trainer(work: Path, turns: Turns) -> None:
     from jackline.rundir.layout import RunDir
-    from jackline.trainer.build import Parts
     from jackline.trainer.config import resolve
+    from jackline.trainer.language import LanguageTask
     from jackline.trainer.loop import train
 
-    update = Parts.update
+    update = LanguageTask.update
 
-    def timed(parts: Any) -> Any:
-        norm = update(parts)
+    def timed(task: Any) -> Any:
+        norm = update(task)
         turns.tick()
         return norm
 
-    Parts.update = timed  # type: ignore[method-assign]
+    LanguageTask.update = timed  # type: ignore[method-assign]
     words = [*SETTINGS, f"max_steps={turns.num_steps}", f"data_dir={work / 'data'}", "rehearse=no"]
     train(resolve("demo", words), RunDir(work / "runs" / f"run-{os.getpid()}"))
 
@@ -85,22 +85,21 @@ def child_bare(work: Path, turns: Turns) -> None:
     from jackline.trainer.report.console import Console
 
     words = [*SETTINGS, f"max_steps={turns.num_steps}", f"data_dir={work / 'data'}"]
-    parts = build(resolve("demo", words).config, Console(), work)
+    task = build(resolve("demo", words).config, Console(), work)
     to_device = ToDevice("cpu")
-    weights = list(parts.model.parameters())
+    weights = list(task.learner.model.parameters())
     for step in range(turns.num_steps):
-        for group in parts.optimizer.param_groups:
-            group["lr"] = lr_at(step, parts.schedule)
-        tokens = to_device(next(parts.loader).tokens)
-        loss = parts.model(tokens[:, :-1], tokens[:, 1:]) / parts.tokens_per_step
+        for group in task.learner.optimizer.param_groups:
+            group["lr"] = lr_at(step, task.schedule)
+        tokens = to_device(next(task.loader).tokens)
+        loss = task.learner.model(tokens[:, :-1], tokens[:, 1:]) / task.counting.per_step
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, parts.config.clip)
-        parts.optimizer.step()
-        parts.optimizer.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(weights, task.config.clip)
+        task.learner.optimizer.step()
+        task.learner.optimizer.zero_grad(set_to_none=True)
         turns.tick()
         loss.item()
-    parts.loader.close()
-    parts.corpus.close()
+    task.close()
 
 
 class Child:

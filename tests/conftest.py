@@ -22,7 +22,7 @@ settings.load_profile("search" if os.environ.get("HYPOTHESIS_SEARCH") else "stea
 
 
 # Folders whose tests take long, in the order in which they begin; the others' are short.
-LONGEST_FIRST = ("trainer", "checkpoint", "session", "notebook", "stories", "cli", "supervisor")
+LONGEST_FIRST = ("trainer", "recipes", "checkpoint", "session", "notebook", "stories", "cli", "supervisor")
 
 
 def hear_signals() -> None:
@@ -53,6 +53,18 @@ def nursery() -> Iterator[Nursery]:
     found = Nursery("jackline.trainer.loop", "tensorboard.summary")
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `text/*.txt`, for all tests of a worker; caches of it go into `data` and are built once."""
+    from tests.data.corpora import make_texts
+
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "text").mkdir()
+    for number, text in enumerate(make_texts(300)):
+        (folder / "text" / f"{number:03d}.txt").write_text(text)
+    return folder
 
 
 @pytest.fixture(autouse=True)

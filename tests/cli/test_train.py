@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jackline.trainer.config import TrainConfig
 from jackline.trainer.recipe import RECIPES, load_recipe
 from jackline.trainer.report.settings_text import help_text
 from tests.data.corpora import make_texts
@@ -106,7 +107,7 @@ def test_what_cannot_be_meant_starts_nothing(shell: Shell) -> None:
     assert re.search(r"^max_steps +300 +command line +Optimizer steps of the whole training\.$", shown.out, re.M)
     listed = shell.jackline("train", "demo", "--help_settings")
     assert (listed.code, listed.err) == (0, "")
-    assert listed.out == help_text("demo", load_recipe("demo")) + "\n"
+    assert listed.out == help_text("demo", load_recipe("demo", TrainConfig)) + "\n"
     both = shell.jackline("train", "demo", "--help-settings", "lr=3")
     assert (both.code, both.out) == (2, "")
     assert both.err == (

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jackline.data.sources.listing import Entry, Found, list_files, walk
+from jackline.data.sources.listing import list_files
+from jackline.data.sources.walk import Entry, Found, walk
 from jackline.errors import UsageError
 
 

@@ -128,7 +128,7 @@ def find_problem(place: str) -> str:
         elif isinstance(command, click.Group) and word in command.commands:
             options |= options_of(command.commands[word])
         elif name in WITH_SETTINGS and word in RECIPES:
-            options |= settings_of(load_recipe(word))
+            options |= settings_of(load_recipe(word, TrainConfig))
         else:
             return f"{place}: what is {word}?"
     return ""

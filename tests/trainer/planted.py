@@ -19,8 +19,8 @@ import torch
 from jackline.errors import JacklineError
 from jackline.rundir.layout import RunDir
 from jackline.session.metrics import scalars
-from jackline.trainer.build import Parts
 from jackline.trainer.config import resolve
+from jackline.trainer.language import LanguageTask
 from jackline.trainer.loop import train
 
 SAVE_EVERY = 3
@@ -31,10 +31,10 @@ SETTINGS = [
 ]
 fault, _, number = sys.argv[3].partition(":")
 num_updates = 0
-update = Parts.update
+update = LanguageTask.update
 
 
-def faulty_update(parts: Parts) -> torch.Tensor:
+def faulty_update(task: LanguageTask) -> torch.Tensor:
     global num_updates
     num_updates += 1
     if fault == "kill" and num_updates == int(number):
@@ -42,8 +42,8 @@ def faulty_update(parts: Parts) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "nan" and num_updates == int(number):
         with torch.no_grad():
-            parts.model.blocks[0].up.weight[0, 0] = math.inf
-    return update(parts)
+            task.learner.model.blocks[0].up.weight[0, 0] = math.inf
+    return update(task)
 
 
 def wait_until_written(run: RunDir, step: int) -> None:
@@ -61,7 +61,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 if __name__ == "__main__":
     scalars._SEND_EVERY_S = 0.0  # the numbers of a step leave the loop with the step
-    Parts.update = faulty_update
+    LanguageTask.update = faulty_update
     folder = Path(sys.argv[2])
     words = [*SETTINGS, f"data={folder / 'text'}/*.txt", f"data_dir={folder / 'data'}", *sys.argv[4:]]
     try:

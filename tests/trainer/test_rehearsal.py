@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,9 @@ from jackline.memory.plan.cards import find_card
 from jackline.memory.plan.choose import Room
 from jackline.memory.plan.rehearse import load_correction
 from jackline.rundir.layout import RunDir
-from jackline.trainer import build as building
-from jackline.trainer.build import Parts, build
+from jackline.trainer.build import build_language
 from jackline.trainer.config import resolve
+from jackline.trainer.language import LanguageTask
 from jackline.trainer.planning.plan import Chosen, plan_on
 from jackline.trainer.planning.rehearsal import _remembered, rehearse_step, remember
 from jackline.trainer.report.console import Console
@@ -26,27 +25,27 @@ from jackline.trainer.validate.validation import Validation
 
 
 @pytest.fixture
-def parts(corpus: Path, tmp_path: Path) -> Iterator[Parts]:
+def task(corpus: Path, tmp_path: Path) -> Iterator[LanguageTask]:
     words = ["--quick", "seq_len=16", "batch_size=8", "max_steps=3", f"data={corpus / 'text'}"]
-    made = build(resolve("demo", [*words, f"data_dir={corpus / 'data'}"]).config, Console(), tmp_path)
+    made = build_language(resolve("demo", [*words, f"data_dir={corpus / 'data'}"]).config, Console(), tmp_path)
     yield made
-    made.loader.close()
-    made.corpus.close()
+    made.close()
 
 
-def _planned(parts: Parts, room: Room) -> Parts:
+def _planned(task: LanguageTask, room: Room) -> LanguageTask:
     """As if this were a card with that much memory."""
-    made = plan_on(parts.config, parts.shape, parts.precision, card=find_card("T4"), room=room)
-    return replace(parts, chosen=Chosen(made.micro_batch, made.accumulation, "planned", made))
+    plan_again = partial(plan_on, task.config, task.shape, task.learner.precision, find_card("T4"))
+    made = plan_again(room)
+    return replace(task, chosen=Chosen(made.micro_batch, made.accumulation, "planned", made, plan_again))
 
 
 def test_what_was_measured_is_kept_and_a_plan_far_off_is_made_anew(
-    parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    task: LanguageTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Twice of what is needed was predicted, so the first plan takes slices of a batch that fits whole.
-    roomy = _planned(parts, Room(1 << 30))
+    roomy = _planned(task, Room(1 << 30))
     needed = roomy.chosen.made.prediction.peak_reserved_bytes  # type: ignore[union-attr]
-    cautious = _planned(parts, Room(needed, correction=1.5))
+    cautious = _planned(task, Room(needed, correction=1.5))
     assert cautious.chosen.micro_batch < roomy.chosen.micro_batch == 8
     made = replace(cautious.chosen.made, room=Room(1 << 30), prediction=_doubled(cautious))  # type: ignore[arg-type]
 
@@ -63,14 +62,14 @@ def test_what_was_measured_is_kept_and_a_plan_far_off_is_made_anew(
     assert stored < 0.97
 
 
-def _doubled(parts: Parts) -> object:
-    prediction = parts.chosen.made.prediction  # type: ignore[union-attr]
+def _doubled(task: LanguageTask) -> object:
+    prediction = task.chosen.made.prediction  # type: ignore[union-attr]
     return replace(prediction, peak_allocated_bytes=2 * prediction.peak_allocated_bytes)
 
 
-def test_a_plan_that_holds_is_kept(parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planned = _planned(parts, Room(1 << 30))
-    measured = rehearse_step(replace(parts, chosen=replace(planned.chosen, made=None)), Console(), None)
+def test_a_plan_that_holds_is_kept(task: LanguageTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = _planned(task, Room(1 << 30))
+    measured = rehearse_step(replace(task, chosen=replace(planned.chosen, made=None)), Console(), None)
     capsys.readouterr()
 
     found = rehearse_step(planned, Console(), RunDir(tmp_path))
@@ -84,53 +83,34 @@ def test_a_plan_that_holds_is_kept(parts: Parts, tmp_path: Path, capsys: pytest.
 
 
 def test_a_later_attempt_on_the_same_device_does_not_rehearse_again(
-    parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    task: LanguageTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDir(tmp_path)
-    first = rehearse_step(parts, Console(), run)
-    remember(run, parts, first)
+    first = rehearse_step(task, Console(), run)
+    remember(run, task, first)
     capsys.readouterr()
 
-    assert rehearse_step(parts, Console(), run) == first
+    assert rehearse_step(task, Console(), run) == first
     assert "measured by an attempt before, on the same device" in capsys.readouterr().out
-    smaller = replace(parts, config=replace(parts.config, micro_batch=4), chosen=Chosen(4, 2, "as asked"))
+    smaller = replace(task, config=replace(task.config, micro_batch=4), chosen=Chosen(4, 2, "as asked"))
     assert rehearse_step(smaller, Console(), run).micro_batch == 4  # what a person asks for later is not overruled
-    elsewhere = replace(parts, device_name="NVIDIA T4")
+    elsewhere = replace(task, learner=replace(task.learner, device_name="NVIDIA T4"))
     assert rehearse_step(elsewhere, Console(), run).micro_batch == first.micro_batch
     assert "one step at micro-batch 8, measured and undone" in capsys.readouterr().out
 
 
-def test_a_torn_memory_file_means_a_rehearsal(parts: Parts, tmp_path: Path) -> None:
+def test_a_torn_memory_file_means_a_rehearsal(task: LanguageTask, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     for text in ("", "[]", '{"rehearsed": 3}', '{"rehearsed": {"device": "X", "micro_batch": "8"}}'):
-        run.memory_file.write_text(text.replace('"X"', f'"{parts.device_name}"'))
-        assert _remembered(run, parts) is None, text
+        run.memory_file.write_text(text.replace('"X"', f'"{task.learner.device_name}"'))
+        assert _remembered(run, task) is None, text
 
 
-@pytest.fixture
-def closes_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A refusal ends the process and with it the one that prepares data; here the process goes on."""
-    with contextlib.ExitStack() as opened:
-
-        def remember_to_close(open_one: Callable[..., Any]) -> Callable[..., Any]:
-            def open_and_remember(*given: Any, **named: Any) -> Any:
-                made = open_one(*given, **named)
-                opened.callback(made.close)
-                return made
-
-            return open_and_remember
-
-        for name in ("open_corpus", "make_loader"):
-            monkeypatch.setattr(building, name, remember_to_close(getattr(building, name)))
-        yield
-
-
-@pytest.mark.usefixtures("closes_data")
 def test_masks_without_a_validation_window_are_refused_before_step_1(corpus: Path, tmp_path: Path) -> None:
     words = ["--quick", "seq_len=30000", "batch_size=1", f"data={corpus / 'text'}", f"data_dir={corpus / 'data'}"]
 
     with pytest.raises(UsageError) as caught:
-        build(resolve("sparsae", words).config, Console(), tmp_path)
+        build_language(resolve("sparsae", words).config, Console(), tmp_path)
 
     assert str(caught.value) == (
         "error: masks are judged on validation data, and it has no window of 30000 tokens\n"
@@ -139,9 +119,9 @@ def test_masks_without_a_validation_window_are_refused_before_step_1(corpus: Pat
 
 
 def test_a_validation_that_nobody_can_do_is_not_passed_over_in_silence(
-    parts: Parts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    task: LanguageTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    validation = Validation(replace(parts, corpus=replace(parts.corpus, validation=None)), Console())
+    validation = Validation(task, None, Console())
     request = tmp_path / "validation-request"
     request.touch()
 

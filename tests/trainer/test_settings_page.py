@@ -18,7 +18,7 @@ from jackline.trainer.settings_page import settings_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 MOST_IN_A_GROUP = 12
-KINDS = {**{name: type(load_recipe(name)) for name in RECIPES}, "attach": Settings}
+KINDS = {**{name: type(load_recipe(name, TrainConfig)) for name in RECIPES}, "attach": Settings}
 OWN_RECIPE = """
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -68,7 +68,7 @@ def test_every_training_setting_is_declared_in_one_group_class_of_at_most_twelve
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_help_names_every_setting_that_may_be_set_and_no_other(name: str) -> None:
-    config = load_recipe(name)
+    config = load_recipe(name, TrainConfig)
     lines = help_text(name, config).splitlines()
     listed = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     assert sorted(listed) == sorted(
@@ -77,7 +77,7 @@ def test_the_help_names_every_setting_that_may_be_set_and_no_other(name: str) ->
 
 
 def test_the_help_of_a_setting_has_default_type_range_meaning_and_other_names() -> None:
-    text = help_text("demo", load_recipe("demo"))
+    text = help_text("demo", load_recipe("demo", TrainConfig))
     assert text.startswith(
         "Settings of recipe 'demo': --name value or name=value, or `name: value` in a file for --config.\n\n"
         "model:\n"
@@ -106,7 +106,7 @@ def test_a_recipe_of_ones_own_declares_settings_the_same_way(tmp_path: Path) -> 
         "note": "hello",
     }
     assert resolve(target, ["patience=none"]).config.patience is None  # type: ignore[attr-defined]
-    assert help_text(target, load_recipe(target)).endswith(
+    assert help_text(target, load_recipe(target, TrainConfig)).endswith(
         f"{OWN_GROUP}:\n"
         "  temperature = 1  (number, above 0)\n"
         "      Divides the logits.\n"

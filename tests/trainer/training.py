@@ -16,8 +16,8 @@ import torch
 
 from jackline.errors import JacklineError
 from jackline.rundir.layout import RunDir
-from jackline.trainer.build import Parts
 from jackline.trainer.config import resolve
+from jackline.trainer.language import LanguageTask
 from jackline.trainer.loop import train
 from jackline.trainer.report.console import SILENT_AT_MOST_S
 
@@ -30,27 +30,27 @@ TINY = [
     *("eval_every=4", "full_eval=no"),
 ]
 num_updates = 0
-loss_sum, update = Parts.loss_sum, Parts.update
+loss_sum, update = LanguageTask.loss_sum, LanguageTask.update
 
 
-def dying_update(parts: Parts) -> torch.Tensor:
+def dying_update(task: LanguageTask) -> torch.Tensor:
     global num_updates
     num_updates += 1
     if num_updates == int(os.environ.get("KILL_AT") or 0):
         os.kill(os.getpid(), signal.SIGKILL)
-    return update(parts)
+    return update(task)
 
 
-def hungry_loss(parts: Parts, tokens: torch.Tensor) -> tuple[torch.Tensor, int]:
+def hungry_loss(task: LanguageTask, tokens: torch.Tensor) -> tuple[torch.Tensor, int]:
     if num_updates + 1 == int(os.environ.get("SLOW_AT") or 0):
         time.sleep(1.5 * SILENT_AT_MOST_S)
     if num_updates + 1 == int(os.environ.get("OOM_AT") or 0) and len(tokens) > 2:
         raise torch.OutOfMemoryError(MESSAGE)
-    return loss_sum(parts, tokens)
+    return loss_sum(task, tokens)
 
 
 if __name__ == "__main__":
-    Parts.update, Parts.loss_sum = dying_update, hungry_loss
+    LanguageTask.update, LanguageTask.loss_sum = dying_update, hungry_loss
     run, corpus = Path(sys.argv[1]), Path(sys.argv[2])
     words = [*TINY, f"data={corpus / 'text'}", f"data_dir={corpus / 'data'}", "val_fraction=0.2", *sys.argv[3:]]
     try:

@@ -14,8 +14,9 @@ no torch.
 
 from __future__ import annotations
 
-from jackline.notebook.look import Run, plan, watch, why
+from jackline.notebook.look import Run, watch, why
 from jackline.notebook.place import setup
+from jackline.notebook.planning import plan
 from jackline.notebook.start import run, train
 
 __all__ = ["Run", "plan", "run", "setup", "train", "watch", "why"]

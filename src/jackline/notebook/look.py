@@ -1,7 +1,7 @@
-"""Looking at runs from a cell: `plan` before one, `watch` during one, `why` at any time.
+"""Looking at runs from a cell: `watch` during one, `why` at any time.
 
 Owns what a stopped cell means (nothing, for the run) and when a cell fails (its run died). The words are those of
-`jackline doctor`, `plan`, `status` and `why`.
+`jackline status` and `why`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jackline.cli.commands.watch import needs_supervisor, refuse_what_cannot_be_watched, take_over_gently
 from jackline.cli.view.run_view import LIVE, RunView, read_view
 from jackline.errors import JacklineError
 from jackline.notebook.card import Card, card_text
-from jackline.notebook.command import Ended, as_words, call, say, without_traceback
+from jackline.notebook.command import call, say, without_traceback
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import read_status
@@ -59,43 +58,6 @@ class Run:
 
 
 Which = Run | str | os.PathLike[str] | None
-
-
-@without_traceback
-def plan(target: str, *words: str, name: str | None = None, gpu: str | None = None, **settings: Any) -> None:
-    """Will it fit, will it finish: `jackline doctor` on this machine, and on a card `jackline plan --explain`.
-
-    gpu="T4" asks about another card, model_size="auto" which size suits this one; both try nothing. Raises when
-    something stands in the way, so that the cells below do not run. While that very run (`name`, if it was given one)
-    is alive, nothing is tried beside it.
-    """
-    from jackline.memory.plan.cards import detect_card
-    from jackline.trainer.recipe import is_own_file
-
-    asked = [*words, *as_words(settings)]
-    is_question = gpu is not None or not {"--table", "--explain", "--json"}.isdisjoint(words)
-    is_question = is_question or "auto" in (settings.get("model_size"), settings.get("model"))
-    if is_question or is_own_file(target) or ":" in target:
-        call(["plan", target, *asked, *as_words({"gpu": gpu})])
-        return
-    if (alive := living(target, asked, name)) is not None:
-        say(f"run '{alive}' is alive: nothing is tried beside it, run.watch() shows it")
-        return
-    try:
-        call(["doctor", target, *asked])
-    except Ended:
-        raise JacklineError(
-            "this would not go well: the problem is named above", hint="put it right here and in the cell that trains"
-        ) from None
-    if detect_card() is not None:
-        call(["plan", target, *asked, "--explain"])
-
-
-def living(recipe: str, asked: list[str], name: str | None) -> str | None:
-    from jackline.notebook.start import meant_by_recipe
-
-    found = meant_by_recipe(recipe, asked, name=name)[0].run
-    return found.name if read_status(found).state in LIVE else None
 
 
 @without_traceback

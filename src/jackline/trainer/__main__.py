@@ -59,8 +59,8 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
             console.say(f"torch came without bytecode, and none may be written beside it: kept in {folder}")
         console.now("getting ready")
         with console.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
-            from jackline.trainer.build import choose_device
             from jackline.trainer.loop import train
+            from jackline.trainer.startup.device import choose_device
             from jackline.trainer.startup.sizing import settle_size
         try:
             resolved = settle_size(resolved, run, choose_device(resolved.config), console)
@@ -140,7 +140,7 @@ def _explained(target: str, words: Sequence[str]) -> str:
         )
     from jackline.trainer.report.settings_text import help_text
 
-    return help_text(target, load_recipe(target))
+    return help_text(target, load_recipe(target, TrainConfig))
 
 
 _ANSWERS = {"--resolve": _resolved_json, "--show": _shown, "--help-settings": _explained}

@@ -16,6 +16,7 @@ from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.settings import validate
+from jackline.trainer.hooks import RecipeHooks
 from jackline.trainer.recipe import load_recipe
 from jackline.trainer.setting_groups import (
     CheckpointSettings,
@@ -53,6 +54,7 @@ class TrainConfig(
     LengthSettings,
     DataSettings,
     ModelSettings,
+    RecipeHooks,
 ):
     """Everything a training depends on, and how it is watched: the groups of settings in one flat config.
 
@@ -85,9 +87,7 @@ class TrainConfig(
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
     ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {}  # values of a field that mean the same as another of it
     UNUSED: ClassVar[frozenset[str]] = frozenset()  # fields that mean nothing to a recipe: neither taken nor shown
-    METHOD: ClassVar[str] = "jackline.trainer.task"
     IS_HIGH_GOOD: ClassVar[bool] = False  # of `metric`
-    IS_STREAMED: ClassVar[bool] = False  # documents as they arrive (chunks.py), not windows of a cache
     SMALLEST: ClassVar[str] = "nano"  # the size that is of use on a CPU
     VOCAB_MULTIPLE: ClassVar[int] = 64  # rounding up makes the head's products fast
 
@@ -136,7 +136,7 @@ class Resolved:
 def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) -> Resolved:
     """A recipe's own config, changed by files in their order, then by the words. Where --quick is among the words it
     goes before the files, and every other word before it; where a file says quick, that file's own settings stay."""
-    recipe = load_recipe(target)
+    recipe = load_recipe(target, TrainConfig)
     kind = type(recipe)
     origins = {entry.name: "recipe" for entry in fields(kind)}
     values: dict[str, Any] = {}

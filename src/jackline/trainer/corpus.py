@@ -11,36 +11,75 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Protocol
 
 import torch
 
 from jackline.data.build.builder import cache_folder, run_builder
 from jackline.data.build.choose import Enough, Full
 from jackline.data.build.supply import Data, open_data
-from jackline.data.loader.loader import Loader, LoaderSettings
+from jackline.data.command_line import first_text
+from jackline.data.loader.loader import Batch, Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
 from jackline.errors import JacklineError, UsageError
 from jackline.session.phase import phase
-from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource, open_chunks
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.report.console import Console
+from jackline.trainer.task import BatchSource
 
 _LOOK_AGAIN_S = 0.5
 _FIRST_PATIENCE_S = 45.0
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """`validation` is None with val_fraction=0. A stream has no cache, and its chunks are read once."""
-
-    train: Data | ChunkSource
-    validation: Data | None
+class TrainText(Protocol):
+    """Text to train on, opened: windows of a cache, or what a recipe reads in its own way."""
 
     @property
     def vocab_size(self) -> int:
-        return self.train.cache.meta.vocab_size if isinstance(self.train, Data) else self.train.vocab_size
+        """The tokenizer's own."""
+
+    def make_loader(self, config: TrainConfig, device: torch.device) -> BatchSource: ...
+
+    def first_text(self, first: Batch) -> str:
+        """How it begins, for people; `first` is the first batch of it."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class CachedText:
+    """Windows of a cache of tokens, which is built beside the training."""
+
+    data: Data
+
+    @property
+    def vocab_size(self) -> int:
+        return self.data.cache.meta.vocab_size
+
+    def make_loader(self, config: TrainConfig, device: torch.device) -> BatchSource:
+        settings = LoaderSettings(
+            seq_len=config.seq_len,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            num_threads=config.num_threads,
+            pin_memory=device.type == "cuda",
+        )
+        return Loader(self.data, settings)
+
+    def first_text(self, first: Batch) -> str:
+        return first_text(self.data.cache.folder)
+
+    def close(self) -> None:
+        self.data.close()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`validation` is None with val_fraction=0, and where a recipe reads its text in its own way."""
+
+    train: TrainText
+    validation: Data | None
 
     def close(self) -> None:
         self.train.close()
@@ -73,17 +112,16 @@ def cache_settings(config: TrainConfig) -> CacheSettings:
 
 def open_corpus(config: TrainConfig, console: Console) -> Corpus:
     """Returns once the vocabulary is known; training may begin while the rest is being tokenised."""
-    if config.IS_STREAMED:
-        with _explained(config):
-            return Corpus(open_chunks(spec_of(config, "train"), console), None)
     settings = cache_settings(config)
     # A source that fails in the middle of a run is waited for; one that fails before it has begun is a mistake.
     impatient = replace(settings, give_up_after_s=_FIRST_PATIENCE_S)
     with _explained(config):
+        if (own := config.open_text(console)) is not None:
+            return Corpus(own, None)
         with _told(console, "training data") as report:
             train = open_data(spec_of(config, "train"), settings, report)
         if config.val_fraction == 0:
-            return Corpus(train, None)
+            return Corpus(CachedText(train), None)
         with contextlib.ExitStack() as opened, _told(console, "validation data") as report:
             opened.callback(train.close)  # its tokenising process is at work by now
             folder = cache_folder(spec_of(config, "validation"), settings)
@@ -91,7 +129,7 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
             _build_whole(folder, impatient, report)
             validation = open_data(spec_of(config, "validation"), settings, report)
             opened.pop_all()
-    return Corpus(train, validation)
+    return Corpus(CachedText(train), validation)
 
 
 def _build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Enough | Full:
@@ -101,29 +139,9 @@ def _build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Eno
     return outcome
 
 
-def make_loader(config: TrainConfig, data: Data | ChunkSource, *, device: torch.device) -> Loader:
-    if isinstance(data, ChunkSource):
-        chunks = ChunkSettings(
-            seq_len=config.seq_len,
-            num_sequences=config.batch_size,
-            epochs=max(1, config.epochs),
-            num_threads=config.num_threads,
-            is_verbose=config.verbose,
-        )
-        return cast(Loader, ChunkLoader(data, chunks))  # the same face: batches, state, seek, waited_s, close
-    settings = LoaderSettings(
-        seq_len=config.seq_len,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        num_threads=config.num_threads,
-        pin_memory=device.type == "cuda",
-    )
-    return Loader(data, settings)
-
-
-def count_steps(config: TrainConfig, loader: Loader, console: Console) -> int:
+def count_steps(config: TrainConfig, text: TrainText, loader: BatchSource, console: Console) -> int:
     """All steps of the run. In epochs they are known only when the whole corpus is."""
-    if not config.epochs or config.IS_STREAMED:
+    if not config.epochs or not isinstance(text, CachedText):
         return config.max_steps
     settings = cache_settings(config)
     with _told(console, "the whole corpus, because epochs are counted") as report:

@@ -4,7 +4,7 @@
 
 It uses the same session as a stranger's loop (`jackline.attach`), so resume, saving, signals and status are that
 code and not this. Owns the order of a step and when a validation is due. What a step's numbers are made into is
-watch.py; how the parts are chosen is build.py.
+watch.py; how the task is built is build.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jackline.data.loader.batches import ToDevice
 from jackline.rundir.layout import RunDir
 from jackline.session.attach import attach
 from jackline.session.stopping import Stopped
-from jackline.trainer.build import Parts, build
+from jackline.trainer.build import build
 from jackline.trainer.config import Resolved, TrainConfig, save_config
 from jackline.trainer.optim.schedule import lr_at
-from jackline.trainer.planning.rehearsal import Rehearsed, rehearse_step, remember, with_micro_batch
+from jackline.trainer.planning.rehearsal import Rehearsed, rehearse_step, remember
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.facts import (
     ask_for_the_end,
@@ -38,8 +38,8 @@ from jackline.trainer.report.watch import AlarmRaised, Step, Watch, plain_number
 from jackline.trainer.sentinels.machine import read_surroundings
 from jackline.trainer.sentinels.tensors import first_bad_tensor
 from jackline.trainer.sentinels.watch import Sentinels
-from jackline.trainer.task import Between
-from jackline.trainer.validate.validation import best_of, make_validation
+from jackline.trainer.task import Between, Task
+from jackline.trainer.validate.validation import best_of
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Outcome:
     best: tuple[str, float, int] | None
 
 
-def _write_down(run_dir: RunDir, resolved: Resolved, parts: Parts, rehearsed: Rehearsed | None) -> None:
+def _write_down(run_dir: RunDir, resolved: Resolved, task: Task, rehearsed: Rehearsed | None) -> None:
     """What the next attempt and a person want to know of this one."""
     run_dir.path.mkdir(parents=True, exist_ok=True)  # with JACKLINE=off nobody else has
     save_config(run_dir, resolved)
-    remember(run_dir, parts, rehearsed)
+    remember(run_dir, task, rehearsed)
 
 
 def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | None = None) -> Outcome:
@@ -65,51 +65,50 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
     config = resolved.config
     with contextlib.ExitStack() as stack:
         console = console or stack.enter_context(Console())
-        parts = build(config, console, run_dir.path)
-        stack.callback(parts.corpus.close)
-        stack.callback(parts.loader.close)
-        stack.enter_context(parts.kernels())
-        rehearsed: Rehearsed | None = None
-        if config.rehearse:
-            rehearsed = rehearse_step(parts, console, run_dir)
-            parts = with_micro_batch(parts, rehearsed.micro_batch)
-        validation = make_validation(parts, console, rehearsed.window_s if rehearsed else 0.0)
-        facts = sentinel_facts(parts, validation)
-        sentinels = Sentinels(facts, read_surroundings, partial(first_bad_tensor, parts.model))
-        watch = Watch(parts, run_dir, console, sentinels)
-        to_device = ToDevice(parts.device)
+        task = build(config, console, run_dir.path)
+        stack.callback(task.close)
+        stack.enter_context(task.kernels())
+        rehearsed: Rehearsed | None = rehearse_step(task, console, run_dir) if config.rehearse else None
+        if rehearsed is not None:
+            task = task.with_micro_batch(rehearsed.micro_batch)
+        validation = task.make_validation(console, rehearsed.window_s if rehearsed else 0.0)
+        find_bad = partial(first_bad_tensor, task.learner.model)
+        sentinels = Sentinels(sentinel_facts(task, validation), read_surroundings, find_bad)
+        watch = Watch(task, run_dir, console, sentinels)
+        to_device = ToDevice(task.learner.device)
         deadline_s = find_deadline_s(config)
         run, outcome, ruined_step = None, "failed", 0
         try:
             with attach(
-                model=parts.model,
-                optimizer=parts.optimizer,
+                model=task.learner.model,
+                optimizer=task.learner.optimizer,
                 sentinels=sentinels,
-                loader=parts.loader,
+                loader=task.loader,
                 best_value=None,
                 best_step=None,
-                **({"scaler": parts.scaler} if parts.scaler is not None else {}),
-                **parts.method.state(),
+                **({"scaler": task.learner.scaler} if task.learner.scaler is not None else {}),
+                **task.state(),
                 **session_settings(config, run_dir),
             ) as run:
-                _write_down(run_dir, resolved, parts, rehearsed)
-                total = parts.total_steps if config.has_known_end else None
+                _write_down(run_dir, resolved, task, rehearsed)
+                total = task.total_steps if config.has_known_end else None
                 left = f"{total - run.step:,} steps to go" if total is not None else "to the end of the data"
                 stack.enter_context(console.phase("train", left))
                 say_curves(run_dir, console)
                 watch.begin(run.step, event_of(run))
                 console.now(partial(doing_text, run, total))
                 for batch in run.steps(total=total):
-                    rate, before = lr_at(run.step, parts.schedule), run.step
-                    parts.set_rate(rate)
-                    parts.method.begin_step(run.step)
-                    given = parts.on_device(batch, to_device)
+                    rate, before = lr_at(run.step, task.schedule), run.step
+                    task.learner.set_rate(rate)
+                    task.begin_step(run.step)
+                    given = task.on_device(batch, to_device)
                     # Gradients of the whole batch, in slices that fit; the sum is divided by the count of all of it.
                     result = run.safe_step(
-                        parts.loss_sum, given, micro_batch=parts.chosen.micro_batch, count=parts.count_of(batch)
+                        task.loss_sum, given, micro_batch=task.chosen.micro_batch, count=task.count_of(batch)
                     )
-                    norm = parts.update(run.before_change)  # the first thing in a step that changes what is saved
-                    run.log(loss=result.loss, lr=rate, grad_norm=norm, **(more := parts.method.metrics()))
+                    run.before_change()  # what is saved changes from here on
+                    norm = task.update()
+                    run.log(loss=result.loss, lr=rate, grad_norm=norm, **(more := task.metrics()))
                     seconds, waited_s = watch.clock()
                     step = Step(
                         step=run.step,
@@ -125,11 +124,8 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                     )
                     watch.after_step(step, result.loss, norm)
                     if run.step != before:
-                        parts.method.after_step(
-                            Between(
-                                run.step, run_dir.path, console.say, watch.training_s(), result.loss, console.during
-                            )
-                        )
+                        spent_s, say, during = watch.training_s(), console.say, console.during
+                        task.after_step(Between(run.step, run_dir.path, say, spent_s, result.loss, during))
                     validation.after_step(run, watch, before, run_dir.validation_request)
                     if time.monotonic() > deadline_s:
                         deadline_s = float("inf")

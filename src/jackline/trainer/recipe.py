@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from jackline.errors import UsageError
 from jackline.memory.plan.own_file import load_file
 
-if TYPE_CHECKING:
-    from jackline.trainer.config import TrainConfig
+Settings = TypeVar("Settings")
 
 # name -> (module, one line of help). The module has `candidates(card, words)` for the memory plan and, when it can
 # be trained, `recipe()`.
@@ -41,10 +40,8 @@ def is_own_file(target: str) -> bool:
     return ":" in target or target.endswith(".py")
 
 
-def load_recipe(target: str) -> TrainConfig:
-    """The config a recipe's function returns."""
-    from jackline.trainer.config import TrainConfig
-
+def load_recipe(target: str, settings: type[Settings]) -> Settings:
+    """What a recipe's function returns, which must be of that type."""
     if is_own_file(target):
         path, _, name = target.rpartition(":")
         if not path:
@@ -54,15 +51,16 @@ def load_recipe(target: str) -> TrainConfig:
     else:
         module, name, origin = importlib.import_module(find_recipe(target)), "recipe", f"recipe '{target}'"
     function = getattr(module, name, None)
+    kind = settings.__name__
     if not callable(function):
         raise UsageError(
             f"{origin} has no function '{name}' that could be trained",
-            hint="it takes nothing and returns a jackline.trainer.config.TrainConfig",
+            hint=f"it takes nothing and returns a {settings.__module__}.{kind}",
         )
     made = function()
-    if not isinstance(made, TrainConfig):
+    if not isinstance(made, settings):
         raise UsageError(
-            f"{target} returned {type(made).__name__}, not a TrainConfig",
-            hint="from jackline.trainer.config import TrainConfig; return TrainConfig(data=..., lr=3e-4)",
+            f"{target} returned {type(made).__name__}, not a {kind}",
+            hint=f"from {settings.__module__} import {kind}; return {kind}(data=..., lr=3e-4)",
         )
     return made

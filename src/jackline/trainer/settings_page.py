@@ -47,7 +47,7 @@ def recipe() -> MyConfig:
 def settings_page() -> str:
     parts = [_HEAD, "## Every training\n", *_groups(TrainConfig(), without=())]
     for name, (_, line) in RECIPES.items():
-        parts += [f"## Recipe `{name}`\n", f"{line}\n", *_recipe(load_recipe(name))]
+        parts += [f"## Recipe `{name}`\n", f"{line}\n", *_recipe(load_recipe(name, TrainConfig))]
     parts += ["## `jackline.attach`\n", "Keywords of `attach` ([your own loop](../guides/own-loop.md)).\n"]
     parts += [*_groups(Settings(), without=(), show=repr), _OWN]
     return "\n".join(parts)

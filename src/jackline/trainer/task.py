@@ -1,33 +1,60 @@
-"""What a recipe does to the plain step: four places in the loop, each with a name. No list of callbacks, one object.
+"""What the loop asks of a task, whatever it trains: `Task`, and the small types that go with it.
 
-    begin_step     the step's number, before its gradients
-    loss_sum       of a slice: summed loss and over how many targets
-    before_update  gradients are there, not yet clipped
-    after_update   weights have moved; what follows them (averages) follows here
-    after_step     between two steps: anything that takes its time, told through `tell`
-
-A recipe names its module in `METHOD` of its config; the module has `make_method(model, config)` and, when it needs
-more memory than the plain step, `job_of(config, shape, precision)`. One that trains no language model has
-`build_parts(config, console, folder)` and `make_validation(parts, console, window_s)` in their place. This one is the
-plain method: nothing added.
+A recipe's settings build one (`TrainConfig.make_task`). Two there are: `LanguageTask` (language.py), a language model
+over a corpus, which most recipes extend by `Additions`, and the affinity recipe's own. Owns the contract alone, and
+nothing of how it is fulfilled.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from jackline.data.loader.batches import ToDevice
+from jackline.trainer.optim.learner import Learner
+from jackline.trainer.optim.schedule import Schedule
 
 if TYPE_CHECKING:
-    from jackline.trainer.build import Parts
+    from jackline.session.off import OffRun
+    from jackline.session.run import Run
     from jackline.trainer.config import TrainConfig
+    from jackline.trainer.planning.plan import Chosen
+    from jackline.trainer.report.console import Console
+    from jackline.trainer.report.watch import Watch
+    from jackline.trainer.sentinels.floor import Floor
+    from jackline.trainer.validate.evaluate import Evaluation
 
 Tell = Callable[[str], None]
+
+
+class BatchSource(Protocol):
+    """Batches in an order that can be seeked. A batch has at least `epoch` and `windows`, the ids of its samples."""
+
+    waited_s: float  # for data, in all
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def __next__(self) -> Any: ...
+    def state(self) -> dict[str, Any]: ...
+    def seek(self, state: dict[str, Any]) -> None: ...
+    def num_windows(self) -> int | None:
+        """All samples there are; None where that is not known."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Counting:
+    """What a step is counted in, for rates, alarms and plans."""
+
+    unit: str  # "tokens"
+    per_step: int
+    flops_each: float  # of a training step, for one of the unit
+    vocab_size: int = 0  # 0: nothing is guessed out of a vocabulary
 
 
 def _nothing_to_tell(text: str) -> AbstractContextManager[None]:
@@ -36,7 +63,7 @@ def _nothing_to_tell(text: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Between:
-    """What `after_step` may use: steps done, where the run lies, and a console. `during` names what takes its time."""
+    """What `after_step` may use: steps done, the run's folder, and the console. `during` names what takes long."""
 
     step: int
     folder: Path
@@ -46,43 +73,99 @@ class Between:
     during: Callable[[str], AbstractContextManager[None]] = _nothing_to_tell
 
 
-class Method:
-    """The plain one, and what others begin with."""
+class Task(Protocol):
+    """One training, built. In the order in which the loop asks."""
 
-    hardest_step: int = 0  # the first step that needs as much memory as any
+    @property
+    def config(self) -> TrainConfig: ...
+    @property
+    def learner(self) -> Learner: ...
+    @property
+    def loader(self) -> BatchSource: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def counting(self) -> Counting: ...
+    @property
+    def chosen(self) -> Chosen:
+        """The micro-batch, and why."""
 
-    def bind(self, parts: Parts) -> None:
-        """Once, when model, optimizer and data are there."""
+    def with_micro_batch(self, micro_batch: int) -> Self:
+        """The same, in slices of another size: what a rehearsal found to fit."""
 
-    def state(self) -> dict[str, Any]:
-        """What belongs in the checkpoint beside model and optimizer, by name."""
-        return {}
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Held open while the task trains."""
+
+    def close(self) -> None: ...
+
+    # -- a step ------------------------------------------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
         """`step` whole steps were done before."""
 
-    def loss_sum(self, model: nn.Module, ids: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        return model(ids, targets), targets.numel()
+    def on_device(self, batch: Any, to_device: ToDevice) -> Tensor:
+        """What slices are taken of."""
 
-    def before_update(self) -> None: ...
+    def count_of(self, batch: Any) -> int:
+        """What the summed loss of a batch is divided by."""
 
-    def after_update(self) -> None: ...
+    def loss_sum(self, given: Tensor) -> tuple[Tensor, int]:
+        """Of a slice: the summed loss, and over how many targets."""
 
-    def after_step(self, between: Between) -> None: ...
+    def update(self) -> Tensor:
+        """The optimizer's step from the gradients there are; returns their norm before it was clipped."""
 
     def metrics(self) -> dict[str, float | Tensor]:
         """Of the last step, for the curves."""
-        return {}
+
+    def after_step(self, between: Between) -> None:
+        """Between two steps: whatever takes long."""
+
+    # -- around the steps --------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What belongs in the checkpoint beside model, optimizer and loader, by name."""
+
+    def make_validation(self, console: Console, window_s: float) -> Validating:
+        """`window_s`: what the rehearsal measured for one sample; 0 when there was none."""
+
+    @property
+    def hardest_step(self) -> int:
+        """The first step that needs as much memory as any: the one that is rehearsed."""
+
+    def blank_batch(self, count: int) -> Tensor:
+        """As large as `count` samples are, for a rehearsal."""
+
+    def eval_sum(self, given: Tensor) -> tuple[Tensor, int]:
+        """`loss_sum` without gradients and without what is added for training."""
+
+    def tokens_between(self, first_step: int, step: int) -> int:
+        """How much the steps from one to another have read, in the unit of `counting`."""
+
+    def place_text(self) -> str:
+        """Which epoch it is, where steps alone do not tell what a person counts in."""
 
     def totals(self) -> dict[str, str]:
         """Rows for the statistics at the end."""
-        return {}
 
 
-def find_method(config: TrainConfig) -> Any:
-    """The module that a recipe's config names."""
-    return importlib.import_module(config.METHOD)
+class Validating(Protocol):
+    """When a task is validated and what is best so far, during one attempt."""
 
+    num_windows: int  # samples of a full validation
+    num_quick: int  # of a quick one
 
-def make_method(model: nn.Module, config: TrainConfig) -> Method:
-    return Method()
+    @property
+    def num_parts(self) -> int:
+        """Batches of a full validation."""
+
+    def floor(self) -> Floor | None:
+        """Below which no honest loss can be, where the data tell."""
+
+    def after_step(self, run: Run | OffRun, watch: Watch, before: int, request: Path) -> None:
+        """What is due: by its interval, or because the file `request` asks for a full one."""
+
+    def finish(self, run: Run | OffRun, watch: Watch, folder: Path) -> Evaluation | None:
+        """After the last step."""

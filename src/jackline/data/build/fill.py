@@ -22,7 +22,7 @@ from jackline.data.progress import Board, Phase
 from jackline.data.sources.bytefile import ByteFile, Patience, SourceChanged
 from jackline.data.sources.documents import Surroundings, read_blocks
 from jackline.data.sources.identities import FileBook
-from jackline.data.sources.listing import Found
+from jackline.data.sources.walk import Found
 from jackline.data.spec import CacheSettings
 from jackline.data.tokenise.encode import PackedBlock, Packing, packed_blocks
 from jackline.data.tokenise.tokenizer import Tokenizer, engine_and_version

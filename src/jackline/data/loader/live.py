@@ -23,7 +23,7 @@ from jackline.data.cache.state import ReadState, begin
 from jackline.data.sources.bytefile import ByteFile, Patience
 from jackline.data.sources.documents import Surroundings, find_text_columns, read_blocks
 from jackline.data.sources.hub import pin_hub_url
-from jackline.data.sources.listing import Found
+from jackline.data.sources.walk import Found
 from jackline.data.spec import DataSpec
 from jackline.data.tokenise.encode import PackedBlock, Packing, packed_blocks, put_if_wanted
 from jackline.data.tokenise.tokenizer import Tokenizer, load_tokenizer, tokenizer_identity

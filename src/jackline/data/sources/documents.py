@@ -17,8 +17,9 @@ from jackline.data.sources.bytefile import ByteFile, Patience, SourceUnavailable
 from jackline.data.sources.decompress import START
 from jackline.data.sources.formats import Layout, choose_text_column, layout_of, read_records, string_columns
 from jackline.data.sources.frames import DamagedBytes
-from jackline.data.sources.listing import Found, list_files, open_file
+from jackline.data.sources.listing import list_files, open_file
 from jackline.data.sources.records import EMPTY_FILE, RUN_BYTES, Records
+from jackline.data.sources.walk import Found
 from jackline.data.spec import DataSpec, Source
 from jackline.errors import JacklineError, UsageError
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jackline.data.sources.bytefile import HttpFile, Patience, SourceUnavailable, retry_wait_s
 from jackline.data.sources.formats import layout_of
+from jackline.data.sources.walk import MAGIC, Entry, Found, read_pattern, walk
 from jackline.errors import UsageError
 
 T = TypeVar("T")
@@ -100,10 +101,8 @@ class Listings:
 _listings = Listings()
 
 
-def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Any]:
+def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Found]:
     """Files in the order of names, folder by folder; only folders the pattern can match are asked for."""
-    from jackline.data.sources.listing import _MAGIC, Entry, Found, _pattern, walk
-
     found = parse_hub_url(url)
     commit = found.revision or ""
     root = found.name(commit, "").rstrip("/")
@@ -122,10 +121,10 @@ def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Any]:
         ]
 
     parts = [part for part in found.path.split("/") if part]
-    fixed = next((index for index, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    fixed = next((index for index, part in enumerate(parts) if MAGIC.search(part)), len(parts))
     if fixed == len(parts) and parts and layout_of(parts[-1]) is not None:
         fixed -= 1  # one file, named
-    pattern = _pattern(parts[fixed:]) if fixed < len(parts) else ("**", "*")
+    pattern = read_pattern(parts[fixed:]) if fixed < len(parts) else ("**", "*")
     begin = "/".join([root, *parts[:fixed]])
     for file in walk(list_folder, begin, pattern, start_at=start_at):
         if layout_of(file.name) is not None:

@@ -3,6 +3,7 @@
 Owns: folders, globs, `http(s)://` with brace ranges, `hf://` and `python-stdlib`, listed lazily in one fixed order
 (names compared folder by folder), so that tens of thousands of names never delay the first document and listing can
 begin again at any file. Does not own opening them for reading (bytefile.py opens, `open_file` here chooses which).
+How a tree of folders is walked is walk.py, the hub's folders are hub.py.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from jackline.data.sources.bytefile import ByteFile, HttpFile, LocalFile, Patience, SourceUnavailable
 from jackline.data.sources.formats import layout_of
+from jackline.data.sources.walk import MAGIC, Entry, Found, read_pattern, walk
 from jackline.errors import UsageError
 
 PYTHON_STDLIB = "python-stdlib"
@@ -31,25 +30,7 @@ _STDLIB_LEFT_OUT = {
     "dist-packages",
     "__pycache__",
 }
-_MAGIC = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
-
-
-@dataclass(frozen=True)
-class Found:
-    """One file: `name` is what the cursor and messages use; `size` is None when listing does not tell."""
-
-    name: str
-    size: int | None = None
-
-
-class Entry(NamedTuple):
-    name: str
-    is_folder: bool
-    size: int | None
-
-
-ListFolder = Callable[[str], list[Entry]]
 
 
 def list_files(url: str, *, start_at: str | None = None, needs_known_ending: bool = True) -> Iterator[Found]:
@@ -82,63 +63,19 @@ def open_file(name: str, patience: Patience) -> ByteFile:
     return LocalFile(name)
 
 
-def walk(
-    list_folder: ListFolder,
-    root: str,
-    pattern: tuple[str, ...],
-    *,
-    start_at: str | None = None,
-    leave_out: set[str] | None = None,
-) -> Iterator[Found]:
-    """Files under `root` that match `pattern` (`**` = any depth), folder by folder.
-
-    `start_at` skips whole folders before it without listing them.
-    """
-    start = start_at[len(root) :].strip("/").split("/") if start_at else []
-    yield from _walk(list_folder, root, pattern, start, leave_out or set())
-
-
-def _walk(
-    list_folder: ListFolder, folder: str, pattern: tuple[str, ...], start: list[str], leave_out: set[str]
-) -> Iterator[Found]:
-    head, rest = pattern[0], pattern[1:]
-    for entry in sorted(list_folder(folder), key=lambda entry: entry.name):
-        if entry.name in leave_out or (start and entry.name < start[0]):
-            continue
-        path = f"{folder.rstrip('/')}/{entry.name}"
-        below = start[1:] if start and entry.name == start[0] else []
-        if head == "**":
-            if entry.is_folder:
-                yield from _walk(list_folder, path, pattern, below, leave_out)
-            elif len(rest) == 1 and fnmatchcase(entry.name, rest[0]):
-                yield Found(path, entry.size)
-        elif fnmatchcase(entry.name, head):
-            if entry.is_folder and rest:
-                yield from _walk(list_folder, path, rest, below, leave_out)
-            elif not entry.is_folder and not rest:
-                yield Found(path, entry.size)
-
-
 def _list_local_files(path: str, start_at: str | None, needs_known_ending: bool) -> Iterator[Found]:
     if Path(path).is_file():
         return _from(iter([Found(path, Path(path).stat().st_size)]), start_at)
     if Path(path).is_dir():
         found = walk(_list_local, path, ("**", "*"), start_at=start_at, leave_out={"__pycache__"})
         return (file for file in found if not needs_known_ending or layout_of(file.name) is not None)
-    if not _MAGIC.search(path):
+    if not MAGIC.search(path):
         raise UsageError(
             f"there is no file or folder {path}", hint="check the path; globs like 'data/*.txt' work too"
         )
     parts = path.strip("/").split("/")
-    fixed = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
-    return walk(_list_local, "/" + "/".join(parts[:fixed]), _pattern(parts[fixed:]), start_at=start_at)
-
-
-def _pattern(parts: list[str]) -> tuple[str, ...]:
-    """`**` stands before the last part only; anywhere else the same folders would be listed twice."""
-    if "**" in parts[:-2] or parts[-1] == "**":
-        raise UsageError(f"'**' may only stand before the last part: {'/'.join(parts)}", hint="write 'data/**/*.txt'")
-    return tuple(parts)
+    fixed = next(index for index, part in enumerate(parts) if MAGIC.search(part))
+    return walk(_list_local, "/" + "/".join(parts[:fixed]), read_pattern(parts[fixed:]), start_at=start_at)
 
 
 def _list_local(folder: str) -> list[Entry]:

@@ -6,7 +6,7 @@
     features, wanted = pairs.gather(batch.rows)
 
 Owns the order of an epoch and the position in it; has the face of data.loader.Loader. Every pair comes once in an
-epoch, the last batch may be short. The order depends on (seed, epoch) alone. Embeddings are data.affinity's.
+epoch, the last batch may be short. The order depends on (seed, epoch) alone. Embeddings are data/prepared.py.
 """
 
 from __future__ import annotations

@@ -43,12 +43,12 @@ def examine_test(
 ) -> tuple[Metrics, str]:
     """(numbers, whose head it was). The weights of the loop are put back."""
     rows = np.asarray(parts.pairs.data.parts["test"], np.int64)
-    kept = {name: value.clone() for name, value in parts.model.state_dict().items()}
+    kept = {name: value.clone() for name, value in parts.learner.model.state_dict().items()}
     who = _load_best(parts, run, RunDir(folder), console)
     try:
         predicted = predict(rows)
     finally:
-        parts.model.load_state_dict(kept)
+        parts.learner.model.load_state_dict(kept)
     assert predicted is not None
     found = measure(predicted, parts.pairs.data.pkd[rows])
     ends = interval(found.spearman, found.num_rows)
@@ -56,7 +56,7 @@ def examine_test(
     record = {"head": who, **numbers, "spearman_95": list(ends) if ends else None, "why_undefined": found.why or None}
     try:
         atomic.write_json(folder / METRICS, record)
-        settings = parts.agab.affinity_settings("cpu")
+        settings = parts.config.affinity_settings("cpu")
         trouble = write_predictions(folder / PREDICTIONS, settings, parts.pairs.data, predicted)
         if trouble:
             console.say(f"warning: {PREDICTIONS} has no sequences: {trouble}", "test")
@@ -77,7 +77,7 @@ def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, console
             continue
         try:
             verify_checkpoint(checkpoints / str(name))
-            parts.model.load_state_dict(load_file(checkpoints / str(name) / "model.safetensors"))
+            parts.learner.model.load_state_dict(load_file(checkpoints / str(name) / "model.safetensors"))
         except (Damage, OSError, SafetensorError, RuntimeError) as error:
             trouble = str(error)
         else:

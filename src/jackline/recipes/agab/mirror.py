@@ -1,6 +1,6 @@
 """Embeddings in the run's mirror: fetched before anything is encoded, copied out while it is encoded and after.
 
-Owns when; how a shard is copied is data.affinity.mirrored's. Fails open: a mirror that cannot be written is told,
+Owns when; how a shard is copied is data/mirrored.py. Fails open: a mirror that cannot be written is told,
 and what it does not have is encoded again on the next machine.
 """
 

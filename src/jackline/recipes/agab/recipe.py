@@ -1,13 +1,14 @@
 """AgAb: how strongly an antibody binds an antigen, learnt by a small head over embeddings that are computed once.
 
-Owns the recipe's settings and the names that its forerunners had for them. Reading and embedding is data.affinity's,
-the head models.affinity's, training affinity_parts' and affinity_validation's.
+Owns the recipe's settings and the names that its forerunners had for them. Reading and embedding is data/, the head
+head.py, what a step is task.py, when it is validated validation.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from jackline.memory.plan.cards import Card
     from jackline.memory.plan.target import Candidate
     from jackline.recipes.agab.data.prepared import AffinitySettings
+    from jackline.recipes.agab.task import AffinityTask
+    from jackline.trainer.report.console import Console
 
 NO_LIMIT = 1_000_000_000  # of max_steps: epochs decide
 EMBEDDED_INPUTS = 2304  # what IgT5 and ESM-2 650M give together; for plans without data
@@ -134,7 +137,6 @@ class AgabConfig(TrainConfig):
         "eval_every": 0,
         "save_every_steps": 50,
     }
-    METHOD: ClassVar[str] = "jackline.recipes.agab.parts"
     IS_HIGH_GOOD: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -168,9 +170,12 @@ class AgabConfig(TrainConfig):
             raise UsageError("epochs=0 has no end", hint="--epochs 50, or --max_steps N")
         return made
 
-    def affinity_settings(self, device: str) -> AffinitySettings:
-        from pathlib import Path
+    def make_task(self, console: Console, folder: Path) -> AffinityTask:
+        from jackline.recipes.agab.build import build_task
 
+        return build_task(self, console, folder)
+
+    def affinity_settings(self, device: str) -> AffinitySettings:
         from jackline.recipes.agab.data.prepared import AffinitySettings
         from jackline.recipes.agab.data.sample import NAME, planted_table
 

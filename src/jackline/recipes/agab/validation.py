@@ -5,7 +5,7 @@
     full    at the end of an epoch, after such a quick one, at the end, and on request; decides the best by Spearman
     test    once, at the end, by the best head; predictions go to test_predictions.csv
 
-Owns these times, the best and early stopping. Has the face of validation.Validation. Numbers are affinity_metrics'.
+Owns these times, the best and early stopping. The contract is `trainer.task.Validating`. Numbers are metrics.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jackline.data.loader.order import Permutation
 from jackline.recipes.agab.final import PREDICTIONS, examine_test
 from jackline.recipes.agab.head import focal_loss
 from jackline.recipes.agab.metrics import Gain, Metrics, compare, interval, measure
-from jackline.recipes.agab.parts import AffinityMethod, AffinityParts
+from jackline.recipes.agab.parts import AffinityParts
 from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.trainer.report.console import Console
@@ -56,9 +56,7 @@ class AffinityValidation:
     """Of one attempt."""
 
     def __init__(self, parts: AffinityParts, console: Console) -> None:
-        self._parts, self._console, self._config = parts, console, parts.agab
-        assert isinstance(parts.method, AffinityMethod)
-        self._method = parts.method
+        self._parts, self._console, self._config = parts, console, parts.config
         rows = parts.pairs.data.parts
         self._all: Rows = np.asarray(rows["validation"], np.int64)
         self.num_windows = len(self._all)
@@ -69,6 +67,9 @@ class AffinityValidation:
         train: Rows = np.asarray(rows["train"], np.int64)
         self._train = train[quick_places(len(train), min(len(train), self.num_quick))]
         self._full_step = -1  # at which the last full one was done: not twice at the end of an epoch
+
+    def floor(self) -> None:
+        """A loss of numbers may be as low as 0."""
 
     @property
     def num_parts(self) -> int:
@@ -93,11 +94,11 @@ class AffinityValidation:
             return True
         if self._config.eval_every:
             return step % self._config.eval_every == 0
-        each = self._parts.pair_loader.steps_per_epoch
+        each = self._parts.loader.steps_per_epoch
         return each > 1 and step % each == each // 2  # the epoch's end has a full one
 
     def _is_epoch_end(self, step: int) -> bool:
-        return step % (self._parts.pair_loader.steps_per_epoch * self._config.full_eval_every) == 0
+        return step % (self._parts.loader.steps_per_epoch * self._config.full_eval_every) == 0
 
     # -- what --------------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class AffinityValidation:
         run.log({f"quick_{name}": value for name, value in found.metrics.numbers().items()})
         self._tell_sentinels(run, watch, "quick_loss", found, is_subset=True)
         gain = self._gain(found)
-        worth, words = worth_a_full(found.metrics, gain, has_best=bool(len(self._method.best.predicted)))
+        worth, words = worth_a_full(found.metrics, gain, has_best=bool(len(self._parts.best.predicted)))
         self._console.say(f"step {run.step:,}: quick {text}; {words}", "eval")
         if worth:
             self.full(run, watch)
@@ -140,20 +141,19 @@ class AffinityValidation:
         text = f"{metrics_text(found)}; by {who}"
         where = f"; every prediction is in {folder / PREDICTIONS}" if (folder / PREDICTIONS).exists() else ""
         self._console.say(f"{text}{where}", "test")
-        self._method.rows["test"] = text
-        if self._method.mirror is not None:
-            self._method.mirror.wait()
+        self._parts.totals["test"] = text
+        self._parts.mirror.wait()
         return done
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _judge(self, run: Run | OffRun, found: Found, is_epoch_end: bool) -> None:
-        values, best, now = run.values, self._method.best, found.metrics.spearman
+        values, best, now = run.values, self._parts.best, found.metrics.spearman
         config, before = self._config, values.get("best_value")
         best.count(now, config.early_stopping_min_delta, is_epoch_end=is_epoch_end)
         is_over = config.early_stopping and best.num_stale >= config.early_stopping_patience
         if is_over:
-            self._parts.pair_loader.end_here()  # before the save below: a death right after it changes nothing
+            self._parts.loader.end_here()  # before the save below: a death right after it changes nothing
         text = f"step {run.step:,}: {metrics_text(found.metrics)}"
         if now is None:
             self._console.say(f"{text}; never a best", "eval")
@@ -171,7 +171,7 @@ class AffinityValidation:
 
     def _gain(self, found: Found) -> Gain | None:
         """Of the quick pairs over the best so far; the resampling is done only where there is something to gain."""
-        before, now = self._method.best.predicted, found.metrics.spearman
+        before, now = self._parts.best.predicted, found.metrics.spearman
         if len(before) != len(found.predicted) or now is None:
             return None
         wanted = self._parts.pairs.data.pkd[self._all[self._quick_places]]
@@ -234,13 +234,13 @@ class AffinityValidation:
 
     def predict(self, rows: Rows, advance: Any = lambda count: True) -> NDArray[np.float64] | None:
         """pKd of these pairs, without a trace in the training; None when `advance` says to give up."""
-        model, found = self._parts.model, []
+        model, found = self._parts.learner.model, []
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad():
                 for begin in range(0, len(rows), PREDICT_AT_A_TIME):
-                    chosen = torch.from_numpy(rows[begin : begin + PREDICT_AT_A_TIME]).to(self._parts.device)
+                    chosen = torch.from_numpy(rows[begin : begin + PREDICT_AT_A_TIME]).to(self._parts.learner.device)
                     found.append(self._parts.predict(chosen))
                     if not advance(len(chosen)):
                         return None

@@ -7,20 +7,11 @@ What goes wrong in it ends the looking and not the training.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from torch import Tensor, nn
 
 from jackline.models.nsa.model import NSAModel
-from jackline.trainer.startup.precision import autocast
-from jackline.trainer.task import Between, Method
-
-if TYPE_CHECKING:
-    from jackline.trainer.build import Parts
-
-
-def make_method(model: nn.Module, config: Any) -> Method:
-    return SparseAttentionMethod(config.stats_every)
+from jackline.trainer.language import Additions, LanguageTask
+from jackline.trainer.task import Between
 
 
 def is_due(step: int, every: int) -> bool:
@@ -28,7 +19,7 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and (step == 1 or step % every == 0)
 
 
-class SparseAttentionMethod(Method):
+class AttentionStatistics(Additions):
     def __init__(self, stats_every: int) -> None:
         self._every = stats_every
         self._step = 0
@@ -36,8 +27,8 @@ class SparseAttentionMethod(Method):
         self._found: dict[str, float] = {}
         self._trouble = ""
 
-    def bind(self, parts: Parts) -> None:
-        self._parts = parts
+    def bind(self, task: LanguageTask) -> None:
+        self._learner = task.learner
 
     def begin_step(self, step: int) -> None:
         self._step, self._found = step + 1, {}
@@ -48,11 +39,11 @@ class SparseAttentionMethod(Method):
 
     def after_update(self) -> None:
         """Before the step is logged, so that its numbers carry its own step."""
-        model = self._parts.model
+        model = self._learner.model
         if self._row is None or not is_due(self._step, self._every) or not isinstance(model, NSAModel):
             return
         try:
-            with autocast(self._parts.precision, self._parts.device):
+            with self._learner.autocast():
                 self._found = model.statistics(self._row)
         except Exception as problem:  # most likely no room for it
             words = str(problem).strip().splitlines()

@@ -17,8 +17,11 @@ from jackline.settings import at_least, between, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from jackline.memory.plan.cards import Card
     from jackline.memory.plan.target import Candidate
+    from jackline.recipes.m7c.method import AttentionStatistics
 
 # A random sample over all crawls; 50,000 steps of the large model read a twelfth of it.
 FINEWEB_EDU = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet"
@@ -94,7 +97,6 @@ class M7cConfig(TrainConfig):
         "accum_batches": 0,
     }
     ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1}}  # one process on one card
-    METHOD: ClassVar[str] = "jackline.recipes.m7c.method"
     SMALLEST: ClassVar[str] = "toy"
 
     def __post_init__(self) -> None:
@@ -122,6 +124,11 @@ class M7cConfig(TrainConfig):
 
     def unread_environment(self, environ: Mapping[str, str]) -> Iterable[str]:
         return unread_lines(environ)
+
+    def make_additions(self, model: nn.Module) -> AttentionStatistics:
+        from jackline.recipes.m7c.method import AttentionStatistics
+
+        return AttentionStatistics(self.stats_every)
 
     def settle(self, origins: Mapping[str, str]) -> M7cConfig:
         """The forerunner's names become ours: where the data is, how large a batch, recomputed or not."""

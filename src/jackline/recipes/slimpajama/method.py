@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,18 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from jackline.errors import UsageError
-from jackline.trainer.chunks import ChunkFacts, ChunkLoader
+from jackline.recipes.slimpajama.chunks import ChunkFacts, ChunkLoader
+from jackline.trainer.language import Additions, LanguageTask
 from jackline.trainer.report.step_line import format_rate
-from jackline.trainer.task import Between, Method
-
-if TYPE_CHECKING:
-    from jackline.trainer.build import Parts
-
-
-def make_method(model: nn.Module, config: Any) -> Method:
-    if config.pretrained_checkpoint:
-        load_weights(model, Path(config.pretrained_checkpoint).expanduser())
-    return ChunkMethod()
+from jackline.trainer.task import Between
 
 
 class RunningLoss:
@@ -52,18 +44,17 @@ class RunningLoss:
         self.total, self.count = state["total"].to(self.total.device, copy=True), int(state["count"])
 
 
-class ChunkMethod(Method):
+class ChunkAdditions(Additions):
     """The plain step, told in chunks."""
 
     def __init__(self) -> None:
         self.running = RunningLoss()
         self._began_s = 0.0
 
-    def bind(self, parts: Parts) -> None:
-        loader: Any = parts.loader
-        assert isinstance(loader, ChunkLoader)
-        self._loader = loader
-        self.running.total = self.running.total.to(parts.device)
+    def bind(self, task: LanguageTask) -> None:
+        assert isinstance(task.loader, ChunkLoader)
+        self._loader = task.loader
+        self.running.total = self.running.total.to(task.learner.device)
 
     def state(self) -> dict[str, Any]:
         return {"running_loss": self.running}

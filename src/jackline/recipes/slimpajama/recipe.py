@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jackline.errors import UsageError
@@ -15,8 +16,13 @@ from jackline.settings import at_least, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from jackline.memory.plan.cards import Card
     from jackline.memory.plan.target import Candidate
+    from jackline.recipes.slimpajama.chunks import ChunkSource
+    from jackline.recipes.slimpajama.method import ChunkAdditions
+    from jackline.trainer.report.console import Console
 
 SLIMPAJAMA = "hf://datasets/cerebras/SlimPajama-627B/train/**/*.jsonl.zst"
 SLIMPAJAMA_TOKENS = 627_000_000_000
@@ -89,8 +95,6 @@ class SlimpajamaConfig(TrainConfig):
         "tokens_per_chunk": 512,
         "epochs": 1,
     }
-    METHOD: ClassVar[str] = "jackline.recipes.slimpajama.method"
-    IS_STREAMED: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +111,20 @@ class SlimpajamaConfig(TrainConfig):
 
     def _whole_steps(self) -> int:
         return -(-SLIMPAJAMA_TOKENS // (self.batch_size * self.seq_len))
+
+    def open_text(self, console: Console) -> ChunkSource:
+        """Documents as they arrive; nothing is cached."""
+        from jackline.recipes.slimpajama.chunks import open_chunks
+        from jackline.trainer.corpus import spec_of
+
+        return open_chunks(spec_of(self, "train"), console)
+
+    def make_additions(self, model: nn.Module) -> ChunkAdditions:
+        from jackline.recipes.slimpajama.method import ChunkAdditions, load_weights
+
+        if self.pretrained_checkpoint:
+            load_weights(model, Path(self.pretrained_checkpoint).expanduser())
+        return ChunkAdditions()
 
     def settle(self, origins: Mapping[str, str]) -> SlimpajamaConfig:
         """What nobody asked for: --test's sizes, the sequences of a chunk, as many chunks as the data has."""

@@ -1,7 +1,7 @@
 """Finding better masks during training: an evolution strategy that tries candidates, or SET, RigL, or none.
 
 Owns one mask update: making candidates, judging each on a rotating set of validation batches without leaving a trace
-in the weights, taking the best, and remembering what a later update needs. How masks change is `models.masks`; when
+in the weights, taking the best, and remembering what a later update needs. How masks change is `masks`; when
 an update is due and what it costs is the recipe's. All chance is a function of (seed, update, candidate).
 """
 

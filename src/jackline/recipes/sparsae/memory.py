@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from jackline.memory.plan.cards import Precision
 from jackline.memory.predict.cuda_rules import CudaRules
-from jackline.memory.predict.job import StepOptions
+from jackline.memory.predict.job import Job, StepOptions
 from jackline.models.gpt import GPT
-from jackline.models.shapes import GPTShape
-from jackline.recipes.sparsae.recipe import DISTILL_WEIGHT
+from jackline.models.shapes import GPTShape, describe_shape
+
+_DISTILL_WEIGHT = 0.5  # any but 0: memory is the same
 
 
 def make_gpt(shape: GPTShape, options: StepOptions) -> GPT:
@@ -32,8 +34,9 @@ def divergence_sum(teacher: Tensor, student: Tensor) -> Tensor:
 class SparsaeModule(nn.Module):
     """The student that is trained, its averaged teacher, and one byte for each weight that can be switched off."""
 
-    def __init__(self, student: GPT, teacher: GPT) -> None:
+    def __init__(self, student: GPT, teacher: GPT, distill_weight: float = _DISTILL_WEIGHT) -> None:
         super().__init__()
+        self._weight = distill_weight
         self.student = student
         self.teacher = teacher.requires_grad_(False)
         for number, weight in enumerate(student.parameters()):
@@ -54,7 +57,7 @@ class SparsaeModule(nn.Module):
         # In float32 also where the weights are bf16: logits are the largest tensors of a step.
         student = functional.log_softmax(self.student(ids).float().flatten(0, 1), dim=-1)
         loss = functional.nll_loss(student, targets.flatten(), reduction="sum")
-        return loss + DISTILL_WEIGHT * divergence_sum(teacher, student)
+        return loss + self._weight * divergence_sum(teacher, student)
 
     def _lowering(self, device: torch.device) -> Any:
         """A float32 teacher of a bf16 student computes in bf16; with any other precision the step's own autocast is
@@ -62,3 +65,19 @@ class SparsaeModule(nn.Module):
         if self.student.tokens.weight.dtype != torch.bfloat16:
             return contextlib.nullcontext()
         return CudaRules(torch.bfloat16) if device.type == "meta" else torch.autocast(device.type, torch.bfloat16)
+
+
+def sparse_job(
+    name: str, shape: GPTShape, batch_size: int, precision: Precision, *, is_recomputing: bool = False
+) -> Job:
+    """Student, teacher and masks, and the loss as every step after the warm-up has it."""
+    return Job(
+        name=f"sparsae {name}",
+        build=lambda options: SparsaeModule(make_gpt(shape, options), make_gpt(shape, options)),
+        batch=lambda count: torch.zeros((count, shape.context), dtype=torch.long),
+        loss=lambda model, ids: model(ids, ids) / float(ids.numel()),
+        global_batch=batch_size,
+        options=StepOptions(precision=precision, is_recomputing=is_recomputing),
+        can_recompute=True,
+        note=describe_shape(f"sparsae {name}", shape),
+    )

@@ -1,9 +1,9 @@
 """SparsAE's step: masked weights, a teacher that is an average of the student, and a mask that is searched for.
 
-Owns what happens in the method's places: gradients and moments of switched-off weights are zero, new connections
+Owns what is added to the plain step: gradients and moments of switched-off weights are zero, new connections
 learn faster for a few steps (by what the update did, because scaling gradients does nothing under Adam), the teacher
 follows the weights, and every `mask_opt_every` steps the mask is put to the test. The search is mask_search's, masks
-are models.masks', settings are the recipe's.
+are masks.py's, settings are the recipe's.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ from torch.nn import functional
 from jackline.data.loader.batches import ToDevice
 from jackline.errors import UsageError
 from jackline.memory.plan.cards import Precision
-from jackline.memory.predict.job import Job
-from jackline.models.shapes import GPTShape
 from jackline.recipes.sparsae.mask_search import MaskSearch, Record
 from jackline.recipes.sparsae.masks import Change, Masks, maskable
 from jackline.recipes.sparsae.memory import divergence_sum
-from jackline.recipes.sparsae.recipe import sparse_job
 from jackline.rundir.jsonl import JsonlWriter, read_lines
+from jackline.trainer.language import Additions, LanguageTask
 from jackline.trainer.startup.precision import autocast
-from jackline.trainer.task import Between, Method
+from jackline.trainer.task import Between
 from jackline.trainer.validate.evaluate import count_windows, read_windows
 
 if TYPE_CHECKING:
     from jackline.recipes.sparsae.recipe import SparsaeConfig
-    from jackline.trainer.build import Parts
 
 _POOL = 4  # validation batches that candidates are judged on, in turn
 _FILE = "masks.jsonl"
@@ -51,15 +48,6 @@ def distill_weight(step: int, config: SparsaeConfig, total_steps: int) -> float:
     share = min(1.0, (step - config.distill_warmup) / span)
     first, last = config.distill_first, config.distill_last
     return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
-
-
-def job_of(config: Any, shape: GPTShape, precision: Precision) -> Job:
-    """The memory of a step with its teacher and masks."""
-    return sparse_job(config.model, shape, config.batch_size, precision, is_recomputing=config.recompute)
-
-
-def make_method(model: nn.Module, config: Any) -> Method:
-    return SparseMethod(model, config)
 
 
 class BurnIn:
@@ -98,7 +86,7 @@ class BurnIn:
         self.left, self.places = int(state["left"]), dict(state["places"])
 
 
-class SparseMethod(Method):
+class SparseAdditions(Additions):
     """Made before the optimizer, so that its masters are taken from masked weights."""
 
     def __init__(self, model: nn.Module, config: SparsaeConfig) -> None:
@@ -117,9 +105,9 @@ class SparseMethod(Method):
         self._log: JsonlWriter | None = None
         self._pool: list[NDArray[Any]] = []
 
-    def bind(self, parts: Parts) -> None:
-        self._parts = parts
-        data = parts.corpus.validation
+    def bind(self, task: LanguageTask) -> None:
+        self._task = task
+        data = task.corpus.validation
         if self.config.sparsity and (data is None or not count_windows(data, self.config.seq_len)):
             # Else it would be found at the first update of the masks, hours later.
             raise UsageError(
@@ -131,13 +119,13 @@ class SparseMethod(Method):
         return {"teacher": self.teacher, "mask_search": self.search, "burn_in": self.burn_in}
 
     def begin_step(self, step: int) -> None:
-        self._alpha = distill_weight(step, self.config, self._parts.total_steps)
+        self._alpha = distill_weight(step, self.config, self._task.total_steps)
 
     def loss_sum(self, model: nn.Module, ids: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         count = targets.numel()
         if not self._alpha:
             return model(ids, targets), count
-        with torch.no_grad(), autocast(_teacher_precision(self._parts), self._parts.device):
+        with torch.no_grad(), autocast(_teacher_precision(self._task.learner.precision), self._task.learner.device):
             teacher = functional.log_softmax(self.teacher(ids).float().flatten(0, 1), dim=-1)
         student = functional.log_softmax(model(ids).float().flatten(0, 1), dim=-1)
         loss = functional.nll_loss(student, targets.flatten(), reduction="sum")
@@ -153,8 +141,8 @@ class SparseMethod(Method):
     @torch.no_grad()
     def after_update(self) -> None:
         self.burn_in.after(self._masters(), {name: weight.detach() for name, weight in self.weights.items()})
-        rate, state = 1 - self.config.ema_decay, self._parts.optimizer.state
-        for average, weight in zip(self.teacher.parameters(), self._parts.model.parameters(), strict=True):
+        rate, state = 1 - self.config.ema_decay, self._task.learner.optimizer.state
+        for average, weight in zip(self.teacher.parameters(), self._task.learner.model.parameters(), strict=True):
             average.lerp_(state.get(weight, {}).get("master", weight.detach()), rate)
 
     def after_step(self, between: Between) -> None:
@@ -164,7 +152,7 @@ class SparseMethod(Method):
         with between.during(f"mask update {self.search.num_updates}, after step {between.step:,}"):
             records, change = self.search.update(self._evaluate, self._gradients, self._tensors())
             self.burn_in.begin(change)
-            self._parts.model.zero_grad(set_to_none=True)
+            self._task.learner.model.zero_grad(set_to_none=True)
             loss = self._judge(_POOL)  # a batch that no candidate was chosen on
         is_boosted = self.search.stagnation.see(loss, self.search.settings.boosted_updates)
         took_s = time.monotonic() - began_s
@@ -184,12 +172,12 @@ class SparseMethod(Method):
 
     def _masters(self) -> dict[str, Tensor]:
         """What the optimizer moves: float32 masters, or the weights themselves."""
-        state = self._parts.optimizer.state
+        state = self._task.learner.optimizer.state
         return {name: state.get(weight, {}).get("master", weight.detach()) for name, weight in self.weights.items()}
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """The weights and all that goes with each: masters, moments, the teacher is dense and stays."""
-        state = self._parts.optimizer.state
+        state = self._task.learner.optimizer.state
         found = {"weights": {name: weight.detach() for name, weight in self.weights.items()}}
         for word in ("master", "exp_avg", "exp_avg_sq"):
             if all(word in state.get(weight, {}) for weight in self.weights.values()):
@@ -198,19 +186,19 @@ class SparseMethod(Method):
 
     def _evaluate(self, update: int) -> float:
         """Loss of the network as it stands, and its gradients; in eval mode, so that no dropout decides."""
-        self._parts.model.zero_grad(set_to_none=True)
+        self._task.learner.model.zero_grad(set_to_none=True)
         return self._judge(update % _POOL, with_gradients=True)
 
     def _gradients(self) -> dict[str, Tensor]:
         return {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
 
     def _judge(self, number: int, *, with_gradients: bool = False) -> float:
-        parts, model = self._parts, self._parts.model
+        task, model = self._task, self._task.learner.model
         was_training = model.training
         model.eval()
         try:
             with torch.set_grad_enabled(with_gradients):
-                total, count = parts.eval_sum(self._batch(number))
+                total, count = task.eval_sum(self._batch(number))
                 if with_gradients:
                     torch.autograd.backward(total / count)
         finally:
@@ -219,13 +207,13 @@ class SparseMethod(Method):
 
     def _batch(self, number: int) -> Tensor:
         """Validation windows, a micro-batch at a time; the last of them is what no candidate is chosen on."""
-        parts = self._parts
-        assert parts.corpus.validation is not None
+        task, data = self._task, self._task.corpus.validation
+        assert data is not None
         if not self._pool:
-            size = min(16, parts.config.batch_size, parts.chosen.micro_batch)
-            windows = read_windows(parts.corpus.validation, parts.config.seq_len, size, size * (_POOL + 1))
+            size = min(16, task.config.batch_size, task.chosen.micro_batch)
+            windows = read_windows(data, task.config.seq_len, size, size * (_POOL + 1))
             self._pool = [batch.copy() for batch in windows]
-        return ToDevice(parts.device)(self._pool[min(number, len(self._pool) - 1)])
+        return ToDevice(task.learner.device)(self._pool[min(number, len(self._pool) - 1)])
 
     def _write(self, folder: Path, records: list[Record], step: int) -> None:
         if self._log is None:
@@ -236,8 +224,8 @@ class SparseMethod(Method):
             self._log.append({"step": step, **asdict(record)})
 
 
-def _teacher_precision(parts: Parts) -> Any:
-    return "bf16" if parts.precision == "bf16-weights" else parts.precision
+def _teacher_precision(precision: Precision) -> Precision:
+    return "bf16" if precision == "bf16-weights" else precision
 
 
 def _forget_after(path: Path, update: int) -> None:

@@ -1,7 +1,7 @@
 """SparsAE: a language model with a fixed share of its weights switched off, taught also by an average of itself.
 
-Owns the recipe's sizes and settings and what of it takes memory: student, teacher, masks, and the loss of a step.
-What a step does is sparse_method's, the search for masks mask_search's.
+Owns the recipe's sizes and settings. What a step does is method.py, what it needs memory.py, the search for masks
+mask_search.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from jackline.settings import FRACTION, Range, at_least, between, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from jackline.memory.plan.cards import Card, Precision
     from jackline.memory.plan.target import Candidate
     from jackline.memory.predict.job import Job
-    from jackline.models.shapes import GPTShape
     from jackline.recipes.sparsae.mask_search import SearchSettings
+    from jackline.recipes.sparsae.method import SparseAdditions
+    from jackline.trainer.network import Shape
 
 DISTILL_WEIGHT = 0.5
 WIKITEXT = "hf://datasets/Salesforce/wikitext/wikitext-103-v1/train-*.parquet"
@@ -96,7 +99,6 @@ class SparsaeConfig(TrainConfig):
         "max_steps": 60,
         "eval_every": 20,
     }
-    METHOD: ClassVar[str] = "jackline.recipes.sparsae.method"
     AUTO_SIZES: ClassVar[Sequence[str]] = tuple(SIZES)  # what model=auto chooses from, largest first
     VOCAB_MULTIPLE: ClassVar[int] = 1  # the seeds' true counts
 
@@ -116,6 +118,19 @@ class SparsaeConfig(TrainConfig):
         from jackline.recipes.sparsae.mask_search import SearchSettings
 
         return SearchSettings(method=self.mask_update, num_mutants=self.num_mutants)
+
+    def make_additions(self, model: nn.Module) -> SparseAdditions:
+        from jackline.recipes.sparsae.method import SparseAdditions
+
+        return SparseAdditions(model, self)
+
+    def memory_job(self, shape: Shape, precision: Precision) -> Job:
+        """The memory of a step with its teacher and masks."""
+        from jackline.models.shapes import GPTShape
+        from jackline.recipes.sparsae.memory import sparse_job
+
+        assert isinstance(shape, GPTShape)
+        return sparse_job(self.model, shape, self.batch_size, precision, is_recomputing=self.recompute)
 
 
 def recipe() -> SparsaeConfig:
@@ -144,7 +159,7 @@ def _candidate(config: SparsaeConfig, card: Card) -> Candidate:
     )
     wanted: Precision = "bf16-weights" if card.has_bf16 else "fp16"  # as the trainer chooses on such a card
     precision = wanted if config.precision == "auto" else config.precision
-    job = sparse_job(config.model, shape, config.batch_size, precision, is_recomputing=config.recompute)
+    job = config.memory_job(shape, precision)
     shown = {
         "model_size": config.model,
         "parameters": count_parameters(shape),
@@ -157,25 +172,3 @@ def _candidate(config: SparsaeConfig, card: Card) -> Candidate:
         "sparsity": config.sparsity,
     }
     return Candidate(job, shown)
-
-
-def sparse_job(
-    name: str, shape: GPTShape, batch_size: int, precision: Precision, *, is_recomputing: bool = False
-) -> Job:
-    """Student, teacher and masks, and the loss as every step after the warm-up has it."""
-    import torch
-
-    from jackline.memory.predict.job import Job, StepOptions
-    from jackline.models.shapes import describe_shape
-    from jackline.recipes.sparsae.memory import SparsaeModule, make_gpt
-
-    return Job(
-        name=f"sparsae {name}",
-        build=lambda options: SparsaeModule(make_gpt(shape, options), make_gpt(shape, options)),
-        batch=lambda count: torch.zeros((count, shape.context), dtype=torch.long),
-        loss=lambda model, ids: model(ids, ids) / float(ids.numel()),
-        global_batch=batch_size,
-        options=StepOptions(precision=precision, is_recomputing=is_recomputing),
-        can_recompute=True,
-        note=describe_shape(f"sparsae {name}", shape),
-    )

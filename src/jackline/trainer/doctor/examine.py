@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jackline.errors import EXIT_DONE, JacklineError
 from jackline.machine.disk import read_disk
@@ -41,6 +41,9 @@ from jackline.trainer.doctor.findings import (
 from jackline.trainer.optim.schedule import schedule_of
 from jackline.trainer.report.console import Console
 from jackline.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from jackline.trainer.task import Task
 
 _SHOWN_CHARS = 160
 _PACKAGES = ("numpy", "safetensors", "tokenizers", "tensorboard")
@@ -95,7 +98,7 @@ def examine(resolved: Resolved, request: Request, console: Console, tell: Tell) 
         tell(_not_tried("data, memory, step and saving"))
         return
     try:
-        from jackline.trainer.build import choose_device
+        from jackline.trainer.startup.device import choose_device
         from jackline.trainer.startup.sizing import settle_size
 
         config = settle_size(resolved, None, choose_device(config), console).config
@@ -140,7 +143,7 @@ def device_findings(config: TrainConfig) -> Iterator[Finding]:
     """The card against this torch, and the precision against the card."""
     import torch
 
-    from jackline.trainer.build import choose_device, device_name
+    from jackline.trainer.startup.device import choose_device, device_name
     from jackline.trainer.startup.precision import choose_precision
 
     version, device = torch.__version__, choose_device(config)
@@ -175,8 +178,8 @@ def precision_bf16(device: Any) -> bool:
 
 
 def _try_everything(config: TrainConfig, request: Request, console: Console, tell: Tell) -> None:
-    from jackline.trainer.build import choose_device
     from jackline.trainer.doctor.trial import GIVE_UP_AFTER_S, opened
+    from jackline.trainer.startup.device import choose_device
 
     device = choose_device(config)
     told: list[Finding] = []
@@ -227,9 +230,9 @@ def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
 
 
 def _try_model(config: TrainConfig, request: Request, found: Any, console: Console, tell: Tell) -> None:
-    from jackline.trainer.build import choose_device
-    from jackline.trainer.doctor.trial import make_parts, predict_host_bytes
+    from jackline.trainer.doctor.trial import make_task, predict_host_bytes
     from jackline.trainer.network import describe_shape, shape_of
+    from jackline.trainer.startup.device import choose_device
     from jackline.trainer.startup.precision import choose_precision
 
     device = choose_device(config)
@@ -245,61 +248,59 @@ def _try_model(config: TrainConfig, request: Request, found: Any, console: Conso
             tell(_not_tried("step and saving"))
             return
     with console.phase("doctor", "building the model and choosing a micro-batch"):
-        parts = make_parts(config, device, precision, found)
-    _try_parts(parts, found.first, request, console, tell)
+        task = make_task(config, device, precision, found)
+    _try_task(task, found.first, request, console, tell)
 
 
 def _try_own(config: TrainConfig, request: Request, console: Console, tell: Tell) -> None:
-    """What is no language model builds its own parts, data and all; what it caches the training finds there."""
+    """What is no language model builds its own task, data and all; what it caches the training finds there."""
     from jackline.trainer.build import build
 
     try:
-        parts = build(config, console, request.runs_folder / ".doctor")
+        task = build(config, console, request.runs_folder / ".doctor")
     except JacklineError as error:
         tell(Finding("data", "problem", "\n".join((error.message, *error.detail)), error.hint or ""))
         tell(_not_tried("memory, step and saving"))
         return
-    loader: Any = parts.loader
-    tell(Finding("data", "ok", f"{config.data}: {loader.num_windows():,} {parts.UNIT} to train on"))
-    tell(judge_schedule(parts.schedule))
-    _try_parts(parts, next(loader), request, console, tell)
+    tell(Finding("data", "ok", f"{config.data}: {task.loader.num_windows():,} {task.counting.unit} to train on"))
+    tell(judge_schedule(task.schedule))
+    _try_task(task, next(task.loader), request, console, tell)
 
 
-def _try_parts(parts: Any, first: Any, request: Request, console: Console, tell: Tell) -> None:
+def _try_task(task: Task, first: Any, request: Request, console: Console, tell: Tell) -> None:
     """Memory, a step, the disk, saving, and the time of all of it."""
     from jackline.trainer.doctor.trial import state_bytes, take_step
-    from jackline.trainer.planning.rehearsal import with_micro_batch
 
-    config = parts.config
-    memory = _try_memory(parts, _free_memory(parts.device), console)
+    config = task.config
+    memory = _try_memory(task, _free_memory(task.learner.device), console)
     tell(memory.finding)
     if memory.finding.state == "problem":
         tell(_not_tried("step and saving"))
         return
-    parts = with_micro_batch(parts, memory.micro_batch)
+    task = task.with_micro_batch(memory.micro_batch)
     with console.phase("doctor", "one real step on real data"):
-        taken = take_step(parts, first)
+        taken = take_step(task, first)
     tell(judge_step(taken))
     disk = read_disk(request.runs_folder)
     free_disk = disk.free_bytes if disk is not None else 0
-    size = state_bytes(parts)
+    size = state_bytes(task)
     keeps_best = config.val_fraction > 0 or not config.is_language
-    kept = count_kept(config.keep_last, config.keep_every, parts.total_steps, keeps_best=keeps_best)
+    kept = count_kept(config.keep_last, config.keep_every, task.total_steps, keeps_best=keeps_best)
     budget = judge_disk(DiskFacts(size, kept, free_disk, str(request.runs_folder)))
     tell(budget)
     if budget.state == "problem":
         tell(_not_tried("saving"))
     else:
         with console.phase("doctor", f"save, load, compare: {format_bytes(size)}"):
-            tell(_try_saving(parts, request.runs_folder))
-    tell(judge_time(_time_facts(config, parts, taken.step_s)))
+            tell(_try_saving(task, request.runs_folder))
+    tell(judge_time(_time_facts(config, task, taken.step_s)))
 
 
-def _try_saving(parts: Any, runs_folder: Path) -> Finding:
+def _try_saving(task: Task, runs_folder: Path) -> Finding:
     from jackline.trainer.doctor.trial import prove_save
 
     try:
-        proved = prove_save(parts, runs_folder)
+        proved = prove_save(task, runs_folder)
     except (JacklineError, OSError) as error:
         text = " ".join((error.message, *error.detail)) if isinstance(error, JacklineError) else str(error)
         return Finding("saving", "problem", text, "another place for runs: --runs-dir PATH")
@@ -313,16 +314,16 @@ class _Memory:
     micro_batch: int
 
 
-def _try_memory(parts: Any, free_bytes: int, console: Console) -> _Memory:
+def _try_memory(task: Task, free_bytes: int, console: Console) -> _Memory:
     """Rehearsed, and measured."""
     from jackline.trainer.planning.rehearsal import rehearse_step
 
-    chosen, is_on_card = parts.chosen, parts.device.type == "cuda"
-    plan = f"batch {parts.config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch}"
+    chosen, is_on_card = task.chosen, task.learner.device.type == "cuda"
+    plan = f"batch {task.config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch}"
     where = "on the card" if is_on_card else "of host memory"
     try:
-        with parts.kernels():
-            found = rehearse_step(parts, console)
+        with task.kernels():
+            found = rehearse_step(task, console)
     except JacklineError as error:
         return _Memory(Finding("memory", "problem", f"{plan}: {error.message}", error.hint or ""), 1)
     if found.micro_batch != chosen.micro_batch:
@@ -331,31 +332,31 @@ def _try_memory(parts: Any, free_bytes: int, console: Console) -> _Memory:
     return _Memory(finding, found.micro_batch)
 
 
-def _time_facts(config: TrainConfig, parts: Any, step_s: float) -> TimeFacts:
+def _time_facts(config: TrainConfig, task: Task, step_s: float) -> TimeFacts:
     """A validation's forward pass costs a third of a step; how many windows there are is bounded by val_tokens."""
     from jackline.trainer.build import guess_step_s
     from jackline.trainer.startup.compiling import decide, why_not
 
-    num_evals = parts.total_steps // config.eval_every if config.eval_every else 0
+    num_evals = task.total_steps // config.eval_every if config.eval_every else 0
     passes = (num_evals * config.eval_share + config.full_eval) if config.val_fraction and config.is_language else 0.0
-    forward_s = step_s / 3 / max(1, parts.tokens_per_step) * config.val_tokens
+    forward_s = step_s / 3 / max(1, task.counting.per_step) * config.val_tokens
     decision = decide(
         config.compile,
-        has_card=parts.device.type == "cuda",
-        can_compile=why_not(parts.device) if config.compile != "off" else "",
-        steps_left=parts.total_steps,
-        eager_step_s=guess_step_s(parts),
+        has_card=task.learner.device.type == "cuda",
+        can_compile=why_not(task.learner.device) if config.compile != "off" else "",
+        steps_left=task.total_steps,
+        eager_step_s=guess_step_s(task),
         is_warm=False,
     )
     return TimeFacts(
         step_s=step_s,
-        total_steps=parts.total_steps,
-        tokens_per_step=parts.tokens_per_step,
+        total_steps=task.total_steps,
+        tokens_per_step=task.counting.per_step,
         eval_s=forward_s * passes,
         is_compiling=decision.is_compiled,
         limit_s=config.time_limit_s,
         session=find_notebook(os.environ) or "",
-        unit=parts.UNIT,
+        unit=task.counting.unit,
     )
 
 

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jackline.checkpoint.engine import CheckpointEngine
-from jackline.data.build.supply import Data, open_data
-from jackline.data.command_line import first_text
+from jackline.data.build.supply import open_data
 from jackline.data.loader.batches import ToDevice
-from jackline.data.loader.loader import Batch, Loader
+from jackline.data.loader.loader import Batch
 from jackline.data.progress import Progress, describe
 from jackline.data.sources.bytefile import SourceUnavailable
 from jackline.memory.guard.safe_step import SafeStep
@@ -35,20 +34,20 @@ from jackline.memory.predict.step import CannotTrace, predict
 from jackline.rundir.layout import RunDir
 from jackline.session.saving.proof import prove
 from jackline.session.stopping import NoMoreWaiting
-from jackline.trainer.build import Parts, device_name
-from jackline.trainer.chunks import ChunkSource, open_chunks
+from jackline.trainer.build import make_network
 from jackline.trainer.config import TrainConfig
-from jackline.trainer.corpus import Corpus, cache_settings, make_loader, spec_of
+from jackline.trainer.corpus import CachedText, Corpus, TrainText, cache_settings, spec_of
 from jackline.trainer.doctor.findings import StepTaken
-from jackline.trainer.network import make_model, shape_of, use_kernels
-from jackline.trainer.optim.optimizer import make_optimizer
+from jackline.trainer.language import LanguageTask, NoAdditions
+from jackline.trainer.network import shape_of, use_kernels
+from jackline.trainer.optim.learner import make_learner
 from jackline.trainer.optim.schedule import lr_at, schedule_of
 from jackline.trainer.planning.plan import choose_micro_batch, job_of
 from jackline.trainer.report.console import Console
 from jackline.trainer.sentinels.floor import Floor, entropy_floor
 from jackline.trainer.sentinels.tensors import weights_without_gradient
-from jackline.trainer.startup.precision import choose_attention, make_scaler
-from jackline.trainer.task import Method, find_method
+from jackline.trainer.startup.precision import choose_attention
+from jackline.trainer.task import BatchSource, Task
 
 # A training waits a quarter of an hour for a source that does not answer; whoever asks a doctor waits no longer.
 GIVE_UP_AFTER_S = 20.0
@@ -61,8 +60,8 @@ _TIMED_S = 3.0
 class Opened:
     """The training data, its first text and its first batch."""
 
-    data: Data | ChunkSource
-    loader: Loader
+    text: TrainText
+    loader: BatchSource
     first_text: str
     first: Batch
     floor: Floor | None
@@ -70,14 +69,14 @@ class Opened:
 
     @property
     def vocab_size(self) -> int:
-        return Corpus(self.data, None).vocab_size
+        return self.text.vocab_size
 
 
 @contextlib.contextmanager
 def opened(config: TrainConfig, device: torch.device, console: Console) -> Iterator[Opened]:
     """Reads as far as the first batches. Raises what a training would raise."""
     began_s = time.monotonic()
-    with _source(config, console) as data, make_loader(config, data, device=device) as loader:
+    with _text(config, console) as text, contextlib.closing(text.make_loader(config, device)) as loader:
         listen: Any = getattr(loader, "stop_when", None)
         if listen is not None:  # a stream may give a document a minute: that is no reason to wait for an hour
             listen(lambda: time.monotonic() - began_s > GIVE_UP_AFTER_S)
@@ -89,11 +88,11 @@ def opened(config: TrainConfig, device: torch.device, console: Console) -> Itera
                 hint="a training would wait for more; tokens_per_chunk is how much a step needs",
             ) from None
         took_s = time.monotonic() - began_s
-        floor = entropy_floor(_sample(loader, first), Corpus(data, None).vocab_size)
-        yield Opened(data, loader, _first_text(data, first), first, floor, took_s)
+        floor = entropy_floor(_sample(loader, first), text.vocab_size)
+        yield Opened(text, loader, text.first_text(first), first, floor, took_s)
 
 
-def _sample(loader: Loader, first: Batch) -> NDArray[Any]:
+def _sample(loader: BatchSource, first: Batch) -> NDArray[Any]:
     """Some ten thousand tokens, or what there is in time."""
     sample = [first.tokens.reshape(-1)]
     with contextlib.suppress(NoMoreWaiting):
@@ -106,9 +105,10 @@ def _sample(loader: Loader, first: Batch) -> NDArray[Any]:
 
 
 @contextlib.contextmanager
-def _source(config: TrainConfig, console: Console) -> Iterator[Data | ChunkSource]:
-    if config.IS_STREAMED:
-        yield open_chunks(spec_of(config, "train"), console)
+def _text(config: TrainConfig, console: Console) -> Iterator[TrainText]:
+    if (own := config.open_text(console)) is not None:
+        with contextlib.closing(own):
+            yield own
         return
 
     def report(progress: Progress) -> None:
@@ -116,46 +116,31 @@ def _source(config: TrainConfig, console: Console) -> Iterator[Data | ChunkSourc
 
     settings = replace(cache_settings(config), give_up_after_s=GIVE_UP_AFTER_S)
     with open_data(spec_of(config, "train"), settings, report) as data:
-        yield data
+        yield CachedText(data)
 
 
-def _first_text(data: Data | ChunkSource, first: Batch) -> str:
-    if isinstance(data, Data):
-        return first_text(data.cache.folder)
-    return data.live.tokenizer.decode(first.tokens[0])
-
-
-def make_parts(config: TrainConfig, device: torch.device, precision: Precision, found: Opened) -> Parts:
+def make_task(config: TrainConfig, device: torch.device, precision: Precision, found: Opened) -> LanguageTask:
     """As build.py does, without validation data (a whole pass over the corpus) and without compiling."""
     shape = shape_of(config, found.vocab_size)
-    torch.manual_seed(config.seed)
-    made = make_model(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows)
-    model = made.to(device)
-    method: Method = find_method(config).make_method(model, config)
-    optimizer = make_optimizer(
-        model, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay, precision=precision
-    )
-    use_kernels(model, precision)
+    network = make_network(config, shape, device)
+    additions = config.make_additions(network) or NoAdditions()
+    learner = make_learner(network, config, precision, device)
+    use_kernels(network, precision)
     total_steps = count_steps(config, found.loader)
-    parts = Parts(
+    task = LanguageTask(
         config=config,
-        device=device,
-        device_name=device_name(device),
-        corpus=Corpus(found.data, None),
+        learner=learner,
+        corpus=Corpus(found.text, None),
         loader=found.loader,
         shape=shape,
-        model=model,
-        optimizer=optimizer,
-        precision=precision,
         attention=choose_attention(config.attention, device),
-        scaler=make_scaler(precision, device),
         chosen=choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda"),
         schedule=schedule_of(config, total_steps),
         total_steps=total_steps,
-        method=method,
+        additions=additions,
     )
-    method.bind(parts)
-    return parts
+    additions.bind(task)
+    return task
 
 
 def predict_host_bytes(config: TrainConfig, vocab_size: int, precision: Precision) -> int:
@@ -170,46 +155,48 @@ def predict_host_bytes(config: TrainConfig, vocab_size: int, precision: Precisio
     return found.peak_allocated_bytes
 
 
-def count_steps(config: TrainConfig, loader: Loader) -> int:
+def count_steps(config: TrainConfig, loader: BatchSource) -> int:
     """In epochs they are known when the corpus is whole; until then max_steps stands for them."""
     windows = loader.num_windows() if config.epochs else None
     return config.max_steps if windows is None else max(1, config.epochs * (windows // config.batch_size))
 
 
-def take_step(parts: Parts, batch: Any) -> StepTaken:
+def take_step(task: Task, batch: Any) -> StepTaken:
     """A real step on real data, and a few more for the time: the first one allocates and is not counted."""
-    given = parts.on_device(batch, ToDevice(parts.device))
-    safe_step = SafeStep(parts.model, micro_batch=parts.chosen.micro_batch, scaler=parts.scaler)
+    learner, vocab_size = task.learner, task.counting.vocab_size
+    given = task.on_device(batch, ToDevice(learner.device))
+    safe_step = SafeStep(learner.model, micro_batch=task.chosen.micro_batch, scaler=learner.scaler)
     untouched: list[str] = []
     losses: list[float] = []
     norms: list[float] = []
     took_s: list[float] = []
-    parts.model.train()
-    with parts.kernels():
+    learner.model.train()
+    with task.kernels():
         while len(took_s) < 2 or (len(took_s) < _MAX_STEPS and sum(took_s) < _TIMED_S):
             number = len(took_s)
             began_s = time.perf_counter()
-            parts.set_rate(lr_at(number, parts.schedule))
-            result = safe_step(parts.loss_sum, given, count=float(parts.count_of(batch)))
+            learner.set_rate(lr_at(number, task.schedule))
+            result = safe_step(task.loss_sum, given, count=float(task.count_of(batch)))
             if number == 0:
-                untouched = weights_without_gradient(parts.model)
-            norms.append(float(parts.update()))
+                untouched = weights_without_gradient(learner.model)
+            norms.append(float(task.update()))
             losses.append(float(result.loss))
             took_s.append(time.perf_counter() - began_s)
     return StepTaken(
         loss=losses[0],
-        guessing_loss=math.log(parts.vocab_size) if parts.vocab_size else 0.0,
+        guessing_loss=math.log(vocab_size) if vocab_size else 0.0,
         grad_norm=norms[0],
         untouched=tuple(untouched),
-        num_weights=sum(1 for _ in parts.model.parameters()),
+        num_weights=sum(1 for _ in learner.model.parameters()),
         step_s=median(took_s[1:]),
     )
 
 
-def state_bytes(parts: Parts) -> int:
+def state_bytes(task: Task) -> int:
     """What a checkpoint holds: weights, buffers and the optimizer's state, which exists after a step."""
-    tensors = [*parts.model.parameters(), *parts.model.buffers()]
-    tensors += [value for state in parts.optimizer.state.values() for value in state.values() if _is_tensor(value)]
+    learner = task.learner
+    tensors = [*learner.model.parameters(), *learner.model.buffers()]
+    tensors += [value for state in learner.optimizer.state.values() for value in state.values() if _is_tensor(value)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -223,7 +210,7 @@ class Proved:
     took_s: float
 
 
-def prove_save(parts: Parts, runs: Path) -> Proved:
+def prove_save(task: Task, runs: Path) -> Proved:
     """Save, load, compare every bit, on the disk the run will be on; then remove it. Raises Unproved."""
     made = [folder for folder in (runs, *runs.parents) if not folder.exists()]
     runs.mkdir(parents=True, exist_ok=True)
@@ -232,8 +219,9 @@ def prove_save(parts: Parts, runs: Path) -> Proved:
         began_s = time.monotonic()
         engine = CheckpointEngine(RunDir(folder))
         try:
-            state = {"model": parts.model, "optimizer": parts.optimizer}
-            prove(engine, {**state, **({"scaler": parts.scaler} if parts.scaler is not None else {})}, step=0)
+            learner = task.learner
+            state = {"model": learner.model, "optimizer": learner.optimizer}
+            prove(engine, {**state, **({"scaler": learner.scaler} if learner.scaler is not None else {})}, step=0)
             took_s = time.monotonic() - began_s
         finally:
             engine.close()

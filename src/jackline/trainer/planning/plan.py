@@ -5,7 +5,9 @@ Owns the Job that stands for a config (the same model, batch and loss as the loo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,6 @@ from jackline.models.nsa.shape import NSAShape
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.network import Shape, count_parameters, describe_shape, make_model, shape_of
 from jackline.trainer.planning.nsa_memory import make_planned
-from jackline.trainer.task import find_method
 from jackline.units import format_bytes
 
 TOKENIZER_SIZES = {"gpt2": 50_257, "bytes": 257}
@@ -34,6 +35,7 @@ class Chosen:
     accumulation: int
     text: str
     made: Plan | None = None
+    plan_again: Callable[[Room], Plan] | None = None  # with what a rehearsal has measured
 
 
 def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_card: bool = True) -> Job:
@@ -98,16 +100,22 @@ def choose_micro_batch(
     # nvidia-smi, which counts all cards of the machine and not those that this process may see.
     free_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() + card.context_bytes
     try:
-        made = plan_on(config, shape, precision, room=_room(card, free_bytes, correction), card=card)
+        plan_again = partial(plan_on, config, shape, precision, card)
+        made = plan_again(_room(card, free_bytes, correction))
     except CannotTrace as error:
         return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
     needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(card.usable_bytes)} on {card.name}"
-    return _chosen(config, made.micro_batch, f"{made.fit}, {needs}", made)
+    return replace(_chosen(config, made.micro_batch, f"{made.fit}, {needs}"), made=made, plan_again=plan_again)
 
 
-def plan_on(config: TrainConfig, shape: Shape, precision: Precision, *, card: Card, room: Room) -> Plan:
-    make_job = getattr(find_method(config), "job_of", job_of)
-    return plan(make_job(config, shape, precision), card, room=room)
+def rehearsed(config: TrainConfig, micro_batch: int) -> Chosen:
+    """What a rehearsal found to fit."""
+    return _chosen(config, micro_batch, "as rehearsed")
+
+
+def plan_on(config: TrainConfig, shape: Shape, precision: Precision, card: Card, room: Room) -> Plan:
+    job = config.memory_job(shape, precision) or job_of(config, shape, precision)
+    return plan(job, card, room=room)
 
 
 def _room(card: Card, free_bytes: int, correction: float | None) -> Room:
@@ -115,6 +123,6 @@ def _room(card: Card, free_bytes: int, correction: float | None) -> Room:
     return room if correction is None else corrected_room(room, correction)
 
 
-def _chosen(config: TrainConfig, micro_batch: int, why: str, made: Plan | None = None) -> Chosen:
+def _chosen(config: TrainConfig, micro_batch: int, why: str) -> Chosen:
     accumulation = -(-config.batch_size // micro_batch)
-    return Chosen(micro_batch, accumulation, why, made)
+    return Chosen(micro_batch, accumulation, why)

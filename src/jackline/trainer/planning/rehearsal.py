@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,11 +29,10 @@ from jackline.memory.plan.rehearse import (
 )
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
-from jackline.trainer.build import Parts
 from jackline.trainer.config import identity
-from jackline.trainer.planning.plan import Chosen, plan_on
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup import compiling
+from jackline.trainer.task import Task
 from jackline.units import format_bytes, format_duration
 
 _KEPT = ("micro_batch", "step_s", "reserved_bytes", "window_s")
@@ -67,45 +66,45 @@ class _TimedMeter:
         return peaks
 
 
-def rehearse_step(parts: Parts, console: Console, run: RunDir | None = None) -> Rehearsed:
+def rehearse_step(task: Task, console: Console, run: RunDir | None = None) -> Rehearsed:
     """Shrinks the micro-batch until it fits; one that leaves much unused grows once. Losses afterwards are bit for
     bit those without a rehearsal. One that an earlier attempt of the run did on the same device is not done again.
     """
-    if run is not None and (before := _remembered(run, parts)) is not None:
+    if run is not None and (before := _remembered(run, task)) is not None:
         fits = f"micro-batch {before.micro_batch} fits, {format_bytes(before.reserved_bytes)}"
         console.say(f"{fits}: measured by an attempt before, on the same device", "rehearsal")
         return before
-    good = _fit(parts, parts.chosen.micro_batch, console)
-    better = _planned_anew(parts, good, console)
-    against = _against_plan(parts, good)
+    good = _fit(task, task.chosen.micro_batch, console)
+    better = _planned_anew(task, good, console)
+    against = _against_plan(task, good)
     if better and better != good.micro_batch:
-        tried = _attempt(parts, better, console)
+        tried = _attempt(task, better, console)
         good = tried if not tried.found.failed_act else good
-    slices = -(-parts.config.batch_size // good.micro_batch)
+    slices = -(-task.config.batch_size // good.micro_batch)
     step_s = good.step_s * slices / min(2, slices)
-    whole = f", all {parts.total_steps:,} about {format_duration(step_s * parts.total_steps)}"
+    whole = f", all {task.total_steps:,} about {format_duration(step_s * task.total_steps)}"
     console.say(
         f"fits: {format_bytes(good.found.reserved_bytes)}; a step takes about {format_duration(step_s)}"
-        f"{whole if parts.config.has_known_end else ''}",
+        f"{whole if task.config.has_known_end else ''}",
         "rehearsal",
     )
     window_s = good.eval_s / good.micro_batch
     return Rehearsed(good.micro_batch, step_s, good.found.reserved_bytes, window_s, against)
 
 
-def remember(run: RunDir, parts: Parts, rehearsed: Rehearsed | None) -> None:
+def remember(run: RunDir, task: Task, rehearsed: Rehearsed | None) -> None:
     """memory.json, once the run's folder is one: what was measured against what was predicted, and that it fits."""
     if rehearsed is None:
         return
-    found = {**_conditions(parts), **{name: getattr(rehearsed, name) for name in _KEPT}}
+    found = {**_conditions(task), **{name: getattr(rehearsed, name) for name in _KEPT}}
     atomic.write_json(run.memory_file, {**rehearsed.against_plan, "rehearsed": found})
 
 
-def _remembered(run: RunDir, parts: Parts) -> Rehearsed | None:
+def _remembered(run: RunDir, task: Task) -> Rehearsed | None:
     """Of an attempt before, when neither device nor settings have changed since (--continue-with-changes may)."""
     record = atomic.read_json(run.memory_file)
     found = record.pop("rehearsed", None) if isinstance(record, dict) else None
-    conditions = _conditions(parts)
+    conditions = _conditions(task)
     if record is None or not isinstance(found, dict) or {name: found.get(name) for name in conditions} != conditions:
         return None
     known = {name: found.get(name) for name in _KEPT}
@@ -114,10 +113,10 @@ def _remembered(run: RunDir, parts: Parts) -> Rehearsed | None:
     return Rehearsed(**known, against_plan=record)  # type: ignore[arg-type]
 
 
-def _conditions(parts: Parts) -> dict[str, Any]:
+def _conditions(task: Task) -> dict[str, Any]:
     """What a rehearsal is true for, as JSON has it."""
-    settings: dict[str, Any] = json.loads(json.dumps(identity(parts.config)))
-    return {"device": parts.device_name, "settings": settings}
+    settings: dict[str, Any] = json.loads(json.dumps(identity(task.config)))
+    return {"device": task.learner.device_name, "settings": settings}
 
 
 @dataclass(frozen=True)
@@ -128,23 +127,23 @@ class _Attempt:
     eval_s: float
 
 
-def _attempt(parts: Parts, micro_batch: int, console: Console) -> _Attempt:
+def _attempt(task: Task, micro_batch: int, console: Console) -> _Attempt:
     # Whether an earlier attempt's cache helps is known to compiling.py, and was said; the longer of the two is told.
-    is_compiled = getattr(parts.model, "_compiled_call_impl", None) is not None
+    is_compiled = getattr(task.learner.model, "_compiled_call_impl", None) is not None
     first = f"; compiles first, up to {compiling.COLD_S:.0f} s" if is_compiled else ""
     with console.phase("rehearsal", f"one step at micro-batch {micro_batch}, measured and undone{first}"):
-        return _Attempt(micro_batch, *_try(parts, micro_batch))
+        return _Attempt(micro_batch, *_try(task, micro_batch))
 
 
-def _fit(parts: Parts, micro_batch: int, console: Console) -> _Attempt:
+def _fit(task: Task, micro_batch: int, console: Console) -> _Attempt:
     while True:
-        tried = _attempt(parts, micro_batch, console)
+        tried = _attempt(task, micro_batch, console)
         if not tried.found.failed_act:
             return tried
         if micro_batch == 1:
             raise JacklineError(
-                f"one sequence of {parts.config.seq_len} tokens does not fit: {tried.found.error.splitlines()[0]}",
-                hint=f"`jackline plan {parts.config.recipe} --explain` shows where it goes and what saves some",
+                f"one sequence of {task.config.seq_len} tokens does not fit: {tried.found.error.splitlines()[0]}",
+                hint=f"`jackline plan {task.config.recipe} --explain` shows where it goes and what saves some",
             )
         console.say(
             f"micro-batch {micro_batch} does not fit in the {tried.found.failed_act}: trying half", "rehearsal"
@@ -152,58 +151,53 @@ def _fit(parts: Parts, micro_batch: int, console: Console) -> _Attempt:
         micro_batch = max(1, micro_batch // 2)
 
 
-def _against_plan(parts: Parts, tried: _Attempt) -> dict[str, Any]:
-    made = parts.chosen.made
+def _against_plan(task: Task, tried: _Attempt) -> dict[str, Any]:
+    made = task.chosen.made
     if made is None or tried.micro_batch != made.micro_batch:
         return {}
     return correction_record(made.prediction, tried.found)
 
 
-def _planned_anew(parts: Parts, tried: _Attempt, console: Console) -> int:
+def _planned_anew(task: Task, tried: _Attempt, console: Console) -> int:
     """The micro-batch of a plan that knows what was measured, where it differs by more than 3 %; 0: stay."""
-    made = parts.chosen.made
-    if made is None or tried.micro_batch != made.micro_batch:
+    made, plan_again = task.chosen.made, task.chosen.plan_again
+    if made is None or plan_again is None or tried.micro_batch != made.micro_batch:
         return 0
     correction = correction_of(made.prediction, tried.found)
     off = f"measured {format_bytes(tried.found.allocated_bytes)}, {correction - 1:+.1%} of what was predicted"
     if not must_plan_again(correction, tried.found):
         console.say(off, "rehearsal")
         return 0
-    room = corrected_room(made.room, correction)
-    again = plan_on(parts.config, parts.shape, parts.precision, card=made.card, room=room)
+    again = plan_again(corrected_room(made.room, correction))
     console.say(f"{off}: planned anew, micro-batch {again.micro_batch} ({again.fit})", "rehearsal")
     return again.micro_batch if again.fit != "no" else 0
 
 
-def _try(parts: Parts, micro_batch: int) -> tuple[Rehearsal, float, float]:
-    config, device = parts.config, parts.device
-    window = parts.blank_batch(micro_batch)
+def _try(task: Task, micro_batch: int) -> tuple[Rehearsal, float, float]:
+    config, learner = task.config, task.learner
+    model, scaler = learner.model, learner.scaler
+    window = task.blank_batch(micro_batch)
     # A second slice meets the gradients of the first: more memory than one alone.
     num_slices = min(2, -(-config.batch_size // micro_batch))
 
     def step() -> None:
-        parts.method.begin_step(parts.method.hardest_step)
+        task.begin_step(task.hardest_step)
         for _ in range(num_slices):
-            total, count = parts.loss_sum(window)
+            total, count = task.loss_sum(window)
             mean = total / (count * num_slices)
-            (mean if parts.scaler is None else parts.scaler.scale(mean)).backward()
-        parts.move_weights()  # a method's own state (an average) would not be put back
-        parts.optimizer.zero_grad(set_to_none=True)
+            (mean if scaler is None else scaler.scale(mean)).backward()
+        learner.move_weights()  # not `update`: what a recipe keeps beside the weights (an average) is not put back
+        learner.forget_gradients()
 
     def evaluate() -> None:
-        parts.model.eval()
+        model.eval()
         with torch.no_grad():
-            parts.eval_sum(window)
-        parts.model.train()
+            task.eval_sum(window)
+        model.train()
 
-    held = [*parts.model.parameters(), *parts.model.buffers()]
-    meter = _TimedMeter(CudaMeter() if device.type == "cuda" else CpuMeter(held), device)
+    held = [*model.parameters(), *model.buffers()]
+    meter = _TimedMeter(CudaMeter() if learner.device.type == "cuda" else CpuMeter(held), learner.device)
     acts = {"step": step, "evaluation": evaluate}
-    found = rehearse(acts, parts.model, parts.optimizer, scaler=parts.scaler, meter=meter)
+    found = rehearse(acts, model, learner.optimizer, scaler=scaler, meter=meter)
     step_s, eval_s = (*meter.seconds, 0.0, 0.0)[:2]
     return found, step_s, eval_s
-
-
-def with_micro_batch(parts: Parts, micro_batch: int) -> Parts:
-    accumulation = -(-parts.config.batch_size // micro_batch)
-    return replace(parts, chosen=Chosen(micro_batch, accumulation, "as rehearsed"))

@@ -1,6 +1,6 @@
 """What a loop tells others about itself: the session its settings, the sentinels their facts, people the next step.
 
-Owns the translation from config and parts into their words. Pure but for the lines it says.
+Owns the translation from config and task into their words. Pure but for the lines it says.
 """
 
 from __future__ import annotations
@@ -13,25 +13,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from jackline.checkpoint.format.catalogue import list_names
 from jackline.checkpoint.place import choose_place
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.session.off import OffRun
 from jackline.session.run import Run
-from jackline.trainer.build import Parts
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.step_line import curves_lines
-from jackline.trainer.sentinels.floor import Floor, entropy_floor
 from jackline.trainer.sentinels.watch import Facts
-from jackline.trainer.validate.evaluate import read_windows
-from jackline.trainer.validate.validation import Validation
+from jackline.trainer.task import Task, Validating
 from jackline.units import format_duration
-
-_FLOOR_TOKENS = 1 << 16
 
 
 def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
@@ -52,25 +45,15 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
     }
 
 
-def sentinel_facts(parts: Parts, validation: Validation) -> Facts:
+def sentinel_facts(task: Task, validation: Validating) -> Facts:
     return Facts(
-        vocab_size=parts.vocab_size,
-        schedule=parts.schedule,
-        tokens_per_step=parts.tokens_per_step,
-        unit=parts.UNIT,
-        floor=floor_of(parts, validation),
+        vocab_size=task.counting.vocab_size,
+        schedule=task.schedule,
+        tokens_per_step=task.counting.per_step,
+        unit=task.counting.unit,
+        floor=None if task.config.sentinels == "off" else validation.floor(),
         full_validation_parts=validation.num_parts if validation.num_quick < validation.num_windows else None,
     )
-
-
-def floor_of(parts: Parts, validation: Validation) -> Floor | None:
-    """From validation windows: reading training windows here would move the loader."""
-    data, seq_len = parts.corpus.validation, parts.config.seq_len
-    if data is None or not validation.num_windows or parts.config.sentinels == "off":
-        return None
-    wanted = min(validation.num_windows, max(1, _FLOOR_TOKENS // seq_len))
-    sample = [windows[:, :-1].reshape(-1) for windows in read_windows(data, seq_len, min(64, wanted), wanted)]
-    return entropy_floor(np.concatenate(sample), parts.corpus.vocab_size)
 
 
 def event_of(run: Run | OffRun) -> Callable[[str, str], None]:

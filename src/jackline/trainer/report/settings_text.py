@@ -90,9 +90,9 @@ def chosen_values(config: TrainConfig) -> Mapping[str, str]:
 
 
 def _planned(config: TrainConfig) -> tuple[int, str, str]:
-    from jackline.trainer.build import choose_device
     from jackline.trainer.network import shape_of
     from jackline.trainer.planning.plan import TOKENIZER_SIZES, choose_micro_batch
+    from jackline.trainer.startup.device import choose_device
     from jackline.trainer.startup.precision import choose_precision
 
     device = choose_device(config)

@@ -22,13 +22,13 @@ from jackline.errors import JacklineError
 from jackline.machine.memory import effective_limit
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import read_session
-from jackline.trainer.build import Parts
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import mfu, peak_flops
 from jackline.trainer.report.late import Arrived, LateNumbers
 from jackline.trainer.report.step_line import FinalFacts, LossBounds, StepLine, final_lines, step_line
 from jackline.trainer.report.tensorboard import Board
 from jackline.trainer.sentinels.watch import Alarm, EvalFacts, PairFacts, Sentinels, StepFacts
+from jackline.trainer.task import Task
 from jackline.trainer.validate.evaluate import Evaluation
 
 LINE_EVERY_S = 1.5
@@ -72,21 +72,21 @@ class _Spent:
 class Watch:
     """`begin` at the first step of the attempt, `after_step` for each, `end` in any case."""
 
-    def __init__(self, parts: Parts, run: RunDir, console: Console, sentinels: Sentinels) -> None:
-        self.parts, self.run, self.console, self.sentinels = parts, run, console, sentinels
+    def __init__(self, task: Task, run: RunDir, console: Console, sentinels: Sentinels) -> None:
+        self.task, self.run, self.console, self.sentinels = task, run, console, sentinels
         self._event: Event = lambda kind, text: None
-        self._late: LateNumbers[Step] = LateNumbers(parts.device)
+        self._late: LateNumbers[Step] = LateNumbers(task.learner.device)
         self._board = Board(run.tensorboard, console.say)
-        self._flops = parts.flops_each
-        self._peak = peak_flops(parts.device_name, parts.precision)
-        self._limit_bytes = _limit_bytes(parts.device)
-        self._total_steps = parts.total_steps if parts.config.has_known_end else 0
+        self._flops = task.counting.flops_each
+        self._peak = peak_flops(task.learner.device_name, task.learner.precision)
+        self._limit_bytes = _limit_bytes(task.learner.device)
+        self._total_steps = task.total_steps if task.config.has_known_end else 0
         self._began_s = self._line_s = self._step_s = time.monotonic()
         self._line_step = self._first_step = 0
         self._wait_s = self._line_wait_s = self._saving_s = 0.0
         self._aside_s = self._line_aside_s = 0.0
         self._spent = _Spent()
-        self._are_blind = parts.config.sentinels == "off"
+        self._are_blind = task.config.sentinels == "off"
         self._newest: Arrived[Step] | None = None
         self.first_loss: float | None = None
         self.last_loss: float | None = None
@@ -98,12 +98,12 @@ class Watch:
         self._event = event
         self._began_s = self._line_s = self._step_s = time.monotonic()
         self._line_step = self._first_step = step
-        self._wait_s = self._line_wait_s = self.parts.loader.waited_s
+        self._wait_s = self._line_wait_s = self.task.loader.waited_s
         self._board.rewind(step)
 
     def clock(self) -> tuple[float, float]:
         """(seconds, of them waiting for data) since the last step ended."""
-        now_s, waited_s = time.monotonic(), self.parts.loader.waited_s
+        now_s, waited_s = time.monotonic(), self.task.loader.waited_s
         seconds, waited = now_s - self._step_s, waited_s - self._wait_s
         self._step_s, self._wait_s = now_s, waited_s
         return seconds, waited
@@ -121,14 +121,14 @@ class Watch:
         self._late.put(step, loss, grad_norm)
         self.console.begin()
         self.take_in()
-        config = self.parts.config
+        config = self.task.config
         is_asked = config.verbose or (config.log_every > 0 and step.step % config.log_every == 0)
-        is_edge = step.step == self._first_step + 1 or step.step == self.parts.total_steps
+        is_edge = step.step == self._first_step + 1 or step.step == self.task.total_steps
         if is_asked or is_edge or self._step_s - self._line_s >= LINE_EVERY_S:
             self._say_line(step.step)
         if config.verbose:
             ids = ", ".join(f"{window:,}" for window in step.windows)
-            what = "windows at tokens" if self.parts.config.is_language else self.parts.UNIT
+            what = "windows at tokens" if config.is_language else self.task.counting.unit
             self.console.say(f"step {step.step:,}: {step.seconds:.3f} s, epoch {step.epoch}, {what} {ids}")
 
     def take_in(self, *, wait: bool = False) -> None:
@@ -137,7 +137,7 @@ class Watch:
             self._newest = arrived
             self.first_loss = arrived.loss if self.first_loss is None else self.first_loss
             self.last_loss = arrived.loss
-            facts = step_facts(arrived, self.parts.tokens_per_step)
+            facts = step_facts(arrived, self.task.counting.per_step)
             values = {"loss": arrived.loss, "lr": arrived.facts.lr, "grad_norm": arrived.grad_norm}
             rate = {"tokens_per_s": facts.tokens_per_s} if facts.tokens_per_s else {}
             self._board.add(facts.step, {**values, **rate, **facts.values})
@@ -156,7 +156,7 @@ class Watch:
             self.console.say(f"WARNING {alarm.text}", "sentinel")
             self.console.say(f"        {alarm.hint}", "sentinel")
             self._event(alarm.kind, alarm.text)
-            if alarm.is_ruin or (alarm.is_fatal and self.parts.config.sentinels == "stop"):
+            if alarm.is_ruin or (alarm.is_fatal and self.task.config.sentinels == "stop"):
                 raised = AlarmRaised(alarm.text, hint=alarm.hint)
                 raised.ruined_step = alarm.step if alarm.is_ruin else 0
                 raise raised
@@ -168,7 +168,7 @@ class Watch:
         seconds = max(1e-9, now_s - self._line_s - (self._aside_s - self._line_aside_s))
         done = step - self._line_step
         newest = self._newest
-        rate = done * self.parts.tokens_per_step / seconds if done else None
+        rate = done * self.task.counting.per_step / seconds if done else None
         # The first step of an attempt carries compilation and caches: no forecast from it.
         pace_s = seconds / done if done and step > self._first_step + 1 else None
         text = step_line(
@@ -181,12 +181,12 @@ class Watch:
                 tokens_per_s=rate,
                 mfu=mfu(rate, self._flops, self._peak) if rate else None,
                 data_wait_share=(self._wait_s - self._line_wait_s) / seconds,
-                memory_bytes=memory_bytes(self.parts.device),
+                memory_bytes=memory_bytes(self.task.learner.device),
                 memory_limit_bytes=self._limit_bytes,
                 eta_s=pace_s * (self._total_steps - step) if pace_s and self._total_steps else None,
                 bounds=read_bounds(self.run),
-                unit=self.parts.UNIT,
-                place=self.parts.place_text(),
+                unit=self.task.counting.unit,
+                place=self.task.place_text(),
                 notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
             )
         )
@@ -227,8 +227,8 @@ class Watch:
         seconds = time.monotonic() - self._began_s
         training_s = max(1e-9, seconds - self._aside_s)
         steps = max(0, step - self._first_step)
-        tokens = self.parts.tokens_between(self._first_step, self._first_step + steps)
-        waited_s = min(self.parts.loader.waited_s, training_s)
+        tokens = self.task.tokens_between(self._first_step, self._first_step + steps)
+        waited_s = min(self.task.loader.waited_s, training_s)
         saved_s = min(self._saving_s, training_s - waited_s)
         rate = tokens / training_s if steps else None
         facts = FinalFacts(
@@ -241,7 +241,7 @@ class Watch:
             last_loss=self.last_loss,
             best=best,
             tokens_per_s=rate,
-            unit=self.parts.UNIT,
+            unit=self.task.counting.unit,
             mfu=mfu(rate, self._flops, self._peak) if rate else None,
             spent_s={
                 "training": training_s - waited_s - saved_s,
@@ -249,11 +249,11 @@ class Watch:
                 "saving": saved_s,
                 **self._spent.parts,
             },
-            peak_memory_bytes=peak_bytes(self.parts.device),
+            peak_memory_bytes=peak_bytes(self.task.learner.device),
             checkpoint=newest_checkpoint(self.run),
             num_alarms=self.sentinels.num_alarms,
             commands=tuple(commands),
-            more=self.parts.method.totals(),
+            more=self.task.totals(),
         )
         for line in final_lines(facts):
             self.console.say(line, "end")

@@ -38,7 +38,7 @@ def choose_precision(asked: Asked, device: torch.device) -> Precision:
     return asked
 
 
-def autocast(precision: Precision, device: torch.device) -> Any:
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """The context of the forward pass; nothing for fp32 and for bf16 weights."""
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return torch.autocast(device.type, dtype=low or torch.bfloat16, enabled=low is not None)

@@ -19,7 +19,7 @@ from jackline.data.loader.batches import ToDevice
 from jackline.data.loader.loader import Loader, LoaderSettings
 from jackline.memory.guard.oom import is_out_of_memory
 from jackline.memory.guard.safe_step import free_caches
-from jackline.trainer.build import Parts
+from jackline.trainer.task import Task
 
 Advance = Callable[[int], bool]
 _SEED = 1  # of the shuffle: never the run's own, so that two runs are validated alike
@@ -45,7 +45,7 @@ def subset_size(num_windows: int, share: float) -> int:
     return max(1, min(num_windows, math.ceil(num_windows * share)))
 
 
-def evaluate(parts: Parts, num_windows: int, batch_size: int, advance: Advance) -> Evaluation | None:
+def evaluate(task: Task, data: Data, num_windows: int, batch_size: int, advance: Advance) -> Evaluation | None:
     """Over the first `num_windows` of the fixed order. `advance(n)` is told of n more; None when it says to give up.
 
     A batch that does not fit is halved and all is done again: a mean over other batches is another number in its
@@ -53,7 +53,7 @@ def evaluate(parts: Parts, num_windows: int, batch_size: int, advance: Advance) 
     """
     while True:
         try:
-            return _evaluate(parts, num_windows, batch_size, advance)
+            return _evaluate(task, data, num_windows, batch_size, advance)
         except RuntimeError as error:
             if not is_out_of_memory(error) or batch_size == 1:
                 raise
@@ -61,26 +61,25 @@ def evaluate(parts: Parts, num_windows: int, batch_size: int, advance: Advance) 
         free_caches()
 
 
-def _evaluate(parts: Parts, num_windows: int, batch_size: int, advance: Advance) -> Evaluation | None:
-    assert parts.corpus.validation is not None
-    to_device = ToDevice(parts.device)
+def _evaluate(task: Task, data: Data, num_windows: int, batch_size: int, advance: Advance) -> Evaluation | None:
+    to_device, model = ToDevice(task.learner.device), task.learner.model
     sums: list[torch.Tensor] = []
     counts: list[int] = []
-    was_training = parts.model.training
-    parts.model.eval()
+    was_training = model.training
+    model.eval()
     try:
-        with torch.no_grad(), parts.kernels():
-            for windows in read_windows(parts.corpus.validation, parts.config.seq_len, batch_size, num_windows):
-                total, count = parts.eval_sum(to_device(windows))
+        with torch.no_grad(), task.kernels():
+            for windows in read_windows(data, task.config.seq_len, batch_size, num_windows):
+                total, count = task.eval_sum(to_device(windows))
                 sums.append(total.double())
                 counts.append(count)
                 if not advance(len(windows)):
                     return None
     finally:
-        parts.model.train(was_training)
+        model.train(was_training)
     totals = torch.stack(sums).tolist()
     losses = tuple(total / count for total, count in zip(totals, counts, strict=True))
-    return Evaluation(sum(totals) / sum(counts), losses, num_windows, batch_size * parts.config.seq_len)
+    return Evaluation(sum(totals) / sum(counts), losses, num_windows, batch_size * task.config.seq_len)
 
 
 def read_windows(data: Data, seq_len: int, batch_size: int, num_windows: int) -> Iterator[NDArray[np.generic]]:

@@ -190,7 +190,7 @@ def test_how_long_it_will_take_is_known_for_the_data_set_and_with_a_limit_only()
 
 
 def test_every_flag_the_guide_names_is_known_here() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "recipes" / "slimpajama.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs" / "recipes" / "slimpajama.md").read_text(encoding="utf-8")
     named = {word.replace("-", "_") for word in re.findall(r"`--([a-z][a-z_-]+)", guide)}
     typed = " ".join([*WORKING, *REFUSED])
     known = {word.replace("-", "_") for word in re.findall(r"--([a-z][a-z_-]+)", typed)}

@@ -1,6 +1,6 @@
 """Prepares a table in a process of its own, with small shards so that a death has many places to strike.
 
-python -m tests.data.affinity.encode_program TABLE CACHE [READY_FILE]
+python -m tests.recipes.agab.data.encode_program TABLE CACHE [READY_FILE]
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import json, sys
 from jackline.data.sources.bytefile import Patience
 from jackline.data.loader.live import open_live
 from jackline.data.spec import DataSpec, Source
-from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource
+from jackline.recipes.slimpajama.chunks import ChunkLoader, ChunkSettings, ChunkSource
 from jackline.trainer.report.console import Console
 state, count = json.loads(sys.argv[1]), int(sys.argv[2])
 spec = DataSpec((Source("hf://datasets/some/set/data/**/*.jsonl"),), tokenizer="bytes")

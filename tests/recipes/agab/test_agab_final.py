@@ -18,7 +18,7 @@ from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affini
 from jackline.recipes.agab.final import _load_best, _write_lines, write_predictions
 from jackline.rundir.layout import RunDir
 from jackline.trainer.report.console import Console
-from tests.data.affinity.planted import write_small
+from tests.recipes.agab.data.planted import write_small
 
 
 def test_predictions_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_best_head_with_a_flipped_bit_is_not_used(tmp_path: Path, capsys: pyte
     engine.close(timeout_s=60)
     run: Any = SimpleNamespace(values={"best_step": 5}, step=9)
     head = nn.Linear(3, 2)
-    parts: Any = SimpleNamespace(model=head)
+    parts: Any = SimpleNamespace(learner=SimpleNamespace(model=head))
 
     assert _load_best(parts, run, run_dir, Console()) == "the best head, of step 5"
     assert torch.equal(head.weight, best.weight)

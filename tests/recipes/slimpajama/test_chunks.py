@@ -18,8 +18,8 @@ from jackline.data.loader.live import open_live
 from jackline.data.sources.bytefile import Patience
 from jackline.data.spec import DataSpec, Source
 from jackline.errors import CannotResume, JacklineError, UsageError
+from jackline.recipes.slimpajama.chunks import ChunkLoader, ChunkSettings, ChunkSource
 from jackline.session.stopping import NoMoreWaiting
-from jackline.trainer.chunks import ChunkLoader, ChunkSettings, ChunkSource
 from jackline.trainer.report.console import Console
 from tests.data.corpora import (
     expected_bytes,

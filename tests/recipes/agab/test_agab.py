@@ -17,7 +17,7 @@ from jackline.recipes.agab.metrics import spearman
 from jackline.recipes.agab.mirror import EmbeddingMirror
 from jackline.rundir.layout import RunDir
 from jackline.trainer.report.console import Console
-from tests.data.affinity.planted import write_planted, write_small
+from tests.recipes.agab.data.planted import write_planted, write_small
 from tests.session.nursery import EVERY_SAVE, Ended, Nursery
 
 SCRIPT = Path(__file__).with_name("affinity_training.py")
@@ -225,7 +225,7 @@ def test_a_table_that_cannot_be_used_is_named_and_nothing_takes_its_place(
     assert not trainings.run_dir("none").metrics(0).exists()
 
 
-@pytest.mark.slow  # the copying itself is tested in tests/data/affinity
+@pytest.mark.slow  # the copying itself is tested in data/test_embeddings.py
 def test_embeddings_go_to_the_mirror_and_come_back_on_another_machine(trainings: Trainings, tmp_path: Path) -> None:
     mirror, words = tmp_path / "mirror", (*SHORT, "max_steps=2", "full_eval=no")
     trainings.finish("here", *words, f"mirror={mirror}", f"data_dir={tmp_path / 'here'}")

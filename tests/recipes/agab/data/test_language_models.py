@@ -21,7 +21,7 @@ from jackline.recipes.agab.data.weights import find_weights
 torch = pytest.importorskip("torch", reason="language models need torch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
 
-from tests.data.affinity.tiny_models import write_esm, write_t5  # noqa: E402
+from tests.recipes.agab.data.tiny_models import write_esm, write_t5  # noqa: E402
 
 SEQUENCES = [b"EVQLVESGGG|DIQMTQ", b"MKT" * 60, b"A", b"MKTUZOBJX", b"EVQLVESGGG"]
 

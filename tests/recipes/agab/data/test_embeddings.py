@@ -19,9 +19,9 @@ from jackline.recipes.agab.data.mirrored import copy_in, copy_out, files_of
 from jackline.recipes.agab.data.prepared import AffinityData, AffinitySettings, cache_keys, prepare_affinity
 from jackline.recipes.agab.data.shards import list_shards
 from jackline.rundir.lock import RunLock
-from tests.data.affinity.encode_program import SHARD_ROWS
-from tests.data.affinity.planted import write_planted
 from tests.faults import Fault, fail_at, kill_at
+from tests.recipes.agab.data.encode_program import SHARD_ROWS
+from tests.recipes.agab.data.planted import write_planted
 
 ROWS = 450  # five shards of antibodies
 
@@ -49,10 +49,10 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(table: Path, cache: Path, fault: Fault | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.data.affinity.encode_program", str(table), str(cache)]
+    command = [sys.executable, "-m", "tests.recipes.agab.data.encode_program", str(table), str(cache)]
     environment = fault.in_child(os.environ) if fault else dict(os.environ)
     return subprocess.run(
-        command, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120
+        command, env=environment, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=120
     )
 
 
@@ -140,9 +140,9 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_encoded(
 def test_two_processes_at_once_encode_every_sequence_once(
     table: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tests.data.affinity.encode_program", str(table), str(tmp_path)]
+    command = [sys.executable, "-m", "tests.recipes.agab.data.encode_program", str(table), str(tmp_path)]
     both = [
-        subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True) for _ in range(2)
+        subprocess.Popen(command, cwd=Path(__file__).parents[4], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
     said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -156,8 +156,8 @@ def test_who_waits_says_for_whom(table: Path, undisturbed: dict[str, bytes], tmp
     lock = RunLock(path)
     assert lock.try_acquire()
     path.write_text(str(os.getpid()))
-    command = [sys.executable, "-u", "-m", "tests.data.affinity.encode_program", str(table), str(tmp_path)]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-u", "-m", "tests.recipes.agab.data.encode_program", str(table), str(tmp_path)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[4], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         wanted = f"waiting for process {os.getpid()}, which writes {key}\n"
         assert next(line for line in process.stdout if line.startswith("waiting")) == wanted

@@ -15,7 +15,7 @@ from jackline.memory.plan.cards import find_card
 from jackline.memory.plan.choose import plan
 from jackline.recipes.agab.recipe import AgabConfig, candidates
 from jackline.trainer.config import Resolved, config_text, resolve, resolve_words
-from tests.data.affinity.planted import write_small
+from tests.recipes.agab.data.planted import write_small
 from tests.shell import Shell
 
 DATA = "--data pairs.csv"

@@ -13,7 +13,7 @@ import pytest
 from jackline.recipes.agab.data import features, prepared
 from jackline.recipes.agab.data.pairs import Hashes
 from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affinity, unique_rows
-from tests.data.affinity.planted import planted_rule, spearman, write_planted, write_small
+from tests.recipes.agab.data.planted import planted_rule, spearman, write_planted, write_small
 
 
 def test_the_arrays_are_the_table(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_long_work_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_an_encoder_does_not_read_is_told_on_every_call(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="language models need transformers")
-    from tests.data.affinity.tiny_models import write_esm
+    from tests.recipes.agab.data.tiny_models import write_esm
 
     path = tmp_path / "a.csv"
     lines = write_small(tmp_path / "small.csv").read_text().splitlines()

@@ -9,25 +9,25 @@ import torch
 
 from jackline.errors import JacklineError
 from jackline.rundir.layout import RunDir
-from jackline.trainer.build import Parts
 from jackline.trainer.config import resolve_words
+from jackline.trainer.language import LanguageTask
 from jackline.trainer.loop import train
 
 TINY = ["--quick", "--tokens-per-chunk=250", "--max-seq-length=64", "save_every_steps=2", "rehearse=no"]
 num_updates = 0
-update = Parts.update
+update = LanguageTask.update
 
 
-def dying_update(parts: Parts) -> torch.Tensor:
+def dying_update(task: LanguageTask) -> torch.Tensor:
     global num_updates
     num_updates += 1
     if num_updates == int(os.environ.get("KILL_AT") or 0):
         os.kill(os.getpid(), signal.SIGKILL)
-    return update(parts)
+    return update(task)
 
 
 if __name__ == "__main__":
-    Parts.update = dying_update
+    LanguageTask.update = dying_update
     try:
         train(resolve_words("slimpajama", [*TINY, *sys.argv[2:]]), RunDir(Path(sys.argv[1])))
     except JacklineError as error:

@@ -5,7 +5,7 @@ encoder that carries composition can find it, and adds Gaussian noise. Antigens 
 hydropathy), so that a few dozen of them tell how a new one behaves. The ceiling is the Spearman correlation of the
 noiseless rule with the noisy values: no model can do better on average.
 
-    python -m tests.data.affinity.planted OUT.csv 20000 200
+    python -m tests.recipes.agab.data.planted OUT.csv 20000 200
 """
 
 from __future__ import annotations

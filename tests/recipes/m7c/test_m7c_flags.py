@@ -16,7 +16,7 @@ from jackline.trainer.__main__ import first_screen
 from jackline.trainer.config import Resolved, config_text, identity, resolve, resolve_words
 from tests.shell import Shell
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Section by section, as the forerunner's help had them.
 THEIRS = (
     "dataset save ddp resume loader-timeout fwe-report-docs synthetic-on-fail local-path steps seq-len batch-size "

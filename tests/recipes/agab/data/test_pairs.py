@@ -16,7 +16,7 @@ import zstandard
 from jackline.data.sources.records import MAX_RECORD_BYTES
 from jackline.errors import JacklineError, UsageError
 from jackline.recipes.agab.data.pairs import PairRules, PairTable, read_pairs, report, texts_of
-from tests.data.affinity.planted import write_small
+from tests.recipes.agab.data.planted import write_small
 
 ROWS = [("EVQLV|DIQMT", "MKTAYI", 7.5), ("QVQLQ", "MKTAYI", 8.25), ("EVQLV|DIQMT", "GSHMEE", 9.0)]
 HEADER = "antibody_sequence,antigen_sequence,pKd"

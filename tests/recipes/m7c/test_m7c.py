@@ -30,12 +30,13 @@ from jackline.memory.predict.step import predict
 from jackline.models.nsa.attention import SparseAttention
 from jackline.models.nsa.model import NSAModel
 from jackline.models.nsa.shape import NSA_SHAPES, NSAShape
-from jackline.recipes.m7c.method import SparseAttentionMethod, is_due
+from jackline.recipes.m7c.method import AttentionStatistics, is_due
 from jackline.recipes.m7c.recipe import candidates
-from jackline.trainer.config import resolve
+from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.corpus import spec_of
 from jackline.trainer.doctor.examine import Request, examine
 from jackline.trainer.doctor.findings import Finding, judge_context
+from jackline.trainer.optim.learner import make_learner
 from jackline.trainer.planning.nsa_memory import PlannedAttention
 from jackline.trainer.planning.plan import choose_micro_batch, job_of, shape_of
 from jackline.trainer.report.console import Console
@@ -210,17 +211,17 @@ def one_thread() -> Iterator[None]:
 
 
 def looked_at(model: NSAModel, num_looks: int, tell: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """What the method measures of a real model after each of its steps, as the loop asks for it."""
-    method = SparseAttentionMethod(stats_every=1)
-    parts: Any = SimpleNamespace(model=model, precision="fp32", device=torch.device("cpu"))
-    method.bind(parts)
+    """What is measured of a real model after each of its steps, as the loop asks for it."""
+    additions = AttentionStatistics(stats_every=1)
+    task: Any = SimpleNamespace(learner=make_learner(model, TrainConfig(), "fp32", torch.device("cpu")))
+    additions.bind(task)
     found = []
     for step in range(num_looks):
-        method.begin_step(step)
-        method.loss_sum(model, IDS, IDS)
-        method.after_update()
-        found.append(method.metrics())
-        method.after_step(Between(step + 1, Path(), tell, 0.0, torch.zeros(())))
+        additions.begin_step(step)
+        additions.loss_sum(model, IDS, IDS)
+        additions.after_update()
+        found.append(additions.metrics())
+        additions.after_step(Between(step + 1, Path(), tell, 0.0, torch.zeros(())))
     return found
 
 

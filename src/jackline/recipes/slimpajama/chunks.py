@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from numpy.typing import NDArray
 
@@ -28,6 +29,7 @@ from jackline.data.spec import DataSpec
 from jackline.errors import CannotResume
 from jackline.session.phase import Phase, phase
 from jackline.session.stopping import NoMoreWaiting, Stopped
+from jackline.trainer.config import TrainConfig
 from jackline.trainer.report.console import Console
 
 SAY_EVERY_SAMPLES = 100
@@ -77,6 +79,19 @@ class ChunkSource:
     @property
     def vocab_size(self) -> int:
         return self.live.vocab_size
+
+    def make_loader(self, config: TrainConfig, device: torch.device) -> ChunkLoader:
+        settings = ChunkSettings(
+            seq_len=config.seq_len,
+            num_sequences=config.batch_size,
+            epochs=max(1, config.epochs),
+            num_threads=config.num_threads,
+            is_verbose=config.verbose,
+        )
+        return ChunkLoader(self, settings)
+
+    def first_text(self, first: Batch) -> str:
+        return self.live.tokenizer.decode(first.tokens[0])
 
     def close(self) -> None:
         """Files belong to the loader's thread."""

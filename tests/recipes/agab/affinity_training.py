@@ -8,25 +8,25 @@ from pathlib import Path
 import torch
 
 from jackline.errors import JacklineError
+from jackline.recipes.agab.task import AffinityTask
 from jackline.rundir.layout import RunDir
-from jackline.trainer.build import Parts
 from jackline.trainer.config import resolve
 from jackline.trainer.loop import train
 
 num_updates = 0
-update = Parts.update
+update = AffinityTask.update
 
 
-def dying_update(parts: Parts) -> torch.Tensor:
+def dying_update(task: AffinityTask) -> torch.Tensor:
     global num_updates
     num_updates += 1
     if num_updates == int(os.environ.get("KILL_AT") or 0):
         os.kill(os.getpid(), signal.SIGKILL)
-    return update(parts)
+    return update(task)
 
 
 if __name__ == "__main__":
-    Parts.update = dying_update
+    AffinityTask.update = dying_update
     try:
         # The rehearsal updates too, and its updates are not steps.
         train(resolve("agab", ["rehearse=no", *sys.argv[2:]]), RunDir(Path(sys.argv[1])))

@@ -1,0 +1,72 @@
+"""The model, what moves its weights, and in which precision: the half of a step that is the same for every task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from jackline.memory.plan.cards import Precision
+from jackline.trainer.optim.optimizer import clip_gradients, make_optimizer
+from jackline.trainer.startup.device import device_name
+from jackline.trainer.startup.precision import autocast, make_scaler
+
+if TYPE_CHECKING:
+    from jackline.trainer.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Learner:
+    """`scaler` is None unless gradients are fp16. `clip` is the largest norm of the gradients; 0: any."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: Any
+    precision: Precision
+    device: torch.device
+    device_name: str
+    clip: float
+
+    def autocast(self) -> torch.autocast:
+        return autocast(self.precision, self.device)
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def unscale(self) -> None:
+        """Gradients as they are, where a scaler made them larger."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+
+    def move_weights(self) -> Tensor:
+        """The update alone; gradients stay. Returns their norm before it was clipped."""
+        norm = clip_gradients(self.optimizer, self.clip)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)  # not at all when a gradient is infinite
+            self.scaler.update()
+        return norm
+
+    def forget_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def make_learner(model: nn.Module, config: TrainConfig, precision: Precision, device: torch.device) -> Learner:
+    """`model` is on its device, in float32: masters are taken from its weights before they are lowered."""
+    betas = (config.beta1, config.beta2)
+    optimizer = make_optimizer(
+        model, lr=config.lr, betas=betas, weight_decay=config.weight_decay, precision=precision
+    )
+    return Learner(
+        model=model,
+        optimizer=optimizer,
+        scaler=make_scaler(precision, device),
+        precision=precision,
+        device=device,
+        device_name=device_name(device),
+        clip=config.clip,
+    )
