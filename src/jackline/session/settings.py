@@ -92,8 +92,7 @@ class Settings:
     prove: bool = setting(True, "Save, load and compare once before step 1.", group=_SAVING)
     overlap: bool = setting(
         False,
-        "Your promise that saved state changes only in optimizer.step() or after run.before_change(); the copy then "
-        "overlaps the next forward and backward pass.",
+        "Copy beside the next step: you promise that only optimizer.step() changes what is saved.",
         group=_SAVING,
     )
     grace_s: float = setting(
