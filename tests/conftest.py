@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Before anything imports torch. Some virtual machines advertise AMX and trap its instructions: every bf16 product on
+# the CPU would then end the test process with SIGILL. Nothing that is tested here needs AMX.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
 from tests.session.nursery import Nursery
 
 # The same examples every time, so that a change is judged by itself; HYPOTHESIS_SEARCH=1 looks for new ones.
