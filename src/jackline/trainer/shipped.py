@@ -1,6 +1,7 @@
 """Settings files that came with the package, by name: `--config m7c_125m` works where there is no clone.
 
-The same files lie in the repository's `configs`; a test holds them equal.
+Each recipe's lie in `configs` of its package. The same files lie in the repository's `configs`; a test holds them
+equal.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from pathlib import Path
 
 from jackline.errors import UsageError
 
-FOLDER = Path(__file__).parent / "configs"
+RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def find_settings_file(word: str) -> Path:
     """A file of that path, else the one that came with the package under that name."""
     path = Path(word)
-    shipped = {found.stem: found for found in FOLDER.glob("*.yaml")}
+    shipped = {found.stem: found for found in RECIPES.glob("*/configs/*.yaml")}
     if word in shipped and (path.is_dir() or not path.exists()):  # runs of before lie in folders of these names
         return shipped[word]
     near = get_close_matches(path.stem, shipped, n=1, cutoff=0.8)

@@ -163,7 +163,7 @@ def test_the_command_line_takes_a_minus_one_and_refuses_with_code_2_before_anyth
 def test_both_names_of_the_settings_are_the_same_file_and_came_with_the_package() -> None:
     files = [
         folder / f"{name}.yaml"
-        for folder in (ROOT / "configs", ROOT / "src/jackline/trainer/recipes/configs")
+        for folder in (ROOT / "configs", ROOT / "src/jackline/recipes/m7c/configs")
         for name in ("m7c_125m", "m7c_125m_fast_log")
     ]
     assert len({path.read_text() for path in files}) == 1

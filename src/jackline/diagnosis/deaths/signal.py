@@ -42,7 +42,8 @@ _OTHER_SIGNALS: dict[int, tuple[str, str]] = {
     signals.SIGHUP: ("its terminal was closed, or somebody sent SIGHUP", "start it with `jackline run --detach`"),
     signals.SIGILL: (
         "it ran an instruction this CPU does not have",
-        "a package was built for a newer CPU: install a build for this machine",
+        "a package was built for a newer CPU: install a build for this machine; for torch in bf16 on a virtual "
+        "machine, start it with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 (AMX may be advertised and not work)",
     ),
     signals.SIGFPE: ("a native library divided by zero", "look at sizes of 0 in the call at the line named"),
     signals.SIGPIPE: ("it wrote into a pipe whose reader was gone", "look at the program after the `|`"),
