@@ -136,7 +136,7 @@ def deleted_since(folder: Path) -> set[Name]:
 
 @contextlib.contextmanager
 def _held(run: RunDir, folder: Path, say: Say) -> Iterator[None]:
-    """Hold the run while neither a supervisor nor a writer is at work.
+    """Hold the run's locks: neither a supervisor nor a writer may be at work.
 
     A writer that outlived its trainer is waited for: the checkpoint it commits is one of those to leave behind.
     """

@@ -84,7 +84,7 @@ class Attachment:
         """Whether the data reported that no further epoch will come (a stream that is read once)."""
         return bool(getattr(self.feed, "is_exhausted", False))
 
-    # -- moving along ------------------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.stop.listen()
@@ -305,7 +305,7 @@ class Attachment:
                 )
                 self.reporter.event("grace", text, is_loud=True)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- private -----------------------------------------------------------------------------------------------------
 
     def _place(self) -> dict[str, Any]:
         """Which epoch of how many and which batch of how many, counted from 1.

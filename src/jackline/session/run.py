@@ -185,7 +185,7 @@ class Run:
         text = self._leave(error)
         self._attached.end(error, text, is_complete=self._is_complete)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- private -----------------------------------------------------------------------------------------------------
 
     def _open(self, total: int | None) -> bool:
         """Prepare a pass; False when an earlier attempt completed this one."""

@@ -113,7 +113,7 @@ class WriterLink:
     def _wake(self) -> None:
         """Wake a stopped writer: it would leave the loop without checkpoints, or waiting, for ever.
 
-        Acts when seen twice.
+        Acts when the writer was found stopped twice in a row.
         """
         self._looked_at_s = time.monotonic()
         was_stopped, (_, self._was_stopped) = self._was_stopped, read_work(self.writer.pid)

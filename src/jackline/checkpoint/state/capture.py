@@ -74,7 +74,7 @@ class _Collector:
         return NOT_A_LEAF
 
     def tensor(self, tensor: Tensor, where: str, *, is_deferred: bool) -> dict[str, Any]:
-        """A node that says where the values are. The same memory seen the same way is stored once.
+        """A node that says where the values are. Identical views of the same memory are stored once.
 
         Runs several hundred times in every save, in the loop's own thread; so it calls neither detach() nor small
         helpers.

@@ -158,7 +158,7 @@ def free_place(folder: Path, name: Name) -> Path:
 
 
 def require_space(folder: Path, payload_bytes: int, disk: Disk) -> None:
-    """DiskFull unless the payload and a reserve fit."""
+    """Raise DiskFull unless the payload and a reserve fit."""
     needed = payload_bytes + payload_bytes // 20 + RESERVE_BYTES
     free = disk.free_bytes(folder)
     if free < needed:

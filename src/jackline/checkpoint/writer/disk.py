@@ -84,7 +84,7 @@ class Disk:
         os.rename(old, new)
 
     def delete_folder(self, path: Path) -> None:
-        """Best effort.
+        """Delete the folder as far as possible.
 
         What remains has a name that is never loaded, and deletion is tried again at the next start.
         """

@@ -21,7 +21,7 @@ from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, host_name, identify, is_alive, liveness
 
 POLL_S = 0.05
-PATIENCE_S = 60.0  # without any sign of work
+PATIENCE_S = 60.0  # seconds without any sign of work
 _NOTE_BYTES = 1024
 
 

@@ -73,7 +73,7 @@ class TaggedStream(IterableDataset[Any]):
 
 
 class StreamFeed:
-    """The feed of such a loader."""
+    """The feed of a DataLoader over an iterable dataset."""
 
     kind = "stream"
     can_take_back = False

@@ -122,7 +122,7 @@ class CardMemory:
             }
         return found
 
-    # -- when it runs out ------------------------------------------------------------------------------------------
+    # -- out of memory ---------------------------------------------------------------------------------------------
 
     def _on_change(self, change: Shrunk) -> None:
         facts = self._facts(change.step, change.old_micro_batch, read_numbers(change.text), change.new_micro_batch)

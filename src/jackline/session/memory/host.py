@@ -55,7 +55,7 @@ class SaveCost:
 
 
 class HostMemory:
-    """Called at every boundary.
+    """Watches host memory; the session calls it at every boundary.
 
     `reopen` makes the feed continue from its current position with its current settings.
     """

@@ -29,7 +29,7 @@ class Pulse:
         self.ending = cause
 
     def now(self, doing: str) -> None:
-        """Called several times a step, so it only stores the word."""
+        """Called several times a step, so it only stores `doing`."""
         self.doing = doing
 
     def inside(self, phase: Phase) -> Phase:

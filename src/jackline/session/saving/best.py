@@ -37,7 +37,7 @@ class Boundary:
 
 
 class BestKeeper:
-    """`name` is None when no best is wanted.
+    """The newest value of the `keep_best` metric. `name` is None when no best is wanted.
 
     `held_values`: what to save as `run.values`, None for the current ones.
     """
@@ -136,7 +136,7 @@ class BestKeeper:
         finally:
             random.held = self.held_values = None
 
-    # -- words -------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     def refuse(self, step: int, why: str, say: Say) -> None:
         """Report, once, that a value that would be the best cannot be kept."""
@@ -160,7 +160,7 @@ class BestKeeper:
         text = f"keep_best='{self.wish}': no number of that name was logged ({known}), so no checkpoint is the best"
         say("best_unseen", text, is_loud=True)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- private -----------------------------------------------------------------------------------------------------
 
     def _known(self) -> list[float]:
         names = list_names(self._folder)

@@ -118,7 +118,7 @@ class Chance:
 def _find_python_state(instance: Any) -> int:
     """The address of CPython's index and state words, after checking that it is right; otherwise 0.
 
-    27 us become 0.7.
+    Reading the state there takes 0.7 us instead of 27.
     """
     if type(instance) is not random.Random:
         return 0
