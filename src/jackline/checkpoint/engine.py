@@ -1,18 +1,19 @@
 """The checkpoint engine, as a training loop uses it.
 
     engine = CheckpointEngine(run)                     # starts the writer; before the model is built
-    receipt = engine.load_newest(state)                # None: nothing to go on from
+    receipt = engine.load_newest(state)                # None: there is no checkpoint to resume from
     for ...:
         loss.backward()
-        engine.before_mutation()                       # the one barrier: weights change after it
+        engine.before_mutation()                       # the one barrier: weights change only after it
         optimizer.step()
         if save_is_due(...): engine.save(state, step=step, metrics={"loss": ...}, mode="overlapped")
         for event in engine.poll(): ...
     engine.close()
 
-`state` is a dict of whatever makes up the training: modules, optimizers, schedulers, scalers, generators, tensors,
-plain values, anything with state_dict and load_state_dict, nested as one likes.
-Owns the life of a save in the trainer. Never stops training: what goes wrong becomes an event and a failed ticket.
+`state` is a dict of everything that makes up the training: modules, optimizers, schedulers, scalers, generators,
+tensors, plain values, any object with state_dict and load_state_dict, nested at will.
+Owns a save from its start to its end inside the trainer. It never stops training: an error becomes an event and a
+failed ticket.
 """
 
 from __future__ import annotations
@@ -48,38 +49,41 @@ from jackline.units import format_bytes
 
 Mode = Literal["blocking", "overlapped"]
 FORKED = "this is a forked child of the training process"
-MAX_COPIES = 3  # of one state, when another thread changes it meanwhile
+MAX_COPIES = 3  # copies of one state, if another thread keeps changing it during the copy
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What a person may decide. `defer`: keys whose loose tensors change only behind the barrier (EMA, masks).
+    """The settings a user may change. `defer`: keys whose loose tensors change only after the barrier (EMA, masks).
 
-    `leave_out_frozen`: parameters that do not train are named by their hash instead of stored.
+    `leave_out_frozen`: parameters that are not trained are recorded by their hash instead of being stored.
     """
 
     keep: Keep = field(default_factory=Keep)
     mirror: str | None = None
     mirror_every_s: float = 300.0
-    resume_from_mirror: bool = True  # False for a run that is meant to be new though its name is not
+    resume_from_mirror: bool = True  # False for a run that must start fresh although its name was used before
     defer: tuple[str, ...] = ()
     leave_out_frozen: bool = False
     is_direct: bool | None = None
-    writer_command: tuple[str, ...] = ()  # tests put a writer with faults here
+    writer_command: tuple[str, ...] = ()  # tests put a writer that injects faults here
     available_memory: Callable[[], int] = available_bytes
     gpu: GpuCopies = field(default_factory=GpuCopies)
 
 
 class CheckpointEngine:
-    """Saves and loads one run's checkpoints. Used by one thread of one process; forked children do nothing."""
+    """Saves and loads one run's checkpoints.
+
+    One thread of one process uses it; in forked children it does nothing.
+    """
 
     def __init__(self, run: RunDir, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
         place = choose_place(run)
         self.folder = place.folder
         self.mirror = self.settings.mirror or place.mirror
-        self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time its state was taken
-        self.stalled_s = 0.0  # what all saves together have cost the loop so far
+        self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time of its capture
+        self.stalled_s = 0.0  # total time that saves have cost the loop so far
         self._run_name = run.name
         self._pid = os.getpid()
         self._link = WriterLink(self._options(run), self.settings.writer_command)
@@ -104,7 +108,7 @@ class CheckpointEngine:
 
     @property
     def why_off(self) -> str:
-        """Why nothing can be saved any more; empty while it can."""
+        """Why nothing can be saved any more; empty while saving works."""
         return self._link.why_off
 
     def save(
@@ -116,16 +120,17 @@ class CheckpointEngine:
         mode: Mode = "blocking",
         if_busy: Literal["skip", "wait"] = "skip",
     ) -> Ticket:
-        """Takes the state of this instant; the writer makes it durable. Ask the ticket, or `poll`, what became of it.
+        """Capture the state of this instant; the writer makes it durable. The ticket or `poll` reports the outcome.
 
-        'blocking': the loop may do whatever it likes afterwards. 'overlapped' lets the copy run beside the next
-        forward and backward pass; the loop must call `before_mutation` before it changes anything, by whatever means.
-        While the writer is busy a save is skipped, unless it is told to wait.
+        'blocking': the loop may change anything as soon as the call returns. 'overlapped': the copy runs during the
+        next forward and backward pass, so the loop must call `before_mutation` before it changes anything in any way.
+        A save is skipped while the writer is busy, unless `if_busy` is 'wait'.
         """
         began_s = time.perf_counter()
         ticket = Ticket(step, _pump=self._link.pump)
         if os.getpid() != self._pid:
-            # Before anything is read: what the writer says is for the parent, which would wait for it for ever.
+            # Check this before reading anything: the writer's reports are for the parent, which would wait for them
+            # for ever.
             return self._refuse(ticket, "failed", FORKED)
         self._link.pump()
         if self.is_busy and if_busy == "skip":
@@ -134,7 +139,7 @@ class CheckpointEngine:
             self._link.pump(0.2)
         if self.why_off:
             return self._refuse(ticket, "failed", self.why_off)
-        self.before_mutation()  # of an earlier save, if the loop forgot
+        self.before_mutation()  # for an earlier save, in case the loop forgot the barrier
         self._ticket = ticket
         drained_s, changed = 0.0, ""
         for _ in range(MAX_COPIES):
@@ -142,7 +147,8 @@ class CheckpointEngine:
             drained_s += again_s
             if not changed:
                 break
-        # A GPU that is still at work costs the loop nothing: it would have waited for that sooner or later.
+        # Waiting for a GPU that is still computing costs the loop nothing: it would have waited for that sooner or
+        # later.
         self._count_stall(ticket, began_s + drained_s)
         if changed:
             why = f"another thread changed {changed} while it was being copied, {MAX_COPIES} times in a row"
@@ -150,7 +156,10 @@ class CheckpointEngine:
         return ticket
 
     def before_mutation(self) -> None:
-        """The barrier: call it before the optimizer, the average or the masks change. Else it is free."""
+        """The barrier: call it before the optimizer, the EMA or the masks change.
+
+        It is free when no save is being copied.
+        """
         pending, self._pending = self._pending, None
         if pending is None or os.getpid() != self._pid:
             return
@@ -165,16 +174,16 @@ class CheckpointEngine:
             ticket.stall_s += stalled_s
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Allocates memory beside the first steps instead of in the first save. Best after the first step."""
+        """Allocate memory during the first steps instead of in the first save. Best called after the first step."""
         if not self.is_busy and not self.why_off and os.getpid() == self._pid:
             self._area.prepare(self._capture(state).sources)
 
     def give_back_gpu_memory(self) -> int:
-        """For a loop that ran out of it: frees the copy that saves keep on the GPU; how many bytes that was."""
+        """Free the copy that saves keep on the GPU, for a loop that ran out of GPU memory; return the bytes freed."""
         return self._area.give_back_gpu()
 
     def poll(self) -> list[Event]:
-        """What has happened since. Call it every step; it costs microseconds."""
+        """The events since the last call. Call it every step; it costs microseconds."""
         if os.getpid() != self._pid:
             return []
         self._link.pump()
@@ -188,9 +197,9 @@ class CheckpointEngine:
         return events
 
     def load_newest(self, into: MutableMapping[str, Any], *, step: int | None = None) -> load.Receipt | None:
-        """Fills the objects in `into` from the newest whole checkpoint, or that of `step`. None: there is none.
+        """Fill the objects in `into` from the newest whole checkpoint, or from that of `step`. None: there is none.
 
-        Waits first for a writer that outlived the attempt before: it may be committing a newer one.
+        Waits first for a writer that outlived the previous attempt: it may be committing a newer checkpoint.
         """
         self._link.wait_ready()
         self.before_mutation()
@@ -214,13 +223,13 @@ class CheckpointEngine:
         return receipt
 
     def bounds(self) -> LossBounds:
-        """What would be lost if the process died now, and if the machine did."""
+        """How much work would be lost if the process crashed now, and if the machine did."""
         now_s = time.monotonic()
         process_s = None if self.last_saved is None else now_s - self.last_saved[1]
         return LossBounds(process_s, *machine_loss(self._watch.newest, known_s=self._watch.known_s(now_s)))
 
     def close(self, *, timeout_s: float = 3600.0, linger_s: float = 5.0) -> list[Event]:
-        """Waits for a save under way, then lets the writer go; what it still reads back it does by itself."""
+        """Wait for a save under way, then release the writer; it finishes reading checkpoints back on its own."""
         if os.getpid() != self._pid:
             return []
         self.before_mutation()
@@ -245,7 +254,10 @@ class CheckpointEngine:
     def _stage(
         self, ticket: Ticket, state: Mapping[str, Any], metrics: dict[str, float], mode: Mode
     ) -> tuple[float, str]:
-        """Copies once. Seconds that GPUs were waited for, and the name of a tensor that changed meanwhile."""
+        """Copy the state once.
+
+        Returns the seconds spent waiting for GPUs and the name of a tensor that changed meanwhile.
+        """
         captured = self._capture(state)
         sources = captured.sources
         layout = self._area.place(sources)

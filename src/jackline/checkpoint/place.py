@@ -1,7 +1,7 @@
-"""Where checkpoints are written when the run lies on a network or FUSE mount: not there.
+"""Where checkpoints are written when the run is on a network or FUSE mount: on a local disk instead.
 
-A rename there need not be atomic and an fsync proves nothing (a mounted Drive uploads later, or never). So commits go
-to a local disk, and the run's own folder becomes the mirror.
+On such a mount a rename need not be atomic and an fsync guarantees nothing (a mounted Drive uploads later, or never).
+So commits go to a local disk, and the run's own folder becomes the mirror.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jackline.rundir.registry import state_folder
 
 @dataclass(frozen=True)
 class Place:
-    """Where to commit, and the mirror that follows from it (None: none needed)."""
+    """The folder to commit to, and the mirror that this requires (None: none needed)."""
 
     folder: Path
     mirror: str | None
@@ -34,7 +34,7 @@ def choose_place(run: RunDir) -> Place:
 
 
 def away_from(run: RunDir, filesystem: str) -> Place:
-    """A local folder that the same run finds again, and the run's own place as the mirror."""
+    """A local folder that the same run finds again, with the run's own folder as the mirror."""
     short = hashlib.sha256(os.fsencode(run.path.absolute())).hexdigest()[:16]
     folder = state_folder() / "checkpoints" / f"{run.name}-{short}"
     why = f"{run.path} is on {filesystem}, so checkpoints are committed to {folder} and copied there"

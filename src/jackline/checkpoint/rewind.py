@@ -1,12 +1,12 @@
 """Going back to an earlier checkpoint: `jackline resume RUN --step N`.
 
-Nothing is deleted. Later checkpoints stay where they are and are *left behind*: no attempt goes on from them, no
+Nothing is deleted. Later checkpoints stay where they are and are *left behind*: no attempt resumes from them, no
 mirror brings them back, retention does not touch them, and a step that is saved again gets a name of its own
-(`step-00000006-r1`). Only a person deletes them, here, and the mirror follows. What makes it so is one small file,
-`checkpoints/rewind-NNNNNNNN-rR.json`, here and in the mirror: later steps with a retry number below R are left
-behind. It is written in one step after the chosen one was read and found whole, so that a death at any instant leaves
-either the run as it was or the run gone back.
-Owns the choice and that file's making. What a rewind means is manifest.py, who honours it catalogue.py.
+(`step-00000006-r1`). Only a person deletes them, on this machine, and the mirror follows. All of this rests on one
+small file, `checkpoints/rewind-NNNNNNNN-rR.json`, here and in the mirror: later steps with a retry number below R are
+left behind. It is written atomically, after the chosen checkpoint was read and found whole. So a crash at any instant
+leaves the run either as it was or completely rewound.
+Owns the choice and the creation of that file. manifest.py defines what a rewind means; catalogue.py applies it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """What a person asked for: a step, or one checkpoint by its name."""
+    """The checkpoint a user asked for: by its step, or by its name."""
 
     step: int
     name: Name | None = None
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Mirrored:
-    """The run in its mirror. `there` is None when it did not answer."""
+    """The run in its mirror. `there` is None when the mirror did not answer."""
 
     place: str
     store: Store
@@ -60,7 +60,7 @@ class Mirrored:
 
 
 def parse_choice(text: str) -> Choice:
-    """'1200', or a name as `jackline checkpoints` writes it: '00001200-r1', 'step-00001200'."""
+    """Parse '1200', or a name as `jackline checkpoints` prints it: '00001200-r1', 'step-00001200'."""
     if text.isdecimal() and text.isascii():
         return Choice(int(text))
     name = parse_name(text) or parse_name(f"step-{text}")
@@ -70,14 +70,19 @@ def parse_choice(text: str) -> Choice:
 
 
 def rewind_for(step: int, known: Collection[Name], rewinds: Collection[Rewind]) -> Rewind:
-    """The rule that leaves behind every known name of a later step, and every one that nobody here knows of yet
-    unless it was saved more often than any of those."""
+    """The rewind that leaves behind every known name of a later step.
+
+    It also covers every name that is not known here yet, unless that step was saved more often than any known one.
+    """
     seen = [name.retry for name in known if name.step > step]
     return Rewind(step, 1 + max([*seen, *(rewind.retry for rewind in rewinds)], default=0))
 
 
 def go_back(run: RunDir, text: str, *, mirror: str | None, say: Say) -> Name:
-    """The run's next attempt will go on from the chosen one. Raises, and changes nothing, when that cannot be."""
+    """Make the run's next attempt resume from the chosen checkpoint.
+
+    If that is impossible, raise and change nothing.
+    """
     choice = parse_choice(text)
     folder = choose_place(run).folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +97,7 @@ def go_back(run: RunDir, text: str, *, mirror: str | None, say: Say) -> Name:
 
 
 def mirror_of(run: RunDir) -> str | None:
-    """Where its checkpoints are copied to, as the mirror noted at its first upload."""
+    """Where the run's checkpoints are copied to, as the mirror noted at its first upload."""
     place = choose_place(run)
     notes = atomic.read_json(place.folder / catalogue.MIRROR)
     noted = notes.get("store") if isinstance(notes, dict) else None
@@ -100,7 +105,7 @@ def mirror_of(run: RunDir) -> str | None:
 
 
 def tell_rewinds(store: Store, run: str, folder: Path, told: Collection[Rewind] = ()) -> set[Rewind]:
-    """Copies the rewinds that the mirror does not have; returns all it has then. No call when nothing is new."""
+    """Copy the rewinds that the mirror lacks; return all it has afterwards. Makes no call when nothing is new."""
     new = set(catalogue.list_rewinds(folder)) - set(told)
     if not new:
         return set()
@@ -110,8 +115,11 @@ def tell_rewinds(store: Store, run: str, folder: Path, told: Collection[Rewind] 
 
 
 def deleted_since(folder: Path) -> set[Name]:
-    """Those that were here when they were left behind and are not any more. Nothing but a person deletes such ones;
-    what was never here, or found damaged and set aside, is not among them: a mirror may have the only copy."""
+    """The checkpoints that were here when they were left behind and are not here any more.
+
+    Only a person deletes such checkpoints. One that was never here, or that was found damaged and set aside, is not
+    included: a mirror may have the only copy.
+    """
     found: set[Name] = set()
     for rewind in catalogue.list_rewinds(folder):
         body = atomic.read_json(folder / str(rewind))
@@ -128,8 +136,10 @@ def deleted_since(folder: Path) -> set[Name]:
 
 @contextlib.contextmanager
 def _held(run: RunDir, folder: Path, say: Say) -> Iterator[None]:
-    """Neither a supervisor nor a writer may be at work. A writer that outlived its trainer is waited for: what it
-    commits is one of those that are left behind."""
+    """Hold the run's locks: neither a supervisor nor a writer may be at work.
+
+    A writer that outlived its trainer is waited for: the checkpoint it commits is one of those to leave behind.
+    """
     supervising = RunLock(run.lock)
     if not supervising.try_acquire():
         raise UsageError(f"run '{run.name}' is alive", hint=f"jackline stop {run.name}")
@@ -157,14 +167,16 @@ def _look_into_mirror(place: str | None, run: str, say: Say) -> Mirrored | None:
     store = open_store(place)
     try:
         return Mirrored(place, store, fetch.within(fetch.LIST_TIMEOUT_S, lambda: fetch.look_into(store, run)))
-    except Exception as problem:  # stores raise what they like
+    except Exception as problem:  # a store may raise any exception
         say(f"the mirror cannot be read: {problem}; going by what is here")
         return Mirrored(place, store, None)
 
 
 def _find(choice: Choice, run: RunDir, folder: Path, mirrored: Mirrored | None, say: Say) -> Name:
-    """The chosen one, every byte proved: of this line if it has one, else of those left behind, else out of the
-    mirror."""
+    """The chosen checkpoint, with every byte verified.
+
+    Looks first in the current line of checkpoints, then among those left behind, then in the mirror.
+    """
     live = [name for name in catalogue.list_names(folder) if choice.means(name)]
     found = live or [name for name in catalogue.list_left_behind(folder) if choice.means(name)]
     refused = []
@@ -209,7 +221,7 @@ def _listed(names: Sequence[Name], most: int = 12) -> str:
 
 
 def _make_newest_of_step(name: Name, folder: Path) -> Name:
-    """One that was left behind, or saved again since, gets a name of its own: an attempt takes the newest."""
+    """Rename one that was left behind, or whose step was saved again since: an attempt takes the newest of a step."""
     same = [other for other in catalogue.list_names(folder) if other.step == name.step]
     if same and same[0] == name:
         return name
@@ -249,7 +261,7 @@ def _leave_behind(chosen: Name, run: RunDir, folder: Path, mirrored: Mirrored | 
 
 
 def _point(chosen: Name, folder: Path) -> None:
-    """The hints for people. They are not trusted, so an error here is none."""
+    """Update the hints for people. They are not trusted, so an error here is ignored."""
     with contextlib.suppress(OSError):
         catalogue.point_at(folder, catalogue.LATEST, chosen)
         best = parse_name((folder / catalogue.BEST).read_text().strip())
@@ -260,5 +272,5 @@ def _point(chosen: Name, folder: Path) -> None:
 def _tell(mirrored: Mirrored, run: str, folder: Path, say: Say) -> None:
     try:
         fetch.within(fetch.LIST_TIMEOUT_S, lambda: tell_rewinds(mirrored.store, run, folder))
-    except Exception as problem:  # stores raise what they like
+    except Exception as problem:  # a store may raise any exception
         say(f"the mirror does not know of it yet ({problem}); the run tells it before its next upload")

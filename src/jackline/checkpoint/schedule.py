@@ -1,4 +1,4 @@
-"""When to save. Pure: the loop says what the clocks and counters read, this says whether a save is due and why."""
+"""When to save. Pure: the loop passes clock and counter readings in; this decides whether a save is due and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jackline.errors import UsageError
 from jackline.units import format_duration
 
-MAX_OVERHEAD = 0.005  # of wall time, for the automatic cadence
+MAX_OVERHEAD = 0.005  # share of wall time, for the automatic cadence
 SHORTEST_S, LONGEST_S = 30.0, 900.0
 
 
@@ -15,8 +15,8 @@ SHORTEST_S, LONGEST_S = 30.0, 900.0
 class Cadence:
     """Every so many steps, every so many seconds, or both, whichever comes first; neither means automatic.
 
-    Automatic: as often as keeps the measured cost under 0.5 % of the time, between 30 s and 15 min apart where that
-    allows it.
+    Automatic: as often as keeps the measured cost below 0.5 % of the time, and between 30 s and 15 min apart where
+    that limit allows it.
     """
 
     every_steps: int | None = None
@@ -30,10 +30,10 @@ class Cadence:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the loop knows. `now_s` and `saved_at_s` are of the same monotonic clock, so that no clock change counts.
+    """What the loop knows. `now_s` and `saved_at_s` use the same monotonic clock, so clock changes have no effect.
 
-    `saved_at_s` and `saved_step` are the start of the attempt before the first save. `stall_s` is what one save costs
-    the loop and `write_s` how long the writer needs, both as measured, 0 while unknown.
+    Before the first save, `saved_at_s` and `saved_step` are those of the attempt's start. `stall_s` is what one save
+    costs the loop and `write_s` how long the writer needs; both are measured, 0 while unknown.
     """
 
     now_s: float
@@ -46,9 +46,9 @@ class Progress:
 
 
 def save_is_due(progress: Progress, cadence: Cadence) -> str | None:
-    """Why a save is due now, in words for the log; None when it is not."""
+    """Why a save is due now, as text for the log; None when none is due."""
     if progress.step <= progress.saved_step:
-        return None  # nothing has changed since
+        return None  # nothing has changed since the last save
     since_s = progress.now_s - progress.saved_at_s
     if (
         cadence.every_steps is not None
@@ -67,8 +67,8 @@ def save_is_due(progress: Progress, cadence: Cadence) -> str | None:
 def automatic_interval_s(progress: Progress) -> float:
     """Seconds between automatic saves.
 
-    The first one comes early: it is the proof that saving works here, better had before the night than after it.
-    The writer gets twice the time it needs, so that a save seldom finds it busy.
+    The first save comes early: it shows that saving works on this machine, and it is better to learn that before an
+    unattended night. The writer gets twice the time it needs, so that a save seldom finds it busy.
     """
     if progress.is_first:
         return SHORTEST_S

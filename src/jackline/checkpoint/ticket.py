@@ -1,4 +1,4 @@
-"""What became of a save, and what there is to tell about checkpoints. Data only, and the words for people."""
+"""The outcome of a save, and events about checkpoints. Data only, and their text for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ticket:
         return self.outcome in ("committed", "failed", "skipped")
 
     def wait(self, timeout_s: float = 3600.0) -> bool:
-        """Until it is acknowledged or lost; whether it was acknowledged."""
+        """Wait until the save is acknowledged or lost; return whether it was acknowledged."""
         deadline = time.monotonic() + timeout_s
         while not self.is_over and time.monotonic() < deadline:
             self._pump(min(0.2, max(0.0, deadline - time.monotonic())))
@@ -42,7 +42,7 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Event:
-    """Something to be written into the run's events. `is_loud`: a person should see it now."""
+    """An entry for the run's events. `is_loud`: a person should see it now."""
 
     kind: str
     text: str
@@ -62,7 +62,7 @@ class Event:
 
 
 def describe_report(report: dict[str, Any]) -> Event | None:
-    """The writer's report as an event; None for what is of no interest to people."""
+    """The writer's report as an event; None for one that does not interest people."""
     kind, step = str(report.get("event")), report.get("step")
     words = _WORDS.get(kind)
     if words is None:

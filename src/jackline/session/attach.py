@@ -1,7 +1,7 @@
-"""`jackline.attach`: a training loop becomes a run that can be killed at any instant and goes on bit-exactly.
+"""`jackline.attach`: a training loop becomes a run that can be killed at any instant and resumes bit-exactly.
 
-Owns the order of things: find the run, start the writer, choose the feed, restore, judge what changed, print the
-receipt. Each of them is a module of its own.
+Owns the order of the steps: find the run, start the writer, choose the feed, restore, judge what changed, print the
+receipt. Each of these is a module of its own.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from jackline.session.settings import Settings, split
 from jackline.session.stepping import Stepper
 from jackline.session.stopping import StopRequest
 
-_attachments: list[Attachment] = []  # of this process: two at a time would fight over hooks, signals and the writer
+_attachments: list[Attachment] = []  # of this process: two would conflict over hooks, signals and the writer
 
 
 def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
-    """Everything that makes up the training, by name; settings (session/settings.py) among them.
+    """Attach everything that makes up the training, by name; settings (session/settings.py) are keywords too.
 
         with jackline.attach(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader) as run:
             for batch in run.steps(total=10_000):
@@ -68,11 +68,11 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
 
 
 def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loader: Any) -> Attachment:
-    """Makes the parts. The writer process starts here, early: it is small as long as nothing large exists."""
+    """Create the parts. The writer process is started early here: it stays small as long as nothing large exists."""
     _refuse_many_ranks()
     _refuse_second(settings)
     keep_standard_descriptors()
-    feed = choose_feed(loader, settings, say)  # first, because it may refuse: no run is made then
+    feed = choose_feed(loader, settings, say)  # first, because it may raise: then no run is created
     if settings.exact:
         make_exact()
     prepare_card()
@@ -124,7 +124,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
 
 
 def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:
-    """After an attempt that ended for host memory: fewer workers, less prefetch, and a word about it."""
+    """After an attempt that ended because of host memory: use fewer workers and less prefetch, and report it."""
     wanted = settings_to_start_with(home.run, home.attempt, loading_of(feed)[0], effective_limit().limit_bytes)
     words = use_less(feed, wanted, can_change_workers=True)
     if words:
@@ -169,7 +169,7 @@ def _judge(attached: Attachment, receipt: Receipt, session: dict[str, Any]) -> N
         changes.append(Change("data", f"the loader was {saved_kind} and is {kind}: its position cannot be used"))
     verdicts = attached.settings.verdicts()
     if attached.home.is_supervised and verdicts["arguments"] == "refuse":
-        verdicts["arguments"] = "warn"  # whoever started it was asked already
+        verdicts["arguments"] = "warn"  # whoever started the run was asked about these already
     announce_changes(
         changes,
         verdicts,

@@ -1,7 +1,7 @@
-"""What a session is made of, and the moves its run makes: take a batch, come round, save, begin, end.
+"""The parts of a session, and the actions of its run: take a batch, reach a boundary, save, begin, end.
 
-The parts do not know one another; this joins them. Owns the state that goes into a checkpoint and its position. What
-a step or a boundary is, and in which order things happen, is run.py.
+The parts do not know one another; this module connects them. Owns the state that goes into a checkpoint and its
+position. run.py owns what a step or a boundary is, and in which order things happen.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from jackline.session.stepping import Stepper
 from jackline.session.stopping import Stopped, StopRequest
 from jackline.units import format_duration
 
-_PATIENCE = 0.7  # of the grace, before it is said that it will not do
+_PATIENCE = 0.7  # share of the grace period after which a warning says that it will not be enough
 
 
 @dataclass
 class Position:
-    """Where the loop is: batches consumed in this epoch."""
+    """Where the loop is: the epoch, and the batches consumed in it."""
 
     epoch: int = 0
     batch: int = 0
@@ -46,7 +46,7 @@ class Position:
 
 @dataclass
 class Attachment:
-    """Everything of one session. Made by attach.py."""
+    """All parts of one session. Created by attach.py."""
 
     home: Home
     settings: Settings
@@ -63,17 +63,17 @@ class Attachment:
     best: BestKeeper
     position: Position = field(default_factory=Position)
     restored: dict[str, Any] | None = None
-    label: int = 1  # of what is logged now: the step that is under way; after the last one, that
+    label: int = 1  # step of what is logged now: the step under way, or the last one after it has ended
     pulse: Pulse = field(default_factory=Pulse)
-    host: HostMemory | None = None  # None: not guarded
-    marks: tuple[int, dict[str, float]] = (-1, {})  # metrics of the checkpoint of one step alone
+    host: HostMemory | None = None  # None: host memory is not guarded
+    marks: tuple[int, dict[str, float]] = (-1, {})  # metrics for the checkpoint of one step only
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
     _bar: Phase | None = None
     _has_warned: bool = False
     _is_prepared: bool = False
-    _is_behind: bool = False  # passes of earlier attempts were gone through without training
+    _is_behind: bool = False  # passes of earlier attempts were skipped without training
 
     @property
     def name(self) -> str:
@@ -81,10 +81,10 @@ class Attachment:
 
     @property
     def is_exhausted(self) -> bool:
-        """The data said that no further epoch is to come (a stream that is read once)."""
+        """Whether the data reported that no further epoch will come (a stream that is read once)."""
         return bool(getattr(self.feed, "is_exhausted", False))
 
-    # -- moving along ------------------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.stop.listen()
@@ -98,7 +98,7 @@ class Attachment:
             self.host.start()
 
     def open(self) -> None:
-        """Before a pass: prove saving once, go to the position, and only then put chance back."""
+        """Before a pass: verify saving once, seek to the position, and only then restore the RNG states."""
         is_first, self._is_opened = not self._is_opened, True
         if is_first:
             self.stepper.refuse_moved()
@@ -110,11 +110,11 @@ class Attachment:
             is_first = True
         self.feed.open(self.position.epoch, self.position.batch)
         if is_first:
-            self.chance.reapply()  # making an iterator may have drawn
+            self.chance.reapply()  # creating an iterator may have drawn random numbers
         self.come_round()
 
     def reopen(self) -> None:
-        """The same position, with what the feed is set to now."""
+        """Open the feed again at the same position, with its current settings."""
         if self._is_opened:
             self.feed.open(self.position.epoch, self.position.batch)
 
@@ -126,7 +126,7 @@ class Attachment:
         return batch
 
     def between_passes(self) -> None:
-        """What is logged now (a validation after the loop) belongs to the step before: a next may never come."""
+        """What is logged now (a validation after the loop) belongs to the previous step: it may be the last one."""
         self.label = self.stepper.steps_done
         self.best.mark(self.stepper.steps_done, self.values, self.stepper.tensors, is_asked=True)
 
@@ -135,7 +135,7 @@ class Attachment:
         self.position.batch = 0
 
     def open_next_epoch(self) -> None:
-        """The same pass goes on with the next epoch."""
+        """The same pass continues with the next epoch."""
         if self.position.batch == 0:
             raise UsageError(
                 f"the data gave no batch in epoch {self.position.epoch}, at step {self.stepper.steps_done}",
@@ -145,19 +145,19 @@ class Attachment:
         self.feed.open(self.position.epoch, 0)
 
     def pass_over(self, number: int) -> None:
-        """The loop counts its epochs itself and is at one that an earlier attempt did."""
+        """The loop counts its epochs itself and has reached one that an earlier attempt completed."""
         if not self._is_behind:
             text = f"epoch {number} was done before; `for epoch in run.epochs(...)` would go on at once"
             self.reporter.event("passed_over", text, is_loud=True)
         self._is_behind = True
 
     def come_round(self) -> float:
-        """At a boundary. Returns the time."""
+        """Do the work of a boundary. Returns the time."""
         now_s = time.monotonic()
         self.pulse.now("")
         self.saver.poll(now_s)
         if self.stepper.steps_done == self.saver.asked_step + 1:
-            # The losses a resumed run compares itself with: worth having on disk soon.
+            # A resumed run compares itself with these losses, so they should be on disk soon.
             self.scalars.send(float("inf"))
             self.reporter.hurry()
         else:
@@ -180,9 +180,9 @@ class Attachment:
         is_waited_for: bool = False,
         takes_back: bool = False,
     ) -> bool:
-        """Takes the state of now. False when it could not be; with `is_waited_for`, when it was not acknowledged.
+        """Save the current state. False when that failed or, with `is_waited_for`, when it was not acknowledged.
 
-        `is_repeated`: also when this step is saved already.
+        `is_repeated`: save even if this step is saved already.
         """
         step = self.stepper.steps_done
         is_repeated = is_repeated or self.best.wants_save(step)
@@ -208,7 +208,7 @@ class Attachment:
         return is_saved
 
     def save_marked(self, *, takes_back: bool) -> bool:
-        """The state of the last boundary, a little later: the value measured since is its own, and a new best."""
+        """Save the state of the last boundary later: a value measured since then belongs to it and is a new best."""
         step = self.stepper.steps_done
         why = ""
         if takes_back and not self.feed.can_take_back:
@@ -222,7 +222,7 @@ class Attachment:
             return self.save(is_last=True, is_repeated=True, takes_back=takes_back)
 
     def note_schedule(self, **words: Any) -> None:
-        """`total` or `epochs` as the loop asks for them, into the checkpoints and against the saved ones."""
+        """Record `total` or `epochs` as the loop requests them, and compare them with the saved ones."""
         for word, value in words.items():
             before = ((self.restored or {}).get("fingerprint") or {}).get("schedule", {}).get(word)
             if word == "total" and value is not None:
@@ -233,12 +233,12 @@ class Attachment:
                     self._judge_schedule(f"{word}: {before} -> {value}")
 
     def end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
-        """The block is left, in whatever way. What cannot be written down stops nobody: training is over."""
+        """The block is left, in whatever way. A failure to write the end is not raised: training is over."""
         self.saver.close()
         self.stepper.close()
         try:
             self._write_end(error, text, is_complete=is_complete)
-        except Exception as problem:  # the folder was deleted, the disk is full
+        except Exception as problem:  # the folder was deleted, or the disk is full
             say(f"the end of this run cannot be written down ({type(problem).__name__}: {problem})")
         finally:
             self.stop.stop_listening()
@@ -268,7 +268,7 @@ class Attachment:
     # -- for the reporting thread ------------------------------------------------------------------------------------
 
     def read_state(self) -> dict[str, Any]:
-        """session-RANK.json."""
+        """The contents of session-RANK.json."""
         me, newest = identify(self.pid), self.saver.look_at_disk()
         return {
             "at_s": time.time(),
@@ -289,7 +289,7 @@ class Attachment:
         }
 
     def look_around(self) -> None:
-        """Once a second: tells the supervisor how far it is, and the person when an end cannot be had in time."""
+        """Once a second: report progress to the supervisor, and warn the user when stopping in time is unlikely."""
         if self.home.is_supervised and self.pulse.name == "train":
             self._bar = self._bar or Phase("train", None, total=self.pulse.total, unit="steps")
             self._bar.update(self.stepper.steps_done)
@@ -305,10 +305,13 @@ class Attachment:
                 )
                 self.reporter.event("grace", text, is_loud=True)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- private -----------------------------------------------------------------------------------------------------
 
     def _place(self) -> dict[str, Any]:
-        """Which epoch of how many, which batch of how many, counted from 1. A loader that counts its own says so."""
+        """Which epoch of how many and which batch of how many, counted from 1.
+
+        A loader's own counts replace these.
+        """
         place = self.position
         own: dict[str, Any] = getattr(self.feed, "place", dict)()
         epochs = self.fingerprint["schedule"].get("epochs")
@@ -350,7 +353,7 @@ class Attachment:
         }
 
     def _mind_memory(self, now_s: float) -> None:
-        """At a boundary: when the host's memory will not do for another step, this is where it ends."""
+        """At a boundary: if the host's memory is not enough for another step, end here."""
         if self.host is None or self.stop.is_made:
             return
         try:
@@ -362,13 +365,13 @@ class Attachment:
             self.reporter.event("protection_off", text, is_loud=True, protection="host memory")
             return
         if leave is None or self.saver.why_off:
-            return  # without a checkpoint, leaving would only lose it sooner
+            return  # without a checkpoint, leaving would only lose the work sooner
         write_intent(self.home.attempt, restart=True, why=leave.why, settings=leave.settings)
         self.stop.ask(leave.why)
 
     def _save_cost(self) -> SaveCost:
         state_bytes = self.card.state_bytes()
-        # The first save takes its room in host memory; later ones have it.
+        # The first save allocates host memory; later ones reuse it.
         return SaveCost(self.saver.expected_s(state_bytes), state_bytes if self.saver.last_step is None else 0)
 
     def _judge_schedule(self, text: str) -> None:

@@ -1,14 +1,14 @@
-"""A session for a framework that owns its loop: transformers, Lightning. It says where its boundaries are.
+"""A session for a framework that owns its loop: transformers, Lightning. The framework reports its boundaries.
 
     driver = Driver(name="x")                   # finds the run, starts the writer
     notes = driver.peek()                       # the framework's own notes in the newest checkpoint, or None
-    driver.load({"model": model, ...})          # everything back
+    driver.load({"model": model, ...})          # restores everything
     with driver:
         ...
         if driver.at_boundary(step, total=1000): driver.save(notes)
-        if driver.should_stop: leave the loop     # the block ends with Stopped then
+        if driver.should_stop: leave the loop     # the block then ends with Stopped
 
-The same files, signals, cadence and receipts as `attach`; only the position in the data is the framework's business.
+Uses the same files, signals, cadence and receipts as `attach`; only the framework handles the position in the data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Driver:
-    """One attempt. `state` is what `load` and `save` deal with, by name; plain notes go with each save."""
+    """One attempt. `load` and `save` take `state`, objects by name; plain notes go with each save."""
 
     def __init__(self, **given: Any) -> None:
         settings, rest = split(given)
@@ -50,11 +50,11 @@ class Driver:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run's folder."""
         return self._attached.home.run.path
 
     def newest_step(self) -> int | None:
-        """Of the newest whole checkpoint."""
+        """The step of the newest whole checkpoint."""
         receipt = self._attached.saver.engine.load_newest({})
         return None if receipt is None else receipt.step
 
@@ -63,15 +63,17 @@ class Driver:
         return self._attached.stop.is_made
 
     def peek(self) -> dict[str, Any] | None:
-        """The notes saved last, without touching anything else."""
+        """The notes of the last save; changes nothing else."""
         into: dict[str, Any] = {"session": None}
         self._receipt = self._attached.saver.engine.load_newest(into)
         session = into["session"]
         return session.get("notes") if self._receipt is not None and isinstance(session, dict) else None
 
     def load(self, state: Mapping[str, Any]) -> bool:
-        """Fills the objects in `state` from the newest checkpoint; False when there is none. Chance comes back with
-        `reapply_chance`, once the framework has made its iterators."""
+        """Fill the objects in `state` from the newest checkpoint; False when there is none.
+
+        `reapply_chance` restores the RNG states, once the framework has created its iterators.
+        """
         attached = self._attached
         whole = {**state, "random": attached.chance, "session": None, "values": {}}
         attached.saver.state = whole
@@ -83,7 +85,7 @@ class Driver:
         return True
 
     def load_whole(self, step: int | None = None) -> dict[str, Any] | None:
-        """The newest checkpoint (or that of `step`) as new values, for a framework that spreads them itself."""
+        """The newest checkpoint (or that of `step`) as new values, for a framework that distributes them itself."""
         into: dict[str, Any] = {"checkpoint": None}
         receipt = self._attached.saver.engine.load_newest(into, step=step)
         if receipt is None:
@@ -96,11 +98,11 @@ class Driver:
         self._attached.chance.reapply()
 
     def before_change(self) -> None:
-        """Before an optimizer steps, when copies may overlap."""
+        """Call it before an optimizer steps, when copies may overlap."""
         self._attached.saver.before_change()
 
     def at_boundary(self, step: int, *, total: int | None = None) -> bool:
-        """The state is that after `step`: whether it should be saved now."""
+        """Call it after `step` is complete. Returns whether the state should be saved now."""
         attached = self._attached
         attached.stepper.go_on_from(step)
         attached.pulse.name, attached.pulse.total = "train", total
@@ -108,7 +110,7 @@ class Driver:
         return bool(attached.saver.why_due(step, now_s)) or self.should_stop
 
     def save(self, state: Mapping[str, Any], notes: Mapping[str, Any], *, is_waited_for: bool = False) -> bool:
-        """Takes the state of now, blocking only for the copy."""
+        """Save the current state; blocks only for the copy."""
         attached = self._attached
         step = attached.stepper.steps_done
         session = {"step": step, "epoch": 0, "batch": 0, "feed": {"kind": "none", "state": {}}, "notes": dict(notes)}
@@ -123,11 +125,11 @@ class Driver:
         return attached.saver.wait() if is_last else ticket.outcome not in ("failed", "skipped")
 
     def at_step(self, step: int) -> None:
-        """The step a save belongs to."""
+        """Set the step that the next save belongs to."""
         self._attached.stepper.go_on_from(step)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """What is a number; a device is not waited for."""
+        """Log those values that are numbers; does not wait for a device."""
         numbers = {name: value for name, value in values.items() if _is_number(value)}
         attached = self._attached
         attached.scalars.log(step, numbers)
@@ -136,7 +138,7 @@ class Driver:
             attached.best.measure(numbers[str(name)], step)
 
     def wants_best_saved(self, step: int) -> bool:
-        """The number that `keep_best` names was measured with this step's weights, and is the best so far."""
+        """Whether the `keep_best` metric was measured with this step's weights and is the best so far."""
         return self._attached.best.wants_save(step)
 
     def _tell(self, receipt: Receipt) -> None:
@@ -157,13 +159,13 @@ class Driver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises Stopped when somebody asked for the end: the code behind the block is for complete trainings."""
+        """Raises Stopped if a stop was requested: the code behind the block is for trainings that are complete."""
         attached = self._attached
         if attached.is_over:
             return
         step = attached.stepper.steps_done
         if error is None and self.should_stop:
-            attached.saver.wait()  # the one under way is the one that stands
+            attached.saver.wait()  # the save under way is the one to resume from
             is_saved = attached.saver.last_step == step
             what = "saved" if is_saved else f"not saved; {attached.saver.what_stands(step)}"
             error = Stopped(f"{attached.stop.by}: stopped at step {step}, {what}")

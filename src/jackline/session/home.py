@@ -1,8 +1,9 @@
 """Which run this process belongs to: the supervisor's, or one of its own.
 
-Under `jackline run` the environment says. Started bare (`python train.py`), the same rules of identity hold and the
-session keeps the attempt's two files itself (start.json, exit.json), so that `status`, `stop` and `why` work; there
-is no supervisor and no lock then, and that is said. Owns these files of a bare attempt and nothing else.
+Under `jackline run` the environment says which. Without a supervisor (`python train.py`), the same rules of identity
+apply and the session writes the attempt's two files itself (start.json, exit.json), so that `status`, `stop` and
+`why` work. There is no supervisor and no lock then, and the user is told so. Owns these files of an unsupervised
+attempt and nothing else.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _OTHER_PLACE = "choose another place: attach(runs_dir=...) or $JACKLINE_RUNS"
 
 @dataclass(frozen=True)
 class Home:
-    """The run and the attempt. `is_old`: it has been worked on before. `notes` are for people."""
+    """The run and the attempt. `is_old`: the run has earlier attempts. `notes` are for people."""
 
     run: RunDir
     attempt: AttemptDir | None
@@ -58,7 +59,7 @@ class Home:
 
 
 def find_home(settings: Settings) -> Home:
-    """Where this session's files go; makes the folder when it is new."""
+    """Where this session's files go; creates the folder when the run is new."""
     supervised = _supervised(os.environ)
     return supervised if supervised is not None else _bare(settings)
 
@@ -68,7 +69,7 @@ def is_notebook() -> bool:
 
 
 def command_line() -> list[str]:
-    """What a person would type to get this process. A notebook's kernel has no such thing."""
+    """The command a user would type to start this process. A notebook's kernel has none."""
     return ["notebook"] if is_notebook() else list(sys.orig_argv)
 
 
@@ -161,7 +162,7 @@ def _begin_attempt(run: RunDir) -> AttemptDir:
 
 
 def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
-    """exit.json of a bare attempt; under a supervisor that is the supervisor's to write."""
+    """Write exit.json of an unsupervised attempt; otherwise the supervisor writes it."""
     if home.is_supervised or home.attempt is None:
         return
     now_s = time.time()
@@ -177,12 +178,12 @@ def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
         is_bare=True,
     )
     write_exit(home.attempt, record)
-    # The process may live on (a notebook's kernel), but it is not this attempt any more.
+    # The process may keep running (a notebook's kernel), but it is not this attempt any more.
     write_start(home.attempt, StartRecord(started_at_s=home.started_at_s, is_bare=True))
 
 
 def read_grace_s(run: RunDir, otherwise_s: float) -> float:
-    """How long a polite end may take: whoever asked says so, else the supervisor, else our own setting."""
+    """How long a graceful stop may take: set by whoever asked for it, else by the supervisor, else by our setting."""
     for grace_s in (read_stop_request(run).grace_s, number(read_supervisor(run).options.get("grace_s"))):
         if grace_s is not None:
             return float(grace_s)

@@ -1,4 +1,4 @@
-"""`JACKLINE=off`: the same loop, and nothing else. Nothing is written, nothing restored, no signal caught.
+"""`JACKLINE=off`: the same loop and nothing else. Nothing is written or restored, no signal is caught.
 
 Owns a run without a session: it counts steps as the real one does, because `total` must mean the same.
 """
@@ -21,7 +21,7 @@ def is_off() -> bool:
 
 
 class OffRun:
-    """What `attach` returns then: the public names of Run."""
+    """What `attach` returns with JACKLINE=off: it has the public names of Run."""
 
     def __init__(self, settings: Settings, state: Mapping[str, Any], values: dict[str, Any], loader: Any) -> None:
         self._stepper = Stepper(state, settings.accumulate)

@@ -1,8 +1,8 @@
-"""`jackline.phase`: say how far a piece of work is, from any script, without torch.
+"""`jackline.phase`: report the progress of a piece of work, from any script, without torch.
 
-Under `jackline run` it writes protocol lines for the supervisor; started bare on a terminal it draws a simple bar;
-otherwise it is silent. Owns: when a line is written and where. Never raises and never slows the work: what cannot
-be said is not said. Does not own: reading those lines (supervisor/output/progress.py).
+Under `jackline run` it writes protocol lines for the supervisor; without a supervisor it draws a simple bar on a
+terminal; otherwise it is silent. Owns: when a line is written and where. Never raises and never slows the work: a
+report that cannot be written is dropped. Does not own: reading those lines (supervisor/output/progress.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def phase(name: str, items: Iterable[Any] | None = None, *, total: float | None 
 
 
 class Phase:
-    """One piece of work under way. Made by `phase`; safe in threads, and silent in forked children."""
+    """One piece of work under way. Created by `phase`; thread-safe, and silent in forked children."""
 
     def __init__(self, name: str, items: Iterable[Any] | None, *, total: float | None, unit: str) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class Phase:
         self._said_s = 0.0
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
-        # A forked worker counts for itself: its numbers would contradict ours.
+        # A forked worker counts only its own work: its numbers would contradict ours.
         self._pid = os.getpid()
         self.on_end: Callable[[], None] | None = None
 
@@ -63,15 +63,15 @@ class Phase:
         return self._done
 
     def advance(self, count: float = 1) -> None:
-        """`count` more are done."""
+        """Report that `count` more are done."""
         if os.getpid() != self._pid:
-            return  # asked before the lock, which may be held for ever in a forked child
+            return  # checked before taking the lock, which may be held for ever in a forked child
         with self._lock:
             self._done += float(count)
         self._say()
 
     def update(self, done: float) -> None:
-        """`done` are done in all."""
+        """Report that `done` are done in total."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -91,7 +91,7 @@ class Phase:
             self.on_end()
 
     def progress(self) -> dict[str, Any]:
-        """For a state file."""
+        """The progress, for a state file."""
         return {"phase": self._name, "done": self._done, "total": self._total, "unit": self._unit}
 
     def __iter__(self) -> Iterator[Any]:
@@ -103,7 +103,7 @@ class Phase:
     def _say(self, *, is_last: bool = False) -> None:
         if os.getpid() != self._pid:
             return
-        # Another thread may be saying it: only the last word is worth waiting for.
+        # Another thread may be reporting now: only the last report is worth waiting for.
         if not self._lock.acquire(blocking=is_last, timeout=1.0 if is_last else -1):
             return
         try:
@@ -114,7 +114,7 @@ class Phase:
                 self._said_s, self._said_done = now_s, self._done
                 self._write(now_s, is_last=is_last, is_repeated=is_repeated)
         except Exception:
-            pass  # closed descriptors, a full disk, an interpreter that is shutting down: the work matters more
+            pass  # closed descriptors, a full disk, interpreter shutdown: the work matters more
         finally:
             self._lock.release()
 
@@ -125,7 +125,7 @@ class Phase:
         if run_dir:
             fd = None if is_repeated else find_output(Path(run_dir), os.environ.get("JACKLINE_ATTEMPT", ""))
             if fd is not None:
-                # CR first: a tqdm bar in progress ends there, and the line stands alone.
+                # CR first: it ends a tqdm bar in progress, so that our line is on its own.
                 os.write(fd, b"\r" + self.protocol_line().encode("utf-8", "replace") + b"\n")
         elif os.isatty(2):
             end = "\n" if is_last else ""
@@ -150,10 +150,9 @@ class Phase:
 
 
 def find_output(run_dir: Path, attempt: str) -> int | None:
-    """The descriptor that leads to the supervisor, None when the person sent both elsewhere.
+    """The descriptor that leads to the supervisor; None when the user redirected both elsewhere.
 
-    A script's stdout may be a file or a pipe of its own (`prepare.py > data.txt`); a protocol line in there would
-    be damage.
+    A script's stdout may be a file or a pipe of its own (`prepare.py > data.txt`); a protocol line would damage it.
     """
     run = RunDir(run_dir)
     home = run.attempt(int(attempt)) if attempt.isdigit() else run.last_attempt()

@@ -5,9 +5,9 @@
             ...
             run.log(loss=loss)
 
-Read `steps` first: take a batch, hand it out, come round. Coming round after a whole step is a boundary, the only
-place where a state is saved, because every part of it has had its turn. Owns what a boundary is and the way out of
-the block. The rest is in the parts it is made of (attachment.py).
+Read `steps` first: take a batch, yield it, and the loop returns for the next one. When it returns after a whole step,
+that is a boundary: the only place where a state is saved, because every part of it has been updated by then. Owns
+what a boundary is and how the block is left. The rest is in its parts (attachment.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Run:
         self._pid = os.getpid()
         self._is_entered = False
         self._passes: Passes = ""
-        self._num_calls = 0  # of `steps`, when the loop counts its epochs itself
+        self._num_calls = 0  # calls of `steps`, when the loop counts its epochs itself
         self._total: int | None = None
         self._in_body = False
         self._pending = 0  # batches consumed since the last boundary
@@ -63,17 +63,17 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Somebody asked for the end. `steps` sees to it by itself; long work inside a step may look here."""
+        """Whether a stop was requested. `steps` handles it by itself; long work inside a step may check this."""
         return self._attached.stop.is_made
 
     @property
     def doing(self) -> str:
-        """Which part of a step is under way, as far as it can be seen from here: 'fetch', 'backward 2 of 16' ..."""
+        """The part of a step that is under way, as far as it is visible from here: 'fetch', 'backward 2 of 16' ..."""
         return self._attached.pulse.doing
 
     @property
     def saving_s(self) -> float:
-        """What saves have cost this loop so far; writing goes on beside it and is not in it."""
+        """Seconds that saves have cost this loop so far; writing runs in parallel and is not included."""
         return self._attached.saver.engine.stalled_s
 
     def steps(self, total: int | None = None) -> Iterator[Any]:
@@ -103,7 +103,7 @@ class Run:
         self._end_of_pass()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Epoch numbers, from where the run is. `for epoch in run.epochs(90): for batch in run.steps(): ...`"""
+        """Epoch numbers, from the run's position. `for epoch in run.epochs(90): for batch in run.steps(): ...`"""
         self._require_entered()
         self._passes = "epochs"
         self._attached.note_schedule(epochs=count)
@@ -134,16 +134,16 @@ class Run:
         weight: Callable[[Any], float] | None = None,
         count: float | None = None,
     ) -> StepResult:
-        """This batch's gradients, in smaller slices when the card's memory runs out; `optimizer.step()` stays yours.
+        """Compute this batch's gradients, in smaller slices if GPU memory runs out; you call `optimizer.step()`.
 
         `fn(slice)` returns (loss_sum, count), or a mean with `weight=`; it may run twice for the same samples. The
-        slices' size is `micro_batch` at first, the whole batch by default; what it shrank to is kept in checkpoints.
+        slice size is `micro_batch` at first, the whole batch by default; a size it shrank to is kept in checkpoints.
         """
         self._require_entered()
         return self._attached.card.step(fn, batch, Slicing(micro_batch, weight, count), step=self._attached.label)
 
     def save(self, **metrics: float) -> None:
-        """A checkpoint at the next boundary: at once between epochs and after the loop, else as this step ends.
+        """Save at the next boundary: immediately between epochs and after the loop, else when this step ends.
 
         `metrics` go with this checkpoint and no other: `run.save(best_loss=...)` with attach(keep_best="best_loss").
         """
@@ -155,14 +155,14 @@ class Run:
         if is_measured:
             attached.best.was_seen = True
         if is_measured and self._in_body and step == attached.label - 1 and self._save_marked():
-            return  # the optimizers have yet to step: the numbers are those of the step before
+            return  # the optimizers have not stepped yet: the metrics belong to the previous step
         if self._in_body or self._pending:
             self._is_save_wanted = True
         else:
             attached.save(is_last=True, is_repeated=True)
 
     def before_change(self) -> None:
-        """With attach(overlap=True): call it before a step changes what is saved outside `optimizer.step()`."""
+        """With attach(overlap=True): call it before a step changes saved state outside `optimizer.step()`."""
         self._attached.saver.before_change()
 
     def phase(self, name: str, items: Any = None, *, total: float | None = None, unit: str = "") -> Phase:
@@ -180,15 +180,15 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._pid:
-            return  # a forked child came this way; the run is its parent's
+            return  # this is a forked child; the run belongs to its parent
         self._is_entered = False
         text = self._leave(error)
         self._attached.end(error, text, is_complete=self._is_complete)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- private -----------------------------------------------------------------------------------------------------
 
     def _open(self, total: int | None) -> bool:
-        """Gets ready for a pass; False when this one was done by an earlier attempt."""
+        """Prepare a pass; False when an earlier attempt completed this one."""
         self._require_entered()
         if self._passes != "epochs":
             self._passes = "total" if total is not None else "single"
@@ -210,10 +210,10 @@ class Run:
         return True
 
     def _take_measured(self, value: Any) -> None:
-        """The number that `keep_best` names was logged: whose it is, and whether a save has to be made at once.
+        """The `keep_best` metric was logged: find the step it belongs to and whether to save immediately.
 
-        What was measured after the optimizer's step waits for the boundary, and after an epoch for the next one:
-        the loop may have other weights in its model just now (an average), and puts its own back until then.
+        A value measured after the optimizer's step waits for the boundary, and one measured after an epoch waits for
+        the next one: the loop may have other weights in its model right now (an EMA), and restores its own by then.
         """
         attached, best = self._attached, self._attached.best
         step = self._weights_step()
@@ -227,11 +227,11 @@ class Run:
             self._save_marked()
 
     def _weights_step(self) -> int | None:
-        """Whose weights the model has now. None: those of no whole step."""
+        """The step whose weights the model has now. None: they belong to no whole step."""
         return self._attached.stepper.weights_step(self._attached.label) if self._in_body else self.step
 
     def _save_marked(self) -> bool:
-        """The state of the last boundary, if it still can be had; else words about it."""
+        """Save the state of the last boundary if it is still available; otherwise report why not."""
         if not self._pending:
             return self._attached.save_marked(takes_back=self._in_body)
         why = "it was measured between the batches of one step"
@@ -248,14 +248,14 @@ class Run:
         if attached.stop.is_made:
             self._stop()
         if self._is_total_reached():
-            return  # the last save follows at once
+            return  # the last save follows immediately
         is_wanted = self._is_save_wanted or attached.best.wants_save(self.step)
         if is_wanted or attached.saver.why_due(self.step, now_s):
-            attached.save(is_wanted=is_wanted)  # one that was asked for is not skipped
+            attached.save(is_wanted=is_wanted)  # a requested save is not skipped
             self._is_save_wanted = False
 
     def _stop(self) -> None:
-        """At a boundary, and somebody wants the end."""
+        """A stop was requested and this is a boundary: save and raise Stopped."""
         is_saved = self._attached.save(is_last=True, is_waited_for=True)
         by = self._attached.stop.by
         text = f"{by}: stopped at step {self.step}"
@@ -271,24 +271,24 @@ class Run:
             return
         self._is_complete = True
         if self._has_begun:
-            # After the last epoch's own end (scheduler, average) the state is another than after its last step.
+            # After the end of the last epoch (scheduler, EMA) the state differs from that after its last step.
             self._attached.save(is_last=True, is_repeated=self._passes == "epochs")
 
     def _leave(self, error: BaseException | None) -> str:
-        """Saves what may be saved on the way out; the words about it."""
+        """Save what may be saved while leaving; return text about it."""
         if isinstance(error, Stopped):
             return error.text
         if self._is_complete or not self._has_begun:
             return ""
         if error is None and not self._in_body and not self._pending:
-            self._complete()  # the last of one or several passes
+            self._complete()  # the end of one or several passes
             return ""
         attached = self._attached
         is_at_rest = self._pending == 0 and (not self._in_body or attached.feed.can_take_back)
         if is_at_rest and not attached.stepper.has_moved():
             attached.save(is_last=True, takes_back=self._in_body)
             return f"left between two steps, after step {self.step}: saved"
-        attached.saver.wait()  # one may be under way, and that is the one that stands
+        attached.saver.wait()  # a save may be under way, and that is the one to resume from
         return f"left in the middle of a step: not saved; {attached.saver.what_stands(self.step)}"
 
     def _require_entered(self) -> None:

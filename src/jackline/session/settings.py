@@ -1,4 +1,4 @@
-"""What a person may decide about a session, and telling those words from the objects to be saved.
+"""The settings of a session, and telling them apart from the objects to be saved.
 
 `attach` takes both as keywords. A misspelt setting would silently become a value to save, so plain values whose name
 looks like a setting are refused.
@@ -17,8 +17,8 @@ from jackline.settings import above, at_least, declare, setting, validate
 
 Verdict = Literal["refuse", "warn", "go on"]
 VERDICTS: tuple[Verdict, ...] = ("refuse", "warn", "go on")
-# What a change means by default: other data make the position meaningless, other arguments are another run; the rest
-# may be what the person wants.
+# What a change means by default: with other data the position is meaningless, other arguments mean another run; the
+# rest may be what the user wants.
 DEFAULT_VERDICTS: dict[str, Verdict] = {
     "data": "refuse",
     "code": "warn",
@@ -113,7 +113,7 @@ class Settings:
         return Keep(self.keep_last, self.keep_every, self.keep_best)
 
     def verdicts(self) -> dict[str, Verdict]:
-        """What follows from each kind of change."""
+        """The verdict for each kind of change."""
         wish = self.on_change
         wanted = dict.fromkeys(DEFAULT_VERDICTS, wish) if isinstance(wish, str) else dict(wish)
         found = dict(DEFAULT_VERDICTS)
@@ -129,7 +129,7 @@ class Settings:
 
 
 def split(given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
-    """The settings and the state out of the keywords of `attach`."""
+    """Split the keywords of `attach` into settings and state."""
     names = [entry.name for entry in fields(Settings)]
     settings = Settings(**{word: value for word, value in given.items() if word in names})
     state = {word: value for word, value in given.items() if word not in names}

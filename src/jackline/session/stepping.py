@@ -1,7 +1,7 @@
-"""What counts as a step, and whether anything has moved since the last one ended.
+"""What counts as a step, and whether anything has changed since the last one ended.
 
-A step is over when every attached optimizer has stepped and the loop has come round for its next batch: scheduler,
-scaler and average have had their turn by then. Owns the hooks on the optimizers and the counting.
+A step is over when every attached optimizer has stepped and the loop has returned for its next batch: scheduler,
+scaler and EMA have been updated by then. Owns the hooks on the optimizers and the counting.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Stepper:
         self._mark: tuple[Any, ...] = ()
 
     def after_batch(self) -> bool:
-        """The loop has come round: whether it stands at a boundary now."""
+        """The loop has returned for its next batch: whether it is at a boundary now."""
         if self.accumulate is not None:
             self._batches += 1
             if self._batches < self.accumulate:
@@ -61,7 +61,10 @@ class Stepper:
         self.steps_done = self._steps_before = steps_done
 
     def refuse_moved(self) -> None:
-        """What was restored went to where the tensors were at `attach`. Moved later, it would work until a resume."""
+        """Refuse tensors moved since `attach`.
+
+        The restore filled the old ones: training would work until a resume.
+        """
         now = find_places(self._state)
         for name, place in self._places.items():
             if now.get(name) != place:
@@ -79,13 +82,16 @@ class Stepper:
         return self._is_dirty or not _is_same(self._mark, self._read())
 
     def has_changed(self) -> bool:
-        """Like `has_moved`, but random numbers may have been drawn."""
+        """Like `has_moved`, but ignores random draws."""
         return self._is_dirty or not self._mark or sum(map(_version, self.tensors)) != self._mark[0]
 
     def weights_step(self, label: int) -> int | None:
-        """In the body of step `label`: the step whose weights stand now. None: only some optimizers have stepped."""
+        """In the body of step `label`: the step whose weights the model has.
+
+        None: only some optimizers have stepped.
+        """
         if not self.optimizers:
-            return label  # nothing tells when they change
+            return label  # without an optimizer nothing shows when they change
         if not self._is_dirty:
             return label - 1
         return label if self.accumulate is not None or self.steps_done == label else None
@@ -123,7 +129,7 @@ def _is_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
 
 
 def find_optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
-    """All there are in the state, also in lists and dicts."""
+    """All optimizers in the state, also inside lists and dicts."""
     found: list[torch.optim.Optimizer] = []
     stack = list(state.values())
     while stack:
@@ -159,7 +165,7 @@ def find_places(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_cuda_offsets() -> tuple[int, ...]:
-    """How much was drawn on each GPU. Does not make the device wait."""
+    """The RNG offset of each GPU, which shows how much was drawn. Does not make the device wait."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ()
     return tuple(generator.get_offset() for generator in torch.cuda.default_generators)

@@ -1,8 +1,8 @@
-"""A request to end, by signal: noted at once, obeyed at the end of the step.
+"""A stop request by signal: noted immediately, obeyed at the end of the step.
 
-The first SIGTERM or Ctrl-C is a wish; the loop saves at its next boundary and leaves by `Stopped`. A second one is
-meant: KeyboardInterrupt, or `Stopped` on the spot. Children that were forked from here react as if nobody had been
-here. Owns the handlers and puts the former ones back.
+The first SIGTERM or Ctrl-C is a request: the loop saves at its next boundary and leaves by raising `Stopped`. A
+second one acts immediately: KeyboardInterrupt, or `Stopped` on the spot. Children forked from here react as if these
+handlers did not exist. Owns the handlers and restores the former ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class Stopped(SystemExit):
-    """The run was asked to end, and did; what there was to save is saved. Ends the process with exit code 75.
+    """The run was asked to stop, and did; everything that could be saved is saved. Exits with code 75.
 
     Not an Exception: a loop that catches those to skip bad batches must not catch this.
     """
@@ -34,16 +34,16 @@ class Stopped(SystemExit):
 
 
 class NoMoreWaiting(Exception):
-    """From a loader that waits for data and was told (`stop_when`) that somebody wants the end; nothing was taken."""
+    """Raised by a loader that waits for data when a stop was requested (`stop_when`); nothing was taken."""
 
 
 class StopRequest:
-    """Whether somebody asked for the end, who, and when (monotonic). `ask` does it from inside."""
+    """Whether a stop was requested, by whom, and when (monotonic). `ask` requests it from inside the process."""
 
     def __init__(self) -> None:
         self.by = ""
         self.at_s = 0.0
-        self.why_deaf = ""  # why signals are not heard
+        self.why_deaf = ""  # why signals are not handled
         self._pid = os.getpid()
         self._former: dict[int, Any] = {}
 
@@ -56,11 +56,11 @@ class StopRequest:
             self.by, self.at_s = by, time.monotonic()
 
     def listen(self) -> None:
-        """From now on signals are wishes. Only the main thread may say so."""
+        """From now on signals are stop requests. Only the main thread may call this."""
         for number in _NAMES:
             former = signal.getsignal(number)
             if former is signal.SIG_IGN:
-                continue  # nohup, or a parent that wants it so
+                continue  # nohup, or a parent that ignores the signal on purpose
             try:
                 signal.signal(number, self._on_signal)
             except ValueError:
@@ -85,7 +85,7 @@ class StopRequest:
         self.ask(_NAMES[signal.Signals(number)])
         if not is_second:
             again = " (again: at once, unsaved)" if number == signal.SIGINT else ""
-            # os.write: the signal may have come in the middle of a print, which must not be entered twice.
+            # os.write: the signal may have arrived in the middle of a print, which must not be re-entered.
             _tell(f"[jackline] {self.by}: saving at the end of this step, then ending{again}\n")
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -95,7 +95,7 @@ class StopRequest:
 
 def _react_as_before(number: int, former: Callable[..., Any] | int | None, frame: Any) -> None:
     if number == signal.SIGINT and _is_loader_worker():
-        return  # a terminal sends Ctrl-C to workers too; the step that is to be finished needs them
+        return  # a terminal sends Ctrl-C to workers too; the step to be finished needs them
     if callable(former):
         former(number, frame)
         return

@@ -1,12 +1,12 @@
-"""What stands in a run's `checkpoints` folder.
+"""The contents of a run's `checkpoints` folder.
 
 Owns the listing, newest first, and the files beside the checkpoints:
 
-    writer.lock   held by the one process that may write here; says who
+    writer.lock   held by the one process that may write here; names that process
     status.json   the writer's notes: what was acknowledged, read back, which is best (a hint, never trusted)
     mirror.json   the mirror's notes: what was uploaded and confirmed
     latest, best  names of checkpoints, for people and scripts (hints too)
-    rewind-N-rR.json   somebody went back to step N: what is later and below retry R is left behind (rewind.py)
+    rewind-N-rR.json   a user went back to step N: later steps with a retry below R are left behind (rewind.py)
 
 Does not judge bytes (verify.py).
 """
@@ -39,7 +39,7 @@ BEST = "best"
 
 @dataclass(frozen=True)
 class Listed:
-    """One checkpoint as a glance shows it: the manifest is proved, lengths are right, contents are not read."""
+    """One checkpoint after a quick look: the manifest is verified, file lengths are right, data is not read."""
 
     name: Name
     path: Path
@@ -52,13 +52,16 @@ class Listed:
 
 
 def list_names(folder: Path) -> list[Name]:
-    """Newest first, without those that were left behind. What has another name is not a checkpoint."""
+    """Newest first, without those left behind by a rewind. A folder with any other name is not a checkpoint."""
     names, rewinds = _names_and_rewinds(folder)
     return [name for name in names if not is_left_behind(name, rewinds)]
 
 
 def list_left_behind(folder: Path) -> list[Name]:
-    """Newest first: those that somebody went back behind. They stay until a person deletes them."""
+    """Newest first: checkpoints left behind when a user went back to an earlier step.
+
+    They stay until a person deletes them.
+    """
     names, rewinds = _names_and_rewinds(folder)
     return [name for name in names if is_left_behind(name, rewinds)]
 
@@ -68,7 +71,10 @@ def list_rewinds(folder: Path) -> list[Rewind]:
 
 
 def write_rewind(folder: Path, rewind: Rewind, body: dict[str, Any]) -> None:
-    """Durable before anybody goes on from it. `body` is for people; the name alone counts."""
+    """Write the rewind durably before any attempt resumes from it.
+
+    `body` is for people; only the file's name counts.
+    """
     atomic.write_json(folder / str(rewind), body, durable=True)
 
 
@@ -82,7 +88,7 @@ def _names_and_rewinds(folder: Path) -> tuple[list[Name], list[Rewind]]:
 
 
 def list_checkpoints(folder: Path) -> list[Listed]:
-    """Newest first, each looked at but not read."""
+    """Newest first. Each one gets a quick look; its data is not read."""
     return [look_at(folder, name) for name in list_names(folder)]
 
 
@@ -98,7 +104,7 @@ def look_at(folder: Path, name: Name) -> Listed:
 
 
 def list_set_aside(folder: Path) -> list[Path]:
-    """Damaged checkpoints that were taken out of the way."""
+    """Damaged checkpoints that were renamed out of the way."""
     try:
         return sorted(path for path in folder.iterdir() if path.name.startswith(DAMAGED) and path.is_dir())
     except OSError:
@@ -106,7 +112,7 @@ def list_set_aside(folder: Path) -> list[Path]:
 
 
 def read_notes(folder: Path, file: str) -> dict[Name, dict[str, Any]]:
-    """The writer's or the mirror's notes for each checkpoint; nothing when they are absent or damaged."""
+    """The writer's or the mirror's notes for each checkpoint; empty when they are absent or damaged."""
     body = atomic.read_json(folder / file)
     steps = body.get("checkpoints") if isinstance(body, dict) else None
     if not isinstance(steps, dict):
@@ -116,13 +122,13 @@ def read_notes(folder: Path, file: str) -> dict[Name, dict[str, Any]]:
 
 
 def write_notes(folder: Path, file: str, notes: dict[Name, dict[str, Any]], **more: Any) -> None:
-    """Only the writer writes status.json, only the mirror mirror.json."""
+    """Only the writer writes status.json; only the mirror writes mirror.json."""
     body = {**more, "checkpoints": {str(name): note for name, note in sorted(notes.items())}}
     atomic.write_json(folder / file, body)
 
 
 def point_at(folder: Path, pointer: str, name: Name | None) -> None:
-    """Moves `latest` or `best`; None takes it away. A hint for people: nothing that must be right reads it."""
+    """Move `latest` or `best`; None removes it. It is a hint for people: nothing that must be right reads it."""
     if name is None:
         (folder / pointer).unlink(missing_ok=True)
     else:

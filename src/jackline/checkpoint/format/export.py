@@ -1,7 +1,7 @@
-"""A checkpoint's weights as one file that plain PyTorch loads, without torch and without loading them.
+"""A checkpoint's weights as one file that plain PyTorch loads; needs no torch and never loads the tensors.
 
-In a checkpoint tied tensors are stored once. Here every name stands for itself again, so that a strict
-`load_state_dict` works for people who have never heard of Jackline. Owns the copy; the source is proved first.
+In a checkpoint tied tensors are stored once. In the exported file every name has its own copy again, so that a strict
+`load_state_dict` works for people who have never heard of Jackline. Owns the copy; the source is verified first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Exported:
-    """One written file, and what stands in it."""
+    """One exported file and its contents."""
 
     key: str
     path: Path
@@ -42,7 +42,7 @@ class Exported:
 
 
 def export_weights(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> list[Exported]:
-    """Writes `KEY.safetensors` for each module of the checkpoint (or the given keys) into `out`."""
+    """Write `KEY.safetensors` for each module of the checkpoint (or the given keys) into `out`."""
     try:
         manifest = verify_checkpoint(folder)
         state = read_state(folder, manifest)
@@ -63,7 +63,7 @@ def export_weights(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> list[
 
 
 def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """state.json as it stands, for people and programs that want to look."""
+    """state.json as it is stored, for people and programs that want to look at it."""
     entry = manifest.file(STATE)
     if entry is None or entry.size_bytes > MAX_STATE_BYTES:
         raise Damage(f"{STATE} is missing or too large")
@@ -97,7 +97,7 @@ def _export(folder: Path, out: Path, key: str, node: dict[str, Any], manifest: M
 def _write(
     target: Path, header: bytes, placed: tuple[StoredTensor, ...], origins: dict[str, tuple[Path, int, StoredTensor]]
 ) -> int:
-    """Beside its name first, so that a half-written export never looks like one."""
+    """Write under a temporary name first, so that a half-written export is never mistaken for a finished one."""
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(draft, "xb") as file:

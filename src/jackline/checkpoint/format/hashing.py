@@ -1,8 +1,8 @@
-"""Checksums of chunks: which algorithm, and how a file of any size becomes a list of them.
+"""Checksums of chunks: which algorithm, and how a file of any size becomes a list of checksums.
 
-A file is hashed in chunks of 16 MiB and not as a whole, because chunks can be hashed by several threads, while they
-are written or read, in any order, and because a damaged file can say where it is damaged.
-Owns nothing else; in particular not where the numbers are kept (manifest.py).
+A file is hashed in chunks of 16 MiB and not as a whole: several threads can hash chunks in any order while they are
+written or read, and a wrong checksum shows where the file is damaged.
+Owns nothing else; in particular not where the checksums are kept (manifest.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     import xxhash
-except ImportError:  # a bare machine: slower, but whole
+except ImportError:  # a machine without the package: hashing is slower, but complete
     xxhash = None  # type: ignore[assignment]
 
 CHUNK_BYTES = 16 << 20
@@ -26,12 +26,12 @@ class UnknownHash(Exception):
 
 
 def best_algorithm() -> str:
-    """xxh3 costs nothing beside a disk (10 to 18 GB/s here); blake2b does 0.8 GB/s and needs no package."""
+    """xxh3 is free compared with a disk (10 to 18 GB/s here); blake2b does 0.8 GB/s and needs no package."""
     return XXH3 if xxhash is not None else BLAKE2B
 
 
 def new_hash(algorithm: str) -> Any:
-    """An object with update() and hexdigest(). Both kinds let other threads run while they work."""
+    """An object with update() and hexdigest(). Both algorithms release the GIL while they work."""
     if algorithm == XXH3 and xxhash is not None:
         return xxhash.xxh3_128()
     if algorithm == BLAKE2B:
@@ -41,7 +41,7 @@ def new_hash(algorithm: str) -> Any:
 
 
 def digest(algorithm: str, *pieces: bytes | bytearray | memoryview) -> str:
-    """The checksum of the pieces put one after another."""
+    """The checksum of the concatenated pieces."""
     running = new_hash(algorithm)
     for piece in pieces:
         running.update(piece)
@@ -49,7 +49,7 @@ def digest(algorithm: str, *pieces: bytes | bytearray | memoryview) -> str:
 
 
 def chunk_offsets(size_bytes: int) -> range:
-    """Where the chunks of a file begin; an empty file has one empty chunk, so that it has a checksum too."""
+    """The offsets where a file's chunks begin; an empty file has one empty chunk, so that it has a checksum too."""
     return range(0, max(size_bytes, 1), CHUNK_BYTES)
 
 
@@ -59,5 +59,5 @@ def digest_chunks(algorithm: str, data: memoryview) -> tuple[str, ...]:
 
 
 def join_digests(algorithm: str, digests: Iterable[str]) -> str:
-    """One short name for many checksums."""
+    """One short digest of many checksums."""
     return digest(algorithm, "\n".join(digests).encode())

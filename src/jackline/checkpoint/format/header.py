@@ -1,9 +1,9 @@
-"""The header of a safetensors file, written and read by hand.
+"""The header of a safetensors file, written and parsed without the safetensors package.
 
-By hand because the writer process has neither torch nor numpy nor the safetensors package, and because the header is
-padded with blanks until the tensors begin at a multiple of 4096: then the same memory can be written with O_DIRECT.
-The plain safetensors library reads what this writes (its rules: no holes between tensors, header below 100 MB), and
-whatever it would refuse is refused here too. Owns no I/O.
+The writer process has neither torch nor numpy nor the safetensors package. The header is padded with blanks until the
+tensors begin at a multiple of 4096, so that the same memory can be written with O_DIRECT.
+The safetensors library reads what this writes (its rules: no holes between tensors, header below 100 MB), and this
+module refuses whatever the library would refuse. Owns no I/O.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LINE_BYTES = 64
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
 
-# Bits an element takes in the file. Others (complex, exotic floats) are stored as one of these; state.json keeps the
-# true kind.
+# Bytes per element in the file. Other dtypes (complex, exotic floats) are stored as one of these; state.json keeps
+# the true dtype.
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8,
@@ -31,7 +31,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in a file. `begin` and `end` count from the first tensor byte, as the format has it."""
+    """One tensor in a file. `begin` and `end` count from the first tensor byte, as the format defines it."""
 
     name: str
     dtype: str
@@ -53,11 +53,11 @@ class Header:
 
 
 def lay_out(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[StoredTensor, ...]:
-    """Places tensors given as (name, dtype, shape) without holes.
+    """Place tensors given as (name, dtype, shape) without holes.
 
-    Those of whole cache lines come first, so that each begins at one and can be copied 16 bytes at a time; of the
-    rest, wide elements come first: then every tensor begins at a multiple of its own element. Padding is not allowed
-    by the format.
+    Tensors that fill whole cache lines come first, so that each begins on a cache line and can be copied 16 bytes at
+    a time. The rest is sorted by element size, widest first, so that every tensor begins at a multiple of its own
+    element size. The format does not allow padding.
     """
     sized = [(name, dtype, shape, ITEM_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in tensors]
     placed, position = [], 0
@@ -69,7 +69,7 @@ def lay_out(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[StoredTe
 
 
 def build_header(tensors: Iterable[StoredTensor]) -> bytes:
-    """The bytes from the beginning of the file to the first tensor; their number is a multiple of 4096."""
+    """The bytes from the beginning of the file to the first tensor; their count is a multiple of 4096."""
     body: dict[str, Any] = {"__metadata__": {"format": "pt", "writer": "jackline"}}
     for tensor in tensors:
         if tensor.name == "__metadata__":
@@ -85,7 +85,7 @@ def build_header(tensors: Iterable[StoredTensor]) -> bytes:
 
 
 def header_length(first_bytes: bytes, file_size: int, what: str) -> int:
-    """How long the header is, length field included; Damage when the file lies about it."""
+    """The header's length, length field included; raises Damage when the file states an impossible one."""
     if len(first_bytes) < _LENGTH_BYTES:
         raise Damage(f"{what} is too short for a header")
     length = int.from_bytes(first_bytes[:_LENGTH_BYTES], "little")
@@ -95,7 +95,7 @@ def header_length(first_bytes: bytes, file_size: int, what: str) -> int:
 
 
 def parse_header(data: bytes, file_size: int, what: str) -> Header:
-    """The header in `data` (the file's beginning), every number of it checked against the file's size."""
+    """The header in `data` (the file's beginning), with every number checked against the file's size."""
     length = header_length(data, file_size, what)
     body = parse_json(data[_LENGTH_BYTES:length], f"the header of {what}")
     if not isinstance(body, dict):

@@ -37,17 +37,17 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class Damage(Exception):
-    """A checkpoint, or part of it, that must not be used; the text says which part and why."""
+    """A checkpoint, or a part of it, that must not be used; the text says which part and why."""
 
 
 class Unreadable(Damage):
-    """The disk would not give the bytes. They may be right, and may come another time."""
+    """The disk did not return the bytes. They may be intact and readable another time."""
 
 
 class Name(NamedTuple):
-    """Which checkpoint. `retry` counts up when a step is saved again while its first folder still stands.
+    """The name of a checkpoint. `retry` counts up when a step is saved again while its first folder still exists.
 
-    A folder is never replaced: replacing needs a moment in which neither the old nor the new one is there.
+    A folder is never replaced: during a replacement there is a moment with neither the old nor the new one on disk.
     """
 
     step: int
@@ -58,15 +58,16 @@ class Name(NamedTuple):
 
 
 def parse_name(text: str) -> Name | None:
-    """The checkpoint a folder's name means, None for anything that is not one."""
+    """The checkpoint that a folder's name refers to; None for any other name."""
     match = _NAME.fullmatch(text)
     return Name(int(match[1]), int(match[2] or 0)) if match else None
 
 
 class Rewind(NamedTuple):
-    """Somebody went back to `step`: later steps that were saved under a retry number below `retry` are left behind.
+    """A user went back to `step`: later steps that were saved with a retry number below `retry` are left behind.
 
-    The whole rule is a file's name, so it is there or not, and no damage to its contents can change it.
+    The whole rule is in the file's name. So it exists or it does not, and no damage to the file's contents can change
+    it.
     """
 
     step: int
@@ -82,13 +83,13 @@ def parse_rewind(text: str) -> Rewind | None:
 
 
 def is_left_behind(name: Name, rewinds: Iterable[Rewind]) -> bool:
-    """Whether no attempt may go on from it by itself."""
+    """Whether an attempt must not resume from this checkpoint unless a user asks for it."""
     return any(name.step > rewind.step and name.retry < rewind.retry for rewind in rewinds)
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file as the manifest has it: its exact length and the checksum of each 16 MiB."""
+    """One file in the manifest: its exact length and the checksum of each 16 MiB."""
 
     name: str
     size_bytes: int
@@ -100,7 +101,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself. `facts` is free text for people: run, host, versions, why it was saved."""
+    """The description a checkpoint carries.
+
+    `facts` is free text for people: run, host, versions, why it was saved.
+    """
 
     step: int
     created_at_s: float
@@ -116,7 +120,7 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """Equal for two checkpoints with the same bytes, whenever and wherever they were written."""
+        """A digest that is equal for two checkpoints with the same bytes, whenever and wherever they were written."""
         lines = (f"{entry.name} {entry.size_bytes} {' '.join(entry.chunks)}" for entry in self.files)
         return join_digests(self.algorithm, sorted(lines))
 
@@ -141,10 +145,10 @@ class Manifest:
 
 
 def parse_manifest(data: bytes, *, name: Name | None = None) -> Manifest:
-    """The manifest in `data`, or Damage naming the first thing that cannot be right.
+    """The manifest in `data`; raises Damage that names the first wrong field.
 
-    Every field is checked before it is used, because these bytes may come from a broken disk or from somebody who
-    wants harm. `name` is the folder's: a manifest of another step is a mixed-up folder.
+    Every field is checked before it is used, because these bytes may come from a broken disk or from an attacker.
+    `name` is the folder's name: a manifest of another step means that folders were mixed up.
     """
     body = parse_json(data, MANIFEST)
     if not isinstance(body, dict) or body.get("kind") != KIND:
@@ -170,7 +174,7 @@ def parse_manifest(data: bytes, *, name: Name | None = None) -> Manifest:
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """JSON from untrusted bytes: bounded depth, no NaN, no number that takes minutes to read."""
+    """JSON from untrusted bytes: bounded depth, no NaN, no number that takes minutes to parse."""
     try:
         return json.loads(data, parse_constant=_no_constant)
     except RecursionError:
@@ -180,7 +184,7 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def is_safe_file_name(name: str) -> bool:
-    """A plain file inside the checkpoint's own folder, and not the manifest itself."""
+    """Whether it names a plain file inside the checkpoint's own folder other than the manifest itself."""
     return bool(_FILE.fullmatch(name)) and ".." not in name and name != MANIFEST
 
 

@@ -1,4 +1,4 @@
-"""Work on many chunks by a few threads. The calls that matter (pwrite, pread, hashing, memmove) let the GIL go."""
+"""Work on many chunks in a few threads. The expensive calls (pwrite, pread, hashing, memmove) release the GIL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Task = TypeVar("Task")
 
 
 def run_in_threads(work: Callable[[Task], None], tasks: Sequence[Task], num_threads: int) -> None:
-    """Does all tasks in about their order. The first error ends the rest and is raised here."""
+    """Run all tasks in roughly their order. The first error cancels the rest and is raised here."""
     if num_threads <= 1 or len(tasks) <= 1:
         for task in tasks:
             work(task)
@@ -43,7 +43,10 @@ def run_in_threads(work: Callable[[Task], None], tasks: Sequence[Task], num_thre
 
 
 class WorkPool:
-    """Threads that stay, for work that comes bit by bit. After an error the rest is passed over until `drain`."""
+    """A pool of permanent threads for work that arrives bit by bit.
+
+    After an error the rest is skipped until `drain`.
+    """
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
@@ -54,7 +57,7 @@ class WorkPool:
         self._is_started = False
 
     def submit(self, work: Callable[[], None], afterwards: Callable[[], None] | None = None) -> None:
-        """`afterwards` is called in any case, also when the work failed or was passed over."""
+        """`afterwards` is always called, even when the work failed or was skipped."""
         if not self._is_started:
             self._is_started = True
             for _ in range(self._num_threads):
@@ -64,7 +67,7 @@ class WorkPool:
         self._waiting.put((work, afterwards))
 
     def drain(self) -> None:
-        """Waits for everything; raises the first error."""
+        """Wait for all submitted work; raise the first error."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_open == 0)
             problem, self._problem = self._problem, None
@@ -82,8 +85,8 @@ class WorkPool:
             finally:
                 if afterwards is not None:
                     afterwards()
-            # Else an idle thread holds what it last worked on: that was a slice of shared memory, and with it all of
-            # an outgrown arena (400 MB for a tiny model) until the next save.
+            # Otherwise an idle thread keeps a reference to its last work: a slice of shared memory, and with it all
+            # of an outgrown arena (400 MB for a tiny model) until the next save.
             del work, afterwards
             with self._changed:
                 self._num_open -= 1

@@ -1,8 +1,8 @@
-"""Any nest of plain Python values as JSON and back, exactly, without pickle.
+"""Nested plain Python values as JSON and back, exactly, without pickle.
 
-JSON's own values stand for themselves. Everything else is an object with a "$" that names one of the kinds below;
-an unknown kind is refused, so a checkpoint can never cause anything but values to be made.
-Owns plain values. What only torch or numpy know is passed in as a leaf (capture.py, restore.py).
+JSON's own values are written as they are. Everything else is an object whose "$" names one of the types below. An
+unknown type is refused, so loading a checkpoint can create values and nothing else.
+Owns plain values. Types that only torch or numpy know are passed in as a leaf (capture.py, restore.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN = frozenset((*_WORDS, float))
 
 
 class CannotSave(JacklineError):
-    """A value nobody can write down without guessing."""
+    """A value that cannot be written down without guessing."""
 
 
 NOT_A_LEAF = object()
@@ -32,7 +32,10 @@ Decode = Callable[[dict[str, Any], str], Any]  # (node, where) -> value, or NOT_
 
 
 def encode(value: Any, where: str, leaf: Encode) -> Any:
-    """`where` is the value's path, for messages and names. Containers are copied, so later changes do not show."""
+    """`where` is the value's path, for messages and names.
+
+    Containers are copied, so later changes to them do not show.
+    """
     kind = type(value)
     if kind in _WORDS:
         return value
@@ -49,7 +52,7 @@ def encode(value: Any, where: str, leaf: Encode) -> Any:
 
 
 def decode(node: Any, where: str, leaf: Decode) -> Any:
-    """The value again. Damage for anything this version does not know."""
+    """The value that was encoded. Raises Damage for anything this version does not know."""
     if isinstance(node, list):
         return [decode(item, f"{where}.{index}", leaf) for index, item in enumerate(node)]
     if not isinstance(node, dict):
@@ -83,7 +86,7 @@ def _encode_mapping(value: dict[Any, Any], where: str, leaf: Encode) -> Any:
 
 
 def _encode_sequence(value: Iterable[Any], where: str, leaf: Encode) -> Any:
-    # A list of a million plain numbers is common (a shuffled order); it needs no look at each.
+    # A list of a million plain numbers is common (a shuffled order); its elements need not be encoded one by one.
     if type(value) is list and set(map(type, value)) <= _PLAIN and _all_finite(value):
         return list(value)
     items = [encode(item, f"{where}.{index}", leaf) for index, item in enumerate(value)]
@@ -103,7 +106,7 @@ def _encode_rare(value: Any, where: str) -> Any:
         return node if isinstance(value, bytes) else {**node, KIND: "bytearray"}
     if isinstance(value, complex):
         return {KIND: "complex", "real": repr(value.real), "imag": repr(value.imag)}
-    # Subclasses of numbers and text (numpy's float64 among them) go in as what they are worth.
+    # Subclasses of numbers and str (numpy's float64 among them) are stored as their plain value.
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return encode(plain(value), where, lambda *_: NOT_A_LEAF)

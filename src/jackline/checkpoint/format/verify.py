@@ -1,6 +1,6 @@
-"""Is a checkpoint whole? Every length, every checksum, every header, nothing taken on trust.
+"""Whether a checkpoint is whole: checks every length, every checksum and every header, and trusts nothing.
 
-Reads past the page cache where it can, because bytes that are still in memory say nothing about the disk.
+Bypasses the page cache where it can, because bytes that are still in memory say nothing about the disk.
 Owns the judgement of one checkpoint. Does not own which one to load (catalogue.py) or the loading (restore.py).
 """
 
@@ -33,15 +33,15 @@ from jackline.checkpoint.format.parallel import run_in_threads
 from jackline.units import format_bytes
 
 VERIFY_THREADS = 2
-SIP_BYTES = 2 << 20  # read, and hashed while it is still in the core's own cache
+SIP_BYTES = 2 << 20  # read in one call, then hashed while it is still in the core's own cache
 
 
 class Interrupted(Exception):
-    """Asked to stop before the judgement was reached; says nothing about the checkpoint."""
+    """The caller asked to stop before the check was complete; this says nothing about the checkpoint."""
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint's folder, its own checksum proved. Damage when it cannot be used."""
+    """The manifest of a checkpoint's folder, with its own checksum verified. Raises Damage when it cannot be used."""
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             raise Damage("it is not a folder")
@@ -52,7 +52,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
-    """The cheap half: every file is there, is a plain file and has the manifest's length."""
+    """The cheap half: every file exists, is a plain file and has the length in the manifest."""
     for entry in manifest.files:
         try:
             found = (path / entry.name).lstat()
@@ -74,7 +74,10 @@ def verify_checkpoint(
     threads: int = VERIFY_THREADS,
     should_stop: Callable[[], bool] | None = None,
 ) -> Manifest:
-    """Reads every byte. Returns the manifest of a whole checkpoint; Damage names what is wrong with another."""
+    """Read every byte.
+
+    Returns the manifest of a whole checkpoint; otherwise raises Damage that names what is wrong.
+    """
     manifest = read_manifest(path)
     check_sizes(path, manifest)
     for entry in manifest.files:
@@ -85,7 +88,7 @@ def verify_checkpoint(
 
 
 def check_structure(path: Path, entry: FileEntry) -> None:
-    """A right checksum only proves that nothing changed; the contents must make sense too."""
+    """A right checksum only shows that nothing changed; the contents must also make sense."""
     if entry.name.endswith(TENSORS):
         read_header(path / entry.name, entry.size_bytes)
     elif entry.name == STATE:
@@ -93,7 +96,7 @@ def check_structure(path: Path, entry: FileEntry) -> None:
 
 
 def read_header(path: Path, size_bytes: int) -> Header:
-    """What a tensor file holds, without reading its tensors."""
+    """The header of a tensor file: which tensors it holds. The tensors are not read."""
     with open(path, "rb") as file:
         first = file.read(8)
         length = header_length(first, size_bytes, path.name)
@@ -101,18 +104,18 @@ def read_header(path: Path, size_bytes: int) -> Header:
 
 
 def open_to_read(path: Path, *, is_direct: bool = False) -> int:
-    """A plain file of ours; a link is not followed."""
+    """Open a plain file of ours; a symbolic link is not followed."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     if is_direct:
         try:
             return os.open(path, flags | os.O_DIRECT)
-        except OSError:  # tmpfs, FUSE: then through the cache
+        except OSError:  # tmpfs and FUSE refuse O_DIRECT: read through the page cache
             pass
     return os.open(path, flags)
 
 
 def read_into(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fills `buffer` as far as the file goes; returns how many bytes came."""
+    """Fill `buffer` up to the file's end; return how many bytes were read."""
     total = 0
     while total < len(buffer):
         got = os.preadv(fd, [buffer[total:]], offset + total)
@@ -120,7 +123,7 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> int:
             break
         total += got
         if total % mmap.PAGESIZE:
-            break  # the file's end; a further O_DIRECT read would begin off the page
+            break  # end of file; another O_DIRECT read would start off a page boundary
     return total
 
 
@@ -136,7 +139,7 @@ def _check_chunks(
             if should_stop is not None and should_stop():
                 raise Interrupted
             if not hasattr(own, "buffer"):
-                own.buffer = memoryview(mmap.mmap(-1, SIP_BYTES))  # page-aligned, as O_DIRECT wants it
+                own.buffer = memoryview(mmap.mmap(-1, SIP_BYTES))  # page-aligned, as O_DIRECT needs it
             length = min(CHUNK_BYTES, entry.size_bytes - start)
             running = new_hash(algorithm)
             for offset in range(start, start + length, SIP_BYTES):
@@ -167,5 +170,5 @@ def _read_small(path: Path, limit: int) -> bytes:
 
 
 def _exact(size: int, other: int) -> str:
-    """Readable, but never the same words for two different lengths."""
+    """The size in readable form, but never the same text for two different lengths."""
     return format_bytes(size) if format_bytes(size) != format_bytes(other) else f"{size} bytes"

@@ -1,1 +1,1 @@
-"""Copies of checkpoints in a second place, and back from there. Torch-free."""
+"""Copies of checkpoints in a second place, and fetching them back. Torch-free."""

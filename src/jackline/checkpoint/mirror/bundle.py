@@ -1,6 +1,6 @@
-"""The small files of a run as one archive, so that `why` can be asked after the machine is lost.
+"""The small files of a run as one archive, so that `jackline why` still works after the machine is lost.
 
-Owns which files, how much of each, and the careful way back: nothing in an archive can land outside the run.
+Owns which files are packed and how much of each, and safe unpacking: no file of an archive can land outside the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ATTEMPT = re.compile(r"attempts/\d+/(exit|findings|intent|start|wait)\.json|att
 
 
 def pack_run(run: RunDir) -> bytes:
-    """An archive of what tells the story: settings, events, metrics, findings, the end of the log."""
+    """An archive of the run's records: settings, events, metrics, findings, the end of the log."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for path in sorted([*run.path.glob("*"), *run.path.glob("attempts/*/*")]):
@@ -34,7 +34,7 @@ def pack_run(run: RunDir) -> bytes:
 
 
 def unpack_run(data: bytes, run: RunDir) -> list[str]:
-    """Writes the files that are not there yet; returns their names. Anything unexpected in the archive is ignored."""
+    """Write the files that do not exist yet; return their names. Anything unexpected in the archive is ignored."""
     written = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for entry in archive:
@@ -53,7 +53,7 @@ def is_bundled(name: str) -> bool:
 
 
 def read_tail(path: Path, limit: int) -> bytes:
-    """The end of a file, from the beginning of a line on."""
+    """The end of a file, starting at the beginning of a line."""
     with open(path, "rb") as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - limit))

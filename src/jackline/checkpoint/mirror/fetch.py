@@ -1,6 +1,7 @@
-"""A run back from its mirror, onto a machine that has nothing of it.
+"""Fetching a run from its mirror onto a machine that has none of its files.
 
-Newest first; what does not verify is passed over, as on a local disk. What was fetched is committed like any save.
+Tries the newest first and skips what does not verify, as on a local disk. A fetched checkpoint is committed like any
+save.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _GENERATION = re.compile(r"(step-\d{8,19}(?:-r\d+)?)-[0-9a-f]{12}-[0-9a-f]{4}")
 
 @dataclass(frozen=True)
 class Generation:
-    """One uploaded checkpoint: which, and its folder's name in the store."""
+    """One uploaded checkpoint: its name, and the name of its folder in the store."""
 
     name: Name
     folder: str
@@ -51,13 +52,13 @@ class Generation:
 
 @dataclass(frozen=True)
 class There:
-    """What the mirror has of one run: uploads, newest first, finished or not, and where somebody went back to."""
+    """What the mirror has of one run: uploads, newest first, finished or not, and the rewinds."""
 
     generations: tuple[Generation, ...]
     rewinds: tuple[Rewind, ...]
 
     def live(self, known: tuple[Rewind, ...] = ()) -> list[Generation]:
-        """Without what was left behind, by the mirror's own rewinds or by those `known` here."""
+        """The uploads that were not left behind, by the mirror's own rewinds or by this machine's (`known`)."""
         rules = (*self.rewinds, *known)
         return [generation for generation in self.generations if not is_left_behind(generation.name, rules)]
 
@@ -70,7 +71,7 @@ class Fetched:
 
 
 def look_into(store: Store, run: str) -> There:
-    """One listing."""
+    """List the run's folder in the store, with a single call."""
     entries = store.names(f"{run}/checkpoints")
     found = [generation for generation in map(parse_generation, entries) if generation is not None]
     found.sort(key=lambda generation: (generation.name, generation.folder), reverse=True)
@@ -79,19 +80,22 @@ def look_into(store: Store, run: str) -> There:
 
 
 def parse_generation(folder: str) -> Generation | None:
-    """The upload that a folder's name in the store means; None for anything that is not one."""
+    """The upload that a folder's name in the store refers to; None for any other name."""
     match = _GENERATION.fullmatch(folder)
     name = parse_name(match[1]) if match else None
     return None if name is None else Generation(name, folder)
 
 
 def list_generations(store: Store, run: str) -> list[Generation]:
-    """Newest first, finished or not, without what was left behind."""
+    """Newest first, finished or not, without those left behind by a rewind."""
     return look_into(store, run).live()
 
 
 def learn_rewinds(there: There, folder: Path) -> None:
-    """What was decided on another machine holds here as well: else names would be given that count as left behind."""
+    """Apply rewinds made on another machine here too.
+
+    Otherwise new checkpoints could get names that count as left behind.
+    """
     for rewind in sorted(set(there.rewinds) - set(list_rewinds(folder))):
         folder.mkdir(parents=True, exist_ok=True)
         write_rewind(folder, rewind, {"to_step": rewind.step, "learned_from": "the mirror"})
@@ -104,12 +108,15 @@ def list_runs(place: str) -> list[str]:
 
 
 def fetch_run(place: str, name: str, run: RunDir) -> Fetched:
-    """The story and the newest whole checkpoint of run `name`, put into `run`. CannotResume when there is none."""
+    """Put the records and the newest whole checkpoint of run `name` into `run`.
+
+    Raises CannotResume when there is none.
+    """
     store = open_store(place)
     run.path.mkdir(parents=True, exist_ok=True)
     bundles = [file for file in store.names(name) if file.startswith("run-") and file.endswith(".tar.gz")]
     for bundle in sorted(bundles, reverse=True):
-        with contextlib.suppress(Exception):  # a torn archive: the one before it
+        with contextlib.suppress(Exception):  # this archive is damaged: try the one before it
             unpack_run(store.read(f"{name}/{bundle}"), run)
             break
     fetched = fetch_newest(store, name, run.checkpoints)
@@ -119,10 +126,10 @@ def fetch_run(place: str, name: str, run: RunDir) -> Fetched:
 
 
 def bring_newer(place: str, run: str, folder: Path) -> list[str]:
-    """Fetches the mirror's newest when it is newer than anything here. Returns what there is to say.
+    """Fetch the mirror's newest checkpoint when it is newer than any here. Returns the messages to report.
 
-    With checkpoints here a mirror that does not answer is passed over after a while; without any it is waited for,
-    because there is nothing else to go on from.
+    When there are checkpoints here, a mirror that does not answer is skipped after a while. When there are none it is
+    waited for, because there is nothing else to resume from.
     """
     newest = _newest_here(folder)
     try:
@@ -137,7 +144,7 @@ def bring_newer(place: str, run: str, folder: Path) -> list[str]:
         fetched = fetch_newest(store, run, folder, newer_than=newest)
     except CannotResume:
         raise
-    except Exception as problem:  # stores raise what they like
+    except Exception as problem:  # a store may raise any exception
         if newest is None and isinstance(problem, OSError):
             raise CannotResume(f"the mirror {place} cannot be read: {problem}") from None
         return [f"the mirror cannot be read: {problem}; going on with what is here"]
@@ -149,7 +156,7 @@ def _newest_here(folder: Path) -> Name | None:
 
 
 def within(timeout_s: float, work: Callable[[], Result]) -> Result:
-    """The result of `work`, or TimeoutError. A hanging store keeps its thread; the caller goes on."""
+    """The result of `work`, or TimeoutError. A hanging store keeps its thread; the caller continues."""
     results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
 
     def run() -> None:
@@ -169,7 +176,7 @@ def within(timeout_s: float, work: Callable[[], Result]) -> Result:
 
 
 def fetch_newest(store: Store, run: str, folder: Path, *, newer_than: Name | None = None) -> Fetched | None:
-    """The newest whole checkpoint of the mirror; None when there is none (newer than the given one)."""
+    """The newest whole checkpoint of the mirror; None when there is none (or none newer than `newer_than`)."""
     folder.mkdir(parents=True, exist_ok=True)
     there = look_into(store, run)
     learn_rewinds(there, folder)
@@ -184,7 +191,7 @@ def fetch_newest(store: Store, run: str, folder: Path, *, newer_than: Name | Non
 def fetch_first(
     store: Store, run: str, folder: Path, wanted: Sequence[Generation]
 ) -> tuple[Fetched | None, tuple[str, ...]]:
-    """The first of these that is whole, and why those before it are not."""
+    """The first of these that is whole, and why the ones before it are not."""
     refused: list[str] = []
     for generation in wanted:
         try:
@@ -197,7 +204,7 @@ def fetch_first(
 
 
 def _fetch(store: Store, place: str, name: Name, folder: Path) -> Path:
-    """Downloads beside the final place, proves every byte, then renames."""
+    """Download to a temporary folder beside the final one, verify every byte, then rename."""
     disk = Disk()
     draft = folder / f"{TEMPORARY}fetch-{name}-{time.monotonic_ns()}"
     draft.mkdir()
@@ -217,6 +224,6 @@ def _fetch(store: Store, place: str, name: Name, folder: Path) -> Path:
     except BaseException:
         disk.delete_folder(draft)
         raise
-    with contextlib.suppress(Exception):  # a read on another machine is what confirms an upload
+    with contextlib.suppress(Exception):  # an upload is confirmed when another machine has read it
         store.put_bytes(b"read whole\n", f"{place}/confirmed-by-{host_name()}.txt")
     return final

@@ -1,4 +1,4 @@
-"""What the mirror has done, read from its notes, and what would be lost right now. Torch-free, cheap."""
+"""The mirror's progress, read from its notes, and how much work would be lost right now. Torch-free, cheap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class LossBounds:
-    """How much work is lost if the process dies now, and if the machine does. None: everything since the start."""
+    """How much work is lost if the process crashes now, and if the machine does. None: everything since the start."""
 
     process_s: float | None
     machine_s: float | None
@@ -38,7 +38,7 @@ class MirrorWatch:
         self._looked_at_s = 0.0
         self._seen: dict[Name, str] = {}
         self._trouble: Any = None
-        self.newest: tuple[float, str] | None = None  # when its state was saved, and uploaded or confirmed
+        self.newest: tuple[float, str] | None = None  # when its state was saved, and 'uploaded' or 'confirmed'
         self._newest_name: Name | None = None
         self._newest_at_s = 0.0  # monotonic
 
@@ -70,16 +70,16 @@ class MirrorWatch:
         return [event for event in events if event is not None]
 
     def known_s(self, now_s: float) -> float:
-        """Since the newest upload was first seen, on the monotonic clock that `look` is told."""
+        """Seconds since the newest upload was first seen, on the monotonic clock that is passed to `look`."""
         return now_s - self._newest_at_s if self._newest_name is not None else 0.0
 
 
 def machine_loss(
     newest: tuple[float, str] | None, now_s: float | None = None, known_s: float = 0.0
 ) -> tuple[float | None, str]:
-    """Seconds of work that only this machine has, and how sure the mirror is.
+    """Seconds of work that exist only on this machine, and the state of the mirror's newest copy.
 
-    `known_s`: how long that upload has been known, by a clock that never jumps; the loss is no smaller than that.
+    `known_s`: how long that upload has been known, by a clock that never jumps. The loss is at least that.
     """
     if newest is None:
         return None, "local"

@@ -1,8 +1,8 @@
-"""A place far away that takes whole files: a folder, or anything fsspec knows.
+"""A remote place that stores whole files: a folder, or any file system that fsspec supports.
 
-Nothing is ever overwritten and nothing is trusted: an upload counts when its last file, the manifest, is there, and
-is confirmed when the store itself names the right checksum. fsspec is imported only when a URL needs it.
-Owns the calls. What is put where is upload.py.
+Nothing is ever overwritten and nothing is trusted. An upload counts once its last file, the manifest, is there. It is
+confirmed once the store itself returns the right checksum. fsspec is imported only when a URL needs it.
+Owns the calls. upload.py decides what is put where.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Store(Protocol):
-    """Names are relative paths with '/'. Every call may raise OSError and may take long."""
+    """The interface of a store. Names are relative paths with '/'. Every call may raise OSError and may take long."""
 
     def put(self, local: Path, name: str) -> None: ...
     def put_bytes(self, data: bytes, name: str) -> None: ...
@@ -36,7 +36,7 @@ class Store(Protocol):
 
 
 class FolderStore:
-    """A folder of this machine, or mounted into it."""
+    """A folder on this machine, or one mounted into it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -74,7 +74,7 @@ class FolderStore:
         return None
 
     def local_path(self, name: str) -> Path | None:
-        """Where it can be read back from the disk itself; None on a mount that only passes bytes on."""
+        """The path for reading the file back from the disk itself; None on a mount that only forwards bytes."""
         disk = read_disk(self._root)
         return None if disk is None or disk.is_remote else self._root / name
 
@@ -117,7 +117,7 @@ class FsspecStore:
         return bytes(self._system.cat_file(self._path(name)))
 
     def names(self, folder: str) -> list[str]:
-        self._system.invalidate_cache()  # a listing from before the upload says nothing
+        self._system.invalidate_cache()  # a cached listing from before the upload is useless
         try:
             found = self._system.ls(self._path(folder), detail=False)
         except FileNotFoundError:
@@ -157,7 +157,7 @@ def read_checksum(info: Mapping[str, Any]) -> tuple[str, str] | None:
         if found:
             return "md5", found
     etag = str(info.get("ETag", "")).strip('"')
-    # An upload in several parts has an ETag with a dash, which is the checksum of nothing one has.
+    # A multipart upload has an ETag with a dash, which is not the checksum of any data we have.
     if len(etag) == 32 and all(letter in "0123456789abcdef" for letter in etag):
         return "md5", etag
     return None

@@ -1,14 +1,16 @@
-"""The process that copies checkpoints away: `python -m jackline.checkpoint.mirror.upload`.
+"""The process that uploads checkpoints to the mirror: `python -m jackline.checkpoint.mirror.upload`.
 
-A process of its own, with its own cadence: a slow, hanging or broken mirror delays nobody. Layout in the store:
+It is a separate process with its own cadence, so a slow, hanging or broken mirror delays nothing. Layout in the
+store:
 
     NAME/checkpoints/step-00001200-4f2a...-9c1e/   unique, never overwritten; manifest.json goes last
-    NAME/checkpoints/rewind-00000800-r1.json       somebody went back to step 800 (rewind.py)
+    NAME/checkpoints/rewind-00000800-r1.json       a user went back to step 800 (rewind.py)
     NAME/run-000012.tar.gz                         settings, events, metrics, findings, end of the log
 
-Three states are told apart: local (nothing here), uploaded (the store took every byte) and confirmed (the store named
-the right checksum itself, or the bytes were read back from a disk of this machine, or from another machine later).
-Owns mirror.json. The way back is fetch.py.
+A copy is in one of three states: local (not in the store), uploaded (the store accepted every byte) and confirmed
+(the store itself returned the right checksum, or the bytes were read back from a disk of this machine, or by another
+machine later).
+Owns mirror.json. fetch.py owns the download.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ GENERATIONS_KEPT = 3
 NICENESS = 10
 POLL_S = 0.5
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 300.0
-LAST_TRIES = 4  # when nobody is left to try again later
+LAST_TRIES = 4  # attempts at the end, when no process is left to try again later
 
 
 @dataclass(frozen=True)
 class MirrorOptions:
-    """`run`: where run.json and the logs are. `folder`: where the checkpoints are. `owner_pid`: the writer's."""
+    """`run`: the folder of run.json and the logs. `folder`: the checkpoints. `owner_pid`: the writer's process ID."""
 
     run: str
     folder: str
@@ -76,7 +78,7 @@ class Mirror:
         self.notes = catalogue.read_notes(self.folder, catalogue.MIRROR)
 
     def next_name(self, now_s: float, *, is_last: bool = False) -> Name | None:
-        """The checkpoint to upload now: the newest that looks whole, if it is not there yet and the time has come."""
+        """The checkpoint to upload now: the newest that looks whole, if it is not there yet and an upload is due."""
         if not (is_last or self.uploaded_at_s is None or now_s - self.uploaded_at_s >= self.every_s):
             return None
         for listed in catalogue.list_checkpoints(self.folder):
@@ -85,7 +87,10 @@ class Mirror:
         return None
 
     def upload(self, name: Name) -> None:
-        """One checkpoint, manifest last, and the run's story. OSError and whatever the store raises: try again."""
+        """Upload one checkpoint, manifest last, and the run's records.
+
+        After an OSError or any error of the store: try again.
+        """
         path = self.folder / str(name)
         manifest = read_manifest(path)
         place = f"{self.run.name}/checkpoints/{name}-{manifest.content[:12]}-{secrets.token_hex(2)}"
@@ -101,7 +106,7 @@ class Mirror:
         self._write_notes()
 
     def upload_story(self) -> None:
-        """The run's small files, when they have changed."""
+        """Upload the run's small files when they have changed."""
         data = pack_run(self.run)
         digest = hashlib.blake2b(data, digest_size=16).hexdigest()
         if digest == self.bundle:
@@ -131,8 +136,10 @@ class Mirror:
         return True
 
     def _forget_old(self) -> None:
-        """Keeps the newest generations, and those left behind that nobody deleted here; what was never finished goes
-        with the old ones."""
+        """Keep the newest generations, and those left behind that no user deleted here.
+
+        Unfinished uploads are deleted together with the old ones.
+        """
         folder = f"{self.run.name}/checkpoints"
         rewinds = catalogue.list_rewinds(self.folder)
         live = {name: note for name, note in self.notes.items() if not is_left_behind(name, rewinds)}
@@ -159,10 +166,10 @@ class Mirror:
 
 
 def keep_mirrored(mirror: Mirror, owner: ProcessId | None) -> None:
-    """Uploads until the owner is gone, then once more."""
+    """Upload until the owner has exited, then once more."""
     retry_s, not_before_s = FIRST_RETRY_S, 0.0
     asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # ends after one last upload
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # exits after one last upload
     while is_alive(owner) and not asked:
         now_s = time.monotonic()
         if now_s >= not_before_s:
@@ -178,21 +185,21 @@ def keep_mirrored(mirror: Mirror, owner: ProcessId | None) -> None:
 
 
 def try_upload(mirror: Mirror, now_s: float, *, is_last: bool = False) -> bool:
-    """Uploads what is due; False when it failed and should be tried again."""
+    """Upload what is due; False when it failed and should be tried again."""
     name = mirror.next_name(now_s, is_last=is_last)
     try:
         if name is not None:
             mirror.uploaded_at_s = now_s
             mirror.trouble = {}
-        # Before anything later: a machine that has only the mirror must not take up what was left behind.
+        # Rewinds go first: a machine that has only the mirror must not resume from what was left behind.
         mirror.told |= tell_rewinds(mirror.store, mirror.run.name, mirror.folder, mirror.told)
         if name is not None:
             mirror.upload(name)
         if name is not None or is_last:
             mirror.upload_story()
-    except Exception as problem:  # stores raise what they like
+    except Exception as problem:  # a store may raise any exception
         mirror.uploaded_at_s = None
-        if name is None or (mirror.folder / str(name)).exists():  # else it was pruned meanwhile: a newer one is there
+        if name is None or (mirror.folder / str(name)).exists():  # else it was pruned: a newer one exists
             mirror.note_trouble(problem)
         return False
     return True

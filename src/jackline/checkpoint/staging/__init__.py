@@ -1,1 +1,1 @@
-"""From live tensors to the memory shared with the writer, and the hand-over to it."""
+"""Copying live tensors into the memory shared with the writer, and handing the save over to it."""

@@ -1,6 +1,6 @@
-"""The place a state is copied to: how large, laid out how, and whether there is memory for it at all.
+"""The memory a state is copied to: its size, its layout, and whether there is enough memory at all.
 
-Owns the arena's life: made once, made anew when the state outgrows it, shared with the writer each time.
+Owns the arena's lifetime: created once, recreated when the state outgrows it, shared with the writer each time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ SPARE_BYTES = 512 << 20
 
 
 def available_bytes() -> int:
-    """Memory that may be taken: below the tightest limit, with some left for everybody else."""
+    """Memory that may be allocated: below the tightest limit, with a reserve for all other processes."""
     limit = effective_limit()
     return limit.limit_bytes - used_against(limit, [os.getpid()]) - SPARE_BYTES
 
 
 class StagingArea:
-    """Layout and arena of the present state. `share` tells the writer of new memory, `tell` people of the GPU's."""
+    """Layout and arena of the current state.
+
+    `share` passes new memory to the writer; `tell` reports GPU memory use.
+    """
 
     def __init__(
         self,
@@ -46,14 +49,17 @@ class StagingArea:
         self.arena: Arena | None = None
 
     def place(self, sources: Sequence[Source]) -> Layout:
-        """The layout of this state; the same object as before when nothing about it has changed."""
+        """The layout of this state; the same object as before when nothing about the state has changed."""
         now = signature(sources)
         if self._layout is None or now != self._signature:
             self._layout, self._signature = lay_out_state(sources), now
         return self._layout
 
     def make_room(self, layout: Layout, sources: Sequence[Source]) -> bool:
-        """True when the whole state fits; False when only pieces of it do, for which there is room then."""
+        """Allocate the arena.
+
+        True when the whole state fits; False when only pieces fit, and there is room for those.
+        """
         if self.arena is not None and self.arena.size_bytes >= layout.size_bytes:
             return True
         self.close()
@@ -66,17 +72,17 @@ class StagingArea:
         return is_whole
 
     def prepare(self, sources: Sequence[Source]) -> None:
-        """All memory that a save of this state will need."""
+        """Allocate all memory that a save of this state will need."""
         layout = self.place(sources)
         if self.make_room(layout, sources):
             assert self._stager is not None
             self._stager.prepare(layout, sources)
 
     def begin(self, layout: Layout, sources: Sequence[Source], *, is_overlapped: bool) -> Staging:
-        """Starts the copy of a state that has room."""
+        """Start copying a state for which there is room."""
         assert self.arena is not None and self._stager is not None
         if any(source.tensor.is_cuda for source in sources):
-            self.arena.ready.wait()  # memory that is being pinned cannot be copied to meanwhile
+            self.arena.ready.wait()  # memory cannot be copied to while it is being pinned
         if self._written is not layout:
             for image in layout.images:
                 self.arena.write(image.header, image.arena_offset)

@@ -1,6 +1,7 @@
 """Memory that the trainer fills and the writer reads: allocated once, shared by descriptor, pinned for the GPU.
 
-It holds the checkpoint's tensor files exactly as they will lie on the disk, so the writer needs no copy of its own.
+It holds the checkpoint's tensor files byte for byte as they will be on the disk, so the writer needs no copy of its
+own.
 Owns the memory. Does not own what is put where (layout.py) or when (stage.py).
 """
 
@@ -30,8 +31,9 @@ class Arena:
         self.address = self.tensor.data_ptr()
         self.is_pinned = False
         self.ready = threading.Event()
-        # The first touch of a page costs more than all later copies together (2.6 s a GiB were seen in a virtual
-        # machine, against 0.09 s for a copy), so it is done beside the first steps and not in the first save.
+        # The first touch of a page costs more than all later copies together (2.6 s per GiB were measured in a
+        # virtual machine, against 0.09 s for a copy). So a thread touches the pages during the first steps and not in
+        # the first save.
         threading.Thread(target=self._make_ready, args=(is_pinned,), daemon=True, name="jackline-arena").start()
 
     def write(self, data: bytes, offset: int) -> None:
@@ -41,7 +43,7 @@ class Arena:
         return self._map[offset : offset + length]
 
     def close(self) -> None:
-        """Gives the memory back once nobody looks at it any more."""
+        """Free the memory once nothing refers to it any more."""
         self.ready.wait()
         if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
@@ -59,13 +61,13 @@ class Arena:
                 madvise = ctypes.CDLL(None).madvise
                 madvise(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size_bytes), _POPULATE_WRITE)
         except (OSError, AttributeError, RuntimeError):
-            pass  # slower, not wrong
+            pass  # the arena still works, only slower
         finally:
             self.ready.set()
 
 
 def _shared_memory(size_bytes: int) -> int:
-    """Memory with a descriptor. It has no name, so nothing is left behind whatever dies."""
+    """Memory with a file descriptor. It has no name, so no process leaves anything behind when it is killed."""
     try:
         fd = os.memfd_create("jackline-checkpoint", os.MFD_CLOEXEC)
     except (OSError, AttributeError):  # some sandboxes have no memfd

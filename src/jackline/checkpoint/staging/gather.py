@@ -1,9 +1,9 @@
-"""Bringing the tensors of a GPU together on the GPU, so that a few large copies go over the bus and not hundreds.
+"""Gathering a GPU's tensors in one buffer on the GPU, so that the bus carries a few large copies and not hundreds.
 
 A training state is hundreds of tensors, and each copy to the host costs the loop's own thread about 15 us. Gathering
-them in one buffer is a handful of fused kernels at the speed of GPU memory; the buffer has the arena's order, so what
-follows is one copy for every stretch of the arena. With a buffer for the whole state the loop may change it again as
-soon as the gathering is over, about a millisecond, and the bus is nobody's concern.
+them in one buffer takes a handful of fused kernels at the speed of GPU memory. The buffer has the arena's order, so
+one copy then suffices for every contiguous part of the arena. With a buffer for the whole state the loop may change
+its tensors as soon as the gathering is over, after about a millisecond, and need not wait for the bus.
 Owns the batches and their copies. Does not own streams and events (stage.py): it works on any device.
 """
 
@@ -21,8 +21,8 @@ from jackline.checkpoint.state.dtypes import as_stored
 
 Way = Literal["whole", "bounce", "none"]
 _ALIGNMENT = 512
-LEG_BYTES = 16 << 20  # of a way over the bus: 0.3 ms
-# Kinds that torch copies in one fused kernel; others go one by one.
+LEG_BYTES = 16 << 20  # of one transfer over the bus: 0.3 ms
+# Dtypes that torch copies in one fused kernel; others are copied one by one.
 _FUSED = frozenset(
     (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 )
@@ -34,18 +34,20 @@ def free_gpu_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class GpuCopies:
-    """How a GPU's tensors go to the host. 'whole': through a copy of all of them on the GPU; 'bounce': small ones in
-    batches; 'none': each by itself. 'auto' takes the first for which there is plenty of memory.
+    """How a GPU's tensors are copied to the host.
+
+    'whole': through a copy of all of them on the GPU; 'bounce': small ones in batches; 'none': each separately.
+    'auto' takes the first of these for which there is plenty of memory.
     """
 
     way: Way | Literal["auto"] = "auto"
     batch_bytes: int = 128 << 20
     free_bytes: Callable[[torch.device], int] = free_gpu_bytes
-    kinds: tuple[str, ...] = ("cuda",)  # tests gather host tensors by the same code
+    kinds: tuple[str, ...] = ("cuda",)  # device types; tests gather host tensors with the same code
 
 
 def choose_way(copies: GpuCopies, state_bytes: int, free_bytes: int) -> Way:
-    """A copy of the state on the GPU only where three would fit: training may still grow into the rest."""
+    """Copy the state on the GPU only where three copies would fit: training may still need the rest."""
     if copies.way != "auto":
         return copies.way
     if free_bytes > 3 * state_bytes:
@@ -54,13 +56,13 @@ def choose_way(copies: GpuCopies, state_bytes: int, free_bytes: int) -> Way:
 
 
 def is_short(copies: GpuCopies, state_bytes: int, free_bytes: int) -> bool:
-    """Whether a copy that was made when there was plenty has to be given back."""
+    """Whether GPU memory has become so short that a copy made earlier must be freed."""
     return copies.way == "auto" and free_bytes < state_bytes
 
 
 @dataclass(frozen=True)
 class Span:
-    """One tensor: its number in the state, and its bytes in the arena."""
+    """One tensor: its index in the state, and its bytes in the arena."""
 
     number: int
     start: int
@@ -69,7 +71,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Bytes that lie together in the arena and in the buffer."""
+    """Bytes that are contiguous both in the arena and in the buffer."""
 
     start: int
     in_buffer: int
@@ -78,7 +80,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is in the buffer at one time. `places`: number of a tensor, and where it lies in the buffer."""
+    """What the buffer holds at one time. `places`: the index of a tensor and its offset in the buffer."""
 
     places: tuple[tuple[int, int], ...]
     stretches: tuple[Stretch, ...]
@@ -89,9 +91,10 @@ class Batch:
 
 
 def plan_batches(spans: Sequence[Span], most_bytes: int | None) -> tuple[list[Batch], list[int]]:
-    """Batches of at most that size, in the order of the arena, and the numbers of tensors too large for one.
+    """Batches of at most that size, in the arena's order, and the indices of tensors too large for a batch.
 
-    Between two stretches lies what is not to be overwritten: headers, and tensors that go another way.
+    The bytes between two stretches must not be overwritten: they are headers, and tensors that are copied another
+    way.
     """
     batches: list[Batch] = []
     alone: list[int] = []
@@ -116,8 +119,10 @@ def plan_batches(spans: Sequence[Span], most_bytes: int | None) -> tuple[list[Ba
 
 
 def _next_place(stretches: Sequence[Stretch], span: Span) -> int:
-    """Right behind the last stretch when it goes on; else as far from a multiple as in the arena, because a kernel
-    reads and writes 16 bytes at a time where it can.
+    """The span's offset in the buffer: right behind the last stretch if the span continues it.
+
+    Otherwise its offset has the same remainder modulo the alignment as in the arena, because a kernel reads and
+    writes 16 bytes at a time where it can.
     """
     if not stretches:
         return span.start % _ALIGNMENT
@@ -129,9 +134,10 @@ def _next_place(stretches: Sequence[Stretch], span: Span) -> int:
 
 
 class Crate:
-    """One batch, made ready once: which views of the buffer and of the arena belong to which tensor.
+    """One batch, prepared once: which views of the buffer and of the arena belong to which tensor.
 
-    Views depend on kinds and shapes only, so they stay right when tensors move; the tensors are looked up anew.
+    Views depend only on dtypes and shapes, so they stay right when tensors move. The tensors are looked up for each
+    save.
     """
 
     def __init__(self, batch: Batch, sources: Sequence[Source], buffer: Tensor, arena: Tensor) -> None:
@@ -142,7 +148,7 @@ class Crate:
             tensor = as_stored(live)
             view = buffer[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype)
             view = view.view(tensor.shape)
-            # One tensor with other strides would make torch copy the whole list one by one.
+            # One tensor with different strides would make torch copy the whole list one by one.
             if live.dtype in _FUSED and view.stride() == live.stride() and not live.is_neg():
                 numbers, views = groups.setdefault(live.dtype, ([], []))
                 numbers.append(number)
@@ -157,14 +163,14 @@ class Crate:
         ]
 
     def collect(self, sources: Sequence[Source]) -> None:
-        """The tensors' values of now, into the buffer. After this they may change."""
+        """Copy the tensors' current values into the buffer. After this they may change."""
         for numbers, views in self._fused:
             torch._foreach_copy_(views, [sources[number].tensor for number in numbers], non_blocking=True)
         for number, view in self._single:
             view.copy_(as_stored(sources[number].tensor), non_blocking=True)
 
     def send(self, before_each: Callable[[], None] = lambda: None) -> None:
-        """From the buffer to the arena, leg by leg."""
+        """Copy from the buffer to the arena, at most LEG_BYTES at a time."""
         for there, here in self._ways_out:
             before_each()
             there.copy_(here, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Handing a save to the writer while it is still being copied: what is there already is written meanwhile.
+"""Handing a save to the writer while it is still being copied: the writer writes the parts that are already there.
 
-Without this the disk would wait for the copy, which is a tenth to a fifth of the time. A save that is not exact in
-the end is cancelled; the writer commits nothing before it hears the end. Small states are handed over whole.
+Without this the disk would wait for the copy, which is a tenth to a fifth of the time. A save that turns out not to
+be exact is cancelled; the writer commits nothing before it receives the end message. Small states are sent whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_BYTES = 64 << 20
 
 @dataclass
 class Job:
-    """One save on its way. `tree` becomes the payload in the thread, because writing JSON takes a while too."""
+    """One save in progress. The thread turns `tree` into the payload, because writing JSON takes a while too."""
 
     number: int
     ticket: Ticket
@@ -33,7 +33,7 @@ class Job:
 
 
 class HandOver:
-    """One save to one writer, chunk by chunk. `base` is the arena's address."""
+    """Sends one save to one writer, chunk by chunk. `base` is the arena's address."""
 
     def __init__(self, writer: WriterProcess, job: Job, base: int) -> None:
         self._writer = writer
@@ -46,7 +46,7 @@ class HandOver:
         self._is_useful = is_large and job.staging is not None and not job.staging.moving.is_empty
 
     def up_to(self, address: int) -> None:
-        """Everything below `address` is copied: send the chunks that lie below it."""
+        """Everything below `address` is copied: send the chunks below it."""
         if not self._is_useful or self._writer.is_gone:
             return
         if not self._is_begun:
@@ -60,7 +60,7 @@ class HandOver:
             self._num_sent += 1
 
     def finish(self, writer: WriterProcess) -> bool:
-        """The rest and the end. False when this writer has not got the beginning: send it the whole save."""
+        """Send the rest and the end. False when this writer did not receive the beginning: send it the whole save."""
         if not self._is_begun or writer is not self._writer:
             return False
         self.up_to(1 << 62)
@@ -71,12 +71,12 @@ class HandOver:
             self._say({"op": "cancel"})
 
     def _say(self, body: dict[str, Any]) -> None:
-        """Without waiting: the copy goes on, and the loop may be waiting for it."""
+        """Send without waiting: the copy must continue, and the loop may be waiting for it."""
         self._writer.send(body, timeout_s=0)
 
 
 def _chunks(files: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """In the order of the arena."""
+    """The chunks in the arena's order."""
     for file in files:
         for start in chunk_offsets(file["size_bytes"]):
             size = min(CHUNK_BYTES, file["size_bytes"] - start)

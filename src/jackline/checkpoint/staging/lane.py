@@ -1,14 +1,15 @@
-"""One GPU's way into the arena: a stream of its own, the memory it takes there, and the events others wait for.
+"""One GPU's path into the arena: a stream of its own, the GPU memory it takes, and the events others wait for.
 
-With a copy of the whole state on the GPU everything is gathered in line with the computation, and the loop may change
-it as soon as the call is over. From there it goes over the bus leg by leg, each when the one before is there: while
-more of one stream waits for the bus nobody else gets it, and a number that the loop logged, or its loss.item(),
-waited 27 ms for 1.5 GB, and the computation with it (a logged one 2 to 4 ms so; with two legs under way at a time it
-was no better than one copy). Without, what is deferred goes on the lane's own stream, batch by batch through a small
-buffer: in one stream the next batch waits for the last by itself, and gathering costs a thirtieth of sending, so a
-second buffer would gain nothing. A loop that has declared nothing may write from any stream, so the device is drained
-before its state is gathered, and the loop waits for the gathering. Owns order and waiting on the GPU; gather.py owns
-what is copied where.
+With a copy of the whole state on the GPU ('whole'), everything is gathered on the computation's own stream, and the
+loop may change its tensors as soon as the call returns. From there the data crosses the bus in legs; each leg is
+enqueued when the one before has arrived. While more of one stream is queued for the bus, no other copy gets it: a
+value that the loop logged, or its loss.item(), waited 27 ms for 1.5 GB, and the computation waited with it. With legs
+a logged value waits 2 to 4 ms. With two legs under way at a time it was no better than one copy.
+Without that copy, deferred tensors are copied on the lane's own stream, batch by batch through a small buffer. Within
+one stream the next batch waits for the last by itself, and gathering costs a thirtieth of sending, so a second buffer
+would gain nothing. A loop that has declared nothing may write from any stream, so the device is drained before its
+state is gathered, and the loop waits for the gathering.
+Owns order and waiting on the GPU; gather.py owns what is copied where.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _NEXT_BEST: dict[Way, Way] = {"whole": "bounce", "bounce": "none"}
 
 @dataclass(frozen=True)
 class _Leg:
-    """Tensors that go one after another on one stream: large ones by themselves, then the batches."""
+    """Tensors that are copied one after another on one stream: large ones separately, then the batches."""
 
-    alone: list[tuple[int, Tensor]]  # number, and its place in the arena
+    alone: list[tuple[int, Tensor]]  # index, and its view of the arena
     crates: list[Crate]
 
 
 class Lane:
-    """For one device and one layout. `arena` is the whole arena as bytes."""
+    """The path of one device for one layout. `arena` is the whole arena as bytes."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Lane:
 
     @property
     def is_short(self) -> bool:
-        """Whether the memory of 'whole' must be given back now."""
+        """Whether the memory of 'whole' must be freed now."""
         return self.way == "whole" and is_short(self._copies, self.size_bytes, self._copies.free_bytes(self._device))
 
     @property
@@ -77,27 +78,33 @@ class Lane:
         return self._buffer.numel()
 
     def describe(self) -> str:
-        """What it takes on the GPU, for people; empty for nothing."""
+        """The GPU memory it takes, as text for people; empty when it takes none."""
         taken = format_bytes(self.taken_bytes)
         if self.way == "whole":
             return f"saves keep a copy of the state on the GPU ({taken}), so training does not wait for the bus"
         return f"saves gather small tensors on the GPU ({taken})" if self.way == "bounce" else ""
 
     def deferred(self, sources: Sequence[Source]) -> list[int]:
-        """Numbers of what an overlapped save reads later and must not change until then."""
+        """Indices of the tensors that an overlapped save reads later and that must not change until then."""
         if self.way == "whole":
             return []
         return [span.number for span in self._spans if sources[span.number].is_deferred]
 
     def begin(self, sources: Sequence[Source], *, is_overlapped: bool) -> Any:
-        """Enqueues the reading of all tensors; the event when that is done. `send` must be called for the rest."""
+        """Enqueue the reading of all tensors; return the event that marks its end.
+
+        `send` must be called for the rest.
+        """
         gathered = _new_event(self._device)
-        with self._sending:  # else what is still on its way would be written over
+        with self._sending:  # otherwise data that is still being sent would be overwritten
             self._begin(sources, self._legs[is_overlapped], gathered)
         return gathered
 
     def send(self) -> Any:
-        """What was gathered, over the bus; the event when all of it is in the arena. Any thread; takes its time."""
+        """Send the gathered data over the bus; return the event when all is in the arena.
+
+        Any thread may call it; it is slow.
+        """
         with self._sending:
             crates, self._unsent = self._unsent, []
             with _kit(self._device).stream(self._side):
@@ -129,7 +136,7 @@ class Lane:
             self._copied = _record(self._device, self._side)
 
     def _allocate(self) -> Tensor:
-        """The buffer; the next best way when there is no memory for it."""
+        """Allocate the buffer; fall back to the next best way when there is no memory for it."""
         while True:
             batches, _ = plan_batches(self._spans, self._most_bytes)
             size = max((batch.size_bytes for batch in batches), default=0)
@@ -164,7 +171,7 @@ def _carry(leg: _Leg, sources: Sequence[Source], when_read: Callable[[], None]) 
         crate.send()
     for crate in leg.crates[-1:]:
         crate.collect(sources)
-    when_read()  # only the last batch's way over the bus is left, and that reads the buffer
+    when_read()  # only the last batch's transfer over the bus is left, and that reads the buffer
     for crate in leg.crates[-1:]:
         crate.send()
 
@@ -179,7 +186,7 @@ def _kit(device: torch.device) -> Any:
 
 
 def _new_event(device: torch.device) -> Any:
-    """Whoever waits for it sleeps instead of spinning."""
+    """An event whose waiters sleep instead of spinning."""
     return torch.cuda.Event(blocking=True) if device.type == "cuda" else torch.cpu.Event()  # type: ignore[no-untyped-call]
 
 
@@ -190,9 +197,9 @@ def _record(device: torch.device, stream: Any) -> Any:
 
 
 def drain(devices: Collection[torch.device]) -> None:
-    """Until all that was enqueued so far is done, on every stream of these devices and of the current one.
+    """Wait until all work enqueued so far is done, on every stream of these devices and of the current one.
 
-    Host tensors are concerned as well: a copy into pinned memory may still be on its way.
+    This matters for host tensors too: a copy into pinned memory may still be in progress.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
@@ -202,5 +209,5 @@ def drain(devices: Collection[torch.device]) -> None:
 
 
 def let_wait(device: torch.device, event: Any) -> None:
-    """What is enqueued on that device from now on begins after the event."""
+    """Make all work enqueued on that device from now on start after the event."""
     _kit(device).current_stream(device).wait_event(event)

@@ -1,7 +1,7 @@
-"""Where every tensor of a state lies: in which file, and where in the arena.
+"""Where every tensor of a state is stored: in which file, and where in the arena.
 
-The arena holds one image after another, each as its file will be: header, then tensors without holes, then nothing up
-to the next page. Pure: it places, it does not copy.
+The arena holds one image after another. Each is laid out like its file: header, then tensors without holes, then
+padding up to the next page. Pure: it computes places and copies nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jackline.checkpoint.state.dtypes import stored_dtype, stored_shape
 
 @dataclass(frozen=True)
 class Image:
-    """One tensor file. `sources` are the numbers of its tensors in the state, in the order of the file."""
+    """One tensor file. `sources` are the indices of its tensors in the state, in the order of the file."""
 
     name: str
     header: bytes
@@ -28,7 +28,10 @@ class Image:
 
 @dataclass(frozen=True)
 class Layout:
-    """All images. `offsets` says for every source where its bytes lie in its file, `arena` where in the arena."""
+    """All images.
+
+    For every source, `offsets` is the place of its bytes in its file, `arena` the place in the arena.
+    """
 
     images: tuple[Image, ...]
     offsets: tuple[int, ...]
@@ -41,7 +44,7 @@ class Layout:
 
 
 def signature(sources: Sequence[Source]) -> tuple[object, ...]:
-    """Equal for two states that are laid out and copied alike, so that this is worked out once and not every save."""
+    """Equal for two states with the same layout and copies, so that a layout is computed once, not every save."""
     return tuple(
         (source.key, source.name, tensor.dtype, tensor.shape, tensor.device, source.is_deferred)
         for source in sources
@@ -50,7 +53,7 @@ def signature(sources: Sequence[Source]) -> tuple[object, ...]:
 
 
 def lay_out_state(sources: Sequence[Source]) -> Layout:
-    """Places all tensors."""
+    """Place all tensors."""
     by_key: dict[str, list[int]] = {}
     for number, source in enumerate(sources):
         by_key.setdefault(source.key, []).append(number)

@@ -1,7 +1,7 @@
-"""One save at a time from the trainer to the writer, through the writer's death if need be.
+"""Sends one save at a time from the trainer to the writer, and sends it again if the writer crashes.
 
-The state that was staged stays in the arena until it is acknowledged, so when the writer dies a new one is started
-and gets the same save again. A thread ends the staging and sends, so the loop does not wait for either.
+The staged state stays in the arena until it is acknowledged. So when the writer crashes, a new one is started and
+receives the same save again. A thread finishes the staging and sends, so the loop waits for neither.
 Owns the current save and the events. Does not own what is saved (engine.py) or the process (writer_process.py).
 """
 
@@ -31,7 +31,7 @@ LOOK_EVERY_S = 2.0
 
 @dataclass
 class WriterLink:
-    """The writer as the engine sees it."""
+    """The writer as the engine uses it."""
 
     options: Options
     command: Sequence[str] = ()
@@ -40,7 +40,7 @@ class WriterLink:
     is_ready: bool = False
     is_torn: bool = False  # the last overlapped copy was not exact
     why_off: str = ""
-    written: set[int] = field(default_factory=set)  # pieces of a save that comes in pieces
+    written: set[int] = field(default_factory=set)  # pieces of a save that is sent in pieces
 
     def __post_init__(self) -> None:
         self._arena: Arena | None = None
@@ -53,7 +53,7 @@ class WriterLink:
         threading.Thread(target=self._work, daemon=True, name="jackline-stage").start()
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Until the folder is ours: the writer of the attempt before may still be finishing its save."""
+        """Wait until the folder is ours: the writer of the previous attempt may still be finishing its save."""
         deadline = time.monotonic() + timeout_s
         while not self.is_ready and time.monotonic() < deadline:
             if self.why_off:
@@ -63,7 +63,7 @@ class WriterLink:
             raise UsageError(f"the checkpoint writer is not ready after {timeout_s:.0f} s")
 
     def share(self, arena: Arena) -> None:
-        """From now on saves lie in this memory."""
+        """From now on saves are in this memory."""
         self._arena = arena
         self._send_arena()
 
@@ -75,7 +75,7 @@ class WriterLink:
         return self.writer.send(body, payload)
 
     def pump(self, timeout_s: float = 0.0) -> None:
-        """Takes in what the writer said; starts another when it is gone."""
+        """Process the writer's reports; start another writer when it has exited."""
         with self._pump_lock:
             for report in self.writer.reports(timeout_s):
                 self._take(report)
@@ -100,7 +100,7 @@ class WriterLink:
         )
 
     def close(self, timeout_s: float) -> bool:
-        """Lets the writer end; whether it did within the time. A save under way is finished in any case."""
+        """Ask the writer to exit; return whether it did within the time. It finishes a save under way in any case."""
         self._staged.put(None)
         self.writer.send({"op": "close"}, timeout_s=1)
         is_over = self.writer.wait_end(timeout_s)
@@ -111,7 +111,10 @@ class WriterLink:
         return is_over
 
     def _wake(self) -> None:
-        """A stopped writer would leave the loop without checkpoints, or waiting, for ever. Seen twice: woken."""
+        """Wake a stopped writer: it would leave the loop without checkpoints, or waiting, for ever.
+
+        Acts when the writer was found stopped twice in a row.
+        """
         self._looked_at_s = time.monotonic()
         was_stopped, (_, self._was_stopped) = self._was_stopped, read_work(self.writer.pid)
         if was_stopped and self._was_stopped:
@@ -123,7 +126,7 @@ class WriterLink:
         while (job := self._staged.get()) is not None:
             try:
                 self._finish(job)
-            except Exception as problem:  # fail open: the loop must not notice more than a lost save
+            except Exception as problem:  # fail open: the worst the loop may notice is a lost save
                 self.fail(job, f"{type(problem).__name__}: {problem}")
 
     def _finish(self, job: Job) -> None:
@@ -146,7 +149,7 @@ class WriterLink:
         job.sent_to = self.writer
         job.is_staged = True
         if ahead is None or not ahead.finish(self.writer):
-            self.writer.send(job.body, job.payload)  # when it is gone, `pump` starts another and sends again
+            self.writer.send(job.body, job.payload)  # if the writer has exited, `pump` starts another and sends again
 
     def _take(self, report: dict[str, Any]) -> None:
         kind = report.get("event")
@@ -195,7 +198,7 @@ class WriterLink:
         self.writer = WriterProcess(self.options, self.command)
         self._send_arena()
         if self.job is not None and not self.job.tree:
-            self._end(self.job, "failed", "the writer died")  # it came in pieces; nothing of it is left
+            self._end(self.job, "failed", "the writer died")  # it was sent in pieces: nothing is left to resend
 
     def _send_arena(self) -> None:
         if self._arena is not None:

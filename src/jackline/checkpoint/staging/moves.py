@@ -1,10 +1,11 @@
-"""Copies within host memory: at once, or beside a step by as many threads as have time.
+"""Copies within host memory: immediately, or during a step in as many threads as have time.
 
-At once (`copy_at_once`): the loop stands still. Several threads copy when it is alone. When other Python threads are
-alive, one call copies everything and keeps the GIL, so that none of them can start to change a tensor meanwhile.
-Beside a step (`Moving`): the copy must be over before the step changes anything. One thread of the engine copies,
-more where the training leaves cores free, and the loop itself once it has come to the barrier. A tensor's memory may
-be freed under that copy (`untyped_storage().resize_`): the kernel copies, and says EFAULT where memmove would crash.
+Immediately (`copy_at_once`): the loop waits. When no other Python threads are alive, several threads copy. When there
+are some, one call copies everything and keeps the GIL, so that none of them can start to change a tensor meanwhile.
+During a step (`Moving`): the copy must be over before the step changes anything. One thread of the engine copies,
+more where the training leaves cores free, and the loop itself once it has reached the barrier. A tensor's memory may
+be freed during that copy (`untyped_storage().resize_`): so the kernel copies, and returns EFAULT where memmove would
+crash.
 Does not know what is copied (stage.py).
 """
 
@@ -25,14 +26,14 @@ from jackline.checkpoint.format.parallel import run_in_threads
 
 _PART_BYTES = 64 << 20
 _MAX_THREADS = 4
-# About two seconds: other threads, our own heartbeat among them, stand still while the GIL is kept.
+# About two seconds: other threads, our own heartbeat among them, do not run while the GIL is kept.
 _KEPT_BYTES = 16 << 30
 OUR_THREADS = "jackline-"
-Move = tuple[int, int, int]  # to address, from address, bytes
+Move = tuple[int, int, int]  # destination address, source address, bytes
 
 
 class FreedMemory(Exception):
-    """The memory that was being copied is gone."""
+    """The memory that was being copied has been freed."""
 
 
 class _Stretch(ctypes.Structure):
@@ -53,7 +54,7 @@ _copy_by_kernel.argtypes = (
 
 
 class Moving:
-    """Some moves under way. Any number of threads may call `help`; `over` is set when everything is there.
+    """A set of copies in progress. Any number of threads may call `help`; `over` is set when all bytes are copied.
 
     `is_broken`: memory was freed before it was copied.
     """
@@ -63,19 +64,22 @@ class Moving:
         self._is_done = [False] * len(self._parts)
         self._num_taken = 0
         self._num_done = 0
-        self._lowest = 0  # the first part that is not there
+        self._lowest = 0  # the first part that is not copied yet
         self._lock = threading.Lock()
         self.is_broken = False
         self.over = threading.Event()
         if not self._parts:
-            self.over.set()  # else the barrier would wait until a thread got its turn to say so
+            self.over.set()  # otherwise the barrier would wait until a thread was scheduled to set it
 
     @property
     def is_empty(self) -> bool:
         return not self._parts
 
     def run(self, on_progress: Callable[[int], None] = lambda address: None) -> None:
-        """Ends it, with more threads where cores are free. `on_progress`: up to which address everything is there."""
+        """Finish the copies, with more threads where cores are free.
+
+        `on_progress`: all bytes below this address are copied.
+        """
         if self._parts:
             on_progress(self._parts[0][0])
             for _ in range(min(spare_cores(), len(self._parts)) - 1):
@@ -84,7 +88,7 @@ class Moving:
         self.over.wait()
 
     def help(self, on_progress: Callable[[int], None] = lambda address: None) -> None:
-        """Copies until nothing is left to take; others may still be at their last part."""
+        """Copy until no part is left to take; other threads may still be copying their last part."""
         while (number := self._take()) is not None:
             try:
                 _move(self._parts[number])
@@ -112,7 +116,10 @@ class Moving:
 
 
 def copy_at_once(moves: Sequence[Move]) -> None:
-    """All of it before it returns. Raises FreedMemory when another thread freed a tensor (very large states only)."""
+    """Copy everything before returning.
+
+    Raises FreedMemory if another thread freed a tensor (very large states only).
+    """
     if not has_other_threads():
         copy_memory(moves)
     elif sum(size for _, _, size in moves) <= _KEPT_BYTES:
@@ -122,19 +129,19 @@ def copy_at_once(moves: Sequence[Move]) -> None:
 
 
 def copy_memory(moves: Sequence[Move], *, num_threads: int | None = None) -> None:
-    """memmove for each, by several threads when there is much.
+    """memmove each, in several threads when there is much to copy.
 
-    Twice as fast as Tensor.copy_ here (12 against 6 GB/s), and the GIL is free meanwhile.
+    Twice as fast as Tensor.copy_ here (12 against 6 GB/s), and it releases the GIL.
     """
     wanted = copy_threads() if num_threads is None else num_threads
     run_in_threads(_memmove, split_moves(moves), wanted)
 
 
 def copy_with_gil(moves: Sequence[Move]) -> None:
-    """Without letting any other Python thread run from the first byte to the last.
+    """Copy without letting any other Python thread run from the first byte to the last.
 
-    A loop in Python would give way between two moves. `deque` draws from `map` in C, where nothing gives way, except
-    a garbage collection that comes upon a finalizer.
+    A loop in Python would release the GIL between two moves. `deque` consumes `map` in C, where nothing releases it,
+    except a garbage collection that runs a finalizer.
     """
     columns = [list(column) for column in zip(*moves, strict=True)]
     if not columns:
@@ -149,7 +156,7 @@ def copy_with_gil(moves: Sequence[Move]) -> None:
 
 
 def has_other_threads() -> bool:
-    """Whether Python threads are alive that are neither this one nor ours."""
+    """Whether Python threads are alive that are neither this one nor Jackline's."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
     return any(ident not in ours for ident in sys._current_frames() if ident != threading.get_ident())
 
@@ -168,7 +175,7 @@ def _memmove(part: Move) -> None:
 
 
 def _move(part: Move) -> None:
-    """By the kernel, which looks whether the memory is there; by memmove where a sandbox forbids that call."""
+    """Copy through the kernel, which checks that the memory exists; by memmove where a sandbox forbids that call."""
     to, source, size = part
     done = 0
     while done < size:
@@ -188,5 +195,5 @@ def copy_threads() -> int:
 
 
 def spare_cores() -> int:
-    """How many threads may copy beside a step: what torch's own threads leave free, at least one."""
+    """How many threads may copy during a step: the cores that torch's own threads leave free, at least one."""
     return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - torch.get_num_threads()))

@@ -1,6 +1,7 @@
 """Saving when memory cannot hold a second copy: through a small arena, piece by piece, while training waits.
 
-Slower and said aloud, but a machine with 12 GB can save 8 GB. Owns the way through; the writer keeps the parts.
+This is slower, and the user is told so, but a machine with 12 GB can save 8 GB. Owns the copying and sending of
+pieces; the writer keeps the parts.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ PATIENCE_S = 600.0
 
 
 def save_in_pieces(link: WriterLink, job: Job, layout: Layout, sources: Sequence[Source], arena: Arena) -> None:
-    """Copies and hands over every chunk of every file, then ends the save. Gives up when the writer does, or when
-    another thread changed a tensor meanwhile."""
+    """Copy and hand over every chunk of every file, then end the save.
+
+    Gives up when the writer does, or when another thread changed a tensor meanwhile.
+    """
     drain({source.tensor.device for source in sources})
     held = Held(sources)
     payload = json.dumps(job.tree, separators=(",", ":"), allow_nan=False).encode()
-    job.tree = {}  # says to the link: this one cannot be sent again
+    job.tree = {}  # marks for the link that this save cannot be sent again
     link.job = job
     link.written.clear()
     link.send({**job.body, "op": "begin"})
@@ -63,7 +66,7 @@ def save_in_pieces(link: WriterLink, job: Job, layout: Layout, sources: Sequence
 def fill_window(
     image: Image, layout: Layout, sources: Sequence[Source], window: tuple[int, int], into: tuple[Arena, int]
 ) -> None:
-    """The bytes [start, start + size) of one file, put into the arena."""
+    """Put the bytes [start, start + size) of one file into the arena."""
     start, size = window
     arena, place = into
     header = image.header[start : start + size]
@@ -79,7 +82,7 @@ def fill_window(
 
 
 def _is_free(link: WriterLink, job: Job, waiting: int | None) -> bool:
-    """Waits until the writer has that piece on the disk; False when the save is lost."""
+    """Wait until the writer has written that piece to the disk; False when the save is lost."""
     deadline = time.monotonic() + PATIENCE_S
     while waiting is not None and waiting not in link.written:
         if job.ticket.is_over:
@@ -96,7 +99,7 @@ def _copy_part(tensor: Tensor, part: tuple[int, int], arena: Arena, place: int) 
     if is_plain_memory(tensor):
         copy_memory([(arena.address + place, tensor.data_ptr() + first, last - first)])
         return
-    stored = as_stored(tensor).contiguous().reshape(-1)  # one tensor's copy at most
+    stored = as_stored(tensor).contiguous().reshape(-1)  # makes a copy of one tensor at most
     item = stored.element_size()
     room = arena.tensor[place : place + last - first].view(stored.dtype)
     with torch.no_grad():

@@ -1,12 +1,12 @@
-"""Copying a state into the arena: at once, or beside the next forward and backward pass.
+"""Copying a state into the arena: immediately, or during the next forward and backward pass.
 
-At once is for a loop that has declared nothing. What it saves is the state of that instant, whatever it does next:
-host tensors are in the arena before `begin` returns; GPUs are drained first, and `begin` returns when each has
-gathered its tensors (lane.py), so that no stream can write into them. Only the way over the bus remains then.
-Overlapped is for a loop that declares where its state changes (our trainer): weights and optimizer state are copied
-while the next gradients are computed, and one barrier before the change makes it exact.
-Storages are held until their copy is over, so that rebinding a tensor frees nothing under it. Owns the host's copies,
-the barrier and the check that nothing changed meanwhile (versions of tensors, places of storages).
+Immediate copies are for a loop that has declared nothing. They save the state of that instant, whatever the loop does
+next: host tensors are in the arena before `begin` returns. GPUs are drained first, and `begin` returns when each has
+gathered its tensors (lane.py), so that no stream can write into them. Only the transfer over the bus remains then.
+Overlapped copies are for a loop that declares where its state changes (our trainer): weights and optimizer state are
+copied while the next gradients are computed, and one barrier before the change makes the copy exact.
+Storages are held until their copy is over, so that rebinding a tensor does not free memory that is being copied. Owns
+the host's copies, the barrier and the check that nothing changed meanwhile (tensor versions, storage addresses).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jackline.checkpoint.state.dtypes import as_stored
 from jackline.units import format_bytes
 
 _LITTLE_BYTES = 1 << 20
-_SOME = "a tensor"  # it is not known which
+_SOME = "a tensor"  # used when it is not known which one
 
 
 class _Part(NamedTuple):
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 
 
 class Held:
-    """Tensors that are being copied, and whether they are still what they were."""
+    """Tensors that are being copied, and whether they are still unchanged."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._parts: list[_Part] = []
@@ -58,11 +58,11 @@ class Held:
         return not self._parts
 
     def keep_only(self, numbers: Sequence[int]) -> None:
-        """The others are copied: they may go, and change."""
+        """Release all others: they are copied, so they may be freed and may change."""
         self._parts = [self._parts[n] for n in numbers]
 
     def find(self, number: int) -> tuple[int, int]:
-        """Address and bytes. By way of the storage that is held: the tensor itself may have another one by now."""
+        """Address and size in bytes, from the held storage: the tensor itself may have another storage by now."""
         part = self._parts[number]
         tensor = part.source.tensor
         size = tensor.numel() * tensor.element_size()
@@ -82,14 +82,14 @@ class Held:
 
 @dataclass
 class Staging:
-    """One state on its way. `barrier` is for the loop, `finish` for whoever waits for the copy, in any order."""
+    """One state being copied. The loop calls `barrier`, whoever waits for the copy calls `finish`, in any order."""
 
     held: Held | None  # what is read after `begin`; kept alive until it is copied
-    moving: Moving = field(default_factory=Moving)  # of what is deferred in host memory
-    gathered: list[tuple[torch.device, Any]] = field(default_factory=list)  # events: a GPU has read its tensors
-    lanes: list[Lane] = field(default_factory=list)  # GPUs that have not sent all to the arena
-    drained_s: float = 0.0  # waiting for work the loop had enqueued itself
-    changed: str | None = None  # a tensor that changed during the copy; empty: none did; None: not judged yet
+    moving: Moving = field(default_factory=Moving)  # the deferred tensors in host memory
+    gathered: list[tuple[torch.device, Any]] = field(default_factory=list)  # events: this GPU has read its tensors
+    lanes: list[Lane] = field(default_factory=list)  # GPUs that have not sent everything to the arena yet
+    drained_s: float = 0.0  # time spent waiting for work that the loop itself had enqueued
+    changed: str | None = None  # a tensor that changed during the copy; empty: none did; None: not checked yet
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -97,7 +97,10 @@ class Staging:
         return bool(self.changed)
 
     def barrier(self) -> None:
-        """Before anything that was deferred changes. Helps with host copies, lets the GPU wait for its own."""
+        """Call it before any deferred tensor changes.
+
+        Helps with the host copies and makes the GPU wait for its own copies.
+        """
         self.moving.help()
         self.moving.over.wait()
         for device, event in self.gathered:
@@ -105,9 +108,10 @@ class Staging:
         self.judge()
 
     def finish(self, on_progress: Callable[[int], None] = lambda address: None) -> bool:
-        """Ends the copy; True when what is in the arena is the state of the instant of `begin`.
+        """Finish the copy; True when the arena holds the state of the instant of `begin`.
 
-        `on_progress` hears up to which address everything is there, so that writing can start before copying ends.
+        `on_progress` is called with the address below which everything is copied, so that writing can start before
+        copying ends.
         """
         self.moving.run(on_progress)
         self.wait_for_gpu()
@@ -116,12 +120,15 @@ class Staging:
         return not self.is_torn
 
     def wait_for_gpu(self) -> None:
-        """Until all that GPUs have is in the arena."""
+        """Wait until everything from the GPUs is in the arena."""
         for event in [lane.send() for lane in self.lanes]:
             event.synchronize()
 
     def judge(self) -> None:
-        """The first caller's verdict holds: the barrier comes before a rightful change, `finish` maybe after it."""
+        """Check once; the first caller's result holds.
+
+        The barrier runs before a permitted change, `finish` maybe after it.
+        """
         with self._lock:
             if self.changed is not None:
                 return
@@ -131,7 +138,7 @@ class Staging:
 
 
 class Stager:
-    """Copies into one arena. Keeps a lane for every GPU. `tell` hears what that takes of the GPU's memory."""
+    """Copies into one arena. Keeps a lane for every GPU. `tell` reports how much GPU memory that takes."""
 
     def __init__(
         self, arena: Arena, copies: GpuCopies | None = None, tell: Callable[[str], None] = lambda text: None
@@ -145,7 +152,7 @@ class Stager:
 
     @torch.no_grad()
     def prepare(self, layout: Layout, sources: Sequence[Source]) -> None:
-        """What the first save would else have to make: memory on the GPU, and a view for every tensor there."""
+        """Make what the first save would otherwise make: memory on the GPU, and a view for every tensor there."""
         if any(lane.is_short for lane in self._lanes.values()):
             self.give_back()
         if layout is self._layout:
@@ -167,9 +174,9 @@ class Stager:
 
     @torch.no_grad()
     def begin(self, layout: Layout, sources: Sequence[Source], *, is_overlapped: bool) -> Staging:
-        """Overlapped: copies what may change at any moment and starts the rest. Else: all that the loop can reach.
+        """Start the copy. Overlapped: copy now what may change at any moment and start the rest. Else: copy all now.
 
-        Whether another thread changed something meanwhile is judged at once when nothing is deferred.
+        When nothing is deferred, whether another thread changed something meanwhile is checked immediately.
         """
         self.prepare(layout, sources)
         return self._begin_beside(layout, sources) if is_overlapped else self._begin_at_once(layout, sources)
@@ -207,7 +214,7 @@ class Stager:
             staging.lanes.append(lane)
 
     def _copy_now(self, layout: Layout, sources: Sequence[Source], held: Held, numbers: Sequence[int]) -> bool:
-        """Into the arena before it returns. False when memory was freed under it."""
+        """Copy into the arena before returning. False when memory was freed during the copy."""
         moves: list[Move] = []
         try:
             for n in numbers:
@@ -226,7 +233,7 @@ class Stager:
         return self._arena.address + layout.arena[number], source, size
 
     def give_back(self) -> int:
-        """Does without a copy of the state on the GPU from now on; how many bytes that frees."""
+        """Keep no copy of the state on the GPU from now on; return how many bytes that frees."""
         freed = sum(lane.taken_bytes for lane in self._lanes.values() if lane.way == "whole")
         if freed:
             self._tell(f"GPU memory is short: gave back the {format_bytes(freed)} that saves had taken of it")
@@ -235,18 +242,18 @@ class Stager:
         return freed
 
     def close(self) -> None:
-        """Gives the GPU's memory back."""
+        """Free the GPU's memory."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes = {}
 
     def _is_little(self, deferred: Sequence[Tensor]) -> bool:
-        """Whether GPUs need no patience and what the host would defer is not worth it (counters of an optimizer)."""
+        """Whether no GPU copy is deferred and the host would defer too little to matter (an optimizer's counters)."""
         is_whole = bool(self._lanes) and all(lane.way == "whole" for lane in self._lanes.values())
         return is_whole and sum(tensor.numel() * tensor.element_size() for tensor in deferred) <= _LITTLE_BYTES
 
     def _view(self, layout: Layout, n: int, tensor: Tensor) -> Tensor:
-        """The arena as a tensor of that kind and shape."""
+        """The tensor's place in the arena, as a view with its dtype and shape."""
         stored = as_stored(tensor)
         start = layout.arena[n]
         flat = self._arena.tensor[start : start + stored.numel() * stored.element_size()]
@@ -254,7 +261,7 @@ class Stager:
 
 
 def is_plain_memory(tensor: Tensor) -> bool:
-    """Whether its bytes lie in host memory as they would lie in a file."""
+    """Whether its bytes in host memory are the bytes that a file would hold."""
     is_lazy = tensor.is_conj() or tensor.is_neg()
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not is_lazy
 

@@ -1,7 +1,7 @@
-"""The trainer's side of the writer: start it, talk to it, notice its death.
+"""The trainer's side of the writer: start it, talk to it, notice when it has exited.
 
-Started early, before the model exists, because starting a process from a large one is slow. Owns the process and the
-socket. Does not know what a save is (engine.py).
+It is started early, before the model exists, because starting a process from a large one is slow. Owns the process
+and the socket. Does not know what a save is (engine.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_LOG_BYTES = 1 << 20
 
 
 class WriterProcess:
-    """One writer process. `reports` may be called by any thread, as may `send`."""
+    """One writer process. Any thread may call `reports` and `send`."""
 
     def __init__(self, options: Options, command: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair()
@@ -52,7 +52,7 @@ class WriterProcess:
         return self._process.pid
 
     def send(self, body: dict[str, Any], payload: bytes = b"", fd: int | None = None, timeout_s: float = 60) -> bool:
-        """False when the writer is gone or does not read."""
+        """Send a message. False when the writer has exited or does not read."""
         try:
             with self._lock:
                 self._channel.send(body, payload, fd)
@@ -62,7 +62,7 @@ class WriterProcess:
             return False
 
     def reports(self, timeout_s: float = 0) -> list[dict[str, Any]]:
-        """What the writer has said since; waits up to `timeout_s` for the first word."""
+        """The writer's reports since the last call; waits up to `timeout_s` for the first one."""
         found: list[dict[str, Any]] = []
         try:
             if timeout_s > 0:
@@ -75,7 +75,7 @@ class WriterProcess:
         return found
 
     def wait_end(self, timeout_s: float) -> bool:
-        """After a close: whether it ended. It may go on without us."""
+        """After a close: whether the writer exited within the time. It may continue without us."""
         deadline = time.monotonic() + timeout_s
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -86,20 +86,20 @@ class WriterProcess:
             self._process.send_signal(signal.SIGCONT)
 
     def let_go(self) -> None:
-        """Stops listening; the writer ends by itself when its work is done."""
+        """Stop listening; the writer exits by itself when its work is done."""
         self._channel.close()
         self.is_gone = True
         if self._process.poll() is None:
-            self._process.returncode = 0  # it lives on purpose; Python would warn of a forgotten child
+            self._process.returncode = 0  # it keeps running on purpose; this avoids Python's warning
 
 
 def default_command() -> tuple[str, ...]:
-    # -P keeps a json.py or random.py in the user's folder from being taken for Python's own.
+    # -P keeps a json.py or random.py in the user's folder from being imported instead of Python's own.
     return (sys.executable, "-P", "-m", "jackline.checkpoint.writer.serve")
 
 
 def writer_environment() -> dict[str, str]:
-    """The trainer's, plus where jackline itself was found when it is not installed."""
+    """The trainer's environment, plus where jackline itself was found when it is not installed."""
     environment = dict(os.environ)
     home = str(Path(jackline.__file__).parents[1])
     if not home.endswith("-packages"):
@@ -109,7 +109,7 @@ def writer_environment() -> dict[str, str]:
 
 
 def _open_log(folder: Path) -> Any:
-    """Where its last words go if it breaks: not into the trainer's output, which would be held open by it."""
+    """The file for its last output if it crashes. Not the trainer's output: the writer would keep that open."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / LOG

@@ -1,1 +1,1 @@
-"""From live objects to tensors and plain values, and back into them."""
+"""Turning live objects into tensors and plain values, and restoring those into live objects."""

@@ -1,8 +1,8 @@
-"""From live objects to a list of tensors and a tree of plain values: what a checkpoint consists of.
+"""Turns live objects into the contents of a checkpoint: a list of tensors and a tree of plain values.
 
-Copies no tensor: it says which ones there are, under which names, and which of them may be copied later (they change
-only where the loop declares it). Everything that is not a tensor is read here and now.
-Owns the names in the files. Does not own the copying (stage.py) or the way back (restore.py).
+Copies no tensor: it lists which ones there are, under which names, and which of them may be copied later (they change
+only where the loop declares it). Everything that is not a tensor is read immediately.
+Owns the names in the files. Does not own the copying (stage.py) or the restore (restore.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
 @dataclass
 class Captured:
-    """Everything of one instant. `tree` is ready for JSON."""
+    """Everything of one instant. `tree` can be written as JSON."""
 
     tree: dict[str, Any]
     sources: list[Source]
@@ -47,14 +47,14 @@ HashTensor = Callable[[Tensor], str]
 
 @dataclass
 class _Collector:
-    """Walks one state. `hash_frozen` set: frozen parameters are left out and named by their hash."""
+    """Walks one state. With `hash_frozen`, frozen parameters are not stored but recorded by their hash."""
 
     defer: Collection[str]
     hash_frozen: HashTensor | None
     key: str = ""
     sources: list[Source] = field(default_factory=list)
     seen: dict[int, list[tuple[Tensor, dict[str, Any]]]] = field(default_factory=dict)  # by address
-    names: set[str] = field(default_factory=set)  # of this key
+    names: set[str] = field(default_factory=set)  # names used in this key's file
 
     def leaf(self, value: Any, where: str) -> Any:
         if isinstance(value, Tensor):
@@ -74,9 +74,10 @@ class _Collector:
         return NOT_A_LEAF
 
     def tensor(self, tensor: Tensor, where: str, *, is_deferred: bool) -> dict[str, Any]:
-        """A node that says where the values are. The same memory seen the same way is stored once.
+        """A node that says where the values are. Identical views of the same memory are stored once.
 
-        Runs some hundred times in every save, in the loop's own thread, hence no detach() and no small helpers.
+        Runs several hundred times in every save, in the loop's own thread; so it calls neither detach() nor small
+        helpers.
         """
         require_storable(tensor, where)
         alike = self.seen.setdefault(tensor.data_ptr(), [])
@@ -99,7 +100,7 @@ class _Collector:
         return node
 
     def module(self, module: nn.Module, where: str) -> dict[str, Any]:
-        """Parameters may wait (only the optimizer changes them); buffers change in the forward pass and may not."""
+        """Parameters may be copied later: only the optimizer changes them. The forward pass changes buffers."""
         tensors: dict[str, Any] = {}
         extra: dict[str, Any] = {}
         left_out: dict[str, Any] = {}
@@ -150,7 +151,7 @@ class _Collector:
             return {KIND: "numpy random state", "state": state}
         if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16 or str(value.dtype) == "float128":
             raise CannotSave(f"{where} cannot be saved: a numpy array of {value.dtype}")
-        plain = numpy.array(value, dtype=value.dtype.newbyteorder("="), order="C")  # a copy: it may change any moment
+        plain = numpy.array(value, dtype=value.dtype.newbyteorder("="), order="C")  # a copy: it may change any time
         if isinstance(value, numpy.ndarray):
             node = self.tensor(torch.from_numpy(plain), where, is_deferred=False)
             return {KIND: "array", "tensor": node, "dtype": str(plain.dtype)}
@@ -176,7 +177,7 @@ class _Collector:
 def capture(
     state: Mapping[str, Any], *, defer: Collection[str] = (), hash_frozen: HashTensor | None = None
 ) -> Captured:
-    """Reads the whole state. `defer` names keys whose loose tensors change only at declared points (EMA, masks)."""
+    """Read the whole state. `defer` names keys whose loose tensors change only at declared points (EMA, masks)."""
     collector = _Collector(defer, hash_frozen)
     tree = {}
     for key, value in state.items():
@@ -188,7 +189,7 @@ def capture(
 
 
 def _is_same_view(one: Tensor, other: Tensor) -> bool:
-    """Of two tensors at one address: whether they are the same values. A pending conjugation makes others of them."""
+    """Whether two tensors at one address have the same values. A pending conjugation makes the values different."""
     if one is other:
         return one.numel() > 0
     is_alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
@@ -197,7 +198,7 @@ def _is_same_view(one: Tensor, other: Tensor) -> bool:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module itself, out of torch.compile and DistributedDataParallel: a checkpoint does not depend on them."""
+    """The module inside torch.compile and DistributedDataParallel: a checkpoint does not depend on these wrappers."""
     while True:
         inner = getattr(module, "_orig_mod", None)
         if inner is None and isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -208,12 +209,12 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def clean_name(name: str) -> str:
-    """A tensor's name without the traces of compiled blocks."""
+    """A tensor's name without the prefixes that compiled blocks add."""
     return name.replace("_orig_mod.", "")
 
 
 def is_plain_optimizer(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its state is where torch puts it. One with its own state_dict is asked instead of looked into."""
+    """Whether its state is where torch puts it. If it has its own state_dict, that is called instead."""
     kind, plain = type(optimizer), torch.optim.Optimizer
     return kind.state_dict is plain.state_dict and kind.load_state_dict is plain.load_state_dict
 

@@ -1,7 +1,7 @@
-"""Torch's element kinds and the kinds a safetensors file knows.
+"""Torch's dtypes and the dtypes of a safetensors file.
 
-What the file format has no word for is stored as something of the same bits: complex numbers as pairs, exotic floats
-as bytes. state.json keeps the true kind. Nothing is ever rounded.
+A dtype that the file format does not have is stored as another one with the same bits: complex numbers as pairs,
+exotic floats as bytes. state.json keeps the true dtype. Nothing is ever rounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 def stored_dtype(dtype: torch.dtype) -> str:
-    """The word for it in a safetensors header."""
+    """The dtype's name in a safetensors header."""
     if dtype in _STORED:
         return _STORED[dtype]
     if dtype in _PAIRS:
@@ -39,7 +39,7 @@ def stored_shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """The same bits under a kind the file knows; shares memory unless a conjugation is pending."""
+    """The same bits with a dtype the file format has; shares memory unless a conjugation is pending."""
     if tensor.dtype in _STORED:
         return tensor
     if tensor.dtype in _PAIRS:
@@ -57,13 +57,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def parse_dtype(name: str) -> torch.dtype | None:
-    """The other way; None for a word torch does not have. The word may come from anybody, so it is only looked up."""
+    """The reverse; None for a name torch does not have. The name is untrusted, so it is only looked up."""
     found = getattr(torch, name, None) if name.isidentifier() else None
     return found if isinstance(found, torch.dtype) else None
 
 
 def require_storable(tensor: Tensor, where: str) -> None:
-    """Refuses what has no plain bytes, by name."""
+    """Refuse, by name, a tensor that has no plain bytes."""
     if type(tensor) in _USUAL and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
         return
     what = None

@@ -1,6 +1,6 @@
-"""What the bits of a result depend on besides the state: versions, device, threads, flags.
+"""What a result's bits depend on besides the state: versions, device, threads, flags.
 
-Recorded in every checkpoint and compared at resume, so that a run that cannot be bit-exact says so and says why.
+Recorded in every checkpoint and compared at resume. So a run that cannot be bit-exact reports that, and why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "
 
 
 def describe_environment() -> dict[str, Any]:
-    """Plain values only. Cheap: nothing here asks the device to wait."""
+    """Plain values only. Cheap: nothing here synchronises with the device."""
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -37,7 +37,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def compare_environment(saved: Any, now: dict[str, Any]) -> tuple[str, ...]:
-    """'threads: 8 -> 4' for everything that differs; nothing when the checkpoint does not say."""
+    """'threads: 8 -> 4' for everything that differs; empty when the checkpoint has no record."""
     if not isinstance(saved, dict):
         return ()
     names = sorted(set(saved) | set(now))

@@ -1,7 +1,7 @@
-"""Which stored tensor goes into which live one, and what is to be done afterwards. Nothing is touched yet.
+"""Which stored tensor goes into which live one, and which steps follow. Nothing is changed yet.
 
-Refuses by name what does not fit: another shape, another kind of number, memory that is shared now and was not when
-it was saved. Owns the list; restore.py fills it, `carry_out` does it.
+Refuses by name what does not fit: another shape, another dtype, memory that is shared now and was not when it was
+saved. Owns the list; restore.py fills it, `carry_out` executes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HINT = "resume with the settings the run was started with, or start a new run"
 
 @dataclass
 class Fitting:
-    """One restore in the making."""
+    """One restore in preparation."""
 
     headers: dict[str, Header]
     hash_frozen: HashTensor
@@ -63,7 +63,7 @@ class Fitting:
         return existing
 
     def carry_out(self, folder: Path, manifest: Manifest) -> None:
-        """Reads every tensor file, wanted or not: a damaged file is damage, even if nobody asked for it."""
+        """Read every tensor file, needed or not: a damaged file is damage, even if nothing from it was asked for."""
         for entry in manifest.files:
             if entry.name.endswith(TENSORS):
                 self._read(folder, entry, manifest.algorithm)
@@ -72,7 +72,7 @@ class Fitting:
                 place.copy_(first)
 
     def apply(self) -> None:
-        """Everything that is not a tensor; chance last, because applying the rest may draw numbers."""
+        """Apply everything that is not a tensor; RNG states last: applying the rest may draw random numbers."""
         for action in self.then + self.at_last:
             action()
 
@@ -82,7 +82,7 @@ class Fitting:
         read_tensors(folder / entry.name, entry, self.headers[file], wanted, algorithm)
         for target in wanted:
             if not target.tensor.is_inference():
-                torch.autograd.graph.increment_version(target.tensor)  # it was written behind torch's back
+                torch.autograd.graph.increment_version(target.tensor)  # torch did not see that write
 
     def _aim(self, at: tuple[str, str], tensor: Tensor, where: str) -> None:
         owner = self._owners.setdefault(tensor.data_ptr(), at) if tensor.numel() else at
@@ -92,7 +92,7 @@ class Fitting:
             )
         first = self.targets.setdefault(at[0], {}).setdefault(at[1], tensor)
         if first.data_ptr() != tensor.data_ptr():
-            self.copies.append((tensor, first))  # tied when saved, apart now
+            self.copies.append((tensor, first))  # tied when saved, separate now
 
 
 def _new_tensor(node: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
@@ -103,7 +103,7 @@ def _new_tensor(node: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _is_dense(shape: tuple[int, ...], stride: list[Any]) -> bool:
-    """Only a true rearrangement is rebuilt as it was: strides from a file could else ask for any amount of memory."""
+    """Only a true permutation is rebuilt as it was: else strides from a file could ask for any amount of memory."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size != 1 and step != expected:

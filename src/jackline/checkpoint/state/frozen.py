@@ -1,7 +1,7 @@
-"""Checksums of parameters that do not change, so that they need not be stored again and again.
+"""Checksums of parameters that do not change, so that they need not be stored in every checkpoint.
 
-A frozen base model under a small trained part is most of the bytes. It is named by its hash instead; at resume the
-live one must have the same. Computed once a tensor, since it costs a pass over its bytes.
+A frozen base model under a small trained part is most of the bytes. It is recorded by its hash instead; at resume the
+live one must have the same hash. Each tensor is hashed once, since that costs a pass over its bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jackline.checkpoint.state.dtypes import as_stored
 
 
 class FrozenHashes:
-    """Remembers what was hashed, as long as the tensor was not changed."""
+    """Caches each tensor's hash as long as the tensor is not changed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], str] = {}
@@ -29,7 +29,7 @@ class FrozenHashes:
 
 
 def hash_tensor(tensor: Tensor) -> str:
-    """Of its values in logical order, wherever it lies and however it is strided. The text names the algorithm."""
+    """Hash of its values in logical order, on any device and with any strides. The text names the algorithm."""
     plain = as_stored(tensor.detach()).cpu().contiguous()
     size = plain.numel() * plain.element_size()
     view = memoryview((ctypes.c_ubyte * size).from_address(plain.data_ptr())).cast("B") if size else b""

@@ -1,7 +1,7 @@
-"""Which checkpoint to go on from: the newest that is whole, and the receipt of what came back.
+"""Which checkpoint to resume from, the newest that is whole, and the receipt of what was restored.
 
-No pointer file is trusted. Newest first; a damaged one is named, remembered and passed over. Nothing whole left is an
-error and never a silent start from nothing.
+No pointer file is trusted. The newest is tried first; a damaged one is reported, remembered and skipped. If no whole
+one is left, that is an error and never a silent start from scratch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a run goes on from: printed in full, kept in the events."""
+    """What a run resumes from: printed in full, kept in the events."""
 
     name: Name
     path: Path
     restored: Restored
     refused: tuple[Refusal, ...]
-    changes: tuple[str, ...]  # of the machine and the versions since it was saved
+    changes: tuple[str, ...]  # of the machine and the versions since the save
     took_s: float
 
     @property
@@ -49,7 +49,7 @@ class Receipt:
         return self.restored.manifest.metrics
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The receipt as lines for people."""
         manifest = self.restored.manifest
         lines = [
             f"going on from {self.name}: {', '.join(self.restored.keys)}; "
@@ -70,7 +70,7 @@ def load_newest(
     step: int | None = None,
     on_refusal: Callable[[Refusal], None] = lambda refusal: None,
 ) -> Receipt | None:
-    """Fills `into` from the newest whole checkpoint (of `step`, if given). None when there is none at all.
+    """Fill `into` from the newest whole checkpoint (of `step`, if given). None when there is none at all.
 
     When every one is damaged the objects in `into` may have been changed: CannotResume ends the attempt.
     """
@@ -78,7 +78,7 @@ def load_newest(
     if step is not None and not names:
         known = ", ".join(str(name.step) for name in list_names(folder)[:5]) or "none"
         raise UsageError(f"there is no checkpoint of step {step} in {folder}", hint=f"there are: {known}")
-    aside = [path.name for path in list_set_aside(folder)]  # before the writer sets aside what is refused now
+    aside = [path.name for path in list_set_aside(folder)]  # listed before the writer sets aside the ones refused now
     refused: list[Refusal] = []
     for name in names:
         began_s = time.monotonic()

@@ -1,9 +1,9 @@
-"""Tensor files straight into the tensors they belong to, proved on the way.
+"""Reads tensor files directly into the tensors they belong to, and verifies them on the way.
 
-Every byte of a file is read once, by several threads, into its final place where that is plain host memory, else
-through a buffer; each sip is hashed while it is still in the processor's cache. So loading with proof costs little
-more than loading. Owns what goes where. Does not own how bytes come from the disk (source.py) or what the tensors
-mean (restore.py).
+Several threads read every byte of a file once, into its final place where that is plain host memory, else through a
+buffer. Each small read is hashed while it is still in the processor's cache, so loading with verification costs
+little more than loading. Owns what goes where. Does not own how bytes come from the disk (source.py) or what the
+tensors mean (restore.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes [start, end) of the file and where they go: host memory, or a tensor on a device as flat bytes."""
+    """Bytes [start, end) of the file and their destination: host memory, or a tensor on a device as flat bytes."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ def read_tensors(
     algorithm: str,
     threads: int = READ_THREADS,
 ) -> None:
-    """Fills all targets from one file. Damage at the first wrong byte; some targets are changed by then."""
+    """Fill all targets from one file. Raises Damage at the first wrong byte; some targets are changed by then."""
     places = {tensor.name: tensor for tensor in header.tensors}
     spans: list[_Span] = []
     copies: list[tuple[Tensor, Tensor]] = []
@@ -114,7 +114,10 @@ def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str
 
 
 class _Window:
-    """One chunk of the file: the memory its bytes go to, in order. `spare` takes what has no place in host memory."""
+    """One chunk of the file: the memory its bytes go to, in order.
+
+    `spare` takes bytes whose target is not host memory.
+    """
 
     def __init__(self, start: int, end: int, spare: Tensor) -> None:
         self.start, self.end = start, end
@@ -144,7 +147,7 @@ class _Window:
             position = stop
 
     def send(self) -> None:
-        """To the devices. Waits, because the spare memory is used for the next chunk at once."""
+        """Copy to the devices. Waits, because the spare memory is reused for the next chunk immediately."""
         for place, part in self._uploads:
             place.copy_(part, non_blocking=True)
         for device in {place.device for place, _ in self._uploads}:

@@ -1,9 +1,9 @@
-"""From a checkpoint back into live objects: into the tensors that exist, with their strides, ties and addresses.
+"""Restores a checkpoint into live objects: into the existing tensors, keeping their strides, ties and addresses.
 
-In three steps: fit (nothing is touched; what does not fit is refused by name), read (tensors, proved on the way),
-apply (everything else; chance comes last). Damage means that bytes are wrong and an older checkpoint may do;
-CannotResume means that the program has changed and no checkpoint will.
-Owns one checkpoint's way back. Does not choose the checkpoint (load.py).
+Works in three steps: fit (nothing is changed; what does not fit is refused by name), read (tensors, verified on the
+way), apply (everything else; RNG states last). Damage means that bytes are wrong and an older checkpoint may work;
+CannotResume means that the program has changed and no checkpoint will work.
+Owns the restore of one checkpoint. Does not choose the checkpoint (load.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jackline.errors import CannotResume
 
 @dataclass(frozen=True)
 class Restored:
-    """What one checkpoint gave back, and what it did not."""
+    """What was restored from one checkpoint, and what was not."""
 
     manifest: Manifest
     keys: tuple[str, ...]
@@ -40,7 +40,7 @@ class Restored:
 
 
 def restore_checkpoint(folder: Path, into: MutableMapping[str, Any], *, hash_frozen: HashTensor) -> Restored:
-    """Puts the whole checkpoint in `folder` into the objects in `into`, key by key."""
+    """Restore the whole checkpoint in `folder` into the objects in `into`, key by key."""
     manifest = read_manifest(folder)
     check_sizes(folder, manifest)
     tree = _read_state(folder, manifest)
@@ -96,7 +96,7 @@ def _fit(node: Any, existing: Any, where: str, fitting: Fitting) -> Any:
 
 
 def _fresh(node: dict[str, Any], where: str, fitting: Fitting) -> Any:
-    """A value with no live counterpart."""
+    """A new value, for a node that has no live counterpart."""
     kind = node[KIND]
     if kind == "tensor":
         return fitting.tensor(node, where, None)

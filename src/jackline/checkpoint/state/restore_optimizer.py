@@ -1,7 +1,7 @@
-"""An optimizer's state into a live optimizer, exactly.
+"""Restores an optimizer's state into a live optimizer, exactly.
 
-Not by its own load_state_dict: that casts the state to the parameter's kind (fp32 moments of bf16 weights would be
-rounded), replaces tensors a captured CUDA graph points at, and overwrites how the person wants it computed.
+Does not use its load_state_dict: that casts the state to the parameter's dtype (fp32 moments of bf16 weights would be
+rounded), replaces tensors that a captured CUDA graph points at, and overwrites how the user wants it computed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.state.fitting import HINT, Fitting
 from jackline.errors import CannotResume
 
-_HOW = ("fused", "foreach", "capturable", "differentiable")  # how it computes, not what
+_HOW = ("fused", "foreach", "capturable", "differentiable")  # how it computes, not what it computes
 Fit = Callable[[Any, Any, str], Any]
 
 
 def fit_optimizer(
     node: dict[str, Any], optimizer: torch.optim.Optimizer, where: str, fitting: Fitting, fit: Fit
 ) -> None:
-    """Aims every saved tensor at the live state; creates state that does not exist yet where it belongs."""
+    """Map every saved tensor to the live state; create state that does not exist yet where it belongs."""
     _require_same_shape(node, optimizer, where)
     order: list[tuple[Tensor, dict[str, Any]]] = []
     for group, saved in zip(optimizer.param_groups, node["groups"], strict=True):
@@ -59,7 +59,7 @@ def _fit_value(
 
 
 def state_device(node: dict[str, Any], word: str, parameter: Tensor, group: dict[str, Any]) -> torch.device:
-    """Step counters live on the host unless the kernels read them; the rest lives beside its parameter."""
+    """Step counters are on the host unless the kernels read them; the rest is on its parameter's device."""
     if word == "step":
         return parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
     was_beside = node.get("device", "cpu") != "cpu" or parameter.device.type == "cpu"
@@ -80,7 +80,7 @@ def _fit_settings(saved: dict[str, Any], group: dict[str, Any], where: str, fitt
 
 
 def _set(group: dict[str, Any], word: str, value: Any, live: Any) -> None:
-    """A learning rate may be a number or a tensor, and a captured graph holds on to the tensor."""
+    """A learning rate may be a number or a tensor; a captured graph refers to the tensor, so that one is kept."""
     if isinstance(live, Tensor) and not isinstance(value, Tensor):
         with torch.no_grad():
             live.fill_(value)

@@ -1,7 +1,7 @@
-"""Every source of chance in the process: what it is now, and putting it back.
+"""Every RNG state in the process: reading it and restoring it.
 
-Owns Python's, numpy's and torch's global generators, all CUDA devices, and single generator objects. States are
-plain bytes and numbers, so they stand in state.json.
+Owns Python's, numpy's and torch's global generators, all CUDA devices, and single generator objects. States are plain
+bytes and numbers, so they fit into state.json.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _WORDS = struct.Struct("<625I")
 
 
 class ProcessRandom:
-    """All global generators at once, to be put into the state as one entry, e.g. {"random": ProcessRandom()}.
+    """All global generators, as one entry of the state, e.g. {"random": ProcessRandom()}.
 
     Restored last of all, and once more by `reapply` after the data iterators were made: making one draws a number.
     """
 
     def __init__(self) -> None:
         self.restored: dict[str, Any] | None = None
-        self.held: dict[str, Any] | None = None  # an earlier `state_dict()` to be saved instead of that of now
+        self.held: dict[str, Any] | None = None  # an earlier `state_dict()`, to be saved instead of the current one
 
     def state_dict(self) -> dict[str, Any]:
         if self.held is not None:
@@ -43,7 +43,7 @@ class ProcessRandom:
         self.reapply()
 
     def reapply(self) -> None:
-        """Puts the restored states back again. Does nothing when nothing was restored."""
+        """Restore the RNG states again. Does nothing when nothing was restored."""
         state = self.restored
         if state is None:
             return
@@ -76,7 +76,7 @@ def unpack_python(state: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def pack_numpy(state: dict[str, Any]) -> dict[str, Any]:
-    """A bit generator's state; its arrays (the Mersenne twister has one) become bytes with their kind."""
+    """A bit generator's state; its arrays (the Mersenne twister has one) become bytes with their dtype."""
     return {key: _pack_value(value) for key, value in state.items()}
 
 

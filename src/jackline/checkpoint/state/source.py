@@ -1,9 +1,9 @@
-"""A file's bytes, by way of the page cache where they lie there, else past it.
+"""Reads a file's bytes: through the page cache where they are cached, otherwise bypassing it.
 
-A checkpoint is written past the cache, so after a crash or on a new machine it is not in it. Then four threads with
-2 MiB each, past the cache, get 3.3 GB/s from a disk of which a map gets 1.3 and reads through the cache 1.0 to 1.7; a
-copy from a small buffer that is still in the processor's cache costs little beside a disk. Owns the choice of the way
-and its errors. Does not know what the bytes are (read.py).
+A checkpoint is written past the page cache, so after a crash or on a new machine it is not cached. Then four threads
+with 2 MiB each, bypassing the cache, get 3.3 GB/s from a disk of which a memory map gets 1.3 and reads through the
+cache 1.0 to 1.7. A copy from a small buffer that is still in the processor's cache costs little compared with a disk.
+Owns the choice of how to read, and its errors. Does not know what the bytes are (read.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from pathlib import Path
 from jackline.checkpoint.format.manifest import Damage
 from jackline.checkpoint.format.verify import SIP_BYTES, open_to_read, read_into
 
-DISK_THREADS = 4  # whatever the number of cores: they wait
-# What stays in a core's own cache until it is hashed. With a map of the file instead of reads it was no faster (6-7
-# GB/s on two cores either way, against 9 to 10 for a copy without a proof), and a disk that fails under a map kills.
+DISK_THREADS = 4  # whatever the number of cores: these threads mostly wait
+# This much stays in a core's own cache until it is hashed. A map of the file instead of reads was no faster (6-7 GB/s
+# on two cores either way, against 9 to 10 for a copy without verification), and a disk error under a map kills the
+# process.
 _CACHED_SIP_BYTES = 512 << 10
-_MAX_PIECES = 512  # the kernel takes 1024 in one call
+_MAX_PIECES = 512  # the kernel accepts 1024 in one call
 
 
 class Source:
-    """One file, open. Several threads may read; `name` is what errors call it."""
+    """One open file. Several threads may read it; errors call it `name`."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._name = name
@@ -36,7 +37,7 @@ class Source:
         self._cached = open_to_read(path)
         self._direct: int | None = None
         self._is_refused = False
-        with contextlib.suppress(OSError):  # tmpfs, FUSE: then through the cache
+        with contextlib.suppress(OSError):  # tmpfs and FUSE refuse O_DIRECT: read through the cache
             self._direct = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
         os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -46,31 +47,34 @@ class Source:
             os.close(self._direct)
 
     def is_on_disk(self, start: int, end: int) -> bool:
-        """Whether most of these bytes are not in the page cache and can be read past it. `start`: a whole page."""
+        """Whether most of these bytes are not in the page cache and can be read past it.
+
+        `start` must be page-aligned.
+        """
         if self._direct is None or self._is_refused or end <= start:
             return False
         return _cached_share(self._cached, start, end - start) < 0.5
 
     @staticmethod
     def sip_bytes(is_on_disk: bool) -> int:
-        """How much to read before it is hashed. Whole pages."""
+        """How much to read before it is hashed. A multiple of the page size."""
         return SIP_BYTES if is_on_disk else _CACHED_SIP_BYTES
 
     def read(self, pieces: Sequence[memoryview], offset: int, *, is_on_disk: bool) -> Sequence[memoryview]:
-        """Fills the pieces, one after another; returns the same bytes where they are quickest to look at."""
+        """Fill the pieces, one after another; return the same bytes from where they are fastest to read."""
         if is_on_disk and self._direct is not None:
             try:
                 return self._read_past(self._direct, pieces, offset)
             except OSError as problem:
                 if problem.errno != errno.EINVAL:
                     raise Damage(f"{self._name} cannot be read at {offset} bytes: {problem.strerror}") from None
-                self._is_refused = True  # it could be opened, but not be read like that
+                self._is_refused = True  # the file could be opened with O_DIRECT but not read
         self._read_through(pieces, offset)
         return pieces
 
     def _read_past(self, fd: int, pieces: Sequence[memoryview], offset: int) -> list[memoryview]:
         if not hasattr(self._own, "buffer"):
-            self._own.buffer = memoryview(mmap.mmap(-1, SIP_BYTES))  # page-aligned, as O_DIRECT wants it
+            self._own.buffer = memoryview(mmap.mmap(-1, SIP_BYTES))  # page-aligned, as O_DIRECT needs it
         buffer: memoryview = self._own.buffer
         size = sum(len(piece) for piece in pieces)
         got = read_into(fd, buffer[: -(-size // mmap.PAGESIZE) * mmap.PAGESIZE], offset)
@@ -79,7 +83,7 @@ class Source:
         address, done = ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer)), 0
         for piece in pieces:
             to = ctypes.addressof(ctypes.c_ubyte.from_buffer(piece))
-            ctypes.memmove(to, address + done, len(piece))  # lets other threads run; a slice assignment does not
+            ctypes.memmove(to, address + done, len(piece))  # releases the GIL; a slice assignment does not
             done += len(piece)
         return [buffer[:size]]
 
@@ -100,9 +104,10 @@ class Source:
 
 
 def _cached_share(fd: int, start: int, length: int) -> float:
-    """How much of that part of a file is in the page cache; all of it where the kernel does not say.
+    """The share of that part of a file that is in the page cache; 1 where the kernel does not say.
 
-    Not by a read that must not wait (RWF_NOWAIT): newer kernels then read ahead, and the next look is told yes.
+    A read that must not wait (RWF_NOWAIT) is no alternative: newer kernels then read ahead, and the next call would
+    see the data as cached.
     """
     try:
         view = mmap.mmap(fd, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)

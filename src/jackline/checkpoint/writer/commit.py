@@ -3,8 +3,8 @@
     temporary folder beside its final place -> every file: reserve, write and hash, cut to length, fsync
     -> manifest, fsync -> fsync folder -> rename -> fsync parent -> only now acknowledged
 
-A process that dies needs the rename only; the fsyncs are for a machine that dies. An error from fsync means that the
-bytes are lost and is never retried on the same file: the kernel may have marked the pages clean.
+The rename alone protects against a killed process; the fsyncs protect against a crash of the machine. An error from
+fsync means that the bytes are lost. It is never retried on the same file: the kernel may have marked the pages clean.
 Owns that order. Does not own the calls (disk.py), who may write (serve.py) or what is kept (retention.py).
 """
 
@@ -36,11 +36,11 @@ RESERVE_BYTES = 64 << 20
 
 
 class Unacknowledged(OSError):
-    """The folder got its final name, but whether that survives a power cut is unknown: not to be called saved."""
+    """The folder has its final name, but may not survive a power cut: it must not count as saved."""
 
 
 class DiskFull(OSError):
-    """Found before anything was written."""
+    """The disk is too full; found before anything was written."""
 
     def __init__(self, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(f"{needed_bytes} bytes needed, {free_bytes} free")
@@ -62,7 +62,7 @@ class DraftFile:
 
 @dataclass
 class Draft:
-    """A checkpoint that is being written. Ends by `commit` or `discard`."""
+    """A checkpoint that is being written. It ends with `commit` or `discard`."""
 
     folder: Path
     name: Name
@@ -85,9 +85,9 @@ class Draft:
         return file
 
     def write(self, file: DraftFile, data: memoryview, offset: int) -> None:
-        """Writes and hashes some whole chunks. `data` may go on past the end of the file up to a page boundary.
+        """Write and hash some whole chunks. `data` may extend past the end of the file up to a page boundary.
 
-        Several threads may write different chunks at once: then hashing and the disk work side by side.
+        Several threads may write different chunks at once: then hashing and writing run in parallel.
         """
         for start in range(0, max(len(data), 1), CHUNK_BYTES):
             self._write_chunk(file, data[start : start + CHUNK_BYTES], offset + start)
@@ -103,28 +103,28 @@ class Draft:
         return FileEntry(file.name, file.size_bytes, tuple(file.chunks))
 
     def add_small(self, name: str, data: bytes) -> FileEntry:
-        """A file that is in memory and need not be fast."""
+        """Add a file that is in memory and need not be fast."""
         file = self.open_file(name, len(data), is_direct=False)
         self.write(file, memoryview(data), 0)
         return self.finish_file(file)
 
     def commit(self, manifest: Manifest) -> Path:
-        """Makes it visible and durable; returns its place. OSError before the rename: call discard."""
+        """Make it visible and durable; return its path. After an OSError before the rename, call discard."""
         self.add_small(MANIFEST, manifest.to_bytes())
         self.disk.sync_folder(self.path)
         final = free_place(self.folder, self.name)
         self.disk.rename(self.path, final)
         try:
-            self.disk.sync_folder(self.folder)  # the rename lives in the parent folder's data
+            self.disk.sync_folder(self.folder)  # the rename is stored in the parent folder's data
         except OSError as problem:
-            # The rename has happened. Redoing it would fail for ever; what stands there is whole and may be loaded.
+            # The rename has happened. Repeating it would fail for ever; the folder is whole and may be loaded.
             raise Unacknowledged(
                 problem.errno, f"{final.name} is written, but its folder could not be synced"
             ) from None
         return final
 
     def discard(self) -> None:
-        """Forget it. What cannot be deleted now is deleted at the next start."""
+        """Drop the draft. What cannot be deleted now is deleted at the next start."""
         for file in self.files:
             if file.is_open:
                 file.is_open = False
@@ -147,8 +147,10 @@ class Draft:
 
 
 def free_place(folder: Path, name: Name) -> Path:
-    """Where this step may go: a folder that stands is never replaced, the step gets a higher retry number; so does
-    one whose name would count as left behind."""
+    """The folder for this step. An existing folder is never replaced: the step gets a higher retry number.
+
+    So does a step whose name would count as left behind.
+    """
     rewinds = list_rewinds(folder)
     while os.path.lexists(folder / str(name)) or is_left_behind(name, rewinds):
         name = Name(name.step, name.retry + 1)
@@ -156,7 +158,7 @@ def free_place(folder: Path, name: Name) -> Path:
 
 
 def require_space(folder: Path, payload_bytes: int, disk: Disk) -> None:
-    """DiskFull unless the payload and a reserve fit."""
+    """Raise DiskFull unless the payload and a reserve fit."""
     needed = payload_bytes + payload_bytes // 20 + RESERVE_BYTES
     free = disk.free_bytes(folder)
     if free < needed:
@@ -164,21 +166,24 @@ def require_space(folder: Path, payload_bytes: int, disk: Disk) -> None:
 
 
 def delete_checkpoint(path: Path, disk: Disk) -> None:
-    """In two steps, so that a half-deleted checkpoint never bears a checkpoint's name."""
+    """Delete in two steps (rename, then remove), so that a half-deleted checkpoint never has a checkpoint's name."""
     gone = path.with_name(f"{DELETED}{secrets.token_hex(4)}-{path.name}")
     disk.rename(path, gone)
     disk.delete_folder(gone)
 
 
 def set_aside(path: Path, disk: Disk) -> Path:
-    """Takes a damaged checkpoint out of the way but keeps it as evidence."""
+    """Rename a damaged checkpoint out of the way but keep it as evidence."""
     place = path.with_name(f"{DAMAGED}{path.name}-{secrets.token_hex(2)}")
     disk.rename(path, place)
     return place
 
 
 def clear_leftovers(folder: Path, disk: Disk) -> list[str]:
-    """Deletes what a dead writer left half-written or half-deleted. Only the holder of the writer's lock may."""
+    """Delete what a crashed writer left half-written or half-deleted.
+
+    Only the holder of the writer's lock may call it.
+    """
     found = sorted(path for path in folder.iterdir() if path.name.startswith((TEMPORARY, DELETED)))
     for path in found:
         if path.is_dir() and not path.is_symlink():

@@ -1,7 +1,7 @@
-"""Every call the checkpoint engine makes to change a disk, in one place.
+"""Every call with which the checkpoint engine changes a disk, in one place.
 
-A seam on purpose: the tests hand in a disk that fails, dies or records at any one of these calls, so the commit
-protocol is tried against every fault in every position. Owns no decisions: what is called when is commit.py.
+Tests replace it with a disk that fails, crashes or records at any one of these calls, so the commit protocol is
+tested against every fault in every position. Owns no decisions: commit.py decides what is called when.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ _NO_PREALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 class Disk:
-    """The real thing. `is_direct` means past the page cache: fast, and the token cache stays where it is."""
+    """The real disk. `is_direct` means bypassing the page cache: fast, and the token cache stays in memory."""
 
     def make_folder(self, path: Path) -> None:
         path.mkdir(_FOLDER_MODE)
 
     def create(self, path: Path, *, is_direct: bool = False) -> int:
-        """A new file; an existing one is an error, never opened."""
+        """Create a new file; an existing one is an error and is never opened."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         if is_direct:
             flags |= os.O_DIRECT
         return os.open(path, flags, _FILE_MODE)
 
     def reserve(self, fd: int, size_bytes: int) -> None:
-        """Takes the space before the first byte, so that a full disk is met early. Not every file system can."""
+        """Allocate the space before the first byte, so that a full disk is noticed early.
+
+        Not every file system supports it.
+        """
         if size_bytes == 0:
             return
         try:
@@ -45,13 +48,13 @@ class Disk:
                 raise
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
-        """As much of `data` at `offset` as the kernel takes; with O_DIRECT both must be multiples of 4096."""
+        """Write as much of `data` at `offset` as the kernel takes; with O_DIRECT both must be multiples of 4096."""
         return os.pwrite(fd, data, offset)
 
     def write_back(self, fd: int, offset: int, length: int) -> None:
-        """Sends written pages to the disk now, so that the page cache does not fill with what fsync must wait for.
+        """Write cached pages to the disk now, so that the cache does not fill with data that fsync must wait for.
 
-        Its result counts: an error reported here is not reported again by the fsync.
+        Its result matters: an error reported here is not reported again by the fsync.
         """
         function = _sync_file_range()
         if function is None or function(fd, offset, length, _SYNC_NOW) == 0:
@@ -70,7 +73,7 @@ class Disk:
         os.close(fd)
 
     def sync_folder(self, path: Path) -> None:
-        """Names live in the folder's own data, so a folder needs a sync of its own."""
+        """Names are stored in the folder's own data, so a folder needs a sync of its own."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -81,7 +84,10 @@ class Disk:
         os.rename(old, new)
 
     def delete_folder(self, path: Path) -> None:
-        """Best effort; what stays behind has a name that is never loaded and is tried again at the next start."""
+        """Delete the folder as far as possible.
+
+        What remains has a name that is never loaded, and deletion is tried again at the next start.
+        """
         shutil.rmtree(path, ignore_errors=True)
 
     def free_bytes(self, path: Path) -> int:
@@ -90,7 +96,7 @@ class Disk:
 
 
 def can_write_directly(folder: Path) -> bool:
-    """Whether O_DIRECT works here, found by writing one page. Some FUSE mounts and old tmpfs refuse it."""
+    """Whether O_DIRECT works here, tested by writing one page. Some FUSE mounts and old tmpfs refuse it."""
     probe = folder / f".tmp-probe-{os.getpid()}"
     page = mmap.mmap(-1, mmap.PAGESIZE)
     try:
@@ -109,7 +115,7 @@ def can_write_directly(folder: Path) -> bool:
 
 @functools.cache
 def _sync_file_range() -> Any | None:
-    """The kernel call Python does not offer; None where the C library has none."""
+    """The system call that Python does not offer; None where the C library has none."""
     try:
         function = ctypes.CDLL(None, use_errno=True).sync_file_range
     except (OSError, AttributeError):

@@ -1,7 +1,8 @@
-"""The save that is coming in: from shared memory through several threads into files.
+"""The save that is coming in: several threads write it from shared memory into files.
 
-The trainer may hand a state over whole ("save"), or begin, hand over chunk after chunk while it is still copying the
-rest, and end. Nothing is committed without the end. Owns the draft under way. Does not own the talking (serve.py).
+The trainer may hand a state over whole ("save"). Or it begins, hands over chunk after chunk while it is still copying
+the rest, and ends. Nothing is committed without the end. Owns the draft under way. Does not own the messages
+(serve.py).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Intake:
         os.close(message.fd)
 
     def begin(self, message: Message) -> None:
-        """Makes room and opens the files."""
+        """Make room and open the files."""
         self.drop()
         files = message.body["files"]
         self._make_room(sum(file["size_bytes"] for file in files) + len(message.payload))
@@ -76,18 +77,18 @@ class Intake:
             self._open.files[file["name"]] = draft.open_file(file["name"], file["size_bytes"])
 
     def piece(self, message: Message, report: Report) -> None:
-        """One chunk that lies in the arena now. An error is found at the end."""
+        """Write one chunk that is now in the arena. An error is reported at the end."""
         if self._open is None or self._open.number != message.body["id"]:
-            return  # it failed earlier and was reported
+            return  # it failed earlier and that was reported
         body = message.body
         chunk = self._chunk(body["arena_offset"], body["size_bytes"])
         work = partial(self._write, self._open, body["name"], chunk, body["offset"])
-        # The trainer waits for its memory whether the chunk could be written or not.
+        # The trainer waits for its memory whether or not the chunk could be written.
         said = {"event": "piece", "piece": body["piece"]}
         self._pool.submit(work, partial(report, said) if body.get("wants_report") else None)
 
     def end(self, message: Message) -> Done | None:
-        """Waits for the chunks and commits. None when the save failed before and was reported."""
+        """Wait for the chunks and commit. None when the save failed before and that was reported."""
         if message.body["op"] == "save":
             self._take_whole(message)
         if self._open is None:
@@ -97,21 +98,21 @@ class Intake:
         except OSError as problem:
             if problem.errno != errno.EINVAL or not self.is_direct or message.body.get("is_in_pieces"):
                 raise
-            self.is_direct = False  # the probe was too kind: from now on through the page cache
+            self.is_direct = False  # the O_DIRECT test passed wrongly: use the page cache from now on
             self._take_whole(message)
             self._pool.drain()
         return self._commit(message)
 
     def drop(self, *, has_moved: bool = False) -> None:
-        """Forgets the save under way. `has_moved`: its folder has its final name already."""
+        """Drop the save under way. `has_moved`: its folder has its final name already."""
         with contextlib.suppress(BaseException):
-            self._pool.drain()  # nobody may write into what is deleted
+            self._pool.drain()  # no thread may write into a folder that is being deleted
         if self._open is not None and not has_moved:
             self._open.draft.discard()
         self._open = None
 
     def _take_whole(self, message: Message) -> None:
-        """Everything lies in the arena as it will lie on the disk."""
+        """Take a whole save: the arena holds everything as it will be on the disk."""
         self.begin(message)
         assert self._open is not None
         for file in message.body["files"]:
@@ -141,7 +142,7 @@ class Intake:
         return Done(name, manifest.size_bytes, time.monotonic() - save.began_s)
 
     def _chunk(self, start: int, size: int) -> memoryview:
-        """Up to the page's end, because O_DIRECT writes whole pages; the file is cut to its length later."""
+        """The chunk, extended to the page's end: O_DIRECT writes whole pages; the file is cut to its length later."""
         assert self._arena is not None
         return self._arena[start : start + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE]
 

@@ -1,7 +1,8 @@
-"""One writer a checkpoint folder, and what to do about one that outlived its trainer.
+"""One writer per checkpoint folder, and what to do about one that outlived its trainer.
 
-The lock is an flock, so the kernel lets it go at any kind of death. The file says who holds it and for which trainer.
-A writer without a trainer is finishing a save and is waited for; a second writer for a living trainer is refused.
+The lock is an flock, so the kernel releases it however the process ends. The file says who holds it and for which
+trainer. A writer without a trainer is finishing a save and is waited for; a second writer for a running trainer is
+refused.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, host_name, identify, is_alive, liveness
 
 POLL_S = 0.05
-PATIENCE_S = 60.0  # without any sign of work
+PATIENCE_S = 60.0  # seconds without any sign of work
 _NOTE_BYTES = 1024
 
 
 class AnotherWriter(Exception):
-    """A living trainer's writer holds the folder."""
+    """The writer of a running trainer holds the folder."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lock, as far as the file can be read. `phase`: 'committing', 'idle' or 'closing'."""
+    """Who holds the lock, as far as the file is readable. `phase`: 'committing', 'idle' or 'closing'."""
 
     writer: ProcessId | None
     trainer: ProcessId | None
@@ -39,7 +40,10 @@ class Holder:
 
 @dataclass(frozen=True)
 class Orphan:
-    """What is seen of a writer whose trainer is gone. `idle_s`: since it last used the processor or the disk."""
+    """What is known of a writer whose trainer has exited.
+
+    `idle_s`: seconds since it last used the processor or the disk.
+    """
 
     phase: str
     is_stopped: bool
@@ -50,7 +54,7 @@ Treatment = Literal["wait", "continue", "ask to end", "kill"]
 
 
 def treat_orphan(orphan: Orphan) -> Treatment:
-    """It may hold the newest state there is, so it gets time; but a stuck one must not stop the run for ever."""
+    """Give it time, because it may hold the newest state there is; but a stuck one must not stop the run for ever."""
     if orphan.idle_s > PATIENCE_S:
         return "kill"
     if orphan.is_stopped:
@@ -68,7 +72,7 @@ class WriterLock:
         self._inode = 0
 
     def acquire(self, on_wait: Callable[[Holder], None]) -> None:
-        """Waits for an orphan, as long as it takes and it works; AnotherWriter when somebody living holds it."""
+        """Wait for an orphan that makes progress; raise AnotherWriter when a running trainer's writer holds it."""
         watch = _Watch()
         while not self._lock.try_acquire():
             holder = read_holder(self._path)
@@ -88,10 +92,10 @@ class WriterLock:
         raise AnotherWriter(f"process {holder.trainer.pid}{where} is already writing checkpoints into this run")
 
     def note(self, phase: str) -> None:
-        """Says who holds the lock and what it is doing.
+        """Write who holds the lock and what it is doing.
 
-        Written in place, because the lock sits on this very file, and padded to one length, because a full disk must
-        not be able to take the words away.
+        Written in place, because the lock is on this very file, and padded to a fixed length, because a full disk
+        must not make the text disappear.
         """
         me = identify(os.getpid())
         body = {
@@ -107,7 +111,7 @@ class WriterLock:
             os.close(fd)
 
     def is_still_ours(self) -> bool:
-        """False when somebody deleted the folder or the lock file: the lock then guards nothing any more."""
+        """False when the folder or the lock file was deleted: the lock then protects nothing any more."""
         try:
             return self._path.stat().st_ino == self._inode
         except OSError:
@@ -130,7 +134,7 @@ def read_holder(path: Path) -> Holder:
 
 
 class _Watch:
-    """When a process last did anything, by its own counters in /proc."""
+    """When a process last did any work, according to its counters in /proc."""
 
     def __init__(self) -> None:
         self._seen: Any = None
@@ -147,7 +151,7 @@ class _Watch:
 
 def _act_on(holder: Holder, watch: _Watch) -> None:
     if holder.writer is None or not is_alive(holder.writer):
-        return  # the kernel is about to let the lock go
+        return  # the kernel is about to release the lock
     signals = {"continue": signal.SIGCONT, "ask to end": signal.SIGTERM, "kill": signal.SIGKILL}
     number = signals.get(treat_orphan(watch.look(holder)))
     if number is not None:
@@ -156,7 +160,7 @@ def _act_on(holder: Holder, watch: _Watch) -> None:
 
 
 def read_work(pid: int) -> tuple[tuple[bytes, ...], bool]:
-    """Numbers that change whenever the process does anything, and whether it is stopped."""
+    """Counters that change whenever the process does any work, and whether it is stopped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         io = Path(f"/proc/{pid}/io").read_bytes()

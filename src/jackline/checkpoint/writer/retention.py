@@ -1,7 +1,7 @@
-"""Which checkpoints may go. A pure decision; the writer acts on it.
+"""Which checkpoints may be deleted. A pure decision; the writer acts on it.
 
-The law that no setting can break: the last two good checkpoints stay, and nothing goes on account of a newer one
-that was not read back and found whole.
+No setting can break this rule: the last two good checkpoints stay, and nothing is deleted because of a newer one that
+was not read back and found whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Keep:
     """What to keep besides the last two good ones.
 
     `last`: that many newest. `every`: steps that are multiples of it, for ever. `best`: the metric whose best
-    checkpoint is kept, e.g. 'loss' (low is good) or '+accuracy' (high is good).
+    checkpoint is kept, e.g. 'loss' (lower is better) or '+accuracy' (higher is better).
     """
 
     last: int = 3
@@ -39,8 +39,8 @@ def checkpoints_to_delete(
 ) -> list[Name]:
     """Oldest first. `good` are those that were read back and found whole; `best` stay whatever their age.
 
-    Without two good ones nothing is deleted at all. What is newer than the second newest good one is never touched,
-    whatever its state: it may be the one that is just being judged.
+    Without two good ones nothing is deleted at all. One newer than the second newest good one is never deleted,
+    whatever its state: it may be the one that is being verified.
     """
     proved = sorted(set(good) & set(names), reverse=True)
     if len(proved) < ALWAYS_KEPT:
@@ -60,10 +60,10 @@ def checkpoints_to_delete(
 def left_behind_to_delete(
     there: Iterable[Name], *, rewinds: Collection[Rewind], deleted_here: Collection[Name], confirmed: Name | None
 ) -> list[Name]:
-    """Of those in a mirror that a rewind left behind, the ones that need not stay there, oldest first.
+    """Of those in a mirror that a rewind left behind, the ones that may be deleted there, oldest first.
 
-    A person deletes what was left behind; the mirror follows, and only when the line that was begun instead has one
-    there that is `confirmed` (the newest of the line, or None). What is still here, or never was, stays there too.
+    A person deletes what was left behind and the mirror follows, but only when the new line has one there that is
+    `confirmed` (the newest of the line, or None). One that is still here, or never was here, stays there too.
     """
     replaced = [rewind for rewind in rewinds if confirmed is not None and confirmed.step > rewind.step]
     return sorted({name for name in there if name in deleted_here and is_left_behind(name, replaced)})
@@ -83,7 +83,7 @@ def best_checkpoint(metrics: Mapping[Name, Mapping[str, float]], metric: str | N
 def best_to_keep(
     metrics: Mapping[Name, Mapping[str, float]], metric: str | None, good: Collection[Name]
 ) -> list[Name]:
-    """The best that was read back and found whole; before it one that is better and has yet to be read, if any."""
+    """The best that was read back and found whole; before it, if any, a better one that is not read back yet."""
     whole = {name: values for name, values in metrics.items() if name in good}
     found = (best_checkpoint(metrics, metric), best_checkpoint(whole, metric))
     return list(dict.fromkeys(name for name in found if name is not None))

@@ -1,10 +1,10 @@
 """The process that writes checkpoints: `python -m jackline.checkpoint.writer.serve`.
 
-It has no torch, its own session and the staged state as shared memory, so nothing the trainer does can hurt a save
-that was staged: if the trainer dies, the writer still commits, then ends. It never blocks the trainer: it reads when
+It has no torch, a session of its own and the staged state as shared memory. So nothing the trainer does can damage a
+staged save: if the trainer crashes, the writer still commits, then exits. It never blocks the trainer: it reads when
 it can, and reports without waiting.
 Owns the loop and the order of work. Does not own the save under way (intake.py), the commit (commit.py), the reading
-back (upkeep.py) or the upload (upload.py, a process of its own).
+back (upkeep.py) or the upload (upload.py, a separate process).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from jackline.checkpoint.writer.wire import Channel, Closed, Message
 from jackline.machine.priority import step_back
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 
-NICENESS = 5  # a third of the training's weight. With 10, on a machine that is full, saves came too late to be of use
+NICENESS = 5  # a third of the training's CPU weight. With 10, saves came too late on a fully loaded machine
 IDLE_POLL_S = 30.0
-GRACE_S = 1.0  # for the rest of a message whose sender has died
+GRACE_S = 1.0  # for the rest of a message whose sender has crashed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the trainer decides at the start. `is_direct` None: find out by trying."""
+    """What the trainer decides at the start. `is_direct` None: find out by testing."""
 
     folder: Path
     trainer_pid: int
@@ -78,14 +78,14 @@ class Writer:
         self._is_making_room = False
         self._is_asked_to_end = False
         self._is_closing = False
-        self._talking = threading.Lock()  # pieces are reported by the threads that wrote them
+        self._talking = threading.Lock()  # threads report the pieces they wrote
 
     def run(self) -> None:
-        """Until the trainer closes or is gone, and everything staged is committed."""
+        """Run until the trainer closes or has exited, and everything staged is committed."""
         self._alarm, waker = socket.socketpair()
         signal.signal(signal.SIGTERM, self._on_sigterm)
         waker.setblocking(False)
-        signal.set_wakeup_fd(waker.fileno())  # else a signal would not end a wait
+        signal.set_wakeup_fd(waker.fileno())  # otherwise a signal would not end a wait
         if not self._start():
             return
         try:
@@ -127,7 +127,7 @@ class Writer:
         return True
 
     def _start_mirror(self) -> None:
-        """A process of its own, which ends by itself after this one: uploads must not hold up a commit."""
+        """Start a separate process, which exits by itself after this one: uploads must not delay a commit."""
         options = self._options
         if options.mirror is None:
             return
@@ -142,7 +142,7 @@ class Writer:
             self._report({"event": "mirror_failed", "why": f"its process cannot be started: {problem.strerror}"})
 
     def _next_message(self) -> Message | None:
-        """A whole message; waits a moment for the rest of one whose sender died while sending."""
+        """A whole message; waits a moment for the rest of one whose sender crashed while sending."""
         message = self._channel.receive()
         if message is None and not self._trainer_lives():
             self._channel.wait(GRACE_S)
@@ -150,11 +150,11 @@ class Writer:
         return message
 
     def _trainer_lives(self) -> bool:
-        # Its socket may stay open in forked data workers, so the process itself is asked.
+        # Forked data workers may keep its socket open, so the process itself is checked.
         return is_alive(self._trainer)
 
     def _wait(self, timeout_s: float) -> None:
-        """For a message or the trainer's death."""
+        """Wait for a message or the trainer's exit."""
         if self._channel.wait(0):
             return
         watched: list[Any] = [self._channel, self._alarm]
@@ -187,7 +187,7 @@ class Writer:
             self._is_closing = True
 
     def _guarded(self, message: Message, work: Any) -> None:
-        """Does one message's work; whatever goes wrong becomes a report, and the writer lives on."""
+        """Do one message's work; any error becomes a report, and the writer keeps running."""
         self._note("committing")
         try:
             self._ensure_folder()
@@ -216,7 +216,7 @@ class Writer:
         try:
             require_space(self._folder, payload_bytes, self._disk)
         except DiskFull:
-            self._is_making_room = True  # reads back what was not read yet, so that older ones may go
+            self._is_making_room = True  # reads back what was not read yet, so that older ones may be deleted
             try:
                 self._do_upkeep()
             finally:
@@ -224,7 +224,7 @@ class Writer:
             require_space(self._folder, payload_bytes, self._disk)
 
     def _ensure_folder(self) -> None:
-        """Somebody may have deleted the folder under us; the lock went with it."""
+        """Create the folder again if it was deleted while we run; the lock was deleted with it."""
         if self._lock.is_still_ours():
             return
         self._lock.release()
@@ -249,7 +249,7 @@ class Writer:
             self._report(report)
 
     def _note(self, phase: str) -> None:
-        with contextlib.suppress(OSError):  # a deleted folder; the save itself finds out
+        with contextlib.suppress(OSError):  # the folder was deleted; the save itself will notice
             self._lock.note(phase)
 
     def _report_waiting(self) -> Any:
@@ -263,7 +263,7 @@ class Writer:
         return report
 
     def _report(self, body: dict[str, Any]) -> None:
-        with contextlib.suppress(Closed), self._talking:  # nobody listens any more; the commit counts all the same
+        with contextlib.suppress(Closed), self._talking:  # the trainer has gone; the commit still counts
             self._channel.send({**body, "at_s": time.time()})
 
     def _on_sigterm(self, *_: Any) -> None:
@@ -282,10 +282,10 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 def main(arguments: list[str] | None = None, disk: Disk | None = None) -> None:
-    """Arguments: the socket's descriptor and the options as JSON."""
+    """Arguments: the socket's file descriptor and the options as JSON."""
     words = sys.argv[1:] if arguments is None else arguments
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)  # meant for the trainer, or for nobody
+        signal.signal(number, signal.SIG_IGN)  # these signals are meant for the trainer, not for the writer
     step_back(NICENESS)
     end = socket.socket(fileno=int(words[0]))
     Writer(Channel(end), Options.from_json(words[1]), disk or Disk()).run()

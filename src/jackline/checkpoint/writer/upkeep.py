@@ -1,7 +1,7 @@
-"""What the writer does between saves: read back what was written, then let old ones go.
+"""What the writer does between saves: read back what was written, then delete old checkpoints.
 
-Nothing is deleted on account of a checkpoint that was not read back from the disk and found whole. Every checkpoint
-is read again once a day, so that a disk that forgets is found while an older good one still exists.
+Nothing is deleted because of a checkpoint that was not read back from the disk and found whole. Every checkpoint is
+read again once a day, so that a disk that loses data is noticed while an older good checkpoint still exists.
 Owns status.json and the pointers `latest` and `best`. Decides nothing itself: retention.py does.
 """
 
@@ -28,7 +28,10 @@ Report = dict[str, Any]
 
 @dataclass
 class Upkeep:
-    """The notes about one folder and the work they lead to. Used by the holder of the writer's lock only."""
+    """The notes about one folder and the work that follows from them.
+
+    Only the holder of the writer's lock uses it.
+    """
 
     folder: Path
     keep: Keep
@@ -37,7 +40,7 @@ class Upkeep:
     notes: dict[Name, dict[str, Any]] = field(default_factory=dict)
 
     def load(self) -> None:
-        """Notes of an earlier writer are believed for retention only; loading always reads every byte again."""
+        """Read an earlier writer's notes. They count for retention only; loading always reads every byte again."""
         self.notes = catalogue.read_notes(self.folder, catalogue.STATUS)
 
     def acknowledge(self, name: Name, size_bytes: int, write_s: float) -> None:
@@ -48,7 +51,7 @@ class Upkeep:
             catalogue.point_at(self.folder, catalogue.LATEST, name)
 
     def work(self) -> Iterator[Report]:
-        """Reads back what needs it, newest first, then deletes what may go. Reports what it found and did."""
+        """Read back what needs it, newest first, then delete what may be deleted. Reports what it found and did."""
         for name in self._unread(time.time()):
             try:
                 verify_checkpoint(self.folder / str(name), should_stop=self.should_stop)
@@ -59,7 +62,7 @@ class Upkeep:
                 yield {"event": "unreadable", "step": name.step, "name": str(name), "why": str(problem)}
                 continue
             except Damage as damage:
-                if (self.folder / str(name)).exists():  # else somebody pruned it meanwhile
+                if (self.folder / str(name)).exists():  # else it was pruned meanwhile
                     yield self._found_damaged(name, str(damage))
                 continue
             self._note(name, verified_at_s=time.time())
@@ -67,7 +70,7 @@ class Upkeep:
         yield from self.prune()
 
     def prune(self) -> Iterator[Report]:
-        """Deletes what retention allows; never more, however full the disk is."""
+        """Delete what retention allows; never more, however full the disk is."""
         names = catalogue.list_names(self.folder)
         good = [name for name in names if "verified_at_s" in self.notes.get(name, {})]
         best = self._find_best(names, good)
@@ -81,7 +84,7 @@ class Upkeep:
         self._store()
 
     def refuse(self, text: str, why: str) -> Iterator[Report]:
-        """The trainer met a damaged one while loading; it must not count as good any longer."""
+        """The trainer found a damaged one while loading; it must not count as good any longer."""
         name = parse_name(text)
         if name is not None and (self.folder / text).exists():
             yield self._found_damaged(name, why)
@@ -104,7 +107,7 @@ class Upkeep:
         return {"event": "damaged", "step": name.step, "name": str(name), "why": why}
 
     def _prune_set_aside(self, good: list[Name]) -> Iterator[Report]:
-        """Evidence gives way once two good checkpoints exist beside it."""
+        """Delete damaged checkpoints, kept as evidence, once two good ones exist beside them."""
         if len(good) < ALWAYS_KEPT:
             return
         for path in catalogue.list_set_aside(self.folder)[:-ALWAYS_KEPT]:
@@ -129,10 +132,10 @@ class Upkeep:
         self._store()
 
     def _store(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the notes are hints, the checkpoints are not
+        with contextlib.suppress(OSError):  # the disk may be full: the notes are only hints, the checkpoints are not
             catalogue.write_notes(self.folder, catalogue.STATUS, self.notes)
 
 
 def _is_within(at_s: Any, span_s: float, now_s: float) -> bool:
-    """A clock that jumped back makes a note from the future, which then counts as old."""
+    """Whether the note is recent. After the clock jumped back, a note from the future counts as old."""
     return isinstance(at_s, int | float) and now_s - span_s < at_s <= now_s

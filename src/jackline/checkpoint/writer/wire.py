@@ -1,6 +1,6 @@
 """Messages between the trainer and the writer: JSON, a payload, sometimes a file descriptor, over a local socket.
 
-Owns the framing and never blocks longer than told. Does not know what the messages mean (serve.py, engine.py).
+Owns the framing and never blocks longer than asked. Does not know what the messages mean (serve.py, engine.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 20
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The other side has closed the socket."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Message:
 
 
 class Channel:
-    """One end of the socket. Not safe for several threads at once: the owner brings a lock."""
+    """One end of the socket. Not thread-safe: the owner provides a lock."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -44,7 +44,7 @@ class Channel:
         return self._end.fileno()
 
     def send(self, body: dict[str, Any], payload: bytes = b"", fd: int | None = None) -> None:
-        """Queues a message and sends what the socket takes at once; `flush` sends the rest."""
+        """Queue a message and send what the socket accepts immediately; `flush` sends the rest."""
         text = json.dumps(body, separators=(",", ":"), default=str).encode()
         self._going.append((memoryview(_HEAD.pack(len(text), len(payload), fd is not None) + text), fd))
         if payload:
@@ -52,7 +52,7 @@ class Channel:
         self.flush(0)
 
     def flush(self, timeout_s: float) -> bool:
-        """True when everything was handed over. Closed when the other side is gone."""
+        """True when everything was sent. Raises Closed when the other side is gone."""
         deadline = time.monotonic() + timeout_s
         while self._going:
             data, fd = self._going[0]
@@ -73,7 +73,7 @@ class Channel:
         return True
 
     def receive(self) -> Message | None:
-        """The next whole message if it is here already. Closed after the last one when the other side is gone."""
+        """The next whole message if it has arrived. Raises Closed after the last one when the other side is gone."""
         self._read()
         message = self._take()
         if message is None and self._is_ended:
@@ -81,7 +81,7 @@ class Channel:
         return message
 
     def wait(self, timeout_s: float) -> bool:
-        """Until something may have come."""
+        """Wait until data may have arrived."""
         return bool(self._is_ended or self._has_whole() or select.select([self._end], [], [], timeout_s)[0])
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Which samples make up batch number k of epoch e, for a DataLoader's batch sampler.
+"""Which samples make up batch k of epoch e, for a DataLoader's batch sampler.
 
-`SeekableBatches`: a keyed permutation, any k in O(1). `ReplayedBatches`: a person's own sampler, whose indices are
-drawn again from the same chance, without reading data. Both yield (epoch, indices) and depend on (seed, epoch) alone.
+`SeekableBatches`: a keyed permutation, any k in O(1). `ReplayedBatches`: a user's own sampler, whose indices are
+drawn again from the same RNG state, without reading data. Both yield (epoch, indices) and depend only on (seed,
+epoch).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from jackline.errors import CannotResume
 from jackline.session.feeds.own_generators import OwnGenerators
 from jackline.session.saving.rng import Chance
 
-Place = tuple[int, Any]  # epoch, and what the dataset is asked for
-_CHUNK = 256  # batches of indices drawn at a time: setting the generators aside costs 0.3 ms
+Place = tuple[int, Any]  # epoch, and the indices passed to the dataset
+_CHUNK = 256  # batches of indices drawn at a time: saving and restoring the generators costs 0.3 ms
 _STATELESS = (
     BatchSampler,
     DistributedSampler,
@@ -39,7 +40,7 @@ _STATELESS = (
 
 
 class Trace(NamedTuple):
-    """What a sampler gave in an epoch so far: how many batches, and the checksum of their indices."""
+    """What a sampler yielded in an epoch so far: how many batches, and the checksum of their indices."""
 
     epoch: int
     num_batches: int
@@ -47,7 +48,7 @@ class Trace(NamedTuple):
 
 
 class SeekableBatches:
-    """Batches out of a keyed permutation of the whole dataset, or in plain order."""
+    """Batches from a keyed permutation of the whole dataset, or in plain order."""
 
     def __init__(
         self, num_samples: int, batch_size: int | None, *, is_shuffled: bool, drop_last: bool, seed: int
@@ -65,7 +66,7 @@ class SeekableBatches:
         return self.num_samples // size if self.drop_last else -(-self.num_samples // size)
 
     def seek(self, epoch: int, start: int) -> None:
-        """The next pass is that of `epoch`, from batch `start` on."""
+        """Make the next pass that of `epoch`, starting at batch `start`."""
         self._epoch, self._start = epoch, start
 
     def set_epoch(self, epoch: int) -> None:
@@ -88,10 +89,10 @@ class SeekableBatches:
 
 
 class ReplayedBatches:
-    """The indices of somebody else's sampler, in isolation: neither side sees the other's random numbers.
+    """The indices of a sampler that is not ours, in isolation: neither side sees the other's random numbers.
 
-    A sampler of an unknown kind may change itself from epoch to epoch (shuffle a list it keeps), so on the way to a
-    position in epoch e the epochs before it are drawn as well. torch's own kinds do not.
+    A sampler of an unknown type may change itself from epoch to epoch (shuffle a list it keeps). So to reach a
+    position in epoch e, the epochs before it are drawn as well. torch's own samplers do not need that.
     """
 
     def __init__(self, source: Any, *, seed: int) -> None:
@@ -102,10 +103,10 @@ class ReplayedBatches:
         self._chance = Chance()
         self._epoch = 0
         self._start = 0
-        self._next_epoch = 0  # of the sampler itself: how often it was asked for a pass
+        self._next_epoch = 0  # the sampler's own count: how many passes were requested from it
         self._expected: int | None = None
-        self._handed_out: deque[Any] = deque()  # to the DataLoader, which reads ahead
-        self._last: tuple[Any, Any] = (None, None)  # the two that were taken last
+        self._handed_out: deque[Any] = deque()  # batches given to the DataLoader, which reads ahead
+        self._last: tuple[Any, Any] = (None, None)  # the last two batches that were taken
         self._drawn = Trace(0, 0, 0)
         self._recorded: Trace | None = None
 
@@ -114,7 +115,7 @@ class ReplayedBatches:
 
     @property
     def name(self) -> str:
-        """Of what draws: the sampler inside of a batch sampler."""
+        """The name of what draws: the sampler inside a batch sampler."""
         return type(getattr(self.source, "sampler", self.source)).__name__
 
     @property
@@ -135,7 +136,7 @@ class ReplayedBatches:
         self._handed_out.clear()
 
     def trace(self) -> list[int]:
-        """Of the indices drawn in this epoch so far, for a framework's notes: to be recognised by `expect`."""
+        """The trace of the indices drawn in this epoch so far, for a framework's notes; `expect` compares with it."""
         return list(self._drawn)
 
     def expect(self, trace: list[int]) -> None:
@@ -146,7 +147,7 @@ class ReplayedBatches:
         self._last = (self._last[1], self._handed_out.popleft())
 
     def fingerprint(self, *, takes_back: bool) -> int | None:
-        """Of the last batch that was consumed, to be recognised at resume."""
+        """The fingerprint of the last consumed batch, compared at resume."""
         last = self._last[0 if takes_back else 1]
         return None if last is None else _fingerprint(last)
 
@@ -188,7 +189,7 @@ class ReplayedBatches:
         self._last = (None, before[0] if before else None)
 
     def _draw(self, epoch: int) -> Iterator[Any]:
-        """One pass over the sampler. Its chance is its own between chunks as well."""
+        """One pass over the sampler. It has its own RNG state, also between chunks."""
         self._next_epoch = epoch + 1
         with self._chance.set_aside():
             key = mix(self.seed, self._base, epoch)

@@ -1,4 +1,4 @@
-"""Which feed suits a loader, told from what it is and nothing else."""
+"""Which feed suits a loader, decided only from the loader itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choose_feed(loader: Any, settings: Settings, say: Say) -> Feed:
 
 
 def choose_seed(loader: Any, settings: Settings, sampler: Any = None) -> int:
-    """The person's, else that of the loader's or the sampler's generator, else torch's own."""
+    """The user's seed, else that of the loader's or the sampler's generator, else torch's own."""
     if settings.seed is not None:
         return settings.seed & _MASK
     sampler = sampler or getattr(loader, "sampler", None)
@@ -52,14 +52,14 @@ def choose_seed(loader: Any, settings: Settings, sampler: Any = None) -> int:
 
 
 def is_plain_order(dataset: Any, batch_sampler: Any, sampler: Any) -> bool:
-    """Exactly torch's own sampler over all of `dataset`, each sample once, in the standard batches or none.
+    """Whether this is torch's own sampler over all of `dataset`, each sample once, in standard batches or none.
 
-    Only this may be replaced by our order: another class, another source or another number of samples is somebody's
-    decision about what is trained on.
+    Only this may be replaced by our order: another class, another source or another number of samples is a user's
+    decision about what to train on.
     """
     num_samples = length_of(dataset)
     if num_samples is None:
-        return False  # only its sampler knows what there is
+        return False  # only its sampler knows which samples there are
     if batch_sampler is not None and (
         type(batch_sampler) is not BatchSampler or batch_sampler.sampler is not sampler
     ):
@@ -72,7 +72,7 @@ def is_plain_order(dataset: Any, batch_sampler: Any, sampler: Any) -> bool:
 
 
 def _is_shuffle(sampler: Any) -> bool:
-    """torch's own, or accelerate's, which it puts in its place: the same with a seed for each epoch."""
+    """Whether it is torch's own shuffle, or accelerate's replacement: the same with a seed for each epoch."""
     kind = type(sampler)
     return kind is RandomSampler or (kind.__module__, kind.__name__) == (
         "accelerate.data_loader",
@@ -81,13 +81,13 @@ def _is_shuffle(sampler: Any) -> bool:
 
 
 def feed_of_prepared(loader: Any, settings: Settings) -> MapFeed | None:
-    """For a loader that a framework has wrapped (accelerate's are no plain DataLoaders). None for iterable data.
+    """The feed for a loader that a framework has wrapped (accelerate's are no plain DataLoaders).
 
-    A plain order becomes ours; the indices of any other sampler are drawn through.
+    None for iterable data. A plain order is replaced by ours; the indices of any other sampler are replayed.
     """
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__getitem__"):
         return None
-    # A wrapped loader was built with a batch sampler alone, and shows a `sampler` that is asked by nobody.
+    # A wrapped loader was built with a batch sampler only; the `sampler` it shows is not used.
     batch_sampler = loader.batch_sampler
     sampler = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
     seed = choose_seed(loader, settings, sampler)

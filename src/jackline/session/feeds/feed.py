@@ -1,11 +1,11 @@
-"""Where batches come from, and how to get back to batch k of epoch e. One class for each way:
+"""Where batches come from, and how to return to batch k of epoch e. One class for each way:
 
-    MapFeed       a DataLoader over map-style data, rebuilt with an order that can be seeked or replayed
+    MapFeed       a DataLoader over map-style data, rebuilt with a seekable or replayable order
     StatefulFeed  anything with state_dict and load_state_dict (or state and seek): it positions itself
-    SkippingFeed  anything else that can be iterated: read over, visibly, its cost stated first
-    CountingFeed  no data: the loop makes its own, and gets the number of the step
+    SkippingFeed  any other iterable: batches are skipped visibly, after stating the cost
+    CountingFeed  no data: the loop makes its own, and gets the index of the step
 
-Owns iteration and position. What was consumed is counted by the caller: a feed may have read ahead.
+Owns iteration and position. The caller counts what was consumed: a feed may have read ahead.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Say = Callable[[str], None]
 
 
 class Feed(Protocol):
-    """`open`, then `take` until END. `state` is asked between two `take`s, `restore` before the first `open`.
+    """Call `open`, then `take` until END. Call `state` between two `take`s, `restore` before the first `open`.
 
-    `can_take_back`: the batch that was taken last may be declared unused, and `state(takes_back=True)` be asked.
+    `can_take_back`: the batch taken last may be declared unused by calling `state(takes_back=True)`.
     """
 
     kind: str
@@ -51,8 +51,10 @@ class Feed(Protocol):
 
 
 class MapFeed:
-    """`loader` is the person's: everything about it is kept but the order, the dataset and the collate function
-    stand behind `dataset`."""
+    """A feed over the user's `loader`. Everything about the loader is kept except the order.
+
+    `dataset` wraps its dataset and collate function.
+    """
 
     can_take_back = True
 
@@ -70,19 +72,20 @@ class MapFeed:
         if isinstance(self.batches, SeekableBatches):
             self.batches.seek(epoch, start)
             if start >= len(self.batches):
-                self._batches_taken = iter(())  # workers are not started for nothing
+                self._batches_taken = iter(())  # avoid starting workers for an empty pass
                 return
         else:
             self.batches.seek(epoch, start, self._expected)
             self._expected = None
         if hasattr(self.loader, "set_epoch"):
-            self.loader.set_epoch(epoch)  # accelerate's wrapping counts epochs itself
-        # Workers are seeded from this, so that the global generator is not asked and they are alike at resume.
+            self.loader.set_epoch(epoch)  # accelerate's wrapper counts epochs itself
+        # Workers are seeded from this, so that the global generator is not used and workers get the same seeds at
+        # resume.
         self._generator.manual_seed(mix(self.batches.seed, epoch, 1) >> 1)
         self._batches_taken = iter(self.loader)
 
     def use(self, loader: Any) -> None:
-        """The same loader in somebody's wrapping (a device, a bar)."""
+        """Use the same loader inside a wrapper (a device, a progress bar)."""
         self.loader = loader
 
     def take(self) -> Any:
@@ -125,7 +128,7 @@ class MapFeed:
 
 
 class StatefulFeed:
-    """A loader that can say where it is and go there."""
+    """A feed over a loader that can report its position and return to it."""
 
     kind = "stateful"
     can_take_back = False
@@ -139,16 +142,16 @@ class StatefulFeed:
 
     @property
     def is_exhausted(self) -> bool:
-        """Of loaders that know: the end of the data is the end of the run."""
+        """For loaders that know: the end of the data is the end of the run."""
         return bool(getattr(self._loader, "is_exhausted", False))
 
     def place(self) -> dict[str, Any]:
-        """Of loaders that go from epoch to epoch by themselves: where they are."""
+        """For loaders that go from epoch to epoch by themselves: their position."""
         tell = getattr(self._loader, "place", None)
         return dict(tell()) if callable(tell) else {}
 
     def stop_when(self, is_asked: Callable[[], bool]) -> None:
-        """To loaders that can wait for a long time: they look, and leave by `NoMoreWaiting`."""
+        """Pass `is_asked` to loaders that may wait for a long time: they check it and raise `NoMoreWaiting`."""
         if callable(listen := getattr(self._loader, "stop_when", None)):
             listen(is_asked)
 
@@ -187,8 +190,11 @@ class StatefulFeed:
 
 
 class SkippingFeed:
-    """Anything that can be iterated. What it draws from this process's generators is kept apart, so that reading
-    over the same batches again gives the same ones."""
+    """A feed over any iterable.
+
+    What it draws from this process's generators is isolated, so that skipping the same batches again gives the same
+    ones.
+    """
 
     kind = "skipped"
     can_take_back = True
@@ -245,7 +251,10 @@ class SkippingFeed:
         self._say(f"read over {count} batches in {format_duration(time.monotonic() - began_s)}")
 
     def _take_apart(self) -> Any:
-        """With generators of its own. After three batches that drew nothing they are only watched: 0.3 ms less."""
+        """Take with generators of its own.
+
+        After three batches that drew nothing they are only watched: 0.3 ms less.
+        """
         assert self._batches is not None and self._inside is not None
         with self._chance.set_aside():
             self._chance.put_back(self._inside)
@@ -268,7 +277,7 @@ class SkippingFeed:
 
 
 class CountingFeed:
-    """No loader: every batch is the number of batches before it."""
+    """No loader: every batch is its own index."""
 
     kind = "none"
     can_take_back = True
@@ -297,7 +306,7 @@ class CountingFeed:
 def rebuild(
     loader: Any, batches: SeekableBatches | ReplayedBatches, dataset: KeyedDataset, generator: torch.Generator
 ) -> DataLoader[Any]:
-    """A DataLoader like `loader`, workers and all, that reads `batches`."""
+    """A DataLoader like `loader`, with the same workers, that reads `batches`."""
     has_workers = loader.num_workers > 0
     options = {
         "num_workers": loader.num_workers,
@@ -316,7 +325,7 @@ def rebuild(
 
 
 def length_of(sized: Any) -> int | None:
-    """None for what does not know its length."""
+    """The length; None for an object that does not know it."""
     try:
         return len(sized)
     except (TypeError, NotImplementedError):

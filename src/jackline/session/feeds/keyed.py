@@ -1,12 +1,12 @@
-"""A map-style dataset whose random augmentation depends on (seed, epoch, index) alone.
+"""A map-style dataset whose random augmentation depends only on (seed, epoch, index).
 
-Not on the worker that happens to read a sample, nor on how many there are, nor on what was read before. It stands
-between the DataLoader and the person's dataset and collate function, in the workers or, without workers, in the
-training process, whose own generators are left as they were.
+It does not depend on which worker reads a sample, on the number of workers, or on what was read before. It wraps the
+user's dataset and collate function, in the workers or, without workers, in the training process, whose own generators
+are left unchanged.
 
-Seeding every sample would cost 15 us each though most datasets draw nothing. So a batch is read first and the
-generators are looked at afterwards (6 us a batch): only if one was drawn from, the batch is read again, keyed, and
-from then on that generator is keyed at once. What comes out is the same either way.
+Seeding every sample would cost 15 us each, though most datasets draw nothing. So a batch is read first and the
+generators are checked afterwards (6 us a batch). Only if one was drawn from, the batch is read again with keyed
+seeds, and from then on that generator is keyed before reading. The result is the same either way.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jackline.data.loader.order import mix
 from jackline.session.feeds.own_generators import OwnGenerators
 from jackline.session.saving.rng import SOURCES, Chance
 
-_CAREFUL_BATCHES = 8  # at first full copies are taken in the training process: what draws, draws early
+_CAREFUL_BATCHES = 8  # at first full copies are taken in the training process: data that draws does so early
 
 
 class KeyedDataset:
-    """What the DataLoader gets as its dataset; its `collate` is the collate function.
+    """The dataset that the DataLoader gets; its `collate` is the collate function.
 
-    An index is (epoch, indices): batches.py makes them. Other attributes are the dataset's own, for a worker_init_fn
-    that looks at it.
+    An index is (epoch, indices), made by batches.py. Other attributes are those of the user's dataset, for a
+    worker_init_fn that uses it.
     """
 
     _OWN = (
@@ -61,11 +61,11 @@ class KeyedDataset:
         return len(self._dataset)
 
     def __getitems__(self, place: Any) -> Any:
-        return place  # read in `collate`, where the two can be repeated together
+        return place  # read in `collate`, where reading and collating can be repeated together
 
     def __getattr__(self, name: str) -> Any:
         if name in KeyedDataset._OWN or name.startswith("__"):
-            raise AttributeError(name)  # while it is being made anew in a worker
+            raise AttributeError(name)  # while it is being unpickled in a worker
         return getattr(self._dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -75,7 +75,7 @@ class KeyedDataset:
             setattr(self._dataset, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chance": None, "_pid": 0}  # for workers that are spawned and not forked
+        return {**self.__dict__, "_chance": None, "_pid": 0}  # for workers that are spawned, not forked
 
     @property
     def is_keyed(self) -> bool:
@@ -86,13 +86,13 @@ class KeyedDataset:
         return self._own.names
 
     def reseed(self, seed: int) -> int:
-        """The seed of a resumed run holds, whatever this process would have chosen."""
+        """Use a resumed run's seed, whatever seed this process would have chosen."""
         self._seed = seed
         return seed
 
     @property
     def drawn(self) -> list[str]:
-        """What the data were seen to draw from in this process."""
+        """The sources that the data were seen to draw from in this process."""
         return sorted(self._drawn) + self._own.names
 
     def collate(self, place: tuple[int, Any]) -> Any:
@@ -134,7 +134,7 @@ class KeyedDataset:
         return mix(self._seed, place[0]) if self._drawn or self._own else 0
 
     def _read(self, place: tuple[int, Any], key: int) -> Any:
-        """The batch; each sample keyed by its index when anything is known to be drawn."""
+        """Read the batch; each sample is keyed by its index when anything is known to be drawn."""
         indices = place[1]
         if not self._is_batched:
             self._seed_for(key, indices)
@@ -163,7 +163,7 @@ class KeyedDataset:
 
 
 def is_still(dataset: Any, collate: Any) -> bool:
-    """Certain to draw nothing: tensors in memory, put together in torch's own way. They need no watching."""
+    """Certain to draw nothing: tensors in memory with torch's own collate function. They need no watching."""
     if collate not in (default_collate, default_convert):
         return False
     while type(dataset) is Subset:
@@ -172,7 +172,7 @@ def is_still(dataset: Any, collate: Any) -> bool:
 
 
 def _number(index: Any) -> int:
-    """An index that is not a number (a pair, a name) as one, the same in every process."""
+    """An integer for an index that is not a number (a pair, a name), the same in every process."""
     import zlib
 
     return zlib.crc32(repr(index).encode())

@@ -1,12 +1,12 @@
-"""`jackline.Loader`: a DataLoader for new code, whose order can be seeked from the start.
+"""`jackline.Loader`: a DataLoader for new code, with a seekable order from the start.
 
     loader = jackline.Loader(dataset, batch_size=32, shuffle=True, seed=1, num_workers=4)
     for epoch in range(3):
         for batch in loader: ...
     state = loader.state_dict()                  # what was consumed; any number of workers before and after
 
-Attached (`jackline.attach(loader=loader)`) its position is kept for you. Owns nothing of its own: the order is
-batches.py, the augmentation keyed.py, the workers torch's.
+When attached (`jackline.attach(loader=loader)`), its position is kept for you. Owns nothing of its own: batches.py
+owns the order, keyed.py the augmentation, torch the workers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from jackline.session.feeds.keyed import KeyedDataset
 
 
 class Loader:
-    """Batches of a map-style dataset. What is not named here goes to torch's DataLoader as it is (num_workers,
-    collate_fn, pin_memory, prefetch_factor, persistent_workers, worker_init_fn ...)."""
+    """Batches of a map-style dataset.
+
+    All other options go to torch's DataLoader unchanged (num_workers, collate_fn, pin_memory, prefetch_factor,
+    persistent_workers, worker_init_fn ...).
+    """
 
     def __init__(
         self,
@@ -50,13 +53,13 @@ class Loader:
         )
         self._feed = MapFeed(plain, self.batch_sampler, keyed)
         self._epoch = self._batch = 0
-        self._is_positioned = True  # the next iteration begins where these two say
+        self._is_positioned = True  # the next iteration begins at these two
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch, or after `load_state_dict` what is left of it; a second iteration is the next epoch."""
+        """Iterate over an epoch or, after `load_state_dict`, the rest of it; a second iteration is the next epoch."""
         if not self._is_positioned or self._batch >= len(self):
             self._epoch, self._batch = self._epoch + 1, 0
         self._is_positioned = False
@@ -66,11 +69,11 @@ class Loader:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that of `epoch`, from its beginning."""
+        """Make the next iteration that of `epoch`, from its beginning."""
         self._epoch, self._batch, self._is_positioned = epoch, 0, True
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop is: the batch it holds counts as consumed."""
+        """The loop's position: the batch it holds counts as consumed."""
         return {**self._feed.state(), "epoch": self._epoch, "batch": self._batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

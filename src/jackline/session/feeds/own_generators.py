@@ -1,6 +1,6 @@
-"""Generators that a dataset or sampler carries with it (`self.rng = numpy.random.default_rng(0)`): found and keyed.
+"""Finds and seeds the generators that a dataset or sampler owns (`self.rng = numpy.random.default_rng(0)`).
 
-The global ones are rng.py's. Owns the search, which looks into attributes and small containers and touches
+rng.py owns the global ones. This module owns the search, which looks into attributes and small containers and changes
 nothing.
 """
 
@@ -34,7 +34,7 @@ class OwnGenerators:
         return bool(self._generators)
 
     def initial_seed(self) -> int:
-        """What the person seeded them with, as far as it can be told: torch remembers, the others do not."""
+        """The user's seed, as far as it is known: torch generators remember it, the others do not."""
         seeds = [one.initial_seed() for one in self._generators if isinstance(one, torch.Generator)]
         return mix(*seeds) if seeds else 0
 
@@ -72,7 +72,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Nothing can hang on it: numbers, arrays, classes, functions."""
+    """Whether it cannot refer to a generator: numbers, arrays, classes, functions."""
     if isinstance(value, str | bytes | int | float | torch.Tensor | numpy.ndarray | type):
         return True
     return callable(value) and (not hasattr(value, "__dict__") or hasattr(value, "__code__"))

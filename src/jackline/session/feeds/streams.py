@@ -1,9 +1,9 @@
-"""A DataLoader over an iterable dataset that can say where it is: state_dict, load_state_dict; any number of workers.
+"""A DataLoader over an iterable dataset with a position (state_dict, load_state_dict), for any number of workers.
 
-Each worker has a copy of the dataset, so each sends its state along with every batch; what counts is the state that
-came with the last batch consumed, not how far a worker has read ahead. Random draws are keyed by (seed, epoch,
-worker, how many before it) and so alike at resume. The number of workers must stay: their positions cannot be
-shared out.
+Each worker has a copy of the dataset, so each sends its state along with every batch. The state that came with the
+last consumed batch counts, not how far a worker has read ahead. Random draws are keyed by (seed, epoch, worker,
+number of items before) and so are the same at resume. The number of workers must not change: their positions cannot
+be redistributed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILLER = "jackline: a place in a batch that was consumed before"
 
 
 class TaggedStream(IterableDataset[Any]):
-    """Stands before the person's dataset and collate function, in each worker."""
+    """Wraps the user's dataset and collate function in each worker."""
 
     def __init__(self, dataset: Any, collate: Any, *, batch_size: int | None, seed: int) -> None:
         self.dataset = dataset
@@ -34,12 +34,13 @@ class TaggedStream(IterableDataset[Any]):
         self.positions: dict[int, dict[str, Any]] = {}  # worker -> {"state", "count"}
         self.first_worker = 0
         self._count = 0
-        self._is_over = False  # this pass came to its end, perhaps in the middle of a batch
+        self._is_over = False  # this pass has ended, perhaps in the middle of a batch
 
     def __iter__(self) -> Iterator[Any]:
         worker = _worker()
         if worker < self.first_worker:
-            # The DataLoader asks workers in turn, beginning with 0. A batch that is thrown away makes the turn right.
+            # The DataLoader asks workers in turn, beginning with 0. Filler batches, which are discarded, shift the
+            # turn to the right worker.
             yield from [_FILLER] * (self.batch_size or 1)
         position = self.positions.get(worker)
         self._count = position["count"] if position else 0
@@ -47,7 +48,7 @@ class TaggedStream(IterableDataset[Any]):
         if position:
             self.dataset.load_state_dict(position["state"])
         if self._is_over:
-            return  # it ended with the batch consumed last, and may say "at the beginning" since then
+            return  # it ended with the last consumed batch; since then its state may mean "at the beginning"
         chance, size = Chance(), self.batch_size or 1
         chance.seed(mix(self.seed, self.epoch, worker, self._count))
         items = iter(self.dataset)
@@ -72,7 +73,7 @@ class TaggedStream(IterableDataset[Any]):
 
 
 class StreamFeed:
-    """The feed of such a loader."""
+    """The feed of a DataLoader over an iterable dataset."""
 
     kind = "stream"
     can_take_back = False
@@ -80,7 +81,7 @@ class StreamFeed:
 
     def __init__(self, loader: Any, *, seed: int) -> None:
         self._num_workers = max(1, loader.num_workers)
-        self._is_here = loader.num_workers == 0  # the dataset is read in the training process
+        self._is_here = loader.num_workers == 0  # the training process reads the dataset
         self._stream = TaggedStream(loader.dataset, loader.collate_fn, batch_size=loader.batch_size, seed=seed)
         self._generator = torch.Generator()
         self._loader = _rebuild(loader, self._stream, self._generator)
@@ -142,7 +143,7 @@ class StreamFeed:
         return [f"{type(self._stream.dataset).__name__} restores its own position, worker by worker"]
 
     def _take_here(self) -> Any:
-        """The training process's own generators are set aside meanwhile."""
+        """Take a batch; the training process's own generators are saved before and restored after."""
         assert self._batches is not None
         with self._chance.set_aside():
             self._chance.put_back(self._inside)
@@ -164,7 +165,7 @@ def _rebuild(loader: Any, stream: TaggedStream, generator: torch.Generator) -> D
     }
     if loader.batch_size is not None:
         options["drop_last"] = loader.drop_last
-    # Workers live for one epoch: a persistent one would keep the position it was given first.
+    # Workers run for one epoch: a persistent one would keep the position it was given first.
     return DataLoader(stream, collate_fn=stream.collate, generator=generator, **options)
 
 

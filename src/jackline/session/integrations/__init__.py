@@ -1,1 +1,1 @@
-"""Exact resume for loops that others own. Each module needs its library; none is imported by anything else."""
+"""Exact resume for loops that frameworks own. Each module needs its library; none is imported by anything else."""

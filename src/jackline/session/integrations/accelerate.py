@@ -1,4 +1,4 @@
-"""A loop of one's own over objects that Accelerate has prepared.
+"""A user's own loop over objects that Accelerate has prepared.
 
     from jackline.session.integrations import accelerate as jackline_accelerate
 
@@ -8,7 +8,7 @@
         for batch in run.steps(total=1000):
             with accelerator.accumulate(model): ...
 
-Owns the unwrapping. What is attached are the objects inside; the loop goes on using the prepared ones.
+Owns the unwrapping. The objects inside are attached; the loop keeps using the prepared ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jackline.session.settings import Settings
 
 
 def attach(accelerator: Any, *, loader: Any = None, **given: Any) -> Run | OffRun:
-    """Like `jackline.attach`. The loader keeps accelerate's ways (device, gradient state)."""
+    """Like `jackline.attach`. The loader keeps accelerate's behaviour (device, gradient state)."""
     if accelerator.num_processes > 1:
         raise UsageError(
             f"attach() does not know how to save {accelerator.num_processes} ranks yet", hint="run it in one process"
@@ -53,7 +53,7 @@ def unwrap(accelerator: Any, value: Any) -> Any:
 
 
 class PreparedLoader:
-    """A prepared loader whose position can be found again; `attach` asks it for its feed."""
+    """A prepared loader whose position can be restored; `attach` asks it for its feed."""
 
     def __init__(self, accelerator: Any, loader: Any, settings: Settings) -> None:
         feed = feed_of_prepared(loader, settings)

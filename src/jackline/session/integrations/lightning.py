@@ -1,4 +1,4 @@
-"""Lightning's Trainer, killed at any instant and gone on with bit-exactly.
+"""Lightning's Trainer, killed at any instant and resumed bit-exactly.
 
     from jackline.session.integrations.lightning import JacklineCallback, JacklineIO
 
@@ -6,9 +6,9 @@
     trainer = Trainer(plugins=[io], callbacks=[JacklineCallback(io)], max_steps=1000)
     trainer.fit(module, jackline.Loader(data, 32, shuffle=True), ckpt_path=io.resume_path())
 
-Lightning restores its loops and asks the loader where it was, so the loader must be able to say: `jackline.Loader`,
-or any other with state_dict. The plugin stores what Lightning hands it; the callback saves at Jackline's cadence,
-keeps chance, and turns a request to end into a save. Owns the seam between the two.
+Lightning restores its loops and asks the loader for its position, so the loader must have state_dict:
+`jackline.Loader`, or any other that has it. The plugin stores what Lightning passes to it; the callback saves at
+Jackline's cadence, keeps the RNG states, and turns a stop request into a save. Owns the connection between the two.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ _MARK = "jackline_step"
 
 
 class JacklineIO(CheckpointIO):
-    """Checkpoints of Lightning in the run's own folder. At the path Lightning names stands a small file that says
-    which."""
+    """Stores Lightning's checkpoints in the run's own folder.
+
+    The file at the path that Lightning names is small and says which checkpoint it is.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.driver = None if is_off() else Driver(**settings)
         self._here = Path() if self.driver is None else self.driver.folder
-        self._lightnings_own = TorchCheckpointIO()  # with JACKLINE=off
+        self._lightnings_own = TorchCheckpointIO()  # used with JACKLINE=off
 
     def resume_path(self) -> str | None:
-        """What to give to `fit(ckpt_path=...)`: the newest checkpoint, None when there is none."""
+        """The value for `fit(ckpt_path=...)`: the newest checkpoint, None when there is none."""
         whole = None if self.driver is None else self.driver.newest_step()
         if whole is None:
             return None
@@ -48,7 +50,7 @@ class JacklineIO(CheckpointIO):
 
     @property
     def scratch_path(self) -> str:
-        """Where the callback tells Lightning to save: the name does not matter."""
+        """The path to which the callback makes Lightning save: the name does not matter."""
         return str(self._here / "lightning-latest.json")
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -76,7 +78,7 @@ class JacklineIO(CheckpointIO):
         return found
 
     def remove_checkpoint(self, path: Any) -> None:
-        """The file goes; which checkpoints stay is decided by the run's own rules."""
+        """Delete the file; the run's own rules decide which checkpoints stay."""
         if self.driver is None:
             self._lightnings_own.remove_checkpoint(path)
         else:
@@ -87,23 +89,23 @@ class JacklineIO(CheckpointIO):
 
 
 class JacklineCallback(Callback):
-    """Saves at Jackline's cadence, keeps chance, and obeys a request to end."""
+    """Saves at Jackline's cadence, keeps the RNG states, and obeys a stop request."""
 
     def __init__(self, io: JacklineIO) -> None:
         self._driver, self._io = io.driver, io
         self._last_step = -1
         self._chance: ProcessRandom | None = None
-        self._seen: dict[str, Any] = {}  # Lightning's metrics, as they were looked at last
-        self._validated: dict[str, float] = {}  # those of the last validation
+        self._seen: dict[str, Any] = {}  # Lightning's metrics, as last seen
+        self._validated: dict[str, float] = {}  # the metrics of the last validation
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # Not earlier: Lightning's own handler of SIGTERM is in place by now, and would leave in mid-accumulation.
+        # Not earlier: by now Lightning has installed its own SIGTERM handler, which would leave in mid-accumulation.
         if self._driver is not None:
             self._driver.__enter__()
         self._last_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._chance is not None:  # iterators exist by now
+        if self._chance is not None:  # the iterators exist by now
             self._chance.reapply()
             self._chance = None
 
@@ -113,28 +115,28 @@ class JacklineCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._driver is None or trainer.global_step == self._last_step:
-            return  # off, or in the middle of an accumulation
+            return  # Jackline is off, or this is the middle of an accumulation
         self._last_step = trainer.global_step
         total = trainer.max_steps if trainer.max_steps > 0 else None
-        # Once more after a validation its values are made anew; they stay values of that step.
+        # After a validation Lightning creates its values once more; they still belong to that step.
         news = {word: value for word, value in self._take_news(trainer).items() if value != self._validated.get(word)}
         self._driver.log(trainer.global_step, news)
         is_due = self._driver.at_boundary(trainer.global_step, total=total)
         if trainer.is_last_batch:
-            return  # from a save at an epoch's very end Lightning would begin that epoch anew; the next step is near
+            return  # Lightning would restart the epoch from a save at its very end; the next step comes soon
         if is_due:
             trainer.save_checkpoint(self._io.scratch_path)
         if self._driver.should_stop:
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Before any ModelCheckpoint, which Lightning calls last: what that saves carries these values."""
+        """Runs before any ModelCheckpoint, which Lightning calls last: so its save includes these values."""
         if self._driver is not None and not trainer.sanity_checking:
             self._validated = self._take_news(trainer)
             self._driver.log(trainer.global_step, self._validated)
 
     def _take_news(self, trainer: Any) -> dict[str, float]:
-        """What Lightning shows anew: it keeps the others in sight, as the same objects."""
+        """The metrics that are new: Lightning keeps the old ones in its dict, as the same objects."""
         now = dict(trainer.callback_metrics)
         news = {name: float(value) for name, value in now.items() if value is not self._seen.get(name)}
         self._seen = now
@@ -154,6 +156,6 @@ class JacklineCallback(Callback):
             self._driver.__exit__(type(exception), exception, exception.__traceback__)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Raises Stopped when somebody asked for the end."""
+        """Raises Stopped if a stop was requested."""
         if self._driver is not None:
             self._driver.__exit__(None, None, None)

@@ -1,14 +1,14 @@
-"""transformers' Trainer, killed at any instant and gone on with bit-exactly.
+"""transformers' Trainer, killed at any instant and resumed bit-exactly.
 
     from jackline.session.integrations.transformers import ExactResume
 
     class MyTrainer(ExactResume, Trainer): ...      # or: MyTrainer = exact(Trainer)
     MyTrainer(model=model, args=args, train_dataset=data).train()
 
-A mixin and not a callback, because a callback can neither position the data nor put back what Trainer loads. Saves go
-to the run's checkpoints at Jackline's own cadence, besides whatever `save_strategy` writes to `output_dir`. The order
-is Jackline's keyed shuffle where Trainer's would be the plain one; the indices of another sampler are drawn through.
-Resuming skips indices, not data. Owns the seam; Trainer's own loop is untouched.
+This is a mixin and not a callback, because a callback can neither position the data nor restore what Trainer loads.
+Saves go to the run's checkpoints at Jackline's own cadence, in addition to whatever `save_strategy` writes to
+`output_dir`. The order is Jackline's keyed shuffle where Trainer would use its standard one; the indices of any other
+sampler are replayed. Resuming skips indices, not data. Owns the connection; Trainer's own loop is unchanged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _STATE = "trainer_state.json"
 
 
 class ExactResume:
-    """Put it before Trainer in the list of bases. `jackline` holds the settings of `attach`: name, mirror ..."""
+    """List it before Trainer in the bases. `jackline` holds the settings of `attach`: name, mirror ..."""
 
     jackline: dict[str, Any] = {}  # noqa: RUF012 - meant to be overridden in a class body
     _driver: Driver | None = None
-    _is_ours: bool = False  # the save that is due was asked for by Jackline
-    _is_theirs: bool = False  # ... by Trainer's own settings
+    _is_ours: bool = False  # Jackline asked for the save that is due
+    _is_theirs: bool = False  # Trainer's own settings asked for it
     _resumed_from: str = ""
     _replayed: ReplayedBatches | None = None  # the order of a sampler that is not replaced
-    _expected: list[int] | None = None  # what it gave until the checkpoint
+    _expected: list[int] | None = None  # the trace of its indices up to the checkpoint
 
     def train(self, resume_from_checkpoint: Any = None, *more: Any, **options: Any) -> Any:
         if is_off() or resume_from_checkpoint:
@@ -51,7 +51,7 @@ class ExactResume:
             self.add_callback(seam)  # type: ignore[attr-defined]
             try:
                 if notes is not None:
-                    # Trainer learns its step and epoch from a file, before model and optimizer exist.
+                    # Trainer reads its step and epoch from a file, before model and optimizer exist.
                     atomic.write_json(Path(folder) / _STATE, notes["trainer"])
                     self._resumed_from = folder
                     self._expected = notes.get("indices")
@@ -85,7 +85,7 @@ class ExactResume:
 
     def _load_from_checkpoint(self, folder: str, model: Any = None) -> Any:
         if folder == self._resumed_from and folder:
-            return None  # with all the rest, once the optimizer exists
+            return None  # it is loaded with all the rest, once the optimizer exists
         return super()._load_from_checkpoint(folder, model)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, folder: Any) -> Any:
@@ -110,7 +110,7 @@ class ExactResume:
         return super().log(logs, *more, **options)  # type: ignore[misc]
 
     def _parts(self) -> dict[str, Any]:
-        """What a checkpoint consists of, out of accelerate's wrappers."""
+        """The contents of a checkpoint, without accelerate's wrappers."""
         trainer: Any = self
         found = {
             "model": trainer.model,
@@ -133,7 +133,7 @@ class ExactResume:
 
 
 class _Seam(TrainerCallback):
-    """Says at each step's end whether Jackline wants a save or an end."""
+    """Tells Trainer at the end of each step whether Jackline wants a save or a stop."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -160,5 +160,5 @@ class _Seam(TrainerCallback):
 
 
 def exact(trainer: type) -> Any:
-    """`exact(Trainer)`: the class with the mixin, for those who have no class of their own."""
+    """`exact(Trainer)`: the class with the mixin, for users who have no class of their own."""
     return type(f"Exact{trainer.__name__}", (ExactResume, trainer), {})

@@ -1,8 +1,8 @@
-"""The card's memory inside a session: steps that survive an out-of-memory error, and the facts when one does not.
+"""GPU memory inside a session: steps that survive an out-of-memory error, and the facts when one does not.
 
-Owns one SafeStep over the attached models, what of it goes into the checkpoint, and the account of an error: step,
-shape, needed and free, the largest part, what would have fitted, who else is on the card. The slicing itself is
-memory/guard/safe_step.py; the host's memory is host.py.
+Owns one SafeStep over the attached models, the part of it that goes into the checkpoint, and the report of an error:
+step, shape, needed and free memory, the largest part, what would have fitted, which other processes use the GPU.
+memory/guard/safe_step.py owns the slicing; host.py owns the host's memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fn = Callable[[Any], Any]
 
 
 class CardMemory:
-    """One session's. `tell` writes an event."""
+    """The GPU memory of one session. `tell` writes an event."""
 
     def __init__(
         self,
@@ -44,18 +44,18 @@ class CardMemory:
         self._tell = tell
         self._on_phase = on_phase
         self._safe: SafeStep | None = None
-        self._asked: int | None = None  # the micro-batch the loop gave last
-        self._kept: Mapping[str, Any] | None = None  # of the checkpoint, until the first safe step
-        self._dims: tuple[int, ...] = ()  # of the batch under way
+        self._asked: int | None = None  # the micro-batch the loop passed last
+        self._kept: Mapping[str, Any] | None = None  # from the checkpoint, until the first safe step
+        self._dims: tuple[int, ...] = ()  # shape of the batch under way
         self.last_oom: dict[str, Any] | None = None
 
     def step(self, fn: Fn, batch: Any, how: Slicing, *, step: int) -> StepResult:
-        """A micro-batch found out later, or restored, goes before the one in `how`, until that is changed."""
+        """A micro-batch found later, or restored, overrides the one in `how`, until the loop changes that one."""
         if self._safe is None:
             self._safe, self._asked = self._make(how.micro_batch), how.micro_batch
         safe = self._safe
         if how.micro_batch != self._asked:
-            # Another size than the loop began with is a person's wish, and the only way back up.
+            # Another size than the loop began with is a user's request, and the only way to a larger size again.
             self._asked = how.micro_batch
             if how.micro_batch is not None:
                 safe.grow(how.micro_batch)
@@ -81,8 +81,10 @@ class CardMemory:
         return made
 
     def look_at(self, batch: Any) -> None:
-        """Remembers how large the batch is, for the account of an error in it: its shape alone, 2 us, and not the
-        batch, which would live on."""
+        """Remember the batch's shape for the report of an error in it.
+
+        Only the shape, which costs 2 us; a reference to the batch would keep it alive.
+        """
         first = batch[0] if isinstance(batch, list | tuple) and batch else batch
         if not isinstance(first, Tensor) or not first.dim():
             first = next((tensor for tensor in _tensors(batch) if tensor.dim()), None)
@@ -104,7 +106,7 @@ class CardMemory:
             self._tell("micro_batch", text, is_loud=True, micro_batch=kept["micro_batch"])
 
     def read(self) -> dict[str, Any]:
-        """For session-RANK.json. Asks PyTorch's own books and never the device, which may hang."""
+        """For session-RANK.json. Asks PyTorch's own statistics and never the device, which may hang."""
         safe = self._safe
         found: dict[str, Any] = {
             "micro_batch": safe.micro_batch if safe else None,
@@ -120,7 +122,7 @@ class CardMemory:
             }
         return found
 
-    # -- when it runs out ------------------------------------------------------------------------------------------
+    # -- out of memory ---------------------------------------------------------------------------------------------
 
     def _on_change(self, change: Shrunk) -> None:
         facts = self._facts(change.step, change.old_micro_batch, read_numbers(change.text), change.new_micro_batch)
@@ -132,13 +134,15 @@ class CardMemory:
         self._note(facts, text, new_micro_batch=change.new_micro_batch, phase=change.phase)
 
     def note_error(self, error: BaseException | None, step: int) -> bool:
-        """An error that ends the run: tells what is known if it is out of memory. True when only a new process would
-        have the card's memory back."""
+        """For an error that ends the run: report what is known if it is out of memory.
+
+        True when only a new process would get the GPU's memory back.
+        """
         if error is None or not (is_out_of_memory(error) or isinstance(error, OutOfMemory)):
             return False
         try:
             return self._account_for(error, step)
-        except Exception as problem:  # a driver that is gone: the person's own error must come through
+        except Exception as problem:  # the driver may be gone: the user's own error must still be raised
             self._tell("protection_off", f"out of memory could not be explained: {problem}", protection="memory")
             return False
 
@@ -147,7 +151,7 @@ class CardMemory:
         micro_batch = 1 if isinstance(error, OutOfMemory) else self._dims[0] if self._dims else 0
         fitting = about_fitting(micro_batch, numbers, self._fixed_bytes())
         facts = self._facts(step, micro_batch, numbers, fitting)
-        # Elsewhere the error's traceback still holds the step's tensors, and nothing could be given back.
+        # Outside a safe step the error's traceback still holds the step's tensors, and nothing could be freed.
         needs_new_process = isinstance(error, OutOfMemory) and clean_up().needs_restart
         self._note(facts, oom_text(facts), needs_new_process=needs_new_process)
         return needs_new_process
@@ -164,7 +168,7 @@ class CardMemory:
         )
 
     def _parts(self, numbers: OomNumbers) -> dict[str, int]:
-        """What can be told from outside: the models' and the optimizers' own tensors; the rest came with the step."""
+        """What is known from outside: the models' and the optimizers' own tensors; the step allocated the rest."""
         parts = {"weights": self._weight_bytes(), "optimizer state": self._optimizer_bytes()}
         if numbers.allocated_bytes is not None:
             rest = numbers.allocated_bytes - sum(parts.values())
@@ -179,11 +183,11 @@ class CardMemory:
         return sum(_size(value) for state in states for value in state.values() if isinstance(value, Tensor))
 
     def state_bytes(self) -> int:
-        """About what a checkpoint will hold."""
+        """About the size of a checkpoint."""
         return self._weight_bytes() + self._optimizer_bytes()
 
     def _fixed_bytes(self) -> int:
-        """What does not depend on the batch: weights, their gradients, the optimizer's state."""
+        """The part that does not depend on the batch: weights, their gradients, the optimizer's state."""
         trained = (w for module in self._modules for w in module.parameters() if w.requires_grad)
         return self._weight_bytes() + self._optimizer_bytes() + sum(map(_size, trained))
 
@@ -216,7 +220,7 @@ def _first_words(facts: OomFacts, phase: str) -> str:
 
 
 def _others(numbers: OomNumbers) -> tuple[GpuUser, ...]:
-    """Of the driver, and of the error's own text where the driver's library is not installed."""
+    """The GPU's other users: from the driver, or from the error's text if the driver's library is missing."""
     reserved = torch.cuda.memory_reserved() if torch.cuda.is_available() else None
     found = other_users(read_gpus(), (), own_bytes=reserved)
     known = {user.pid for user in found} | {os.getpid()}
@@ -224,22 +228,24 @@ def _others(numbers: OomNumbers) -> tuple[GpuUser, ...]:
 
 
 def prepare_card() -> None:
-    """Before CUDA starts: expandable segments unless a person chose; and a cap where the driver would spill. What it
-    cannot do is left as it was."""
+    """Before CUDA starts: use expandable segments unless the user chose otherwise.
+
+    Also set a cap where the driver would spill into host memory. What cannot be set is left unchanged.
+    """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # Read by PyTorch at the first use of the card, not at its import.
+        # PyTorch reads this at the first use of the GPU, not at its import.
         os.environ.update(allocator_environment(os.environ))
     with contextlib.suppress(RuntimeError):
         cap_where_spilling()
 
 
 def off_step(state: Mapping[str, Any], fn: Fn, batch: Any, how: Slicing) -> StepResult:
-    """JACKLINE=off: the same gradients, nothing caught, nothing kept."""
+    """JACKLINE=off: the same gradients; no error is caught and nothing is kept."""
     return plain_step(fn, batch, how, modules=find_modules(state), scaler=find_scaler(state))
 
 
 def find_modules(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
-    """All there are in the state, also in lists and dicts."""
+    """All modules in the state, also inside lists and dicts."""
     return tuple(value for value in _walk(state) if isinstance(value, nn.Module))
 
 

@@ -1,8 +1,8 @@
-"""The host's memory inside a session: warn, give back, read with fewer workers; save and leave before a kill.
+"""Host memory inside a session: warn, free memory, use fewer workers; save and exit before the process is killed.
 
-Owns what a session does about the guard's word (memory/guard/host.py), how a loader is made smaller, and which
-settings an attempt starts with after one that ended for memory. Saving and leaving is run.py's; restarting the
-supervisor's.
+Owns what a session does about the guard's warnings (memory/guard/host.py), how a loader is made smaller, and which
+settings an attempt starts with after one that ended because of memory. run.py saves and exits; the supervisor
+restarts.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from jackline.session.feeds.feed import Feed
 
 Tell = Callable[..., None]  # Reporter.event
 _WARN_EVERY_S = 30.0
-_OURS = os.path.dirname(os.path.dirname(__file__))  # all of the session
+_OURS = os.path.dirname(os.path.dirname(__file__))  # the whole session package
 _IDLE = ("sleep", "network", "local_socket", "pipe", "keyboard", "child", "poll", "file_lock", "stopped")
 _STEPS_SEEN = 8
-# Ends after which the same loading would fill the same memory again.
+# Causes of an end after which the same loading would fill the same memory again.
 _MEMORY_ENDS = ("kernel_oom", "memory_guard", "host_memory_error")
-# A limit this much larger is another machine, and what was too much there may fit here.
+# A limit this much larger means another machine, and what was too much before may fit here.
 _LARGER_LIMIT = 1.2
 
 
 @dataclass(frozen=True)
 class Leave:
-    """The limit is too near for another step: why, and what the next attempt should start with."""
+    """The limit is too close for another step: why, and which settings the next attempt should start with."""
 
     why: str
     settings: dict[str, Any]
@@ -48,19 +48,22 @@ class Leave:
 
 @dataclass(frozen=True)
 class SaveCost:
-    """What a save will take: time until it is acknowledged, and host memory on the way."""
+    """The cost of a save: time until it is acknowledged, and host memory during it."""
 
     save_s: float
     kept_bytes: int
 
 
 class HostMemory:
-    """Asked at every boundary. `reopen` lets the feed go on from the present position, with what it is set to now."""
+    """Watches host memory; the session calls it at every boundary.
+
+    `reopen` makes the feed continue from its current position with its current settings.
+    """
 
     def __init__(self, feed: Feed, tell: Tell, reopen: Callable[[], None], guard: HostGuard | None = None) -> None:
         self._feed, self._tell, self._reopen = feed, tell, reopen
         self._places: Counter[tuple[str, int, str]] = Counter()
-        self._idle_places: Counter[tuple[str, int, str]] = Counter()  # seen asleep or waiting for something outside
+        self._idle_places: Counter[tuple[str, int, str]] = Counter()  # seen asleep or waiting for something external
         self.guard = guard or HostGuard(on_growth=self._look)
         self._intervals_s: deque[float] = deque(maxlen=_STEPS_SEEN)
         self._last_s: float | None = None
@@ -74,9 +77,9 @@ class HostMemory:
         self.guard.stop()
 
     def mind(self, now_s: float, expect: Callable[[], SaveCost]) -> Leave | None:
-        """What to do at this boundary: nothing or little, which is done here; or leave, which is the caller's.
+        """Decide what to do at this boundary. Small measures are taken here; a Leave is for the caller to act on.
 
-        `expect` is asked only when memory is more than half full: every step pays 2 us otherwise.
+        `expect` is called only when memory is more than half full. Otherwise each step pays only 2 us.
         """
         if self._last_s is not None:
             self._intervals_s.append(now_s - self._last_s)
@@ -97,14 +100,14 @@ class HostMemory:
         return None
 
     def where(self) -> str:
-        """'; it grows at train.py:41 `rows.append(row)`', as far as was seen."""
+        """'; it grows at train.py:41 `rows.append(row)`', as far as it was observed."""
         frame = self._frame()
         if frame is None:
             return ""
         return f"; it grows at {frame.place}" + (f" `{frame.source[:100]}`" if frame.source else "")
 
     def _words(self) -> str:
-        """`where`, or nothing: a line that cannot be named must not switch the guard off."""
+        """`where`, or an empty text: a line that cannot be named must not switch the guard off."""
         try:
             return self.where()
         except Exception:
@@ -116,7 +119,7 @@ class HostMemory:
             Frame(function, file, line, linecache.getline(file, line).strip()[:200], is_user=True)
             for file, line, function in seen
         )
-        # Those seen at work first, the most frequent first; a line that sleeps only where no other was seen.
+        # Lines seen working come first, the most frequent first; a line that sleeps counts only if no other was seen.
         return min(frames, key=lambda frame: frame.sleeps, default=None)
 
     def read(self) -> dict[str, Any]:
@@ -129,14 +132,14 @@ class HostMemory:
             "limit_bytes": reading.limit.limit_bytes if reading else None,
             "seconds_to_limit": self.guard.left_s(),
             "grows_at": self.where().removeprefix("; it grows at ") or None,
-            # For whoever explains the end: a busy machine may not let anybody else look in time.
+            # For whoever explains the end: on a busy machine no other process may get to look in time.
             "growing_frame": asdict(frame) if frame is not None else None,
             "num_workers": num_workers,
             "prefetch": prefetch,
         }
 
     def _step_s(self) -> float:
-        """The longest of the last steps but one: a single evaluation or save among them does not count."""
+        """The second longest of the last steps: so a single evaluation or save among them does not count."""
         longest = sorted(self._intervals_s)
         return longest[-2] if len(longest) > 3 else longest[-1] if longest else 0.0
 
@@ -154,19 +157,19 @@ class HostMemory:
         return {**less, "limit_bytes": reading.limit.limit_bytes} if reading else less
 
     def _look(self) -> None:
-        """Where the training is while memory grows; from the guard's thread, 0.1 ms."""
+        """Record the line the training is at while memory grows; called from the guard's thread, takes 0.1 ms."""
         main = threading.main_thread()
         frame = sys._current_frames().get(main.ident or 0)
-        # A thread that is busy in Python waits for the interpreter while we look: a lock is no sign of idleness.
+        # A thread that is busy in Python waits for the GIL while we look: waiting for a lock is no sign of idleness.
         places = self._idle_places if read_wait(os.getpid(), main.native_id).kind in _IDLE else self._places
-        # A frame that is just being entered has no line yet; the line that called it has one.
+        # A frame that is just being entered has no line yet; its caller has one.
         while frame is not None:
             line = frame.f_lineno
             if line is not None and is_user_file(frame.f_code.co_filename):
                 places[frame.f_code.co_filename, line, frame.f_code.co_name] += 1
                 return
             if _OURS in frame.f_code.co_filename:
-                places = self._idle_places  # taking a batch or saving: the line that called us did not grow anything
+                places = self._idle_places  # taking a batch or saving: the calling line did not cause the growth
             frame = frame.f_back
 
 
@@ -174,22 +177,22 @@ class HostMemory:
 
 
 def loading_of(feed: Feed) -> tuple[int, int]:
-    """Workers, and batches that each reads ahead; (0, 0) for a loader that is not ours to change."""
+    """Workers, and batches that each prefetches; (0, 0) for a loader that we must not change."""
     loader = _own_loader(feed)
     return (0, 0) if loader is None else (loader.num_workers, loader.prefetch_factor or 0)
 
 
 def _own_loader(feed: Feed) -> Any:
-    """The DataLoader that Jackline rebuilt; somebody's wrapping around it is left alone."""
+    """The DataLoader that Jackline rebuilt; a user's wrapper around it is left alone."""
     loader = getattr(feed, "loader", None)
     return loader if type(loader) is DataLoader else None
 
 
 def use_less(feed: Feed, settings: Mapping[str, Any], *, can_change_workers: bool) -> str:
-    """Fewer workers and less prefetch from the next `open` on; the words about it, '' when nothing changed.
+    """Use fewer workers and less prefetch from the next `open` on; return text about it, '' when nothing changed.
 
-    The order of the data does not depend on either, so a resumed run stays bit-exact; only random augmentation that
-    is not keyed does, and then nothing is changed.
+    The order of the data does not depend on either, so a resumed run stays bit-exact. Only random augmentation that
+    is not keyed depends on them, and then nothing is changed.
     """
     loader, dataset = _own_loader(feed), getattr(feed, "dataset", None)
     if loader is None or not getattr(dataset, "is_keyed", False) or not loader.num_workers:
@@ -204,7 +207,7 @@ def use_less(feed: Feed, settings: Mapping[str, Any], *, can_change_workers: boo
         words.append(f"{ahead} instead of {loader.prefetch_factor} batches read ahead by each")
         loader.prefetch_factor = ahead
     if words:
-        loader._iterator = None  # of persistent workers: the next pass starts the new ones
+        loader._iterator = None  # persistent workers: the next pass starts the new ones
     return "reading with " + " and ".join(words) if words else ""
 
 
@@ -214,8 +217,10 @@ def use_less(feed: Feed, settings: Mapping[str, Any], *, can_change_workers: boo
 def settings_to_start_with(
     run: RunDir, attempt: AttemptDir | None, num_workers: int, limit_bytes: int
 ) -> dict[str, Any]:
-    """What the attempts before this one learnt about memory: the settings the last of them asked for, halved again
-    for each that was killed since. {} when none ended for memory, or under a much smaller limit than now."""
+    """The settings that earlier attempts found for memory: those the last one asked for, halved for each kill since.
+
+    {} when none ended because of memory, or when the limit then was much smaller than now.
+    """
     found: dict[str, Any] = {}
     for former in run.list_attempts():
         if attempt is not None and former.number >= attempt.number:

@@ -1,1 +1,1 @@
-"""Numbers a loop reports, and what the session tells others."""
+"""Values a loop logs, and what the session reports."""

@@ -1,10 +1,10 @@
-"""Host memory in which a device's numbers land: a loop that reports one enqueues one small copy, and no kernel.
+"""Pinned host memory that receives logged GPU values: logging one enqueues one small copy and no kernel.
 
 A kernel launch costs 10 us of the loop's time on an H200, a copy of four bytes into pinned memory 7. The copy needs
-no kernel where the place is of the number's own kind: hence a lane for each kind, and for each stream, because only
-that stream knows when the copies on it are done. Places come in pages; a page is used again when all of it was read,
-which is after its copies were done: nothing is overwritten, and nobody waits, for where no page is free one is made.
-Owns the pages and which places are free. Does not own the numbers' names nor their order (scalars).
+no kernel where the slot has the value's own dtype. So there is a lane for each dtype, and for each stream, because
+only that stream knows when its copies are done. Slots come in pages. A page is reused when all of it was read, which
+is after its copies were done: nothing is overwritten. Nothing waits either: where no page is free, one is made.
+Owns the pages and which slots are free. Does not own the values' names nor their order (scalars).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-PAGE = 128  # places; making one takes about 0.1 ms
-_KEPT = 64  # pages: what a long stall needed is not held for ever
-# Kinds that the host reads as they are. Any other is cast by the copy: a kernel more.
+PAGE = 128  # slots; making a page takes about 0.1 ms
+_KEPT = 64  # pages: those that a long stall needed are not kept for ever
+# Dtypes that the host reads directly. Any other is cast by the copy, which costs one more kernel.
 _PLAIN = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -25,7 +25,7 @@ _PLAIN = frozenset({
 
 
 class Place:
-    """Where one number lands."""
+    """The slot that receives one value."""
 
     __slots__ = ("at", "page", "slot")
 
@@ -34,19 +34,19 @@ class Place:
 
 
 class Page:
-    """A row of places. Taken from front to back by the loop's thread, read by the reporting one."""
+    """A row of slots. The loop's thread takes them from front to back; the reporting thread reads them."""
 
     __slots__ = ("buffer", "lane", "num_read", "places")
 
     def __init__(self, lane: Lane, buffer: torch.Tensor) -> None:
         self.lane, self.buffer = lane, buffer
-        # Made once: a slice of its own for each number would cost a microsecond each time.
+        # Made once: slicing for each value would cost a microsecond each time.
         self.places = [Place(self, at, slot) for at, slot in enumerate(buffer.unbind())]
         self.num_read = 0
 
 
 class Lane:
-    """The places for numbers of one kind that come from one stream."""
+    """The slots for values of one dtype from one stream."""
 
     def __init__(self, stream: Any, make_buffer: Callable[[], torch.Tensor]) -> None:
         self.stream = stream
@@ -56,7 +56,7 @@ class Lane:
         self._num_taken = 0
 
     def land(self, value: torch.Tensor) -> Place:
-        """The number is in the place when the stream has got that far."""
+        """Enqueue the copy. The slot is valid once the stream has executed it."""
         if value.requires_grad:
             value = value.detach()
         if value.dim():
@@ -65,22 +65,22 @@ class Lane:
             self._page = self._free.popleft() if self._free else Page(self, self._make_buffer())
             self._num_taken = 0
         place = self._page.places[self._num_taken]
-        place.slot.copy_(value, True)  # by position: the word non_blocking costs 0.4 us
+        place.slot.copy_(value, True)  # by position: the keyword non_blocking costs 0.4 us
         self._num_taken += 1
         return place
 
     def take_back(self, page: Page) -> None:
-        """Everything on the page was read."""
+        """Free the page: everything on it was read."""
         page.num_read = 0
         self._free.append(page)
 
 
 class CudaLanes:
-    """The lanes in use. A stream that never reported has none."""
+    """The lanes in use. A stream that never logged a value has none."""
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[int, int, torch.dtype], Lane] = {}
-        # The stream as an object takes 2 us to ask for, its number 0.1.
+        # Getting the stream as an object takes 2 us, getting its ID 0.1.
         self._stream_number: Callable[[int], int] = getattr(
             torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
         )
@@ -97,18 +97,24 @@ class CudaLanes:
 
 
 def make_buffer(kind: torch.dtype, *, is_pinned: bool) -> torch.Tensor:
-    # A tensor of inference mode could not be written to outside of it; a default device may be set to the GPU.
+    # A tensor made in inference mode could not be written to outside of it; the default device may be set to the GPU.
     with torch.inference_mode(False), torch.no_grad():
         return torch.empty(PAGE, dtype=kind, device="cpu", pin_memory=is_pinned)
 
 
 def mark_arrival(places: Iterable[Place]) -> list[Any]:
-    """Events that are over when all that lands in these places is there. In the thread that let it land."""
+    """Events that complete when all values for these slots have arrived.
+
+    Call it in the thread that enqueued the copies.
+    """
     return [stream.record_event() for stream in {place.page.lane.stream for place in places}]
 
 
 def read_places(places: list[Place]) -> list[float]:
-    """The numbers, once their events are over; each is asked for once. Pages that were read to the end are free."""
+    """The values, once their events have completed; each is read once.
+
+    Pages that were read to the end become free.
+    """
     numbers: dict[Page, list[float]] = {}
     for place in places:
         if place.page not in numbers:

@@ -1,6 +1,6 @@
-"""The contents of session-RANK.json: how far, how fast, how long still, what is lost if it dies.
+"""The contents of session-RANK.json: progress, rate, time left, and what would be lost if the process crashed.
 
-Pure but for the clock it is given. Read by `jackline status`, from rank 0's file.
+Pure except for the clock it is given. `jackline status` reads it from rank 0's file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WINDOW_S = 60.0
 
 @dataclass
 class Pulse:
-    """Remembers the last minute's progress for the rate."""
+    """Remembers the last minute's progress to compute the rate."""
 
     name: str = "start"
     ending: str = ""
@@ -29,18 +29,18 @@ class Pulse:
         self.ending = cause
 
     def now(self, doing: str) -> None:
-        """Called several times a step, so it only remembers."""
+        """Called several times a step, so it only stores `doing`."""
         self.doing = doing
 
     def inside(self, phase: Phase) -> Phase:
-        """Until `phase` is over, it is what is going on."""
+        """Report `phase` as the current activity until it is over."""
         self.doing = ""
         self._inner.append(phase)
         phase.on_end = lambda: self._inner.remove(phase)
         return phase
 
     def beat(self, now_s: float, step: int) -> dict[str, Any]:
-        """`now_s` is of a clock that nobody sets."""
+        """`now_s` is from a monotonic clock."""
         total = self.total
         self._seen.append((now_s, step))
         while len(self._seen) > 2 and now_s - self._seen[0][0] > WINDOW_S:

@@ -1,7 +1,7 @@
-"""What the session tells: session-RANK.json once a second, events, metrics, and lines for people.
+"""The session's reports: session-RANK.json once a second, events, metrics, and lines for people.
 
-A small thread does all of it, so that a slow disk never holds a step up. It also notices when a request to end finds
-no end of a step in time. Owns those three files. Does not decide anything about training.
+A small thread writes all of them, so that a slow disk never delays a step. It also notices when a stop request meets
+a step that does not end in time. Owns those three files. Decides nothing about training.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ EVERY_S = 1.0
 
 
 def say(text: str) -> None:
-    """A line for people, where the person looks. Never raises: stderr may be closed."""
+    """Print a line for the user on stderr. Never raises: stderr may be closed."""
     with contextlib.suppress(Exception):
         sys.stderr.write(f"[jackline] {text}\n")
         sys.stderr.flush()
 
 
 def keep_standard_descriptors() -> None:
-    """A script started with `2>&-` has no descriptor 2. The next file it opens would get that number, and words for
-    people would be written into it: the writer's socket once was that file."""
+    """Open file descriptors 0 to 2 that are closed.
+
+    A script started with `2>&-` has no descriptor 2. The next file it opens would get that number, and messages for
+    people would be written into it: once that file was the writer's socket.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is what open() gives.
+            # open() returns the lowest free number.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 class Reporter:
-    """One session's voice. `read_state` gives the contents of session-RANK.json."""
+    """One session's reports. `read_state` returns the contents of session-RANK.json."""
 
     def __init__(self, run: RunDir, rank: int, scalars: Scalars) -> None:
         self._run, self._rank = run, rank
@@ -64,13 +67,13 @@ class Reporter:
         self._thread.start()
 
     def event(self, kind: str, text: str, *, is_loud: bool = False, **fields: Any) -> None:
-        """Written soon; said now when it is loud."""
+        """Record an event, written soon; a loud one is also printed immediately."""
         self._waiting.append(EventRecord(time.time(), kind, text, fields))
         if is_loud:
             say(text)
 
     def hurry(self) -> None:
-        """Do not wait for the second to be over."""
+        """Report now instead of waiting for the second to pass."""
         self._wake.set()
 
     def close(self) -> None:
@@ -103,7 +106,7 @@ class Reporter:
             write_session(self._run, self._rank, self.read_state())
             for call in self.on_tick:
                 call()
-        except Exception as problem:  # a full disk, a folder that was deleted: training goes on, unreported
+        except Exception as problem:  # a full disk, a deleted folder: training continues without reports
             if not self._has_complained:
                 self._has_complained = True
                 say(f"progress cannot be written ({type(problem).__name__}: {problem}); training goes on")

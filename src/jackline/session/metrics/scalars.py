@@ -1,7 +1,7 @@
-"""Numbers a loop reports: taken in microseconds, without making the GPU wait, written down later by another thread.
+"""Values a loop logs: taken in microseconds, without making the GPU wait, and written later by another thread.
 
-A value on the host is read at once. A value on a device is copied to the host on the loop's own stream (it may change
-in place a moment later) and is known when the device has got that far. Owns the order of the values and
+A value on the host is read immediately. A value on a device is copied to the host on the loop's own stream (it may
+change in place a moment later) and is known when the device has executed that copy. Owns the order of the values and
 metrics-RANK.jsonl. `log` and `send` run in the training thread (copies belong on its stream), `resolve` and `write`
 in the reporting thread.
 """
@@ -19,13 +19,13 @@ from jackline.errors import UsageError
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.session.metrics.landing import CudaLanes, Place, mark_arrival, read_places
 
-Line = tuple[int, float, dict[str, Any]]  # step, time, values: numbers, or places where they land
-_MAX_WAITING = 100_000  # lines: what nobody takes must not fill the memory
+Line = tuple[int, float, dict[str, Any]]  # step, time, values: numbers, or slots that will receive them
+_MAX_WAITING = 100_000  # lines: values that are never collected must not fill the memory
 _SEND_EVERY_S = 0.25
 
 
 class Scalars:
-    """The loop's numbers. `latest` holds the last known value of each that was written down."""
+    """The loop's values. `latest` holds the last known value of each that was written."""
 
     def __init__(self) -> None:
         self.latest: dict[str, float] = {}
@@ -37,7 +37,7 @@ class Scalars:
         self._lanes = CudaLanes()
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Costs 2 us a host value, 8 us a device value. Nothing here waits for a device."""
+        """Costs 2 us per host value, 8 us per device value. Nothing here waits for a device."""
         taken: dict[str, Any] = {}
         for name, value in values.items():
             kind = type(value)
@@ -56,16 +56,16 @@ class Scalars:
         self._waiting.append((step, time.time(), taken))
 
     def known(self) -> dict[str, float]:
-        """The newest value of each that can be had without waiting."""
+        """The newest value of each name that is available without waiting."""
         return {**self.latest, **{name: value for name, (_, value) in self._on_host.items()}}
 
     def known_at(self, step: int) -> dict[str, float]:
-        """The same for a checkpoint of `step`: a value of an earlier step is named so, 'val@40'."""
+        """The same for a checkpoint of `step`: a value of an earlier step has its step in its name, 'val@40'."""
         known = {**self._landed, **self._on_host}
         return {name if of == step else f"{name}@{of}": value for name, (of, value) in known.items()}
 
     def resolve(self, *, wait: bool = False) -> list[Line]:
-        """Lines whose numbers are known by now, oldest first. `wait`: all of them."""
+        """Lines whose values are known by now, oldest first. `wait`: all of them."""
         found: list[Line] = []
         while self._on_the_way:
             lines, named, events = self._on_the_way[0]
@@ -84,7 +84,7 @@ class Scalars:
         return found
 
     def send(self, now_s: float) -> None:
-        """Lets everything that waits be taken by `resolve` when it has arrived: one mark for many lines."""
+        """Let `resolve` take all pending values once they have arrived: one event for many lines."""
         if now_s - self._sent_s < _SEND_EVERY_S or not self._waiting:
             return
         self._sent_s = min(now_s, time.monotonic())
@@ -96,13 +96,13 @@ class Scalars:
 
 
 class MetricsFile:
-    """metrics-RANK.jsonl. Numbers that JSON has no word for become text ('nan', 'inf')."""
+    """metrics-RANK.jsonl. Numbers that JSON cannot represent become text ('nan', 'inf')."""
 
     def __init__(self, writer: JsonlWriter) -> None:
         self._writer = writer
 
     def write(self, lines: list[Line]) -> bool:
-        """False when the disk would not take all of them."""
+        """False when the disk did not accept all of them."""
         is_whole = True
         for step, at_s, values in lines:
             plain = {name: value if value - value == 0 else str(value) for name, value in values.items()}

@@ -1,8 +1,9 @@
-"""The number that `keep_best` names: which step's weights gave it, and whether that step is worth a save.
+"""The metric that `keep_best` names: which step's weights produced it, and whether that step is worth a save.
 
-A value belongs to the weights it was measured with. Only a checkpoint of that very step carries it, so `best` never
-points to weights that were not measured. Owns the newest value and the comparison with the checkpoints there are.
-When a save can be made is run.py; which checkpoints stay is the writer's business (checkpoint/writer/retention.py).
+A value belongs to the weights it was measured with. Only a checkpoint of exactly that step carries it, so `best`
+never points to weights that were not measured. Owns the newest value and its comparison with the existing
+checkpoints. run.py decides when a save can be made; the writer decides which checkpoints stay
+(checkpoint/writer/retention.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Boundary:
 
 
 class BestKeeper:
-    """`name` is None when no best is wanted. `held_values`: what to save as `run.values`, None for those of now."""
+    """The newest value of the `keep_best` metric. `name` is None when no best is wanted.
+
+    `held_values`: what to save as `run.values`, None for the current ones.
+    """
 
     def __init__(self, wish: str | None, folder: Path) -> None:
         self.wish = wish
@@ -45,7 +49,7 @@ class BestKeeper:
         self.held_values: dict[str, Any] | None = None
         self._is_high_good = bool(wish) and str(wish).startswith("+")
         self._folder = folder
-        self._step: int | None = None  # whose weights gave the newest value; None: of no whole step
+        self._step: int | None = None  # the step whose weights gave the newest value; None: no whole step
         self._value: float | torch.Tensor = math.nan
         self._is_rare = True
         self._is_marking = wish is not None
@@ -57,9 +61,9 @@ class BestKeeper:
     # -- what was measured -------------------------------------------------------------------------------------------
 
     def measure(self, value: Any, step: int | None, *, is_rare: bool | None = None) -> None:
-        """The weights of `step` gave `value`. `is_rare` None: told from the measurement before.
+        """The weights of `step` gave `value`. `is_rare` None: derive it from the previous measurement.
 
-        A device is not waited for here: a number that is logged at every step may be one of a GPU.
+        Does not wait for a device: a metric that is logged at every step may be on a GPU.
         """
         if not self.was_seen or step is None or self._step is None:
             self._is_rare = True
@@ -71,11 +75,11 @@ class BestKeeper:
 
     @property
     def is_rare(self) -> bool:
-        """The newest value is not one of a number that is logged at every step: it may have a save of its own."""
+        """Whether the metric is not logged at every step, so that the newest value may have a save of its own."""
         return self._is_rare
 
     def value_at(self, step: int) -> float | None:
-        """The value that the weights of `step` gave. Waits for a device."""
+        """The value that the weights of `step` gave. Waits for the device."""
         if self.name is None or not self.was_seen or self._step != step:
             return None
         if isinstance(self._value, torch.Tensor):
@@ -83,18 +87,18 @@ class BestKeeper:
         return self._value
 
     def is_better(self, step: int) -> bool:
-        """Whether the value of `step` is better than that of every checkpoint there is or is being written."""
+        """Whether the value of `step` is better than that of every checkpoint that exists or is being written."""
         value = self.value_at(step)
         if value is None or not math.isfinite(value):
             return False
         return all(value > other if self._is_high_good else value < other for other in self._known())
 
     def wants_save(self, step: int) -> bool:
-        """Whether the state of `step` should be saved for its value alone."""
+        """Whether the state of `step` should be saved because of its value alone."""
         return self._is_rare and self._step == step and self.is_better(step)
 
     def label(self, metrics: dict[str, float], step: int) -> dict[str, float]:
-        """`metrics` for a checkpoint of `step`, with the number under its plain name only if it is of this step."""
+        """`metrics` for a checkpoint of `step`, with the `keep_best` metric only if it was measured at this step."""
         if self.name is None or not self.was_seen:
             return metrics
         found = {word: value for word, value in metrics.items() if word.partition("@")[0] != self.name}
@@ -102,14 +106,14 @@ class BestKeeper:
         return found if value is None else {**found, self.name: value}
 
     def carried(self, ticket: Ticket, metrics: dict[str, float]) -> None:
-        """A save with these numbers is under way."""
+        """Note that a save with these metrics is under way."""
         if self.name in metrics:
             self._under_way = (ticket, metrics[self.name])
 
     # -- the last boundary -------------------------------------------------------------------------------------------
 
     def mark(self, step: int, values: dict[str, Any], tensors: Iterable[torch.Tensor], *, is_asked: bool) -> None:
-        """At a boundary, 0.2 ms: only until the loop has shown that it measures after its optimizer's step."""
+        """Remember this boundary (0.2 ms), until it is clear that the loop measures after its optimizer's step."""
         if self.name is not None and (self._is_marking or is_asked):
             random = ProcessRandom().state_dict()
             self._boundary = Boundary(step, random, dict(values), list(map(_address, tensors)))
@@ -118,13 +122,13 @@ class BestKeeper:
         self._is_marking = False
 
     def is_marked(self, step: int, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether the boundary of `step` is remembered, and no weight was exchanged for another since."""
+        """Whether the boundary of `step` is remembered, and no weight tensor was replaced since."""
         boundary = self._boundary
         return boundary is not None and boundary.step == step and boundary.addresses == list(map(_address, tensors))
 
     @contextlib.contextmanager
     def as_marked(self, random: ProcessRandom) -> Iterator[None]:
-        """What is saved inside has the random state and the values of the last boundary."""
+        """A save inside this block gets the RNG states and the values of the last boundary."""
         assert self._boundary is not None
         random.held, self.held_values = self._boundary.random, self._boundary.values
         try:
@@ -132,10 +136,10 @@ class BestKeeper:
         finally:
             random.held = self.held_values = None
 
-    # -- words -------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     def refuse(self, step: int, why: str, say: Say) -> None:
-        """Once: a value that would be the best cannot be kept."""
+        """Report, once, that a value that would be the best cannot be kept."""
         if not self._has_said:
             self._has_said = True
             text = (
@@ -145,7 +149,10 @@ class BestKeeper:
             say("best_unkept", text, is_loud=True, step=step)
 
     def tell_unseen(self, names: Iterable[str], say: Say) -> None:
-        """At the end of a complete run. Names with best_ come with `run.save`, when there is a best at all."""
+        """At the end of a complete run: report that the metric was never logged.
+
+        Names with best_ come with `run.save`, and only if there is a best at all.
+        """
         if self.name is None or self.was_seen or self.name.startswith("best_") or self._known():
             return
         there = ", ".join(sorted(names))
@@ -153,7 +160,7 @@ class BestKeeper:
         text = f"keep_best='{self.wish}': no number of that name was logged ({known}), so no checkpoint is the best"
         say("best_unseen", text, is_loud=True)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- private -----------------------------------------------------------------------------------------------------
 
     def _known(self) -> list[float]:
         names = list_names(self._folder)
@@ -173,5 +180,5 @@ class BestKeeper:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except (RuntimeError, ValueError, NotImplementedError):  # sparse, or not made yet
+    except (RuntimeError, ValueError, NotImplementedError):  # sparse, or not materialised yet
         return 0

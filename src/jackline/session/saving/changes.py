@@ -1,7 +1,7 @@
-"""Is this still the program that was saved? Data, code, arguments, schedule and versions, told before training.
+"""Whether this is still the program that was saved: data, code, arguments, schedule, versions; before training.
 
-Each kind has a verdict: refuse, warn or go on. Owns the fingerprint that goes into every checkpoint and its
-comparison. It reads no data: a dataset is known by its kind, length and attributes.
+Each kind of change has a verdict: refuse, warn or continue. Owns the fingerprint that goes into every checkpoint and
+its comparison. It reads no data: a dataset is identified by its type, length and attributes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from jackline.session.stepping import find_optimizers
 
 _SAMPLED = 1024  # values of a tensor that go into the fingerprint
 _MAX_FILES = 200
-# What is known at `attach` may be less than what was known at the save: modules imported later, `total`.
+# Less may be known at `attach` than at the save: modules imported later, `total`.
 _GROWING = ("code", "schedule")
 Fingerprint = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is not as it was. `kind` is a key of settings.DEFAULT_VERDICTS."""
+    """One thing that has changed. `kind` is a key of settings.DEFAULT_VERDICTS."""
 
     kind: str
     text: str
@@ -40,7 +40,7 @@ class Change:
 def describe_program(
     state: Mapping[str, Any], loader: Any, argv: list[str], schedule: Mapping[str, Any]
 ) -> Fingerprint:
-    """What is compared at resume. Taken at `attach`, before anything was restored."""
+    """The fingerprint compared at resume. Taken at `attach`, before anything was restored."""
     return {
         "data": describe_data(loader),
         "code": describe_code(),
@@ -51,7 +51,7 @@ def describe_program(
 
 
 def compare_programs(saved: Any, now: Fingerprint) -> list[Change]:
-    """What differs, by kind. A checkpoint that does not say is not compared."""
+    """What differs, by kind of change. A checkpoint without a fingerprint is not compared."""
     found: list[Change] = []
     if not isinstance(saved, dict):
         return found
@@ -91,7 +91,7 @@ def describe_data(loader: Any) -> dict[str, Any]:
 
 
 def describe_code() -> dict[str, str]:
-    """A hash of the main script and of every module that lies beside it: the person's own code."""
+    """A hash of the main script and of every module in the same folder: the user's own code."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if not main:
         return {}
@@ -99,7 +99,7 @@ def describe_code() -> dict[str, str]:
     ours, installed = f"{folder}/", str(Path(sysconfig.get_paths()["purelib"]).resolve())
     files = [Path(main).resolve()]
     for module in list(sys.modules.values()):
-        # Not getattr: some modules import half the world when they are asked for anything.
+        # Not getattr on the module: some import many others when any attribute is read.
         file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str) and file.startswith(ours) and not file.startswith(installed):
             files.append(Path(file))
@@ -113,7 +113,7 @@ def describe_code() -> dict[str, str]:
 
 
 def _describe_optimizers(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as the program gives them; the checkpoint's own take their place at resume."""
+    """Settings as the program gives them; at resume those of the checkpoint replace them."""
     found = {}
     for number, optimizer in enumerate(find_optimizers(state)):
         found[f"optimizer {number}"] = type(optimizer).__name__
@@ -125,7 +125,7 @@ def _describe_optimizers(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_value(value: Any) -> Any:
-    """Small values as they are; large ones by size and a sample; anything else by its kind."""
+    """Small values as they are; large ones by size and a sample; anything else by its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
@@ -150,7 +150,7 @@ def _describe_array(value: Any) -> str:
 
 
 def _hash_ends(value: Any) -> str:
-    """Of the first and last few entries, when they are plain."""
+    """A hash of the first and last few entries, when they are plain."""
     items = list(value.items()) if isinstance(value, dict) else value
     ends = [*items[:3], *items[-3:]] if isinstance(items, list | tuple) else []
     plain = [

@@ -12,7 +12,10 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def make_exact() -> None:
-    """For the whole process. An operation that has no deterministic kernel raises from now on, and says its name."""
+    """Applies to the whole process.
+
+    From now on an operation without a deterministic kernel raises and names itself.
+    """
     if _WORKSPACE not in os.environ:
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             say(f"exact=True: set {_WORKSPACE}=:4096:8 before CUDA is used, or matrix products may differ")

@@ -1,7 +1,7 @@
-"""Before step 1: save, load, compare, on the real objects. What does not come back is found in the first seconds.
+"""Before step 1: save, load and compare the real objects, so that a value that is lost is found in seconds.
 
-Leaves no trace: what was loaded is what was saved, and the generators are put back. Owns the comparison; the
-checkpoint of step 0 that remains is a gift, since a run killed early then goes on from the very same weights.
+Leaves no trace: the loaded values are the saved ones, and the RNG states are restored. Owns the comparison. The
+checkpoint of step 0 that remains is useful: a run killed early then resumes from exactly the same weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HINT = "attach(prove=False) goes on regardless"
 
 
 class Unproved(JacklineError):
-    """What was saved did not come back, or could not be saved."""
+    """Saved values were not restored, or could not be saved."""
 
 
 def prove(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: int) -> None:

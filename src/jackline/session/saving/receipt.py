@@ -1,6 +1,6 @@
-"""What a resumed run tells first: what came back, what did not, what changed, and whether the first loss is the same.
+"""What a resumed run prints first: what was restored, what not, what changed, and whether the first loss matches.
 
-Owns words. The engine's own receipt (checkpoint/state/load.py) is a part of it.
+Owns the text. The engine's own receipt (checkpoint/state/load.py) is a part of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jackline.session.saving.changes import Change, judge
 from jackline.session.settings import Verdict
 from jackline.units import format_bytes, format_duration
 
-_LOOKED_AT = 4000  # metrics lines of the attempt before
+_LOOKED_AT = 4000  # metrics lines of the previous attempt
 OURS = ("session", "random", "values")
 
 
@@ -42,7 +42,7 @@ def receipt_lines(receipt: Receipt, feed: Feed, session: dict[str, Any]) -> list
 
 
 def _left_behind_lines(receipt: Receipt) -> list[str]:
-    """Only in the attempts that begin where somebody went back to."""
+    """Printed only by an attempt that starts at the step a user went back to."""
     folder = receipt.path.parent
     if not any(rewind.step == receipt.step for rewind in list_rewinds(folder)):
         return []
@@ -54,13 +54,13 @@ def _left_behind_lines(receipt: Receipt) -> list[str]:
 
 
 def start_lines(feed: Feed, how_often: str) -> list[str]:
-    """What a new run tells."""
+    """What a new run prints."""
     data = f"; data: {'; '.join(feed.describe())}" if feed.kind != "none" else ""
     return [f"saving {how_often}{data}"]
 
 
 def announce_changes(changes: list[Change], verdicts: dict[str, Verdict], tell: Callable[[str], None]) -> None:
-    """Says what is to be said; raises CannotResume for what must not be gone on with."""
+    """Report changes since the checkpoint; raise CannotResume if one forbids resuming."""
     found = judge(changes, verdicts)
     for change in found["warn"]:
         tell(f"{change.kind} changed since it was saved: {change.text}")
@@ -75,7 +75,7 @@ def announce_changes(changes: list[Change], verdicts: dict[str, Verdict], tell: 
 
 
 class FirstLoss:
-    """Compares the losses of the first resumed step with what an earlier attempt recorded for it."""
+    """Compares the losses of the first resumed step with those an earlier attempt recorded for it."""
 
     def __init__(self, run: RunDir, rank: int, step: int, tell: Callable[..., None]) -> None:
         self._step = step + 1
@@ -84,7 +84,7 @@ class FirstLoss:
         self._is_done = not self._recorded
 
     def look(self, lines: list[Line]) -> None:
-        """Called with every line that is written; acts on one."""
+        """Called with every line that is written; acts on one of them."""
         if self._is_done:
             return
         for step, _, values in lines:
@@ -111,7 +111,7 @@ class FirstLoss:
 
 
 def _first_of_last_group(records: list[dict[str, Any]], step: int) -> dict[str, Any]:
-    """The first line of `step` in the newest attempt that got there."""
+    """The first line of `step` in the newest attempt that reached it."""
     found: dict[str, Any] = {}
     previous = None
     for record in records:

@@ -1,7 +1,7 @@
-"""The global generators of this process, watched and set aside: torch's, Python's and numpy's on the host.
+"""The global generators of this process, watched, saved and restored: torch's, Python's and numpy's on the host.
 
-Three grades, because they are used at every batch: a mark says whether anything was drawn (6 us), a full copy can be
-put back exactly (120 us, most of it numpy's), seeding makes what follows depend on a key alone.
+There are three levels, because they are used at every batch: a mark tells whether anything was drawn (6 us), a full
+copy can be restored exactly (120 us, most of it numpy's), seeding makes later draws depend only on a key.
 Does not own what is saved in a checkpoint (checkpoint/state/rng.py).
 """
 
@@ -23,7 +23,7 @@ _HEAD_BYTES = object.__basicsize__
 
 
 class Chance:
-    """Stateless but for two addresses that were checked once."""
+    """Stateless except for two addresses that were checked once."""
 
     def __init__(self) -> None:
         self._torch = torch.default_generator
@@ -34,7 +34,10 @@ class Chance:
         self._find_numpy_generator = numpy.random.mtrand.get_bit_generator
 
     def mark(self) -> dict[str, Any]:
-        """What `changed` compares with. Also enough to go back to, but for half of a pair of numpy's normals."""
+        """What `changed` compares with.
+
+        `go_back` can restore it, except for a second normal number that numpy has cached.
+        """
         return {"torch": self._torch.get_state(), "python": self._mark_python(), "numpy": self._mark_numpy()}
 
     def changed(self, before: dict[str, Any]) -> set[str]:
@@ -49,7 +52,7 @@ class Chance:
         return found
 
     def go_back(self, mark: dict[str, Any], sources: Collection[str]) -> None:
-        """Puts `sources` back to where they were at `mark`."""
+        """Restore `sources` to their state at `mark`."""
         if "torch" in sources:
             self._torch.set_state(mark["torch"])
         if "python" in sources:
@@ -57,11 +60,11 @@ class Chance:
             random.setstate((3, state, gauss) if isinstance(state, tuple) else _unpack_python(state, gauss))
         if "numpy" in sources:
             state = mark["numpy"]
-            if isinstance(state, bytes):  # a bit generator other than the default can be watched, not taken back
+            if isinstance(state, bytes):  # a non-default bit generator can be watched, not restored
                 numpy.random.set_state(_unpack_numpy(state))
 
     def copy(self, sources: Collection[str] = SOURCES) -> dict[str, Any]:
-        """Everything there is to know about `sources`."""
+        """The complete state of `sources`."""
         found: dict[str, Any] = {}
         if "torch" in sources:
             found["torch"] = self._torch.get_state()
@@ -80,7 +83,7 @@ class Chance:
             numpy.random.set_state(copy["numpy"])
 
     def seed(self, key: int, sources: Collection[str] = SOURCES) -> None:
-        """From here on `sources` depend on `key`, a 64-bit number."""
+        """From here on `sources` depend only on `key`, a 64-bit number."""
         if "torch" in sources:
             self._torch.manual_seed(key >> 1)
         if "python" in sources:
@@ -90,7 +93,7 @@ class Chance:
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Whatever is drawn inside is not missed outside."""
+        """Draws inside this block have no effect on the generators outside."""
         copy = self.copy()
         try:
             yield
@@ -113,7 +116,10 @@ class Chance:
 
 
 def _find_python_state(instance: Any) -> int:
-    """Where CPython keeps the index and the words, after proof that it is so; 0 otherwise. 27 us become 0.7."""
+    """The address of CPython's index and state words, after checking that it is right; otherwise 0.
+
+    Reading the state there takes 0.7 us instead of 27.
+    """
     if type(instance) is not random.Random:
         return 0
     probe = random.Random(1)

@@ -1,7 +1,7 @@
 """When a session saves, and what it knows about its checkpoints. A thin layer over the checkpoint engine.
 
-Fail open: whatever goes wrong in here is reported once and saving is off; training goes on. Owns the cadence and the
-words about checkpoints. Does not own what a boundary is (run.py).
+Fail open: any error in here is reported once and saving is turned off; training continues. Owns the cadence and the
+messages about checkpoints. Does not own what a boundary is (run.py).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Event = Callable[..., None]  # Reporter.event
 
 
 class Saver:
-    """`state` is the dict that is saved: the person's objects, 'session' and 'random'."""
+    """`state` is the dict that is saved: the user's objects, 'session' and 'random'."""
 
     def __init__(self, engine: CheckpointEngine, state: dict[str, Any], settings: Settings) -> None:
         self.engine = engine
         self.state = state
         self.why_off = ""
-        self.last_step: int | None = None  # of the newest acknowledged checkpoint
+        self.last_step: int | None = None  # step of the newest acknowledged checkpoint
         self.last_at_s: float | None = None
         self._settings = settings
         self._cadence = settings.cadence()
         self._event: Event = lambda *_, **__: None
         self._ticket: Ticket | None = None
         self._is_first = True
-        self.asked_step = 0  # of the last save, acknowledged or not
+        self.asked_step = 0  # step of the last save, acknowledged or not
         self._asked_at_s = time.monotonic()
         self._asked_wall_s = time.time()
         self._stall_s = self._write_s = 0.0
@@ -50,7 +50,7 @@ class Saver:
         self._event = event
 
     def begin(self, step: int) -> None:
-        """Training starts or goes on at `step`, which is saved or needs no saving."""
+        """Training starts or resumes at `step`, which is saved or needs no saving."""
         self.asked_step, self._asked_at_s = step, time.monotonic()
 
     def why_due(self, step: int, now_s: float) -> str | None:
@@ -63,14 +63,16 @@ class Saver:
         return save_is_due(progress, self._cadence)
 
     def expected_s(self, state_bytes: int) -> float:
-        """How long a save will take until it is acknowledged: as the last one, or by a slow disk's pace."""
+        """How long a save takes until it is acknowledged: as long as the last one, or as on a slow disk."""
         return (self._stall_s + self._write_s) or 0.5 + state_bytes / 100e6
 
     def save(
         self, step: int, *, metrics: dict[str, float], is_last: bool = False, is_wanted: bool = False
     ) -> Ticket | None:
-        """Takes the state now. `is_last`: nothing will change after it, and it may wait for the writer. `is_wanted`:
-        somebody asked for this one, so a busy writer is waited for."""
+        """Save the current state. `is_last`: nothing will change after it, and it may wait for the writer.
+
+        `is_wanted`: this save was requested, so it waits for a busy writer.
+        """
         if self.why_off:
             return None
         try:
@@ -88,18 +90,18 @@ class Saver:
         return ticket
 
     def prepare(self) -> None:
-        """After the first step, when the optimizers have made their state: room for it, beside the next steps."""
+        """After the first step, when optimizer state exists: allocate room for it during the next steps."""
         try:
             self.engine.prepare(self.state)
         except Exception as problem:
             self.turn_off(f"{type(problem).__name__}: {problem}")
 
     def before_change(self) -> None:
-        """The barrier, in the optimizers' hooks: free unless a copy is under way."""
+        """The barrier, called by the optimizers' hooks: free unless a copy is under way."""
         self.engine.before_mutation()
 
     def poll(self, now_s: float, *, is_urgent: bool = False) -> None:
-        """Takes in what the writer said, a few times a second."""
+        """Process the writer's reports, a few times a second."""
         if now_s - self._polled_s < _POLL_EVERY_S and not is_urgent:
             return
         self._polled_s = now_s
@@ -110,7 +112,7 @@ class Saver:
             self.turn_off(f"{type(problem).__name__}: {problem}")
 
     def wait(self, timeout_s: float = 3600.0) -> bool:
-        """Until the save under way is acknowledged or lost; whether it was acknowledged."""
+        """Wait until the save under way is acknowledged or lost; return whether it was acknowledged."""
         ticket = self._ticket
         is_committed = ticket is not None and ticket.wait(timeout_s)
         self.poll(time.monotonic(), is_urgent=True)
@@ -139,7 +141,7 @@ class Saver:
         return {"step": step, "at_s": at_s, "path": str(self.engine.folder / str(names[0]))}
 
     def best(self) -> dict[str, Any] | None:
-        """The best checkpoint there is by `keep_best`: name of the number, value and step."""
+        """The best checkpoint by `keep_best`: name of the metric, value and step."""
         if self._settings.keep_best is None:
             return None
         name = self._settings.keep_best.removeprefix("+")
@@ -154,7 +156,7 @@ class Saver:
         return {"name": name.removeprefix("best_"), **self._best}
 
     def bounds(self, newest: dict[str, Any] | None) -> dict[str, Any]:
-        """What is lost if the process dies now, and if the machine does."""
+        """How much work is lost if the process crashes now, and if the machine does."""
         machine_s, sure = self.engine.bounds().machine_s, self.engine.bounds().mirror_state
         at_s = newest["at_s"] if newest else None
         bounds = LossBounds(None if at_s is None else max(0.0, time.time() - at_s), machine_s, sure)
@@ -163,7 +165,7 @@ class Saver:
         return found if machine_s is None else {**found, "note": note}
 
     def what_stands(self, step: int) -> str:
-        """What a run that ended at `step` without a save goes on from."""
+        """What a run that ended at `step` without a save resumes from."""
         if self.last_step is None:
             return "there is no checkpoint: it starts over"
         if step <= self.last_step:
@@ -191,7 +193,7 @@ class Saver:
                 self._stall_s = max(self._ticket.stall_s, self._stall_s / 2)
                 self._write_s = self._ticket.write_s
         record = event.to_json()
-        is_loud = event.is_loud and event.kind != "skipped"  # a busy writer is no news: the next save is near
+        is_loud = event.is_loud and event.kind != "skipped"  # a busy writer is no news: the next save comes soon
         self._event(record.pop("kind"), record.pop("text"), is_loud=is_loud, **_without(record, "at_s"))
         if event.kind == "off":
             self.turn_off(self.engine.why_off)
