@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ num_updates = 0
 update = Parts.update
 
 
-def faulty_update(parts: Parts) -> torch.Tensor:
+def faulty_update(parts: Parts, before_change: Callable[[], None]) -> torch.Tensor:
     global num_updates
     num_updates += 1
     if fault == "kill" and num_updates == int(number):
@@ -40,9 +41,10 @@ def faulty_update(parts: Parts) -> torch.Tensor:
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "nan" and num_updates == int(number):
+        before_change()
         with torch.no_grad():
             parts.model.blocks[0].up.weight[0, 0] = math.inf
-    return update(parts)
+    return update(parts, before_change)
 
 
 if __name__ == "__main__":

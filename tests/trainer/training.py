@@ -33,12 +33,12 @@ num_updates = 0
 loss_sum, update = Parts.loss_sum, Parts.update
 
 
-def dying_update(parts: Parts) -> torch.Tensor:
+def dying_update(parts: Parts, *words: object) -> torch.Tensor:
     global num_updates
     num_updates += 1
     if num_updates == int(os.environ.get("KILL_AT") or 0):
         os.kill(os.getpid(), signal.SIGKILL)
-    return update(parts)
+    return update(parts, *words)
 
 
 def hungry_loss(parts: Parts, tokens: torch.Tensor) -> tuple[torch.Tensor, int]:
