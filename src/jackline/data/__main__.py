@@ -1,4 +1,5 @@
-"""`python -m jackline.data`: the builder process (`build FOLDER SETTINGS`) and the heavy half of `jackline data`."""
+"""`python -m jackline.data`: the builder process (`build FOLDER SETTINGS`) and the part of `jackline data` that
+imports numpy."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def build_in_background(folder: Path, settings: dict[str, object]) -> None:
     from jackline.data.spec import CacheSettings
 
     parent = os.getppid()
-    # Ctrl-C goes to the whole group: the reader decides whether this ends, by ending itself.
+    # Ctrl-C goes to the whole process group. The builder ignores it: it ends when its reader ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     step_back(5)
     run_builder(

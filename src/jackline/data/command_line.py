@@ -1,7 +1,7 @@
 """What `jackline data` does, in the process that may import numpy: prepare, show, bench.
 
 Owns the text and the progress lines of these commands. `cli/commands/data.py` only passes a request on as JSON, so
-that it stays light. Data goes to stdout, talk to stderr.
+that it imports little. Data goes to stdout, progress and remarks go to stderr.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN_TOKENS = 200
 
 
 def run_request(name: str, request: dict[str, Any]) -> None:
-    """`request`: spec, settings, and what the command itself takes."""
+    """`request` has the spec, the settings, and the command's own options."""
     settings = CacheSettings.from_json(request["settings"])
     COMMANDS[name](request, settings)
 
@@ -64,7 +64,7 @@ def prepare(request: dict[str, Any], settings: CacheSettings) -> None:
 
 
 def show(request: dict[str, Any], settings: CacheSettings) -> None:
-    """What is in a cache; with `verify`, whether every byte is still what was written."""
+    """Print what is in a cache; with `verify`, check that every byte is still what was written."""
     folder = _folder(request, settings)
     facts = describe_cache(folder)
     if request["verify"]:
@@ -82,7 +82,7 @@ def show(request: dict[str, Any], settings: CacheSettings) -> None:
 
 
 def bench(request: dict[str, Any], settings: CacheSettings) -> None:
-    """The loader alone, without a model: how fast batches come and how long the first one takes."""
+    """Measure the loader alone, without a model: how fast batches come and how long the first one takes."""
     began_s = time.monotonic()
     reporter = terminal_reporter()
     loader_settings = LoaderSettings(**request["loader"])
@@ -107,7 +107,7 @@ COMMANDS: dict[str, Command] = {"prepare": prepare, "show": show, "bench": bench
 
 
 def describe_cache(folder: Path) -> dict[str, Any]:
-    """Everything about a cache that a person or a program may ask."""
+    """Everything about a cache that a person or a program may want to know."""
     meta = read_meta(folder)
     if meta is None:
         raise JacklineError(f"{folder} is not a token cache yet", hint="`jackline data prepare SOURCE` makes one")
@@ -181,7 +181,7 @@ def terminal_reporter() -> Reporter:
         last_s = now_s
         text = describe(progress)
         if is_terminal:
-            # A terminal nobody measured says 0 columns.
+            # A terminal whose size was never set reports 0 columns.
             width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
             print("\r" + text[:width].ljust(width), end="", file=sys.stderr, flush=True)
         else:

@@ -1,7 +1,8 @@
-"""Signs of life: what the data engine is doing, as plain values for whoever shows them.
+"""Progress reports: what the data package is doing, as plain values for any caller that shows them.
 
-Owns the shape of a report, its rate and its time to go, and the thread that keeps reports at most a second apart.
-Does not own how a report is shown or stored: a terminal, a run directory and a notebook each bring a `Reporter`.
+Owns the fields of a report, its rate and its remaining time, and the thread that keeps reports at most a second
+apart. Does not own how a report is shown or stored: a terminal, a run directory and a notebook each provide a
+`Reporter`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _STILL_S = 5.0
 
 @dataclass(frozen=True)
 class Progress:
-    """One report. `total` is None while nobody can know it; `detail` names the file or the thing waited for."""
+    """One report. `total` is None while it is not known; `detail` names the file or what is waited for."""
 
     phase: Phase
     done: float = 0
@@ -61,14 +62,14 @@ Reporter = Callable[[Progress], None]
 
 
 def silent(progress: Progress) -> None:
-    """The reporter of whoever does not want to know."""
+    """A reporter that drops all reports."""
 
 
 def describe(progress: Progress) -> str:
     """One line for people: 'tokenise 12.0 MiB of 31.5 MiB (38 %), 2.8 MiB/s, 7.1 s to go, os.py'."""
     amount = _amount(progress.done, progress.unit)
     if progress.phase == "wait" and not progress.done and progress.detail:
-        return f"waiting for {progress.detail}"  # "wait 0 files" says nothing
+        return f"waiting for {progress.detail}"  # "wait 0 files" would be meaningless
     parts = [f"{progress.phase} {amount}"]
     if progress.total:
         share = min(100.0, 100 * progress.done / progress.total)
@@ -87,9 +88,9 @@ def _amount(value: float, unit: str) -> str:
 
 
 class Board:
-    """What is going on now, written by the working threads and read by the ticking one.
+    """The current report, written by the working threads and read by the reporting thread.
 
-    Written a few hundred times a second at most, so a lock costs nothing that can be measured.
+    It is written a few hundred times a second at most, so the cost of the lock cannot be measured.
     """
 
     def __init__(self, reporter: Reporter = silent, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +102,7 @@ class Board:
         self._moved_at = clock()
 
     def set(self, phase: Phase, **fields: Any) -> None:
-        """Change the report; another unit starts the rate anew."""
+        """Change the report; a change of unit resets the rate."""
         with self._lock:
             if fields.get("unit", self._now.unit) != self._now.unit:
                 self._seen.clear()
@@ -133,9 +134,9 @@ class Board:
 
 @contextlib.contextmanager
 def ticking(board: Board, every_s: float = TICK_S) -> Iterator[None]:
-    """Report now, every `every_s` while the block runs, and once more when it is left.
+    """Report now, every `every_s` while the block runs, and once more at its end.
 
-    A thread, because a long call into C or a stalled socket must not make the phase silent.
+    A thread does this, so that reports continue during a long call into C or a stalled socket.
     """
     stop = threading.Event()
 

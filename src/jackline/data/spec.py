@@ -1,7 +1,8 @@
-"""What data is wanted: sources, filters, split, tokenizer, packing; and what of it identifies a cache.
+"""What data is wanted: sources, filters, split, tokenizer, packing; and which of these settings identify a cache.
 
 Owns the settings, their checks and the fingerprint. Everything that changes a single token is part of the
-fingerprint; what only changes how the work is done (disk budget, threads, patience) is `CacheSettings` and is not.
+fingerprint. What only changes how the work is done (disk budget, threads, patience) is in `CacheSettings` and is not
+part of it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Rows:
-    """Per-document mode: each document is cut into rows of its own, nothing is packed across documents."""
+    """Per-document mode: each document is cut into its own rows, and nothing is packed across documents."""
 
     tokens: int
     stride: int
@@ -75,7 +76,7 @@ class DataSpec:
 
     sources: tuple[Source, ...]
     tokenizer: str = "gpt2"
-    vocab_size: int = 8192  # of a tokenizer that is trained on the corpus
+    vocab_size: int = 8192  # for a tokenizer that is trained on the corpus
     eos: str = "auto"  # the token between documents: a token of the tokenizer, or "none"
     split: Split = "all"
     validation_fraction: float = 0.0
@@ -119,7 +120,7 @@ class DataSpec:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> DataSpec:
-        """Raises UsageError for a setting nobody knows."""
+        """Raises UsageError for an unknown setting."""
         values = dict(value)
         raw_sources = values.pop("sources", ())
         raw_rows = values.pop("rows", None)
@@ -130,16 +131,16 @@ class DataSpec:
         return DataSpec(sources=sources, rows=rows, **_known(DataSpec, values))
 
     def fingerprint(self, tokenizer_hash: str) -> str:
-        """32 hex digits that stand for every token there will be, in order."""
+        """32 hex digits that identify all tokens and their order."""
         identity = self.to_json()
-        identity.pop("max_damaged_fraction")  # decides whether to stop, never which tokens come
+        identity.pop("max_damaged_fraction")  # decides whether to stop, never which tokens are produced
         for source, shown in zip(self.sources, identity["sources"], strict=True):
             shown["url"] = _identity_url(source)
         text = json.dumps({"format": FORMAT, "tokenizer_hash": tokenizer_hash, **identity}, sort_keys=True)
         return str(xxhash.xxh3_128_hexdigest(text.encode()))
 
     def located(self) -> DataSpec:
-        """The same with absolute paths, so that it means the same from every folder."""
+        """The same spec with absolute paths, so that it means the same from every folder."""
         sources = (replace(item, url=local_path(item.url)) if item.is_local else item for item in self.sources)
         return replace(self, sources=tuple(sources))
 

@@ -1,5 +1,5 @@
-"""Never out of memory: predict before the run, rehearse before step 0, guard and shrink during it, explain after.
+"""Keeps a run within memory: predicts before it, rehearses before step 0, shrinks during it, explains afterwards.
 
-`cards`, `allocator`, `formula`, `host_guard` and `own_file` need no torch; the rest does and runs in a child process
-of the command line.
+`plan.cards`, `plan.own_file`, `predict.allocator`, `guard.host` and `guard.oom` need no torch. The rest needs it, and
+the command line runs it in a child process.
 """

@@ -1,6 +1,7 @@
 """`python -m jackline.memory REQUEST`: the half of `jackline plan` that needs torch, in a process of its own.
 
-REQUEST is JSON: target, gpu, words, output (text, explain, table or json). stdout is the answer, stderr the talk.
+REQUEST is JSON: target, gpu, words, output (text, explain, table or json). The answer goes to stdout, progress and
+remarks go to stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jackline.pipes import drop_output
 from jackline.units import format_bytes, format_duration
 
 _TABLE_BATCHES = (2, 4, 8, 16, 32, 64)
-# A batch cut into more slices than this trains too slowly to be chosen by itself.
+# How often a progress line is printed while a plan is computed.
 _TELL_EVERY_S = 2.0
 
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _sign_of_life() -> Iterator[None]:
-    """A line on stderr every 2 s: a plan of a large model takes ten seconds, and silence looks like a hang."""
+    """Print a line to stderr every 2 s: planning a large model takes ten seconds, and silence looks like a hang."""
     is_over = threading.Event()
     started_s = time.monotonic()
 
@@ -90,7 +91,11 @@ def _answer(request: dict[str, Any]) -> int:
 
 
 def _card_and_room(text: str | None) -> tuple[Card, Room]:
-    """A card of the table is empty; of the one that is here only what is free counts. Says who holds the rest."""
+    """The GPU to plan for, and how much of it may be used.
+
+    A GPU named by the user counts as empty. Of this machine's GPU only the free memory counts; the processes that
+    hold the rest are printed.
+    """
     if text:
         card = find_card(text)
         return card, room_of(card)
@@ -126,7 +131,7 @@ def _all_sizes(target: str, card: Card, words: Sequence[str]) -> tuple[Candidate
         return load_candidates(target, card, words)
     try:
         return load_candidates(target, card, [*words, "model_size=auto"])
-    except UsageError:  # a recipe that has its size as it is told
+    except UsageError:  # this recipe has no `model_size=auto`: it trains the size it is given
         return load_candidates(target, card, words)
 
 

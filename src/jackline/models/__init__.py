@@ -1,1 +1,1 @@
-"""Plain nn.Modules: what is trained. They know nothing of runs, memory plans or trainers."""
+"""The models that are trained, as plain nn.Modules. They know nothing of runs, memory plans or trainers."""

@@ -1,6 +1,6 @@
-"""A GPT-2 shaped language model: pre-norm blocks, learned positions, causal attention by SDPA.
+"""A language model of the shape of GPT-2: pre-norm blocks, learned positions, causal attention by SDPA.
 
-Owns the module and its initialisation. Sizes by name are `shapes`, the loss over the vocabulary is `loss`.
+Owns the module and its initialisation. `shapes` owns the named sizes, `loss` the loss over the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INIT_STD = 0.02
 
 
 def _gelu(hidden: Tensor) -> Tensor:
-    return functional.gelu(hidden, approximate="tanh")  # GPT-2's own
+    return functional.gelu(hidden, approximate="tanh")  # as in GPT-2
 
 
 class Block(nn.Module):
@@ -56,14 +56,14 @@ class Block(nn.Module):
         return projected
 
     def _drop(self, branch: Tensor) -> Tensor:
-        # At 0 nothing is called: dropout(p=0) would still draw from the generator on some devices.
+        # Not called at 0: dropout(p=0) would still draw from the RNG on some devices.
         return functional.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
 
 def _make_head(shape: GPTShape, tokens: nn.Embedding) -> nn.Linear:
     if not shape.is_tied:
         return unfilled.Linear(shape.width, shape.vocab_size, bias=shape.has_head_bias)
-    # On the meta device first: a matrix of 150 MB that is thrown away at once leaves a hole in the card's memory.
+    # On the meta device first: a matrix of 150 MB that is thrown away at once would leave a hole in the GPU's memory.
     head = unfilled.Linear(shape.width, shape.vocab_size, bias=False, device="meta")
     head.weight = tokens.weight
     if shape.has_head_bias:
@@ -79,7 +79,7 @@ class GPT(nn.Module):
         self.shape = shape
         self.is_recomputing = is_recomputing
         self.loss_chunk_rows = loss_chunk_rows
-        self.has_loss_kernel = False  # set by whoever has asked `loss.why_no_kernel`, before compiling
+        self.has_loss_kernel = False  # set by a caller that has checked `loss.why_no_kernel`, before compiling
         self.tokens = unfilled.Embedding(shape.vocab_size, shape.width)
         self.positions = unfilled.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
@@ -88,7 +88,8 @@ class GPT(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """GPT-2's: normal(0.02), and less for what is added to the residual stream, the deeper the less."""
+        """As in GPT-2: normal(0.02), and less for weights that add to the residual stream, the deeper the model the
+        less."""
         residual_std = _INIT_STD / math.sqrt(2 * self.shape.num_layers)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:

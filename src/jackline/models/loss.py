@@ -1,6 +1,7 @@
-"""Cross-entropy over a vocabulary, summed, with all logits at once or in chunks.
+"""Summed cross-entropy over a vocabulary, with all logits at once or in chunks.
 
-The sum and not the mean, because a step cut into slices must be divided by the count of the whole step.
+It returns the sum and not the mean, because the loss of a step cut into slices must be divided by the count of the
+whole step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jackline.models import unfilled
 
 IGNORED = -100
 _PROOF_ROWS = 16
-_PROOF_LIMIT = 0.02  # bf16 has 8 bits; a wrong kernel is off by everything
+_PROOF_LIMIT = 0.02  # bf16 has 8 bits of precision; a wrong kernel is off by far more
 
 
 def summed_cross_entropy(
@@ -25,9 +26,9 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Sum over all targets that are not IGNORED. `hidden` is (..., width), `targets` (...).
 
-    With `chunk_rows` the logits of only that many rows exist at a time; the head's product is done twice for it,
-    about 4 % of a small model's step. Gradients are summed in float32 between chunks, because each chunk casts the
-    head's weights anew. `has_kernel`: `why_no_kernel` said nothing against the one-pass kernel for this head.
+    With `chunk_rows` the logits of only that many rows exist at a time. The head's matrix product is then computed
+    twice, about 4 % of a small model's step. Gradients are summed in float32 between chunks, because each chunk casts
+    the head's weights again. `has_kernel` means that `why_no_kernel` returned no objection for this head.
     """
     rows, labels = hidden.flatten(0, -2), targets.flatten()
     if has_kernel and not chunk_rows and torch.is_grad_enabled():
@@ -44,7 +45,8 @@ def summed_cross_entropy(
 
 
 def why_no_kernel(head: nn.Module) -> str:
-    """Why the one-pass kernel is not for this head on this machine; empty after it gave the right loss and slopes."""
+    """Why the one-pass kernel cannot be used for this head on this machine. Empty when it can: the kernel was run and
+    gave the right loss and gradients."""
     if type(head) not in (nn.Linear, unfilled.Linear) or head.bias is not None:
         return "the head is more than one matrix"
     weight = head.weight
@@ -53,11 +55,12 @@ def why_no_kernel(head: nn.Module) -> str:
     try:
         from jackline.models.loss_kernel import head_loss
 
-        # Where warnings are errors, torch's own about a context that it makes by itself must not count as a failure.
+        # Torch warns about a context that it creates itself. Where warnings are errors, that must not look like a
+        # failure of the kernel.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             off = _compare(head, head_loss)
-    except Exception as problem:  # no Triton, no compiler, a card it does not know: the plain way does all of it
+    except Exception as problem:  # no Triton, no compiler, an unknown GPU: plain torch is used instead
         return (
             f"{type(problem).__name__}: {str(problem).strip().splitlines()[0][:100] if str(problem).strip() else ''}"
         )
@@ -65,7 +68,7 @@ def why_no_kernel(head: nn.Module) -> str:
 
 
 def _compare(head: nn.Linear, head_loss: Any) -> float:
-    """The kernel against plain operators on a few rows: the largest relative difference of loss and slopes."""
+    """The largest relative difference of loss and gradients between the kernel and plain operators on a few rows."""
     weight = head.weight.detach().clone().requires_grad_()
     chance = torch.Generator(weight.device).manual_seed(1)
     rows = torch.randn(
@@ -86,6 +89,6 @@ def _compare(head: nn.Linear, head_loss: Any) -> float:
 def _sum_of(head: nn.Module, rows: Tensor, labels: Tensor) -> Tensor:
     logits = head(rows)
     if logits.dtype != torch.float32 and not torch.is_autocast_enabled(logits.device.type):
-        # Autocast does this by itself. A compiler fuses the cast away; without one it costs 4 bytes a logit.
+        # Autocast does this cast by itself. A compiler fuses it away; without one it costs 4 bytes a logit.
         logits = logits.float()
     return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")

@@ -1,9 +1,9 @@
-"""The loss over a vocabulary and its slope in one visit to the logits. Needs Triton and a card.
+"""The loss over a vocabulary and its gradient in one pass over the logits. Needs Triton and a GPU.
 
-A compiled cross-entropy reads the logits to sum them, and again to write their slope: 4.3 ms of a 61 ms step of GPT-2
-on an H200. Here each row is summed, still in the cache when it is read a second time, and overwritten by its own
-slope, so no second matrix of that size exists either. Owns the kernel and the operator around it; `loss` decides
-whether it is used. Deterministic: one program for a row, no atomics.
+A compiled cross-entropy reads the logits to sum them, and again to write their gradient: 4.3 ms of a 61 ms step of
+GPT-2 on an H200. This kernel sums a row, reads it a second time while it is still in the cache, and overwrites it
+with its own gradient, so no second matrix of that size exists either. Owns the kernel and the operator around it;
+`loss` decides whether it is used. Deterministic: one program for each row, no atomics.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -22,14 +22,14 @@ _NUM_WARPS = 8
 IGNORED = -100
 
 
-# Triton reads annotations, so its functions carry none but its own.
+# Triton interprets annotations, so its functions have no others than Triton's own.
 @triton.jit
 def _loss_and_slope(logits, labels, losses, width, ignored: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     label = tl.load(labels + row)
     is_counted = label != ignored
-    # Before the sums: their barriers keep a faster warp from overwriting it.
+    # Loaded before the sums: their barriers keep a faster warp from overwriting it first.
     picked = tl.load(logits + tl.where(is_counted, label, 0)).to(tl.float32)
     largest = -float("inf")
     total = 0.0
@@ -49,7 +49,7 @@ def _loss_and_slope(logits, labels, losses, width, ignored: tl.constexpr, block:
 
 
 def overwrite_with_slopes(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each row; `logits` holds the slope of each row's own loss afterwards."""
+    """The loss of each row. Afterwards `logits` holds the gradient of each row's own loss."""
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     _loss_and_slope[(logits.shape[0],)](
         logits, labels, losses, logits.shape[1], ignored=IGNORED, block=_BLOCK, num_warps=_NUM_WARPS
@@ -59,7 +59,7 @@ def overwrite_with_slopes(logits: Tensor, labels: Tensor) -> Tensor:
 
 @custom_op("jackline::head_loss", mutates_args=())
 def head_loss(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss, and the slopes of the logits for the way back."""
+    """The summed loss, and the gradients of the logits for the backward pass."""
     logits = rows @ weight.t()
     losses = overwrite_with_slopes(logits, labels.contiguous())
     return losses.sum(), logits
@@ -73,12 +73,12 @@ def _(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
     rows, weight, _ = inputs
     ctx.save_for_backward(rows, weight, output[1])
-    ctx.set_materialize_grads(False)  # else zeros of the logits' size are made for an output nobody uses
+    ctx.set_materialize_grads(False)  # else torch allocates zeros of the logits' size for an unused output
 
 
 def _go_back(ctx: Any, slope: Tensor, _unused: Tensor | None) -> tuple[Tensor, Tensor, None]:
     rows, weight, slopes = ctx.saved_tensors
-    # The scale of the loss comes in here, on the small side of both products.
+    # The gradient of the loss scales the results of both products, which are smaller than the logits.
     return (slopes @ weight) * slope, (slopes.t() @ rows) * slope, None
 
 

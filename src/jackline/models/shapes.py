@@ -1,6 +1,7 @@
-"""The sizes of GPT models by name, with their true number of parameters. No torch: a list of sizes costs nothing.
+"""The sizes of GPT models by name, with their true number of parameters. No torch, so that listing them is cheap.
 
-Advertised sizes lie: 'sparsae-small' was called 125M and has 162M, because its head is not tied to the embedding.
+Advertised sizes are wrong: 'sparsae-small' was called 125M and has 162M, because its head is not tied to the
+embedding.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ GPT2_VOCAB = 50_257
 
 @dataclass(frozen=True)
 class GPTShape:
-    """All that decides how large a GPT is."""
+    """Everything that decides how large a GPT is."""
 
     num_layers: int
     num_heads: int

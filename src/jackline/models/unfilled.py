@@ -1,7 +1,8 @@
-"""Layers that torch leaves as they are: their model draws all weights itself, in one pass.
+"""Layers whose weights torch does not initialise: the model draws all weights itself, in one pass.
 
-Torch's own draw would be thrown away at once; for 124M weights it took 0.6 of 1.6 s on two cores, at every start.
-Whoever uses one must fill it. They have the names of what they are, because names stand in messages.
+The values that torch draws would be thrown away at once; for 124M weights that took 0.6 of 1.6 s on two cores, at
+every start. A model that uses these layers must fill them. They keep the class names of torch's layers, because
+messages show them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from torch import nn
 
 class Linear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Nothing: see above."""
+        """Do nothing: the model fills the weights itself."""
 
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """Nothing: see above."""
+        """Do nothing: the model fills the weights itself."""

@@ -1,1 +1,1 @@
-"""Building the cache: the process, its decisions, and waiting for it."""
+"""Builds the cache: the builder process, its decisions, and waiting for it."""

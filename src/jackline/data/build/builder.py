@@ -1,10 +1,10 @@
-"""The building process: one at a time for each cache, started by whoever needs tokens, safe to kill at any instant.
+"""The builder process: one at a time for each cache, started by any reader that needs tokens, safe to kill any time.
 
-Owns: the folder of a spec, the lock, `meta.json` and `tokenizer.json`, `builder.json` (what it does, or why it
-stopped). Does not own what is built (fill.py) or who waits for it (supply.py).
+Owns: the folder of a spec, the lock, `meta.json` and `tokenizer.json`, `builder.json` (what the builder does, or why
+it stopped). Does not own what is built (fill.py) or who waits for it (supply.py).
 
 A thread adds up the sizes of all files beside the work, so that a percentage and an ETA appear without delaying the
-first document; nothing is shown while the sum is not known.
+first document. Neither is shown until the sum is known.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _CHECK_BYTES = 1 << 18
 
 
 def cache_path(spec: DataSpec, settings: CacheSettings) -> Path:
-    """Where the cache of this spec lives, or would."""
+    """The path of this spec's cache, whether or not it exists."""
     spec = spec.located()
     return _path_of(spec, settings, _fingerprint(spec))
 
 
 def cache_folder(spec: DataSpec, settings: CacheSettings) -> Path:
-    """The same; made, with the spec inside, when it is not there."""
+    """The same path; the folder is created, with the spec inside, if it does not exist."""
     spec = spec.located()
     fingerprint = _fingerprint(spec)
     folder = _path_of(spec, settings, fingerprint)
@@ -91,7 +91,7 @@ def remove_cache(folder: Path) -> None:
 
 
 def empty_cache(folder: Path) -> None:
-    """Take everything away but what the cache is for."""
+    """Delete everything except the spec of the cache."""
     asked = read_json(folder / "spec.json")
     if asked is None:
         raise UsageError(f"{folder} is not a cache", hint="`jackline data prepare SOURCE` makes one")
@@ -108,7 +108,7 @@ def run_builder(
     for_readers: bool,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Enough | Full | None:
-    """Build in this process. None when another process holds the lock and builds already."""
+    """Build in this process. Returns None when another process holds the lock and is already building."""
     lock = RunLock(folder / "builder.lock")
     try:
         if not lock.try_acquire():
@@ -138,9 +138,9 @@ def run_builder(
 
 
 def adopt_era(folder: Path, state: dict[str, Any]) -> None:
-    """Write down what a checkpoint knows about the era before its own, when this machine's ledger does not.
+    """Add what a checkpoint knows about the era before its own to the ledger, if the ledger does not have it.
 
-    So a run that goes on where no cache is left reads the source from that era on, not from its beginning.
+    So a run that resumes where no cache is left reads the source from that era on, not from its beginning.
     """
     era, cursor = int(state["era"]) - 1, state.get("era_cursor")
     lock = RunLock(folder / "builder.lock")
@@ -159,7 +159,7 @@ def adopt_era(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_builder_error(folder: Path) -> JacklineError | None:
-    """Why the last builder stopped, if it said so."""
+    """Why the last builder stopped, if it wrote a reason."""
     value = read_json(folder / "builder.json")
     if not isinstance(value, dict) or value.get("state") != "failed":
         return None
@@ -183,7 +183,7 @@ def _open_or_create(folder: Path, settings: CacheSettings, board: Board) -> tupl
 
 
 def _checked(tokenizer: Tokenizer, spec: DataSpec, around: Surroundings) -> Tokenizer:
-    """With the plain engine when the fast one disagrees on the head of this corpus."""
+    """The tokenizer, with the plain engine if the fast one disagrees on the beginning of this corpus."""
     if tokenizer.engine is tokenizer.reference:
         return tokenizer
     return tokenizer.checked_on(list(_first_texts(spec, around, _CHECK_BYTES))).alone()
@@ -213,7 +213,7 @@ def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tup
         spec,
         tokenizer.vocab_size,
         tokenizer.eos_id,
-        # A trained one is known by its content; the name of the others stands for theirs.
+        # A trained tokenizer is identified by its content; any other by its name.
         tokenizer.hash if spec.tokenizer == "train" else tokenizer_identity(spec.tokenizer, spec.vocab_size),
         engine_and_version(tokenizer),
         tokenizer.note,
@@ -223,7 +223,7 @@ def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tup
 
 
 def _trained(spec: DataSpec, around: Surroundings, root: Path) -> bytes:
-    """Trained on the training split only, and shared with the cache of the validation split."""
+    """A tokenizer trained on the training split only; the cache of the validation split shares it."""
     split: Any = "all" if spec.split == "all" else "train"
     common = replace(spec, split=split, rows=None, max_tokens=None)
     path = root / "tokenizers" / f"{common.fingerprint('train')}.json"
@@ -234,7 +234,7 @@ def _trained(spec: DataSpec, around: Surroundings, root: Path) -> bytes:
 
 
 def _load(folder: Path, spec: DataSpec) -> Tokenizer:
-    """The cache's own copy before any other: the name may mean something else by now."""
+    """Prefer the cache's own copy: the name may refer to another tokenizer by now."""
     own = folder / "tokenizer.json"
     if own.is_file():
         return from_json(own.read_text(encoding="utf-8"), eos=spec.eos)
@@ -253,7 +253,7 @@ def _first_texts(spec: DataSpec, around: Surroundings, num_bytes: int | None) ->
 
 
 def _both(reporter: Reporter, folder: Path) -> Reporter:
-    """To whoever asked, and to builder.json for everybody else."""
+    """A reporter that reports to the caller, and to builder.json for all other processes."""
     process = identify(os.getpid())
     who: dict[str, Any] = process.to_json() if process else {}
 
@@ -277,7 +277,7 @@ def _write_error(folder: Path, error: JacklineError) -> None:
 
 
 def start_survey(spec: DataSpec, on_total: Callable[[int], None]) -> threading.Thread:
-    """Calls `on_total` once with the bytes of all sources; never when one of them does not tell sizes."""
+    """Call `on_total` once with the bytes of all sources; never if one of them does not report sizes."""
 
     def add_up() -> None:
         total = 0
@@ -288,7 +288,7 @@ def start_survey(spec: DataSpec, on_total: Callable[[int], None]) -> threading.T
                         return
                     total += found.size
         except JacklineError:
-            return  # the reading itself will meet the same trouble and say so
+            return  # reading the files will fail in the same way and report it
         on_total(total)
 
     thread = threading.Thread(target=add_up, name="jackline-survey", daemon=True)

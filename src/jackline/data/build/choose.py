@@ -1,7 +1,7 @@
-"""What the builder does next: a decision on plain numbers, no clock and no file in sight.
+"""Decides what the builder does next, from plain numbers: it uses no clock and no file.
 
 Owns: which era is built, which is recycled, when there is enough. The tokeniser stays at most a few eras ahead of
-the readers and under the disk budget; what a reader needs soonest is built first and recycled last.
+the readers and under the disk budget. The era that a reader needs soonest is built first and recycled last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class View:
 
     present: frozenset[int]
     last_era: int | None  # of the corpus, once it is known
-    readers: tuple[Reading, ...]  # nobody: prepare everything that fits
+    readers: tuple[Reading, ...]  # without readers, everything that fits is prepared
     eras_ahead: int
     budget_bytes: int
     era_bytes: Callable[[int], int]
@@ -43,7 +43,7 @@ class Enough:
 
 @dataclass(frozen=True)
 class Full:
-    """The next era does not fit. `is_needed_now`: a reader cannot go on without it."""
+    """The next era does not fit. `is_needed_now`: a reader cannot continue without it."""
 
     era: int
     is_needed_now: bool
@@ -98,7 +98,7 @@ def _has(view: View, era: int) -> bool:
 
 
 def _victim(view: View, distance: dict[int, int] | None, how_soon: int) -> int | None:
-    """The present era needed last, if it is needed later than the one to be built. Nobody reading: none."""
+    """The era on disk that is needed last, if it is needed later than the one to be built. None without readers."""
     if distance is None or not view.present:
         return None
     never = view.eras_ahead + 1

@@ -1,8 +1,8 @@
-"""Building a cache: sources in, finished eras out, until there is enough.
+"""Fills a cache: reads sources and writes finished eras, until there is enough.
 
 Owns: the pass over the sources, commits about once a second, the files' identities, and the loop around
-`choose_action`. Runs in one process at a time (`builder.lock`); may be killed at any instant. Does not own processes
-(builder.py) or the bytes of the cache (writer.py).
+`choose_action`. Runs in one process at a time (`builder.lock`) and may be killed at any instant. Does not own
+processes (builder.py) or the bytes of the cache (writer.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Workshop:
 
 
 class Pass:
-    """One way through the sources from the start of an era, era after era."""
+    """One pass through the sources from the start of an era, era after era."""
 
     def __init__(self, shop: Workshop, era: int, cursor: Cursor) -> None:
         self.next_era = era
@@ -64,7 +64,7 @@ class Pass:
         self._blocks = packed_blocks(blocks, packing, _num_threads(shop.settings, shop.tokenizer.engine.name))
 
     def fill(self, writer: EraWriter, on_progress: Callable[[Cursor], None]) -> tuple[Cursor, bool]:
-        """Fill the era; returns where the source stands after it, and whether the source is at its end."""
+        """Fill the era. Returns the position in the source after it, and whether the source is at its end."""
         while writer.room:
             block = self._block or next(self._blocks, None)
             if block is None:
@@ -74,7 +74,7 @@ class Pass:
             writer.append(part)
             self._skip += len(part)
             if self._skip >= len(block.tokens):
-                # A cursor may never point past a block's end: the tokens to skip are those of the block it names.
+                # A cursor must never point past a block's end: it counts tokens to skip of the block it names.
                 self._skip -= len(block.tokens)
                 self._block, self._state = None, block.after
                 self._ends_at = Cursor(block.after, self._skip)
@@ -99,7 +99,7 @@ class Pass:
 
 
 class Interrupted(Exception):
-    """Whoever wanted the data is gone; what was committed is safe."""
+    """The process that wanted the data has ended; what was committed is safe."""
 
 
 def build(shop: Workshop, *, for_readers: bool) -> Enough | Full:
@@ -160,7 +160,7 @@ def _view(cache: Cache, settings: CacheSettings, readers: tuple[Reading, ...], b
 
 
 def _build_era(shop: Workshop, era: int, walk: Pass | None) -> Pass:
-    """Build one era, going on with `walk` when it stands there, else from the era's own cursor."""
+    """Build one era. Continues `walk` if it is at the start of this era, else begins at the era's own cursor."""
     cache = shop.cache
     spec = cache.meta.spec
     expected = cache.ledger.records.get(era)
@@ -187,7 +187,7 @@ def _build_era(shop: Workshop, era: int, walk: Pass | None) -> Pass:
     finally:
         if not is_done:
             if walk is not None:
-                walk.close()  # its threads end with it, not when the error is forgotten
+                walk.close()  # ends its threads now, not when the exception is garbage-collected
             writer.close()
     walk.next_era = era + 1
     cache.ledger.refresh()
@@ -240,7 +240,7 @@ def _check_full(action: Enough | Full, cache: Cache, budget_bytes: int) -> None:
 
 
 def _num_threads(settings: CacheSettings, engine: str) -> int:
-    """gigatoken works in the thread that calls it, and the reader needs a core too; `tokenizers` has its own threads,
-    and a second call fills the gap while the ids of the first are copied out."""
+    """gigatoken works in the thread that calls it, and the reading thread needs a core too. `tokenizers` has its own
+    threads, and a second call fills the gap while the ids of the first are copied out."""
     num_cores = len(os.sched_getaffinity(0))
     return settings.num_threads or max(1, min(4, num_cores - 1 if engine == "gigatoken" else num_cores))

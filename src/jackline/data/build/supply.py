@@ -1,10 +1,10 @@
-"""Getting eras that are not there yet: who builds, and what a reader sees while it waits.
+"""Provides eras that do not exist yet: who builds them, and what a reader sees while it waits.
 
-Owns: opening the data of a spec, starting the builder process when nobody builds, starting it again after a kill, and
+Owns: opening the data of a spec, starting the builder process when none is running, restarting it after a kill, and
 passing on its progress or its error. Does not own building (builder.py) or reading (loader.py).
 
-What a waiting reader is told comes from `builder.json` and the builder's state in /proc. Ages are measured by this
-process's own steady clock from the moment the file last changed, so setting the clock alarms nobody.
+What a waiting reader reports comes from `builder.json` and the builder's state in /proc. Ages are measured with this
+process's own monotonic clock from the moment the file last changed, so setting the system clock causes no alarm.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _TERM_GRACE_S = 2.0
 
 
 class Supply(Protocol):
-    """Whoever brings missing eras."""
+    """Provides missing eras."""
 
     def start(self) -> None:
-        """See that somebody builds ahead; returns at once."""
+        """Ensure that a builder works ahead; returns at once."""
 
     def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
-        """Return when `is_there`; raise what stopped the builder."""
+        """Return once `is_there()` is true; raise the error that stopped the builder."""
 
     def stop(self) -> None:
-        """End what was started here. Another reader of the same cache starts its own builder when it needs one."""
+        """End the builder that was started here. Another reader of the same cache starts its own if it needs one."""
 
 
 class InlineSupply:
-    """Builds in this very process when something is missing: for small data and for tests."""
+    """Builds in this process when something is missing: for small data and for tests."""
 
     def __init__(self, folder: Path, settings: CacheSettings, reporter: Reporter = silent) -> None:
         self._folder, self._settings, self._reporter = folder, settings, reporter
@@ -71,7 +71,7 @@ class InlineSupply:
 
 
 class BackgroundSupply:
-    """A builder process beside the reader, so that tokenising takes neither its memory nor its interpreter."""
+    """A builder process beside the reader, so that tokenising takes neither the reader's memory nor its GIL."""
 
     def __init__(self, folder: Path, settings: CacheSettings, reporter: Reporter = silent) -> None:
         self._folder, self._settings, self._reporter = folder, settings, reporter
@@ -93,7 +93,7 @@ class BackgroundSupply:
             raise folder_trouble(self._folder, FileNotFoundError())
         try:
             if not lock.try_acquire():
-                return  # another reader's builder is at work
+                return  # another reader's builder is running
             lock.release()
             self._process = start_builder(self._folder, self._settings)
         except OSError as error:
@@ -120,15 +120,15 @@ class BackgroundSupply:
             process, self._process = self._process, None
             if process is None:
                 return
-            process.terminate()  # safe at any instant: it goes on from its last commit
+            process.terminate()  # safe at any instant: the next builder continues from its last commit
             try:
                 process.wait(_TERM_GRACE_S)
             except subprocess.TimeoutExpired:
-                process.kill()  # one that is stopped by a signal does not hear the polite one
+                process.kill()  # a process stopped by SIGSTOP does not react to SIGTERM
                 process.wait()
 
     def _start_again_if_dead(self) -> None:
-        """A killed builder is started again and goes on from its last commit; one that gave a reason raises it."""
+        """Restart a killed builder, which continues from its last commit; raise the error if it wrote one."""
         code = None if self._process is None else self._process.poll()
         if self._process is None or code == 0:
             self._num_idle_ends += code == 0
@@ -153,7 +153,7 @@ class BackgroundSupply:
 
 @dataclass(frozen=True)
 class Data:
-    """A cache, who fills it, and a place kept for the reader to come so that building begins at once."""
+    """A cache, its supply, and a registration on behalf of the future reader, so that building begins at once."""
 
     cache: Cache
     supply: Supply
@@ -179,9 +179,9 @@ def open_data(
     state: dict[str, Any] | None = None,
     inline: bool = False,
 ) -> Data:
-    """The data of a spec, made when it is not there; returns once its vocabulary is known.
+    """The data of a spec, built if it does not exist; returns once its vocabulary is known.
 
-    `state` is the loader's state to go on from: building then begins at its era, also on an empty machine.
+    `state` is the loader's state to resume from: building then begins at its era, even on a machine without a cache.
     """
     folder = cache_folder(spec, settings)
     return _open(folder, settings, reporter, state, inline=inline)
@@ -190,7 +190,7 @@ def open_data(
 def open_cache(
     folder: Path, settings: CacheSettings, reporter: Reporter = silent, *, state: dict[str, Any] | None = None
 ) -> Data:
-    """A cache by its own path, wherever it was built; a finished one needs no source."""
+    """Open a cache by its path, wherever it was built; a finished one needs no source."""
     if read_meta(folder) is None:
         raise JacklineError(f"{folder} is not a token cache", hint="`jackline data prepare SOURCE` makes one")
     return _open(folder, settings, reporter, state, inline=False)
@@ -216,9 +216,9 @@ def _open(
 
 
 def is_running_low(cache: Cache, reading: Reading, eras_ahead: int) -> bool:
-    """Whether building has to begin again: an era of the nearer half of those to come is missing.
+    """Whether building must start again: an era is missing in the nearer half of the eras to keep ahead.
 
-    Half, so that a builder is started once for several eras and not for each of them.
+    Half of them, so that a builder is started once for several eras and not for each of them.
     """
     if not cache.ledger.is_sealed:
         cache.ledger.refresh()
@@ -234,7 +234,7 @@ def is_running_low(cache: Cache, reading: Reading, eras_ahead: int) -> bool:
 
 
 def is_era_ready(cache: Cache, era: int) -> bool:
-    """Whether an era can be read now, or is known to lie after the end."""
+    """Whether an era can be read now, or is known to be after the end."""
     num_tokens = cache.num_tokens(era)
     if num_tokens is None:
         cache.ledger.refresh()
@@ -243,13 +243,13 @@ def is_era_ready(cache: Cache, era: int) -> bool:
 
 
 def start_builder(folder: Path, settings: CacheSettings) -> subprocess.Popen[bytes]:
-    """`python -m jackline.data build`, in this process's group, with its words in builder.log."""
+    """Start `python -m jackline.data build` in this process's group, with its output in builder.log."""
     source_root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")
     env = {
         **os.environ,
         "PYTHONPATH": f"{source_root}:{inherited}" if inherited else source_root,
-        # Every thread with an arena of its own would keep what it freed: 100 MB and more after an hour.
+        # With one malloc arena per thread each would keep what it freed: 100 MB and more after an hour.
         "MALLOC_ARENA_MAX": "2",
         "TOKENIZERS_PARALLELISM": "true",
     }
@@ -271,7 +271,7 @@ class BuilderWatch:
         self._changed_at_s = clock()
 
     def describe(self, what: str) -> Progress:
-        """A report for somebody who waits for `what`."""
+        """A report for a reader that waits for `what`."""
         silent_s = self._silent_s()
         value = read_json(self._path)
         process = ProcessId.from_json(value.get("process")) if isinstance(value, dict) else None

@@ -1,6 +1,6 @@
 """The cache directory, format 1, as its readers see it.
 
-Owns the names of the files, the ledger's records and reading them. A token exists only when the ledger says so.
+Owns the names of the files, the ledger's records and reading them. A token exists only if the ledger records it.
 
     meta.json        what the tokens are: resolved spec, tokenizer, dtype, fingerprint
     tokenizer.json   the tokenizer itself, so that a moved cache still decodes
@@ -9,8 +9,8 @@ Owns the names of the files, the ledger's records and reading them. A token exis
     ledger.jsonl     one line for every finished era: tokens, hash, and the source's cursor at its end
     open.jsonl       commits inside the era being filled
     files.jsonl      identity of every source file that was opened
-    builder.json     what the builder is doing; builder.lock is held while it lives
-    readers/         who reads where, so that nothing needed is recycled
+    builder.json     what the builder is doing; builder.lock is held while it runs
+    readers/         which reader is where, so that nothing needed is recycled
 
 Does not own writing tokens (writer.py) or deciding what to build (fill.py).
 """
@@ -37,7 +37,7 @@ from jackline.units import format_bytes
 class EraRecord:
     """One finished era. `is_last` closes the corpus; such a record may have no tokens (and then no file).
 
-    The cursor stays as it was read: of ten thousand records one reader asks a handful.
+    The cursor is stored unparsed: of ten thousand records a reader needs only a handful of cursors.
     """
 
     era: int
@@ -116,12 +116,13 @@ def read_meta(folder: Path) -> Meta | None:
 
 
 def is_gone(folder: Path) -> bool:
-    """Whether the folder or what it was made for is away; a builder may leave a file behind while it is deleted."""
+    """Whether the folder was deleted. Its spec and metadata are checked, because a builder may leave another file
+    behind while the folder is deleted."""
     return not (folder / "meta.json").exists() and not (folder / "spec.json").exists()
 
 
 def folder_trouble(folder: Path, error: OSError) -> JacklineError:
-    """What an operating system's error about the cache folder means to a person."""
+    """An error of the operating system about the cache folder, explained to the user."""
     if is_gone(folder):
         return JacklineError(
             f"the token cache {folder} is gone",
@@ -144,13 +145,13 @@ def part_path(folder: Path, era: int) -> Path:
 
 
 def present_eras(folder: Path) -> frozenset[int]:
-    """Eras whose file is there (finished ones only)."""
+    """Eras whose file exists (finished ones only)."""
     names = (entry.name for entry in os.scandir(folder))
     return frozenset(int(name[4:-4]) for name in names if name.startswith("era-") and name.endswith(".tok"))
 
 
 class Ledger:
-    """The finished eras, re-read as the file grows. Records may stand in any order."""
+    """The finished eras, re-read as the file grows. Records may be in any order."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "ledger.jsonl"
@@ -172,14 +173,15 @@ class Ledger:
         return self.last_era is not None
 
     def cursor_at(self, era: int, num_sources: int) -> Cursor | None:
-        """Where the source stands at the start of `era`; None while nobody has got there."""
+        """The position in the source at the start of `era`; None until a builder has reached it."""
         if era == 0:
             return Cursor(begin(num_sources))
         record = self.records.get(era - 1)
         return record.ends_at if record is not None else None
 
     def first_unknown_up_to(self, era: int) -> int:
-        """The era to build so that `era` can be built: the first one after the nearest known record before it."""
+        """The era that must be built first so that `era` can be built: the first one after the nearest known record
+        before it."""
         at = era
         while at > 0 and (at - 1) not in self.records:
             at -= 1

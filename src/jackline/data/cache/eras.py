@@ -1,8 +1,9 @@
-"""The token space cut into eras, and windows inside them: arithmetic only.
+"""How the tokens are divided into eras, and windows inside them: arithmetic only.
 
 An era is one file of the cache and one unit of shuffling. Its size depends on its index alone: the first is small so
-that training starts at once, each following era doubles what came before until they are full. Windows never straddle
-eras, so a position in the order is turned into a place by arithmetic, whatever the tokeniser has done so far.
+that training starts at once, and each following era doubles the total before it until eras have their full size.
+Windows never straddle eras, so a position in the order is turned into a place by arithmetic, whatever the tokeniser
+has done so far.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from jackline.errors import UsageError
 
 @dataclass(frozen=True)
 class EraPlan:
-    """Sizes in tokens. `unit_tokens` is the row length when rows are stored (nothing may cut one), else 1."""
+    """Sizes in tokens. `unit_tokens` is the row length when rows are stored (an era never cuts a row), else 1."""
 
     first_tokens: int = 1 << 20
     full_tokens: int = 1 << 26
@@ -70,14 +71,14 @@ class WindowShape:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a position of the order lies: which era, and the how-manieth window of that era's order."""
+    """The place of a position in the order: its era, and the index of the window in that era's shuffled order."""
 
     era: int
     index: int
 
 
 def locate(position: int, plan: EraPlan, shape: WindowShape) -> Place:
-    """The place of a position if every era were full; O(1) but for the handful of growing eras."""
+    """The place of a position if every era were full; O(1) except for the handful of growing eras."""
     rest = position
     for era, size in enumerate(plan.growing_sizes):
         count = shape.count_in(size)
@@ -94,7 +95,7 @@ def locate(position: int, plan: EraPlan, shape: WindowShape) -> Place:
 
 
 def windows_before(era: int, plan: EraPlan, shape: WindowShape) -> int:
-    """How many positions lie before the first one of `era`, every earlier era being full."""
+    """How many positions come before the first one of `era`, if every earlier era is full."""
     growing = plan.growing_sizes
     total = sum(shape.count_in(size) for size in growing[:era])
     return total + max(0, era - len(growing)) * shape.count_in(plan.full_size)

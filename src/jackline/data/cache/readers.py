@@ -1,7 +1,7 @@
-"""Who reads a cache, and where: one small file for each reader.
+"""Which processes read a cache, and where: one small file for each reader.
 
-Owns the files under `readers/`. The builder keeps the eras a living reader needs and may recycle the others; a dead
-reader's file is taken away by whoever sees it.
+Owns the files under `readers/`. The builder keeps the eras that a running reader needs and may recycle the others.
+The file of a reader that has ended is deleted by the next process that finds it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class Reading:
-    """A reader's place: the era it reads now, and whether it begins again after the last one."""
+    """A reader's place: the era it reads now, and whether it starts again from the first after the last one."""
 
     era: int
     repeats: bool
-    waits_for: int | None = None  # an era it cannot go on without, beside the one it is in
+    waits_for: int | None = None  # an era it cannot continue without, beside the one it is in
 
 
 class Registration:
-    """This process's own file; moved on when the reader enters another era."""
+    """This process's own file; updated when the reader enters another era."""
 
     def __init__(self, folder: Path) -> None:
         self._process = identify(os.getpid())
         self._path = folder / "readers" / f"{os.getpid()}-{next(_NUMBERS)}.json"
-        # A finished cache may lie where nothing can be written; then nothing is recycled either.
+        # A finished cache may be on a read-only disk; then nothing is recycled either.
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
         self._lock = threading.Lock()
         self._now: Reading | None = None
 
     def move_to(self, reading: Reading) -> None:
-        """Called by the reading thread and by one that waits for an era."""
+        """Called by the reading thread and by a thread that waits for an era."""
         with self._lock:
             if reading == self._now or self._process is None:
                 return
             self._now = reading
-            # Not written on a full disk, it costs at most an era that is recycled too early and built again.
+            # If a full disk prevents the write, at most one era is recycled too early and built again.
             with contextlib.suppress(OSError):
                 write_json(self._path, {"process": self._process.to_json(), **asdict(reading)})
 
@@ -56,7 +56,7 @@ class Registration:
 
 
 def living_readers(folder: Path) -> list[Reading]:
-    """Readers that are alive, or on another host and so unknown from here."""
+    """Readers that are running, and readers on another host, whose state is not visible from here."""
     found = []
     for path in sorted((folder / "readers").glob("*.json")):
         value = read_json(path) or {}

@@ -1,7 +1,7 @@
-"""How far a corpus was read: plain values that go into the ledger and come back after a death.
+"""How far a corpus was read: plain values that are stored in the ledger and read back after a crash.
 
-Owns the shapes and their JSON. A state always stands at the beginning of a run of records, so going on reads that
-run again and nothing before it.
+Owns the dataclasses and their JSON. A state is always at the beginning of a run of records (a bounded batch), so
+resuming reads that run again and nothing before it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ FILE_IS_DONE: At = ()
 
 @dataclass(frozen=True)
 class SourceState:
-    """One source: the file, the place in it, and whether a document is open across the border."""
+    """One source: the file, the place in it, and whether a document continues across that place."""
 
     file: str | None = None
     at: At = START
     inside: Inside = ""
     is_ended: bool = False
-    text_bytes: int = 0  # kept so far: what the weights of a mixture are measured in
-    file_bytes: int = 0  # of the files that are done, for progress
+    text_bytes: int = 0  # text kept so far: the weights of a mixture are measured in these bytes
+    file_bytes: int = 0  # size of the files that are done, for progress
     num_files: int = 0
 
 
@@ -68,11 +68,11 @@ def begin(num_sources: int) -> ReadState:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place between two tokens: the state before a block, and how many of the block's tokens lie behind."""
+    """A place between two tokens: the state before a block, and how many of the block's tokens are before it."""
 
     state: ReadState
     skip_tokens: int = 0
-    documents: int = 0  # begun up to here, the ones of the block included
+    documents: int = 0  # begun up to here, including those of the block
 
     def to_json(self) -> dict[str, Any]:
         counts = self.state.counts

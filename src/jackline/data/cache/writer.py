@@ -1,8 +1,8 @@
-"""Filling one era: tokens appended, committed every second or so, sealed into the ledger, found again after a death.
+"""Writes one era: appends tokens, commits about every second, seals the era into the ledger, recovers after a crash.
 
-Owns every byte of era files, `open.jsonl` and `ledger.jsonl`. The order of writing is the promise: tokens reach the
-disk before the line that names them, so whatever kills the process, the last whole line tells the truth. Does not own
-where tokens come from.
+Owns every byte of era files, `open.jsonl` and `ledger.jsonl`. The order of writing is the guarantee: tokens reach the
+disk before the line that names them, so whatever kills the process, the last whole line is true. Does not own where
+tokens come from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READ_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Commit:
-    """Tokens of the open era that are safe, the hash over them, and where the source stands after them."""
+    """Tokens of the open era that are safe on disk, the hash over them, and the position in the source after them."""
 
     era: int
     tokens: int
@@ -60,7 +60,7 @@ class EraWriter:
         return self.capacity - self.num_tokens
 
     def recover(self) -> Cursor | None:
-        """Keep what the newest truthful commit of this era names, cut the rest off; None when it starts anew."""
+        """Keep the tokens of the newest commit whose hash matches, cut off the rest; None if the era starts empty."""
         good = self._last_good_commit()
         self.num_tokens = good.tokens if good else 0
         os.ftruncate(self._fd, self.num_tokens * self._dtype.itemsize)
@@ -74,14 +74,14 @@ class EraWriter:
             try:
                 written = os.pwrite(self._fd, data, offset)
             except OSError as error:
-                # What does not fit whole goes again, so that there is room to say why.
+                # Remove the partial write again, so that there is room on the disk to write the reason.
                 os.ftruncate(self._fd, self.num_tokens * self._dtype.itemsize)
                 raise folder_trouble(self._folder, error) from error
             offset, data = offset + written, data[written:]
         self.num_tokens += len(tokens)
 
     def commit(self, cursor: Cursor) -> bool:
-        """Make what was appended safe, in the background; False while the commit before is still running."""
+        """Sync what was appended, in the background; False while the previous commit is still running."""
         if self._running is not None:
             if not self._running.done():
                 return False
@@ -91,7 +91,7 @@ class EraWriter:
         return True
 
     def seal(self, ends_at: Cursor, *, is_last: bool, expected: EraRecord | None) -> EraRecord:
-        """Finish the era. One that was finished before must have come out the same."""
+        """Finish the era. If it was finished before, it must have the same content again."""
         self._finish_thread()
         record = EraRecord(self.era, self.num_tokens, self._hash.hexdigest(), ends_at.to_json(), is_last)
         if expected is not None and (expected.hash, expected.tokens) != (record.hash, record.tokens):
@@ -116,7 +116,7 @@ class EraWriter:
         return record
 
     def close(self) -> None:
-        """Leave the part as it is, for the next builder to recover."""
+        """Leave the .part file as it is, for the next builder to recover."""
         self._finish_thread()
         self._close_file()
 
@@ -144,7 +144,7 @@ class EraWriter:
             raise folder_trouble(self._folder, error) from error
 
     def _last_good_commit(self) -> Commit | None:
-        """The newest commit whose hash fits the bytes; reads the part once."""
+        """The newest commit whose hash matches the bytes; reads the .part file once."""
         commits = _read_commits(self._folder, self.era)
         size = os.fstat(self._fd).st_size // self._dtype.itemsize
         good: Commit | None = None
@@ -156,7 +156,7 @@ class EraWriter:
             if self._hash.hexdigest() != commit.hash:
                 break
             good = commit
-        # The hash has run past the last good commit when a later one was wrong: run it again, up to there only.
+        # If a later commit was wrong, the hash covers bytes after the last good one: compute it again up to there.
         self._hash = xxhash.xxh3_128()
         if good is not None:
             self._hash_range(0, good.tokens)
@@ -174,18 +174,19 @@ class EraWriter:
 
 
 def record_era(folder: Path, record: EraRecord) -> None:
-    """The line that makes an era exist."""
+    """Write the ledger line that makes an era exist."""
     _append_line(folder / "ledger.jsonl", record.to_json())
 
 
 def clear_commits(folder: Path) -> None:
-    """The commits of an era that is now in the ledger have no further use."""
+    """Delete the commits of an era that is now in the ledger: they have no further use."""
     with contextlib.suppress(FileNotFoundError):
         os.truncate(folder / "open.jsonl", 0)
 
 
 def finish_interrupted_seals(folder: Path, records: dict[int, EraRecord]) -> None:
-    """A part whose era is in the ledger: whole when death came just before its renaming, else left from a rebuild."""
+    """Rename or delete each .part file whose era is in the ledger. It is whole if the process was killed just before
+    renaming it; otherwise it is left over from a rebuild."""
     for path in folder.glob("era-*.part"):
         record = records.get(int(path.name[4:-5]))
         if record is None:

@@ -1,6 +1,6 @@
 """Batches as torch tensors: the only module here that knows torch, and only when it is used.
 
-Owns the way of a batch to its device: the narrow integers travel (2 bytes a token) and become int64 there, and a
+Owns the copy of a batch to its device: the narrow integers are copied (2 bytes a token) and become int64 there, and a
 pinned buffer is kept until its copy is over.
 """
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ToDevice:
     """Copies batches to one device, one after the other, without waiting for the GPU.
 
-    torch's pool of pinned memory learns of a copy only through tensors of its own. These are views of a buffer that
-    was filled through numpy, so the buffer is held here until an event behind the copy has passed.
+    torch's pool of pinned memory tracks only copies of tensors that it allocated itself. These tensors are views of a
+    buffer that was filled through numpy, so the buffer is held here until a CUDA event after the copy has completed.
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
@@ -32,7 +32,7 @@ class ToDevice:
 
     def __call__(self, tokens: NDArray[Any]) -> torch.Tensor:
         """int64 tokens on the device."""
-        # Signed views, because torch has no arithmetic on unsigned 16 and 32 bit integers; the sign is masked off.
+        # Signed views, because torch has no arithmetic on unsigned 16 and 32 bit integers; a mask removes the sign.
         signed, mask = (np.int16, 0xFFFF) if tokens.itemsize == 2 else (np.int32, 0xFFFFFFFF)
         narrow = self._torch.from_numpy(tokens.view(signed)).to(self._device, non_blocking=True)
         if self._device.type == "cuda":
@@ -59,7 +59,7 @@ def inputs_and_targets(
 
 
 def empty_buffer(shape: tuple[int, int], dtype: np.dtype[Any], *, pin_memory: bool) -> NDArray[Any]:
-    """Room for tokens; pinned when asked for and there is a GPU to pin it for."""
+    """A buffer for tokens; pinned if asked for and if there is a GPU."""
     if not pin_memory:
         return np.empty(shape, dtype)
     import torch

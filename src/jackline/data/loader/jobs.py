@@ -1,8 +1,8 @@
-"""Which windows come next: positions turned into places in era files, several batches at a time.
+"""Decides which windows come next: turns positions into places in era files, several batches at a time.
 
 Owns: the order of (seed, epoch, era), the borders of eras and epochs, a rank's share of a batch. A job is one or more
-whole batches, because planning and handing over cost as much as reading a dozen windows. How a stretch is cut into
-jobs changes nothing. Does not own reading (windows.py) or who waits (loader.py).
+whole batches, because planning a job and passing it to a thread cost as much as reading a dozen windows. The division
+into jobs does not change the batches. Does not own reading (windows.py) or who waits (loader.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoaderSettings:
     stride: int | None = None  # None: windows share one token, the target of one is the first input of the next
     seed: int = 0
     shuffle: Literal["era", "none"] = "era"
-    epochs: int | None = None  # None: for ever
+    epochs: int | None = None  # None: without end
     drop_last: bool = True
     rank: int = 0
     world_size: int = 1
@@ -56,7 +56,7 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class Part:
-    """Windows out of one era: their first tokens inside it."""
+    """Windows of one era, given by their first tokens inside it."""
 
     era: int
     starts: Starts
@@ -64,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Job:
-    """Whole batches from one position on (or the ragged last one), and where the next job begins."""
+    """Whole batches from one position on (or the incomplete last batch), and where the next job begins."""
 
     epoch: int
     position: int
@@ -80,7 +80,7 @@ class End:
 
 
 class NotReady:
-    """The era is not there yet."""
+    """The era does not exist yet."""
 
     def __init__(self, era: int) -> None:
         self.era = era
@@ -97,7 +97,7 @@ class Planner:
         self._blocks: dict[tuple[int, int], Blocks] = {}
 
     def plan(self, epoch: int, position: int, num_batches: int) -> Job | NotReady | End:
-        """A job of up to `num_batches` at a place; NotReady when not even one batch of it can be read now."""
+        """A job of up to `num_batches` from a position; NotReady if not even one batch of it can be read now."""
         batch_size = self._settings.batch_size
         while self._settings.epochs is None or epoch < self._settings.epochs:
             parts, count, missing = self._windows_from(epoch, position, batch_size * num_batches)
@@ -129,13 +129,13 @@ class Planner:
         return windows_before(last, self._cache.plan, self.shape) + self.shape.count_in(tokens)
 
     def normal(self, epoch: int, position: int) -> tuple[int, int]:
-        """The same place, written as the start of the next epoch when nothing more comes in this one."""
+        """The same place; at the end of an epoch it is written as the start of the next one."""
         total = self.num_windows()
         needed = self._settings.batch_size if self._settings.drop_last else 1
         return (epoch + 1, 0) if total is not None and position and total - position < needed else (epoch, position)
 
     def _windows_from(self, epoch: int, position: int, wanted: int) -> tuple[list[Part], int, int | None]:
-        """Up to `wanted` windows, how many there are, and the era that is missing if that is why there are fewer."""
+        """Up to `wanted` windows, their number, and the missing era if that is why there are fewer."""
         parts: list[Part] = []
         count = 0
         while count < wanted:
@@ -156,14 +156,14 @@ class Planner:
             return np.arange(index, index + count, dtype=np.uint64) * stride
         blocks = self._blocks.get((epoch, era))
         if blocks is None:
-            while len(self._blocks) > 1:  # the one before stays: a job may lie across the border
+            while len(self._blocks) > 1:  # the previous one stays: a job may span two eras
                 del self._blocks[next(iter(self._blocks))]
             blocks = self._blocks[epoch, era] = Blocks(Permutation(n, mix(self._settings.seed, epoch, era)))
         return blocks.take(index, count) * stride
 
     def _job(self, epoch: int, position: int, parts: list[Part], count: int) -> Job:
         rows, world, rank = self._settings.batch_size, self._settings.world_size, self._settings.rank
-        if count < rows:  # the ragged last batch
+        if count < rows:  # the incomplete last batch
             first, last = count * rank // world, count * (rank + 1) // world
             mine = _cut(parts, first, last)
             return Job(epoch, position, count, last - first, tuple(mine), epoch + 1, 0)
@@ -218,5 +218,5 @@ def _cut(parts: list[Part], first: int, last: int) -> list[Part]:
 
 
 def _shares(parts: list[Part], firsts: range, share: int) -> list[Part]:
-    """`share` windows from each of `firsts` on."""
+    """`share` windows from each index in `firsts` on."""
     return [part for first in firsts for part in _cut(parts, first, first + share)]

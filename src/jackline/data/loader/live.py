@@ -1,13 +1,13 @@
-"""Tokens of documents in the order of their source, as they arrive: no cache, no era, nothing is waited for.
+"""Tokens of documents in the order of their source, as they arrive: no cache, no eras, no waiting for either.
 
     live = open_live(spec, Patience(...))
     stream = LiveTokens(live, epochs=1)
-    stream.start(epoch=0, at=None)             # or at the cursor of a block that was given out before
-    stream.take(timeout_s=0.2)                 # a Piece, None when none has come yet, or END
+    stream.start(epoch=0, at=None)             # or at the state before a piece that was returned earlier
+    stream.take(timeout_s=0.2)                 # a Piece, None if none has arrived yet, or an End
 
-Owns the reading thread and its bounded lead. For sources that are read once and are too large or too slow to be
-tokenised ahead; what is trained on several times belongs in a cache (builder.py, loader.py). A piece names the place
-before it, so reading can go on at any document.
+Owns the reading thread and how far it may read ahead. For sources that are read once and are too large or too slow to
+be tokenised ahead; data that is trained on several times belongs in a cache (builder.py, loader.py). A piece names
+the place before it, so reading can resume at any document.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from jackline.units import format_duration
 
 LEAD_PIECES = 32
 FIRST_PATIENCE_S = 45.0
-_FRESH_S = 1.0  # while it waits, the reader says so several times a second
+_FRESH_S = 1.0  # a waiting reader reports it several times a second
 _STILL_S = 5.0
 
 
 class Piece(NamedTuple):
-    """A run of documents, of jsonl a single one: its tokens, and the states of the source before and after it."""
+    """A run of documents (for jsonl a single one): its tokens, and the states of the source before and after it."""
 
     epoch: int
     block: PackedBlock
@@ -49,7 +49,7 @@ class End:
 
 @dataclass(frozen=True)
 class Live:
-    """A source whose first document was seen. `spec` is pinned and knows its text column."""
+    """A source whose first document was read. `spec` has a pinned revision and a known text column."""
 
     spec: DataSpec
     tokenizer: Tokenizer
@@ -61,16 +61,17 @@ class Live:
         return self.tokenizer.vocab_size
 
     def at(self, urls: list[str]) -> Live:
-        """The same from other addresses, as a checkpoint has them."""
+        """The same source with the addresses that a checkpoint recorded."""
         pairs = zip(self.spec.sources, urls, strict=True)
         sources = tuple(replace(source, url=url) for source, url in pairs)
         return replace(self, spec=replace(self.spec, sources=sources))
 
 
 def open_live(spec: DataSpec, patience: Patience, on_phase: Callable[[str], None]) -> Live:
-    """Reads up to the first record, and gives up sooner than later on: what fails before it has begun is a mistake.
+    """Read up to the first record. It gives up sooner here than later, because a failure before the first record is
+    most often a mistake of the user.
 
-    `on_phase` is told what is done next, or waited for.
+    `on_phase` is called with what is done next, or waited for.
     """
     if spec.tokenizer == "train":
         raise UsageError("a stream cannot train its tokenizer", hint="--tokenizer gpt2, bytes, or a tokenizer.json")
@@ -90,7 +91,7 @@ def open_live(spec: DataSpec, patience: Patience, on_phase: Callable[[str], None
 
 
 class LiveTokens:
-    """One reading thread at a time. `file_name` is where it is."""
+    """One reading thread at a time. `file_name` is the file it reads."""
 
     def __init__(self, live: Live, *, epochs: int = 1, num_threads: int = 1) -> None:
         self._live, self._epochs, self._num_threads = live, epochs, num_threads
@@ -102,7 +103,7 @@ class LiveTokens:
         self.file_name = ""
 
     def start(self, epoch: int, at: ReadState | None) -> None:
-        """Read from there on; what was read before is dropped."""
+        """Read from `at` on; what was read before is dropped."""
         self.close()
         self._ready, self._stop = queue.Queue(maxsize=LEAD_PIECES), threading.Event()
         self._came_s = time.monotonic()
@@ -116,7 +117,7 @@ class LiveTokens:
 
     @property
     def waiting_for(self) -> str:
-        """What the network said just now, else for how long nothing has come; "" while documents do."""
+        """What the network code has just reported, else how long nothing has arrived; "" while documents arrive."""
         now_s = time.monotonic()
         told_s, text = self._told
         if now_s - told_s < _FRESH_S:
@@ -125,7 +126,7 @@ class LiveTokens:
         return f"nothing has arrived for {format_duration(still_s)}" if still_s >= _STILL_S else ""
 
     def take(self, timeout_s: float) -> Piece | End | None:
-        """The next piece; None when none came in time. Raises what stopped the reading."""
+        """The next piece; None if none arrived in time. Raises the error that stopped the reading."""
         try:
             item = self._ready.get(timeout=timeout_s)
         except queue.Empty:
@@ -135,7 +136,8 @@ class LiveTokens:
         return item
 
     def close(self) -> None:
-        """A thread that sits in a stalled read ends with the process: it is a daemon and owns nothing."""
+        """Stop the thread. If it is blocked in a stalled read, it ends with the process: it is a daemon and owns
+        nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
@@ -157,7 +159,7 @@ class LiveTokens:
     def _read_epoch(
         self, epoch: int, at: ReadState | None, ready: queue.Queue[object], stop: threading.Event
     ) -> bool:
-        """False when nobody wants more."""
+        """False once no more is wanted."""
         spec = self._live.spec
         patience = replace(self._live.patience, on_wait=self._on_wait)
         around = Surroundings(patience, self._on_open, is_live=True)

@@ -1,4 +1,4 @@
-"""Batches of windows in a shuffled order that can be seeked: what a training loop uses.
+"""Batches of windows in a shuffled, seekable order: what a training loop uses.
 
     data = open_data(spec, settings, reporter)
     with Loader(data, LoaderSettings(seq_len=1024, batch_size=8, seed=1)) as loader:
@@ -7,7 +7,7 @@
         loader.seek(state)                       # O(1), any number of threads before and after
 
 Owns position, prefetching and the time spent waiting. The order depends on (seed, epoch, era) alone: never on timing,
-threads, or how far the tokeniser has come. State is what was consumed, never what was fetched.
+threads, or how far the tokeniser has come. The state counts what was consumed, never what was prefetched.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Batch:
     tokens: NDArray[Any]
     epoch: int
     position: int  # of the global batch's first window
-    windows: NDArray[np.int64]  # first token of each window in the corpus: names the batch when it must be looked up
+    windows: NDArray[np.int64]  # first token of each window in the corpus: identifies the batch for a later look-up
 
 
 @dataclass(slots=True)
 class _Filled:
-    """A job that was read, and how many of its batches were given out."""
+    """A job that was read, and how many of its batches were returned."""
 
     job: Job
     tokens: NDArray[Any]
@@ -59,7 +59,7 @@ class Loader:
     def __init__(self, data: Data, settings: LoaderSettings, state: dict[str, Any] | None = None) -> None:
         self.cache = data.cache
         self.settings = settings
-        self.waited_s = 0.0  # in all; the share of one step is the difference over it
+        self.waited_s = 0.0  # total; the time of one step is the difference before and after it
         self._supply = data.supply
         self._eras_ahead = data.eras_ahead
         self._ready: set[int] = set()
@@ -113,7 +113,7 @@ class Loader:
         return Batch(tokens, job.epoch, position, windows)
 
     def state(self) -> dict[str, Any]:
-        """Where the next batch begins, and what proves that the data is the same when it is gone back to."""
+        """Where the next batch begins, and what verifies on resume that the data is the same."""
         epoch, position = self._planner.normal(self._epoch, self._position)
         era = self._planner.era_at(position)
         ledger, meta = self.cache.ledger, self.cache.meta
@@ -133,7 +133,7 @@ class Loader:
         }
 
     def seek(self, state: dict[str, Any]) -> None:
-        """Go to a state; refuses one that belongs to other data or another order."""
+        """Go to a state; raise if it belongs to other data or another order."""
         _check_state(state, self)
         while self._coming:
             self._coming.popleft().cancel()
@@ -142,7 +142,7 @@ class Loader:
         self._enter_era(self._planner.era_at(self._position))
 
     def place(self) -> dict[str, Any]:
-        """Which epoch, and which batch of how many (None while the corpus is not finished), counted from 1."""
+        """The epoch, the batch, and the number of batches (None while the corpus is not finished), counted from 1."""
         windows, size = self._planner.num_windows(), self.settings.batch_size
         done = -(-self._position // size)
         return {"epoch": self._epoch + 1, "batch": done, "num_batches": None if windows is None else windows // size}
@@ -166,7 +166,7 @@ class Loader:
             return self._fill(self._plan_or_wait())
         if not self._coming:
             self._coming.append(self._pool.submit(self._fill, self._plan_or_wait()))
-        # Begin what comes after it before waiting for it, as far as that can be planned now.
+        # Start the jobs after this one before waiting for it, as far as they can be planned now.
         while len(self._coming) <= self.settings.num_prefetched and isinstance(job := self._plan(), Job):
             self._coming.append(self._pool.submit(self._fill, job))
         return self._coming.popleft().result()
@@ -192,7 +192,7 @@ class Loader:
         self._registration.move_to(self._reading)
 
     def _is_ready(self, era: int) -> bool:
-        """Asked for every job, answered from the disk once: an era recycled later is found out when it is opened."""
+        """Called for every job, but looked up on disk once per era. Opening an era that was recycled since fails."""
         if era in self._ready:
             return True
         is_ready = is_era_ready(self.cache, era)
@@ -201,7 +201,7 @@ class Loader:
         return is_ready
 
     def _enter_era(self, era: int) -> None:
-        """Say where this reader is, by what it consumed, and see that somebody builds ahead of it."""
+        """Register where this reader is, by what it consumed, and ensure that a builder works ahead of it."""
         repeats = self.settings.epochs is None or self._epoch + 1 < self.settings.epochs
         reading = Reading(era, repeats)
         if reading != self._reading:

@@ -1,9 +1,9 @@
 """The order in which windows are seen: a keyed permutation of range(n), index by index, in O(1) memory.
 
 A Feistel network on Z_a x Z_b with a and b near sqrt(n) (mixed radix), so the domain exceeds n by less than one part
-in sqrt(n) whatever n is; the few indices that land outside walk on. An order stored in a list or drawn from a
-generator would have to be kept or replayed; this one is seeked. The numbers are part of the format: the same seed
-must give the same order for ever, so nothing here uses a library's random generator.
+in sqrt(n) whatever n is; the few indices that land outside are permuted again (cycle walking). An order stored in a
+list or drawn from an RNG would have to be kept or replayed; this one is seekable. The numbers are part of the format:
+the same seed must give the same order forever, so nothing here uses a library's RNG.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Indices = NDArray[np.uint64]
 
 BLOCK = 1 << 16
-_STEP = 1 << 14  # 128 KiB an array: the round's four arrays stay in the second-level cache
+_STEP = 1 << 14  # 128 KiB per array: the four arrays of a round stay in the L2 cache
 _MASK = (1 << 64) - 1
 _MULTIPLY_A = np.array(0x9E3779B97F4A7C15, np.uint64)
 _MULTIPLY_B = np.array(0xD6E8FEB86659FD93, np.uint64)
@@ -49,14 +49,14 @@ class Permutation:
         self._keys = [np.array(mix(key, number), np.uint64) for number in range(rounds)]
 
     def take(self, start: int, count: int) -> Indices:
-        """What stands at places start .. start + count - 1 of the order."""
+        """The values at places start .. start + count - 1 of the order."""
         if not 0 <= start <= start + count <= self.n:
             raise IndexError(f"places {start} to {start + count} of an order of {self.n}")
         return self.apply(np.arange(start, start + count, dtype=np.uint64))
 
     def apply(self, places: Indices) -> Indices:
         out = np.empty_like(places)
-        # One allocation for all rounds: fresh arrays of this size are mapped and faulted in anew each time.
+        # One allocation for all rounds: new arrays of this size would be mapped and page-faulted in each time.
         buffers = np.empty((4, min(_STEP, len(places))), np.uint64)
         for at in range(0, len(places), _STEP):
             self._walk(places[at : at + _STEP], out[at : at + _STEP], buffers)

@@ -1,8 +1,8 @@
-"""Bytes of one file, from any offset, wherever it lies.
+"""Bytes of one file, local or remote, from any offset.
 
-Owns: local files and HTTP files with one face (`read_at`), going on at the byte where a connection broke, and
-telling "not now" (waits, then stops with `SourceUnavailable`) from "changed" (`SourceChanged`). Never skips:
-whoever reads here gets the file's bytes in order or an exception. Does not own decompression or records.
+Owns: local files and HTTP files with one interface (`read_at`), resuming at the byte where a connection broke, and
+distinguishing "not available now" (waits, then stops with `SourceUnavailable`) from "changed" (`SourceChanged`). It
+never skips: a caller gets the file's bytes in order or an exception. Does not own decompression or records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNKNOWN_HOST_S = 60.0
 
 
 class SourceUnavailable(JacklineError):
-    """The bytes cannot be had now, for a cause that is not in them."""
+    """The bytes are not available now, for a cause outside the file's content."""
 
 
 class SourceChanged(JacklineError):
@@ -47,27 +47,27 @@ class ByteFile(Protocol):
     def name(self) -> str: ...
 
     def size(self) -> int | None:
-        """Its length; None while the far end has not said."""
+        """Its length; None until the server has reported it."""
 
     def read_at(self, offset: int, count: int, *, at_least: int | None = None) -> bytes:
-        """`count` bytes from `offset`; fewer only at the end of the file, or when `at_least` so many have arrived."""
+        """`count` bytes from `offset`; fewer only at the end of the file, or once `at_least` bytes have arrived."""
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same when it is opened again."""
+        """What must be the same when the file is opened again."""
 
     def check_same(self) -> None:
-        """Raise SourceChanged when somebody wrote to it since it was opened."""
+        """Raise SourceChanged if the file was written to since it was opened."""
 
     def close(self) -> None: ...
 
 
 class LocalFile:
-    """A file of this machine. An I/O error stops: a disk that fails now must not change the order of the data."""
+    """A file on this machine. An I/O error stops reading: a failing disk must not change the order of the data."""
 
     def __init__(self, path: str) -> None:
         self.name = path
         try:
-            # Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever.
+            # Without O_NONBLOCK, opening a named pipe without a writer blocks forever.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise SourceUnavailable(f"cannot open {path}: {error.strerror}") from error
@@ -98,7 +98,7 @@ class LocalFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def identity(self) -> dict[str, Any]:
-        """Size and both ends, not the time: a corpus copied to another machine is still the same."""
+        """Size, first bytes and last bytes, but no time: a corpus copied to another machine is still the same."""
         size = self.size()
         edges = self.read_at(0, _EDGE_BYTES) + self.read_at(max(0, size - _EDGE_BYTES), _EDGE_BYTES)
         return {"size": size, "edges": xxhash.xxh3_64_hexdigest(edges)}
@@ -116,7 +116,7 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the network may be away. `on_wait` is called several times a second with what is waited for."""
+    """How long the network may be unavailable. `on_wait` is called several times a second with what is waited for."""
 
     give_up_after_s: float = 900.0
     stall_after_s: float = 30.0
@@ -126,14 +126,14 @@ class Patience:
 
 
 def retry_wait_s(attempt: int, retry_after: str | None) -> float:
-    """Seconds before try number `attempt` + 1: what the server asks for, else 0.5 s doubling to 30 s."""
+    """Seconds before try number `attempt` + 1: what the server asks for, else 0.5 s, doubling up to 30 s."""
     if retry_after and retry_after.isdigit():
         return min(float(retry_after), 300.0)
     return float(min(30.0, 0.5 * 2 ** min(attempt, 6)))
 
 
 class _DropTokenOnRedirect(HTTPRedirectHandler):
-    """A token meant for one host must not travel to the store it redirects to."""
+    """An access token meant for one host must not be sent to the storage host it redirects to."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -145,7 +145,7 @@ class _DropTokenOnRedirect(HTTPRedirectHandler):
 
 
 class HttpFile:
-    """A file behind a URL, read as one stream; a broken stream is opened again at the byte it broke."""
+    """A file behind a URL, read as one stream; a broken stream is reopened at the byte where it broke."""
 
     def __init__(self, url: str, patience: Patience, headers: Mapping[str, str] | None = None) -> None:
         self.name = url
@@ -167,7 +167,7 @@ class HttpFile:
         return {"size": self.size(), "etag": self._etag}
 
     def check_same(self) -> None:
-        """Every answer was compared when it came."""
+        """Nothing to do: each response was compared when it arrived."""
 
     def read_at(self, offset: int, count: int, *, at_least: int | None = None) -> bytes:
         if self._size is not None:
@@ -192,7 +192,7 @@ class HttpFile:
             self._open(at)
         if self._response is None:
             return b""
-        # read1 gives what has arrived; read would wait for all of it and lose it when the line breaks.
+        # read1 returns what has arrived; read would wait for all bytes and lose them if the connection breaks.
         part = self._response.read1(min(count, _READ_BYTES))
         self._at += len(part)
         if not part and self._size is not None and self._at < self._size:
@@ -231,7 +231,7 @@ class HttpFile:
             raise _changed(self.name, f"its ETag was {self._etag} and is {etag} now")
         self._size = self._size if size is None else size
         self._etag = self._etag or etag
-        # A server without ranges begins at 0 again: read up to the wanted byte instead of skipping records.
+        # A server without range requests begins at 0 again: read up to the wanted byte instead of skipping records.
         while starts_at < at and (part := response.read1(min(_READ_BYTES, at - starts_at))):
             starts_at += len(part)
         self._response, self._at = response, at
@@ -256,7 +256,7 @@ class HttpFile:
                 self._wait(retry_wait_s(attempt, retry_after), cause)
 
     def _give_up_after_s(self, error: OSError | HTTPException) -> float:
-        """A host whose name is not known from the start is misspelt more often than away."""
+        """Shorter for a host name that never resolved: it is more often misspelt than unavailable."""
         reason = error.reason if isinstance(error, URLError) else error
         is_unknown = isinstance(reason, socket.gaierror) and self._size is None
         return min(_UNKNOWN_HOST_S, self._patience.give_up_after_s) if is_unknown else self._patience.give_up_after_s

@@ -1,7 +1,7 @@
-"""A file's bytes as one sequential stream, decompressed, with places that can be gone back to.
+"""A file's bytes as one sequential, decompressed stream, with places from which reading can resume.
 
-Owns the place of any byte as (start of its frame in the file, offset inside the decompressed frame). Bytes before a
-damage are given out; the damage is raised by the read after them. Does not own records, nor the network.
+Owns the place of any byte as (start of its frame in the file, offset inside the decompressed frame). Bytes before
+damage are returned; the next read raises the damage. Does not own records or the network.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Stream(Protocol):
     """Sequential bytes of one file."""
 
     def read(self, count: int) -> bytes:
-        """`count` bytes; fewer only at the end, or before the damage that the next call raises."""
+        """`count` bytes; fewer only at the end, or before damage, which the next call raises."""
 
     def read_some(self) -> bytes:
-        """What has arrived, at least a byte; nothing only at the end."""
+        """What has arrived, at least one byte; empty only at the end."""
 
     def place(self, back: int) -> At:
         """The place of the byte that was read `back` bytes ago."""
 
     @property
     def file_offset(self) -> int:
-        """How far into the file itself reading has come, for progress."""
+        """How many bytes of the file itself were read, for progress."""
 
 
 def open_stream(file: ByteFile, compression: str, at: At) -> Stream:
@@ -73,7 +73,7 @@ class FrameStream:
         self._pieces = pieces
         self.file_offset = at[0]
         self._ready = bytearray()
-        self._num_out = 0  # decompressed bytes given out since the stream was opened
+        self._num_out = 0  # decompressed bytes returned since the stream was opened
         self._frames: deque[tuple[int, int]] = deque([(0, at[0])])  # (first decompressed byte, start in the file)
         self._damage: DamagedBytes | None = None
         left = at[1]
@@ -101,7 +101,7 @@ class FrameStream:
         return self.read(max(1, len(self._ready)))
 
     def _take_piece(self) -> bool:
-        """One more piece into what is ready; False at the end, and at damage, which is kept for later."""
+        """Add one more piece to the ready bytes; False at the end, and at damage, which is kept for the next read."""
         try:
             piece = next(self._pieces, None) if self._damage is None else None
         except DamagedBytes as damage:

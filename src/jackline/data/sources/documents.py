@@ -1,8 +1,8 @@
 """Documents of a mixture of sources, in one fixed order, in blocks of about a MiB.
 
-Owns: going from file to file, filters, the train/validation split by the document's own hash, the turn of each
-source in a mixture, and counting what was left out. The order depends on bytes alone: a record that cannot be read
-is skipped only when the cause is in the file; everything else waits or stops below (bytefile.py).
+Owns: going from file to file, filters, the train/validation split by the document's own hash, which source of a
+mixture comes next, and counting what was left out. The order depends on bytes alone: a record that cannot be read is
+skipped only if the cause is in the file; for any other cause bytefile.py waits or stops.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from jackline.errors import JacklineError, UsageError
 
 _KEY_BYTES = 1 << 16
 _ENOUGH_RECORDS = 200
-_SEEN_BYTES = 4 * RUN_BYTES  # where most documents are left out, a block ends too: progress and cursors move on
-_BLOCK_BYTES = RUN_BYTES // 2  # most runs are a block of their own; only small files are gathered
+# A block also ends after this many bytes read: where filters drop most documents, progress and cursors must advance.
+_SEEN_BYTES = 4 * RUN_BYTES
+_BLOCK_BYTES = RUN_BYTES // 2  # most runs are a block of their own; only small files are combined
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What reading needs from outside: patience with the network, and who wants to know of every opened file."""
+    """What reading needs from its caller: how long to wait for the network, and a callback for every opened file."""
 
     patience: Patience = field(default_factory=Patience)
     on_open: Callable[[int, Found, ByteFile], None] = field(default=lambda index, found, file: None)
-    is_live: bool = False  # blocks of a single run, and of jsonl a single document: nothing is gathered
+    is_live: bool = False  # each block is a single run (for jsonl a single document): nothing is combined
 
 
 @dataclass(slots=True)
 class Block:
-    """Texts of documents, and the states before and after them. Texts in `left_open` go on in the next block."""
+    """Texts of documents, and the states before and after them. Texts in `left_open` continue in the next block."""
 
     texts: list[bytes]
     left_open: set[int]
     before: ReadState
     after: ReadState
-    file_bytes: int = 0  # how much of all files was read up to its end, for progress
+    file_bytes: int = 0  # how many bytes of all files were read up to its end, for progress
 
 
 def read_blocks(spec: DataSpec, state: ReadState, around: Surroundings) -> Iterator[Block]:
@@ -68,7 +69,7 @@ def read_blocks(spec: DataSpec, state: ReadState, around: Surroundings) -> Itera
             in_file[index] = records.file_offset
             check_damage(state.counts, spec.max_damaged_fraction, is_end=False)
             if around.is_live or (num_kept and len(spec.sources) > 1):
-                break  # the next block may be another source's turn
+                break  # the next block may come from another source
         check_damage(state.counts, spec.max_damaged_fraction, is_end=state.is_ended)
         block.after = state
         block.file_bytes = sum(in_file) + sum(source.file_bytes for source in state.sources)
@@ -81,7 +82,7 @@ def find_text_columns(spec: DataSpec, around: Surroundings) -> DataSpec:
 
 
 def check_damage(counts: Counts, max_fraction: float, *, is_end: bool) -> None:
-    """Stop when more than the allowed share of the records could not be read."""
+    """Raise if more than the allowed share of the records could not be read."""
     if counts.num_damaged <= max_fraction * counts.records or (counts.records < _ENOUGH_RECORDS and not is_end):
         return
     reasons = [f"{count:,} x {reason}" for reason, count in sorted(counts.damaged.items())]
@@ -159,7 +160,7 @@ def _verdict(text: bytes, spec: DataSpec) -> int:
 
 
 def is_in_validation(text: bytes, fraction: float) -> bool:
-    """By the document's first 64 KiB alone: the same text is on the same side wherever it occurs."""
+    """Decided by the document's first 64 KiB alone: the same text is in the same split wherever it occurs."""
     key: int = xxhash.xxh3_64_intdigest(text[:_KEY_BYTES].strip())
     return key < fraction * 2.0**64
 
@@ -211,7 +212,7 @@ def _runs(
 def _until_damage(
     file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside: bool, is_live: bool
 ) -> Iterator[Records]:
-    """The file's runs; where its bytes end too early, one last run that counts it and closes an open document."""
+    """The file's runs. If its bytes end too early, one last run counts the damage and closes an open document."""
     records = None
     if at == START and file.size() == 0:
         is_document = layout == Layout("txt", documents=layout.documents)
@@ -219,7 +220,7 @@ def _until_damage(
         return
     try:
         if layout.has_columns and not layout.column:
-            # A folder of several formats: nobody said which column, so each file answers for itself.
+            # A folder with several formats and no column given: the column is found for each file.
             names = string_columns(file, layout)
             if not names:
                 return
@@ -227,7 +228,7 @@ def _until_damage(
         for records in read_records(file, layout, at, is_live=is_live):
             yield records
     except DamagedBytes as damage:
-        file.check_same()  # cut while it was read: that is no damage
+        file.check_same()  # a file truncated while it was read is a changed source, not damage
         is_open = records.ends_inside if records is not None else inside and layout.container == "txt"
         closing = Records([b""] if is_open else [], FILE_IS_DONE, {str(damage): 1}, starts_inside=is_open)
         yield closing

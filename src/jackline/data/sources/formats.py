@@ -1,7 +1,7 @@
 """Which reader a file needs, and which of its columns is the text.
 
-Owns: names of formats, what a file's name says about them, one door to all readers (`read_records`), and finding the
-text column. Does not own the readers (records.py, tables.py).
+Owns: names of formats, finding the format from a file's name, one entry point to all readers (`read_records`), and
+finding the text column. Does not own the readers (records.py, tables.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONTAINERS: dict[str, Container] = {
     "pq": "parquet",
 }
 COMPRESSIONS = {"gz": "gz", "zst": "zst", "zstd": "zst"}
-# In the order of preference when a table does not say which column is the text.
+# In the order of preference, for when the user did not name the text column of a table.
 TEXT_COLUMNS = ("text", "content", "raw_content", "document", "body", "article", "passage", "sentence", "markdown")
 
 
@@ -62,7 +62,7 @@ class Layout:
 
 
 def layout_of(name: str, container: str = "auto", documents: Documents = "file", column: str = "") -> Layout | None:
-    """The layout a file's name stands for; None when the name says nothing and nobody else did."""
+    """The layout that a file's name or the given container implies; None if neither is known."""
     words = name.rsplit("/", 1)[-1].split("?")[0].lower().split(".")
     compression = COMPRESSIONS.get(words[-1], "") if len(words) > 1 else ""
     ending = words[-2] if compression and len(words) > 2 else words[-1]
@@ -73,7 +73,7 @@ def layout_of(name: str, container: str = "auto", documents: Documents = "file",
 def read_records(file: ByteFile, layout: Layout, at: At = START, *, is_live: bool = False) -> Iterator[Records]:
     """Runs of records from `at` on. Raises DamagedBytes where the file itself ends too early.
 
-    `is_live`: a line of jsonl is given out as soon as it has arrived, as a run of its own.
+    `is_live`: a line of jsonl is returned as soon as it has arrived, as a run of its own.
     """
     if layout.container == "parquet":
         return parquet_records(file, layout.column, at)
@@ -102,7 +102,7 @@ def _csv_names(file: ByteFile, layout: Layout) -> list[str]:
 
 
 def string_columns(file: ByteFile, layout: Layout) -> list[str]:
-    """Names of the columns that may hold the text, from the head of the file; empty when it has no record."""
+    """Names of the columns that may hold the text, from the beginning of the file; empty if it has no record."""
     if layout.container == "parquet":
         schema = open_parquet(file).schema_arrow
         return [field.name for field in schema if "string" in str(field.type)]

@@ -1,9 +1,9 @@
 """gzip members and zstd frames of a file, decompressed in pieces of bounded size.
 
-Owns: where each frame begins (going on later costs one frame, not the file), and that no piece is larger than a
-MiB however well the data compresses: the decompressors' own stream objects turn 32 KiB of input into a GiB of
-output. For zstd that means walking the block headers (RFC 8878, 3.1.1), because a block is at most 128 KiB.
-Does not own which bytes are asked for (decompress.py).
+Owns: where each frame begins (resuming re-reads one frame, not the file), and that no piece is larger than a MiB
+however well the data compresses: the decompressors' own stream objects turn 32 KiB of input into a GiB of output. For
+zstd that means parsing the block headers (RFC 8878, 3.1.1), because a block is at most 128 KiB. Does not own which
+bytes are asked for (decompress.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from jackline.data.sources.bytefile import ByteFile
 
 _READ_BYTES = 1 << 18
 _MAX_PIECE_BYTES = 1 << 20
-_MAX_ZSTD_WINDOW_BYTES = 1 << 27  # a frame may ask for gigabytes; more than this breaks the memory promise
+_MAX_ZSTD_WINDOW_BYTES = 1 << 27  # a frame may ask for gigabytes; more than this would break the memory limit
 _ZSTD_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50
 
 
 class DamagedBytes(Exception):
-    """The file's own bytes cannot be read on from here; `str()` is the reason as counted and shown."""
+    """The file's own bytes are damaged from here on; `str()` is the reason under which it is counted and shown."""
 
 
 class Piece(NamedTuple):
-    """Decompressed bytes, the start of their frame in the file, and how far into the file reading has come."""
+    """Decompressed bytes, the start of their frame in the file, and the offset up to which the file was read."""
 
     data: bytes
     frame_start: int
@@ -58,8 +58,8 @@ def gzip_pieces(file: ByteFile, offset: int) -> Iterator[Piece]:
 
 
 def zstd_pieces(file: ByteFile, offset: int) -> Iterator[Piece]:
-    """Every frame from the one that begins at `offset`; skippable frames are passed over."""
-    import zstandard  # only sources that need it pay for the import
+    """Every frame from the one that begins at `offset`, without skippable frames."""
+    import zstandard  # imported only for sources that need it
 
     reader = _Exact(file, offset)
     while not reader.is_at_end():
@@ -98,7 +98,7 @@ def _zstd_parts(reader: _Exact, magic: bytes) -> Iterator[bytes]:
 
 
 class _Exact:
-    """Exactly as many bytes as asked for, or the file is truncated."""
+    """Returns exactly as many bytes as asked for; otherwise the file is truncated, which is damage."""
 
     def __init__(self, file: ByteFile, offset: int) -> None:
         self._file = file
@@ -123,7 +123,7 @@ class _Exact:
 
     def _fill(self, count: int) -> bool:
         kept = self._buffer[self._used :]
-        # What has arrived is decompressed at once: a source that gives a document a second must not wait for a MiB.
+        # Decompress what has arrived at once: a source that sends a document a second must not wait for a MiB.
         at_least = count - len(kept)
         data: Any = self._file.read_at(self.offset + len(kept), max(_READ_BYTES, count), at_least=at_least)
         self._buffer, self._used = kept + data, 0

@@ -1,8 +1,8 @@
-"""`hf://datasets/OWNER/NAME[@REVISION]/PATTERN`: files of a data set on the hub.
+"""`hf://datasets/OWNER/NAME[@REVISION]/PATTERN`: files of a dataset on the Hugging Face Hub.
 
 Owns: pinning the revision to a commit, so that an upload in the middle of a run changes nothing; listing the tree
-page by page, each folder of a commit once a process; addresses and headers. Reading is HttpFile's, so a lost
-connection goes on at its byte. The `datasets` package is not needed.
+page by page, each folder of a commit once per process; addresses and headers. HttpFile does the reading, so a lost
+connection resumes at its byte. The `datasets` package is not needed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def parse_hub_url(url: str) -> HubPath:
 
 
 def pin_hub_url(url: str) -> str:
-    """The same address with the commit the revision stands for now."""
+    """The same address with the commit that the revision refers to now."""
     found = parse_hub_url(url)
     info = _ask(url, lambda: _api().dataset_info(found.repo, revision=found.revision))
     return found.name(info.sha, found.path)
 
 
 class Listings:
-    """Folders of commits, which never change: each is asked for once, however many threads want it at a time."""
+    """Listings of folders in commits, which never change: each is requested once, even if several threads need it."""
 
     def __init__(self, max_names: int = _MAX_REMEMBERED) -> None:
         self._max_names = max_names
@@ -61,7 +61,7 @@ class Listings:
         self._known: dict[tuple[str, str, str], Future[list[Any] | None]] = {}  # oldest first
 
     def get(self, key: tuple[str, str, str], ask: Callable[[], list[Any]]) -> list[Any]:
-        """The folder's entries. Whoever waited in vain for another thread's answer asks by itself."""
+        """The folder's entries. If another thread's request fails, a thread that waited for it asks again itself."""
         while True:
             with self._lock:
                 future = self._known.get(key)
@@ -88,7 +88,8 @@ class Listings:
                 self._forget()
 
     def _forget(self) -> None:
-        """The oldest ones, when there are too many names: memory stays bounded, a folder is asked for again then."""
+        """Drop the oldest listings when there are too many names. Memory stays bounded; a dropped folder is requested
+        again when needed."""
         sizes = {key: len(future.result() or ()) for key, future in self._known.items() if future.done()}
         total = sum(sizes.values())
         for key, size in sizes.items():
@@ -102,7 +103,7 @@ _listings = Listings()
 
 
 def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Found]:
-    """Files in the order of names, folder by folder; only folders the pattern can match are asked for."""
+    """Files in the order of names, folder by folder; only folders that the pattern can match are requested."""
     found = parse_hub_url(url)
     commit = found.revision or ""
     root = found.name(commit, "").rstrip("/")
@@ -123,7 +124,7 @@ def list_hub_files(url: str, *, start_at: str | None = None) -> Iterator[Found]:
     parts = [part for part in found.path.split("/") if part]
     fixed = next((index for index, part in enumerate(parts) if MAGIC.search(part)), len(parts))
     if fixed == len(parts) and parts and layout_of(parts[-1]) is not None:
-        fixed -= 1  # one file, named
+        fixed -= 1  # the pattern names one file
     pattern = read_pattern(parts[fixed:]) if fixed < len(parts) else ("**", "*")
     begin = "/".join([root, *parts[:fixed]])
     for file in walk(list_folder, begin, pattern, start_at=start_at):
@@ -152,14 +153,14 @@ def _api() -> Any:
 
 
 def _ask(url: str, question: Callable[[], T]) -> T:
-    """Ask, and ask again for about a minute when the trouble may pass."""
+    """Ask, and retry for about a minute if the problem may be temporary."""
     attempt = 0
     while True:
         try:
             return question()
         except UsageError:
             raise
-        except Exception as error:  # the hub's client has its own tree of errors, different in every version
+        except Exception as error:  # the hub's client has its own error classes, different in every version
             attempt += 1
             if attempt >= _MAX_TRIES or not _may_pass(error):
                 raise SourceUnavailable(
@@ -171,7 +172,7 @@ def _ask(url: str, question: Callable[[], T]) -> T:
 
 def _may_pass(error: Exception) -> bool:
     if type(error).__name__ == "OfflineModeIsEnabled":
-        return False  # HF_HUB_OFFLINE=1: the person said so
+        return False  # HF_HUB_OFFLINE=1: the user asked for it
     code = getattr(getattr(error, "response", None), "status_code", None)
     return code is None or code in (408, 425, 429) or code >= 500
 

@@ -1,7 +1,8 @@
 """Which source files were read, and whether they are still the same.
 
-Owns `files.jsonl`. It says what changed when a rebuilt era does not match its hash, and refuses at once when the file
-reading goes on in is another one. A few thousand newest entries are kept in memory, however many files there are.
+Owns `files.jsonl`. It reports what changed when a rebuilt era does not match its hash, and it refuses at once if the
+file in which reading resumes is a different one. Only the newest few thousand entries are kept in memory, however
+many files there are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class FileBook:
         )
 
     def note(self, source: int, name: str, file: ByteFile, *, is_first_time: bool) -> None:
-        """Write a new file down; compare one that is known."""
+        """Record a new file; compare a file that is already recorded."""
         found = file.identity()
         known = self._newest.get(name)
         if known is not None:
@@ -49,7 +50,7 @@ class FileBook:
             self._newest.popitem(last=False)
 
     def changes(self, limit: int = 5) -> list[str]:
-        """What is different now, for a person; opens every file until `limit` differences are found."""
+        """What is different now, as text; opens every file until `limit` differences are found."""
         found: list[str] = []
         offset = 0
         while len(found) < limit:
@@ -65,7 +66,7 @@ class FileBook:
 
 
 def check_first_files(folder: Path) -> None:
-    """Refuse a cache whose local sources have changed since; looks at the first few dozen files only."""
+    """Refuse a cache whose local sources have changed since it was built; checks the first few dozen files only."""
     for entry in read_lines(folder / "files.jsonl", max_bytes=1 << 16).records[:_CHECKED_AT_START]:
         if "://" in entry["file"] or not Path(entry["file"]).exists():
             continue
@@ -78,7 +79,7 @@ def check_first_files(folder: Path) -> None:
 
 
 def difference(name: str, known: dict[str, Any], found: dict[str, Any]) -> str | None:
-    """In words, None when both are the same file."""
+    """The difference as text; None if both are the same file."""
     if known.get("size") != found.get("size"):
         return f"{name} was {known.get('size')} bytes long and is {found.get('size')} bytes now"
     for key in ("edges", "etag"):

@@ -2,8 +2,8 @@
 
 Owns: folders, globs, `http(s)://` with brace ranges, `hf://` and `python-stdlib`, listed lazily in one fixed order
 (names compared folder by folder), so that tens of thousands of names never delay the first document and listing can
-begin again at any file. Does not own opening them for reading (bytefile.py opens, `open_file` here chooses which).
-How a tree of folders is walked is walk.py, the hub's folders are hub.py.
+resume at any file. Does not own opening them for reading (`open_file` here chooses the class, bytefile.py opens).
+walk.py walks a tree of folders, hub.py lists the hub's folders.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def list_files(url: str, *, start_at: str | None = None, needs_known_ending: boo
 
 
 def local_path(url: str) -> str:
-    """A path as typed, made absolute without following links: a link to the newest corpus stays that link."""
+    """The path as typed, made absolute without following links: a link to the newest corpus stays that link."""
     return os.path.abspath(os.path.expanduser(url))  # noqa: PTH100, PTH111 - Path.resolve() would follow links
 
 
 def open_file(name: str, patience: Patience) -> ByteFile:
-    """The file of that name, as listed."""
+    """Open the file with that name, as `list_files` returned it."""
     if name.startswith(("http://", "https://")):
         return HttpFile(name, patience)
     if name.startswith("hf://"):
@@ -87,16 +87,17 @@ def _list_local(folder: str) -> list[Entry]:
 
 
 def _is_left_out(folder: str, entry: os.DirEntry[str]) -> bool:
-    """Hidden ones, and a link to a folder on the way to itself, which would never end."""
+    """Whether an entry is left out: hidden files, and links to one of their own parent folders, which would never
+    end."""
     if entry.name.startswith("."):
         return True
     try:
         if not entry.is_symlink() or not entry.is_dir():
             return False
     except OSError:
-        return False  # a link to itself: opening it will say so by name
+        return False  # a link to itself: opening it raises an error that names it
     target = f"{os.path.realpath(entry.path).rstrip('/')}/"
-    # Each folder on the way is asked where it really is: two links may lead to each other.
+    # Each parent folder is resolved to its real path: two links may lead to each other.
     way = [folder, *map(str, Path(folder).parents)]
     return any(f"{os.path.realpath(above)}/".startswith(target) for above in way)
 
@@ -106,7 +107,7 @@ def _entry(entry: os.DirEntry[str]) -> Entry:
         is_folder = entry.is_dir()
         return Entry(entry.name, is_folder, None if is_folder else entry.stat().st_size)
     except OSError:
-        return Entry(entry.name, False, None)  # a dangling link: opening it will say so by name
+        return Entry(entry.name, False, None)  # a dangling link: opening it raises an error that names it
 
 
 def _expand_braces(url: str) -> Iterator[str]:

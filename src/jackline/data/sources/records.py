@@ -1,7 +1,7 @@
 """Runs of records from line-based text: jsonl, and txt by line, by blank-line block or whole.
 
-Owns: cutting a stream into bounded runs whose borders depend only on where the run begins (so that reading can go
-on at any run), taking the text out of each record, and naming what is wrong with one that has none. A record is
+Owns: cutting a stream into bounded runs whose borders depend only on where the run begins (so that reading can resume
+at any run), taking the text out of each record, and naming what is wrong with a record that has none. A record is
 damaged only for a cause in its bytes. Does not own filters or splits (documents.py), nor csv and parquet (tables.py).
 """
 
@@ -41,8 +41,8 @@ class Records:
     texts: list[bytes]
     after: At
     damaged: dict[str, int] = field(default_factory=dict)
-    starts_inside: bool = False  # texts[0] goes on with the document the run before left open
-    ends_inside: bool = False  # texts[-1] goes on in the next run
+    starts_inside: bool = False  # texts[0] continues the document that the previous run left open
+    ends_inside: bool = False  # texts[-1] continues in the next run
     file_offset: int = 0
 
     def add_damage(self, reason: str, count: int = 1) -> None:
@@ -84,7 +84,7 @@ def block_records(stream: Stream) -> Iterator[Records]:
 
 
 def whole_file_records(stream: Stream) -> Iterator[Records]:
-    """The file is one document, given out in pieces of at most a run; an empty file gives one empty text."""
+    """The file is one document, returned in pieces of at most one run; an empty file gives one empty text."""
     rest, is_first = b"", stream.place(0) == START
     starts_inside, is_last = not is_first, False
     while not is_last:
@@ -98,7 +98,7 @@ def whole_file_records(stream: Stream) -> Iterator[Records]:
         records = Records([text], stream.place(len(rest)), file_offset=stream.file_offset)
         records.starts_inside, records.ends_inside = starts_inside, damage is not None or not is_last
         if not is_valid(text):
-            # What came before is already out; the rest of this file is dropped, and counted.
+            # The text before it was already returned; the rest of this file is dropped and counted.
             records.texts, records.ends_inside = ([b""] if starts_inside else []), False
             records.add_damage(NOT_UNICODE)
             is_last, damage = True, None
@@ -109,7 +109,7 @@ def whole_file_records(stream: Stream) -> Iterator[Records]:
 
 
 def _damage_after(stream: Stream) -> DamagedBytes | None:
-    """Why the bytes ended, when that was too early."""
+    """Why the bytes ended, if they ended too early."""
     try:
         stream.read(1)
     except DamagedBytes as damage:
@@ -127,8 +127,8 @@ def _whole_characters(data: bytes, is_cut_off: bool) -> int:
 def safe_cut(data: bytes, limit: int) -> int:
     """Where to cut `data` at or before `limit` so that the pieces' tokens are those of the whole.
 
-    Before a space between two words: no byte-level pre-tokenizer joins across that place. Else after a line, else
-    between two characters.
+    The cut is before a space between two words, because no byte-level pre-tokenizer joins across that place; else
+    after a line; else between two characters.
     """
     for window in (1 << 12, 1 << 16):
         places = [match.end() for match in _BETWEEN_WORDS.finditer(data, max(0, limit - window), limit)]
@@ -167,7 +167,7 @@ class _Run(NamedTuple):
 
 
 class _Border(NamedTuple):
-    """How records end: the pattern of one end, and where the last one in some bytes is (0: nowhere)."""
+    """How records end: the pattern of an end, and a function for the last end in some bytes (0: there is none)."""
 
     pattern: re.Pattern[bytes]
     last: Callable[[bytes], int]
@@ -194,8 +194,8 @@ def whole_lines(stream: Stream) -> Iterator[_Run]:
 
 
 def arriving_lines(stream: Stream) -> Iterator[_Run]:
-    """Each line as a run of its own, given out as soon as its end has arrived. The lines are those of `whole_lines`;
-    it takes a few microseconds more for each, and a slow source delays none."""
+    """Each line as a run of its own, returned as soon as its end has arrived. The lines are those of `whole_lines`.
+    Each takes a few microseconds more, but no line waits for the next ones of a slow source."""
     rest, num_seen = bytearray(), 0
     is_first = stream.place(0) == START
     while True:
@@ -220,8 +220,8 @@ def arriving_lines(stream: Stream) -> Iterator[_Run]:
 
 
 def _whole_runs(stream: Stream, border: _Border) -> Iterator[_Run]:
-    """Runs of whole records. Each looks at exactly RUN_BYTES from its own start, so the borders are the same
-    whether reading went on or began again there."""
+    """Runs of whole records. Each looks at exactly RUN_BYTES from its own start, so the borders are the same whether
+    reading continued or resumed there."""
     rest = b""
     is_first = stream.place(0) == START
     while True:
@@ -230,7 +230,7 @@ def _whole_runs(stream: Stream, border: _Border) -> Iterator[_Run]:
         is_first = False
         cut = border.last(data)
         while not cut and len(data) <= MAX_RECORD_BYTES and (more := stream.read(RUN_BYTES)):
-            seen = max(0, len(data) - _OVERLAP_BYTES)  # what lies before it has no end in it
+            seen = max(0, len(data) - _OVERLAP_BYTES)  # the bytes before it contain no end of a record
             data += more
             found = border.last(data[seen:])
             cut = seen + found if found else 0
@@ -247,7 +247,8 @@ def _whole_runs(stream: Stream, border: _Border) -> Iterator[_Run]:
 
 
 def _pass_over_record(stream: Stream, tail: bytes, border: _Border) -> bytes:
-    """Read to the end of a record that is too long and ends so far in `tail`; what was read beyond it is returned."""
+    """Read to the end of a record that is too long, whose last bytes so far are `tail`. Returns the bytes that were
+    read after its end."""
     while more := stream.read(RUN_BYTES):
         data = tail + more
         end = border.pattern.search(data)
@@ -258,7 +259,7 @@ def _pass_over_record(stream: Stream, tail: bytes, border: _Border) -> bytes:
 
 
 def _decoded_lines(data: bytes) -> Iterator[str | None]:
-    """Lines as text, None for one that is not UTF-8. Decoded in one go when possible: a third of the cost."""
+    """Lines as text; None for a line that is not UTF-8. All are decoded at once if possible: a third of the cost."""
     try:
         yield from data.decode("utf-8").split("\n")
     except UnicodeDecodeError:
@@ -286,7 +287,7 @@ def _take_json(line: str | None, column: str, records: Records) -> None:
 
 
 def _parse(line: str) -> Any:
-    """`json.loads`, less its two searches for white space around the object: a quarter of the time of a record."""
+    """`json.loads` without its two searches for white space around the object, a quarter of the time of a record."""
     if line[0] != "{":
         return json.loads(line)
     value, end = _DECODER.raw_decode(line)

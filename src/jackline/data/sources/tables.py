@@ -1,6 +1,6 @@
 """Runs of records from tables: csv and parquet.
 
-Owns: one text column of a table, streamed; rows that cannot be read, counted by reason; places (a byte of the csv
+Owns: streaming one text column of a table; counting rows that cannot be read, by reason; places (a byte of the csv
 file, a row of a parquet row group). Does not own which column it is (formats.py).
 """
 
@@ -30,18 +30,18 @@ BAD_ROW = "bad csv row"
 NEVER_CLOSED = "csv quote never closed"
 BAD_GROUP = "damaged parquet row group"
 _BATCH_ROWS = 256
-# Lines behind a quote that never closes are rows again, and not the rest of a long cell, when so many look like rows.
+# If this many lines after a quote that never closes look like rows, they are rows and not the rest of a long cell.
 _ENOUGH_ROWS, _ENOUGH_SHARE = 10, 0.95
 
 
 class EndlessRecord(csv.Error):
-    """The record at work is longer than any may be."""
+    """The current record is longer than the limit."""
 
 
 class LineFeed:
-    """Lines of a stream for `csv.reader`, which knows how many read bytes are not yet used.
+    """Lines of a stream for `csv.reader`; it counts the bytes that were read but not yet used.
 
-    With `keeps_record` it also knows the lines of the record at work, so that they can be read again.
+    With `keeps_record` it also keeps the lines of the current record, so that they can be read again.
     """
 
     def __init__(self, stream: Stream, *, keeps_record: bool = False) -> None:
@@ -74,14 +74,14 @@ class LineFeed:
                 raise EndlessRecord  # the line stays unused
             self.record.append(line)
         self._used = end
-        # Bytes that are no text become lone surrogates, which only matter in the column that is taken.
+        # Bytes that are not UTF-8 become lone surrogates, which only matter in the column that is used.
         return line.decode("utf-8", "surrogateescape")
 
     def begin_record(self) -> None:
         self.record, self._record_bytes = [], 0
 
     def give_back(self, lines: Sequence[bytes]) -> None:
-        """They come next."""
+        """Return these lines next."""
         self._buffer, self._used = b"".join(lines) + self._buffer[self._used :], 0
 
     @property
@@ -116,7 +116,7 @@ def csv_records(stream: Stream, header: list[str], column: str, delimiter: str) 
             records.add_damage(row)
         elif isinstance(row, Rescued):
             _take_rescued(row, index, records)
-            num_bytes = RUN_BYTES  # the run ends here, so that much damage is soon noticed
+            num_bytes = RUN_BYTES  # the run ends here, so that heavy damage is noticed soon
         elif row:
             num_bytes += _take_cell(row, index, records)
         if num_bytes >= RUN_BYTES:
@@ -131,7 +131,8 @@ def csv_records(stream: Stream, header: list[str], column: str, delimiter: str) 
 
 @dataclass(frozen=True)
 class Rescued:
-    """What stands behind a quote that never closes: whole rows, how many are none, and lines to be read again."""
+    """What follows a quote that never closes: whole rows, the number of lines that are not rows, and lines to be read
+    again."""
 
     rows: list[list[str]]
     num_bad: int
@@ -139,10 +140,10 @@ class Rescued:
 
 
 def rescue_rows(lines: Sequence[bytes], delimiter: str, num_columns: int) -> Rescued | None:
-    """The lines after the one in which a quote was opened and never closed, read as rows of their own.
+    """Read the lines after the one in which a quote was opened and never closed as rows of their own.
 
-    None when they do not look like rows: then it is a long cell that was cut off, and its lines are no documents. In
-    a table of one column every line would look like a row.
+    None if they do not look like rows: then they are a long cell that was cut off, and not documents. In a table of
+    one column every line would look like a row, so the result is always None.
     """
     if num_columns < 2:
         return None
@@ -180,7 +181,7 @@ def _is_never_closed(error: csv.Error) -> bool:
 def _rows_or_damage(
     rows: Any, feed: LineFeed, delimiter: str, num_columns: int
 ) -> Iterator[list[str] | str | Rescued | DamagedBytes]:
-    """Rows, the reason in place of one that cannot be read, and last the damage of the file that ends them."""
+    """Rows; for each row that cannot be read its reason instead; and last the damage that ends the file, if any."""
     while True:
         feed.begin_record()
         try:
@@ -223,7 +224,7 @@ def _take_cell(row: list[str], index: int, records: Records) -> int:
 
 
 class _Seekable(io.RawIOBase):
-    """A ByteFile as pyarrow wants it. Our own exceptions pass through pyarrow unchanged."""
+    """A ByteFile with the interface that pyarrow needs. Our own exceptions pass through pyarrow unchanged."""
 
     def __init__(self, file: ByteFile) -> None:
         self._file = file
@@ -305,7 +306,7 @@ def _values(column: Any) -> list[bytes | None] | list[Any]:
         column, kind = column.dictionary_decode(), kind.value_type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         return [NOT_TEXT] * len(column)
-    # As bytes: arrow does not check that a string column is UTF-8, and decoding happens once, below.
+    # As bytes: arrow does not check that a string column is UTF-8. Decoding happens once, below.
     values: list[Any] = column.cast(pyarrow.large_binary()).to_pylist()
     return values
 

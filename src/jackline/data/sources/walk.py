@@ -1,4 +1,4 @@
-"""Files of a tree of folders that match a pattern, in one fixed order, whoever lists the folders: a disk or a hub."""
+"""Walks a tree of folders for files that match a pattern, in one fixed order, on a disk or on the hub alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAGIC = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class Found:
-    """One file: `name` is what the cursor and messages use; `size` is None when listing does not tell."""
+    """One file: `name` is what the cursor and messages use; `size` is None if the listing does not include it."""
 
     name: str
     size: int | None = None
@@ -68,7 +68,7 @@ def _walk(
 
 
 def read_pattern(parts: list[str]) -> tuple[str, ...]:
-    """`**` stands before the last part only; anywhere else the same folders would be listed twice."""
+    """`**` may be only right before the last part; anywhere else the same folders would be listed twice."""
     if "**" in parts[:-2] or parts[-1] == "**":
         raise UsageError(f"'**' may only stand before the last part: {'/'.join(parts)}", hint="write 'data/**/*.txt'")
     return tuple(parts)

@@ -1,8 +1,8 @@
-"""Blocks of documents to arrays of tokens, in parallel, given out in source order.
+"""Turns blocks of documents into arrays of tokens, in parallel, and returns them in source order.
 
 Owns: cutting long texts into pieces, the token between documents, rows of per-document mode, the check of ids
-against the vocabulary, and the bounded queue between reading and writing. Nothing is ever truncated away: a document
-longer than any context is simply many windows. Does not own files on either side.
+against the vocabulary, and the bounded queue between reading and writing. No text is ever truncated: a document
+longer than any context becomes many windows. Does not own the files that are read or written.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def packed_blocks(blocks: Iterable[Block], packing: Packing, num_threads: int) -
 
 
 def put_if_wanted(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
-    """Waits for room in a bounded queue; False when nobody wants more."""
+    """Wait for room in a bounded queue and put `item` there; False once `stop` is set."""
     while not stop.is_set():
         try:
             ready.put(item, timeout=_PUT_AGAIN_S)
@@ -111,7 +111,7 @@ def _pieces(block: Block) -> tuple[list[bytes], NDArray[np.bool_]]:
             cut = safe_cut(text, RUN_BYTES)
             pieces.append(text[:cut])
             closes.append(False)
-            text = text[cut:]  # noqa: PLW2901 - eaten from the front
+            text = text[cut:]  # noqa: PLW2901 - consumed from the front
         pieces.append(text)
         closes.append(number not in block.left_open)
     return pieces, np.array(closes, np.bool_)
@@ -134,7 +134,7 @@ def _with_borders(encoded: Encoded, closes: NDArray[np.bool_], tokenizer: Tokeni
     out = np.empty(int(ends[-1]), tokenizer.dtype)
     borders = (ends - 1)[closes]
     if len(lengths) * 256 < len(out):
-        # Few long texts: copying slices costs a third of a mask over every token.
+        # For few long texts, copying slices costs a third of a mask over every token.
         starts = np.cumsum(lengths) - lengths
         for length, start, end, is_closed in zip(
             lengths.tolist(), starts.tolist(), ends.tolist(), closes.tolist(), strict=True
@@ -149,7 +149,7 @@ def _with_borders(encoded: Encoded, closes: NDArray[np.bool_], tokenizer: Tokeni
 
 
 def _in_rows(encoded: Encoded, closes: NDArray[np.bool_], tokenizer: Tokenizer, rows: Rows) -> Tokens:
-    """Every document in rows of its own; a document's end is padded with the border token or dropped."""
+    """Every document in rows of its own; its incomplete last row is padded with the border token or dropped."""
     stream = _with_borders(encoded, closes, tokenizer)
     per_piece = encoded.lengths + (closes if tokenizer.eos_id is not None else 0)
     ends = np.cumsum(per_piece)[closes].tolist()

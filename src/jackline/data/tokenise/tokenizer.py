@@ -1,8 +1,9 @@
-"""Tokenizers with one face: bytes in, one flat array of ids and the length of each text out.
+"""Tokenizers with one interface: bytes in, one flat array of ids and the length of each text out.
 
 Owns: `gpt2`, any `tokenizer.json` (a file, a folder, a hub name), `bytes`, and a BPE trained on the corpus; the
-faster engine (gigatoken) only after it agreed with `tokenizers`; the token between documents; ids within the
-vocabulary. Text never becomes a special token, whatever it contains. Does not own packing (encode.py).
+faster engine (gigatoken), used only after its ids were checked against those of `tokenizers`; the token between
+documents; ids within the vocabulary. Text never becomes a special token, whatever it contains. Does not own packing
+(encode.py).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from jackline.errors import JacklineError, UsageError
 BYTES_EOS = 256
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]", "<end>")
 TRAIN_SAMPLE_BYTES = 8 << 20
-# What engines disagree on, when they do: spaces at ends, contractions, digits, scripts, joiners, surrogate pairs,
-# normal forms, control characters, and text that looks like a special token.
+# What tokenizer engines may disagree on: spaces at ends, contractions, digits, scripts, joiners, surrogate pairs,
+# Unicode normal forms, control characters, and text that looks like a special token.
 SELF_CHECK_TEXTS = (
     "Hello world", " leading", "trailing ", "two  spaces", "\n\n\nlines\r\n\r\n", "\ttabs\t\t x",
     "don't WE'LL it's I'D", "3.14159 1,000,000 ²³", "naïve café cafe\u0301 ﬁ", "日本語のテキスト", "한국어",
@@ -38,7 +39,7 @@ SELF_CHECK_TEXTS = (
 
 
 class Encoded(NamedTuple):
-    """Ids of several texts one after the other, and how many each has."""
+    """The ids of several texts, concatenated, and the number of ids of each text."""
 
     ids: NDArray[Any]
     lengths: NDArray[np.int64]
@@ -54,7 +55,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer ready for use. `eos_id` is None when nothing stands between documents."""
+    """A tokenizer ready for use. `eos_id` is None if there is no token between documents."""
 
     engine: Engine
     reference: Engine
@@ -75,19 +76,19 @@ class Tokenizer:
         return text
 
     def checked_on(self, texts: list[bytes]) -> Tokenizer:
-        """This tokenizer, with the plain engine when the fast one disagrees on these texts."""
+        """This tokenizer, with the plain engine if the fast one gives other ids for these texts."""
         if self.engine is self.reference or _agree(self.engine, self.reference, texts):
             return self
         note = f"{self.engine.name} gave other ids than tokenizers on this corpus, so tokenizers is used"
         return replace(self, engine=self.reference, note=note)
 
     def alone(self) -> Tokenizer:
-        """Without the engine it was checked against: 25 MB that nobody needs any more."""
+        """The tokenizer without the engine it was checked against: 25 MB that are no longer needed."""
         return replace(self, reference=self.engine)
 
 
 def engine_and_version(tokenizer: Tokenizer) -> str:
-    """'tokenizers 0.23.3': another version may give other ids, so it is written down."""
+    """For example 'tokenizers 0.23.3'. It is recorded, because another version may give other ids."""
     name = tokenizer.engine.name
     try:
         return f"{name} {importlib.metadata.version(name)}"
@@ -96,7 +97,7 @@ def engine_and_version(tokenizer: Tokenizer) -> str:
 
 
 def tokenizer_identity(name: str, vocab_size: int) -> str:
-    """What stands for the tokenizer in a fingerprint, without loading it."""
+    """What identifies the tokenizer in a fingerprint, without loading it."""
     if name == "bytes":
         return "bytes:257"
     if name == "train":
@@ -107,7 +108,8 @@ def tokenizer_identity(name: str, vocab_size: int) -> str:
 
 
 def load_tokenizer(name: str, *, eos: str = "auto", use_fast: bool = True) -> Tokenizer:
-    """`gpt2`, `bytes`, or the place of a tokenizer.json. A trained one is loaded from the file it was saved to."""
+    """`name` is `gpt2`, `bytes`, or the location of a tokenizer.json. A trained tokenizer is loaded from the file it
+    was saved to."""
     if name == "bytes":
         if eos not in ("auto", "none"):
             raise UsageError(
@@ -182,10 +184,10 @@ class TokenizersEngine:
 
 
 class GigatokenEngine:
-    """The same ids some twenty times faster, where the package is installed.
+    """The same ids about twenty times faster, where the package is installed.
 
-    It remembers every word it has seen and never forgets one: 10 MB for each MB of text without repeated words, 5 GB
-    after 400 MB (measured, 0.10). So it is made anew whenever the process has grown by its allowance.
+    It caches every word it has seen and never evicts one: 10 MB for each MB of text without repeated words, 5 GB
+    after 400 MB (measured, 0.10). So it is created again whenever the process has grown by its allowance.
     """
 
     name = "gigatoken"
@@ -200,8 +202,8 @@ class GigatokenEngine:
         self._allowance_bytes = self.ALLOWANCE_BYTES
         self._num_bytes = 0
         self._is_warm = False
-        self._base_bytes: int | None = None  # least resident, once a few MiB are through and all buffers are in use
-        self._full_bytes: int | None = None  # resident when it was dropped the last time
+        self._base_bytes: int | None = None  # least resident memory, after a few MiB of text (all buffers in use)
+        self._full_bytes: int | None = None  # resident memory when the engine was last dropped
 
     def encode(self, texts: list[bytes]) -> Encoded:
         with self._turn:
@@ -225,12 +227,12 @@ class GigatokenEngine:
             now = _resident_bytes()
             if not self._is_warm:
                 self._is_warm = True
-                # The least of all, not this one's: a base that crept up would let the peak creep up with it.
+                # The minimum over all engines, not the value of this one: a rising base would raise the peak with it.
                 self._base_bytes = now if self._base_bytes is None else min(now, self._base_bytes)
                 self._judge_the_last_time(now)
             if self._base_bytes is None or now - self._base_bytes < self._allowance_bytes:
                 return
-            # Dropped before it is made again: both at once would be the very peak this avoids.
+            # Dropped before it is created again: both at once would be the peak that this avoids.
             self._made, self._num_bytes, self._is_warm, self._full_bytes = None, 0, False, now
             self._turn.wait_for(lambda: self._num_inside == 0)
             give_memory_back()
@@ -238,9 +240,11 @@ class GigatokenEngine:
             self._turn.notify_all()
 
     def _judge_the_last_time(self, now: int) -> None:
-        """If dropping it gave next to nothing back, the growth is somebody else's: do not pay for it again and again.
+        """If dropping the engine freed almost nothing, something else has grown: allow more, so that the engine is
+        not dropped again and again.
 
-        Judged once the new one has worked for a while: the making itself takes 60 MB that are gone a second later.
+        This is decided after the new engine has worked for a while: creating it takes 60 MB that are freed a second
+        later.
         """
         if self._full_bytes is None:
             return
@@ -259,15 +263,15 @@ def _fast_engine(text: str, reference: Engine) -> tuple[Engine | None, str]:
         if _agree(engine, reference, [sample.encode() for sample in SELF_CHECK_TEXTS]):
             return engine, ""
         return None, "gigatoken gave other ids than tokenizers in the self-check, so tokenizers is used"
-    except Exception as error:  # a young package that is only an optimisation must never stop a run
+    except Exception as error:  # this young package is only an optimisation and must never stop a run
         return None, f"gigatoken cannot be used ({type(error).__name__}: {error}), so tokenizers is used"
 
 
 def give_memory_back() -> None:
-    """What was freed goes back to the system at once; glibc would keep it for later."""
+    """Return freed memory to the system at once; glibc would keep it for later."""
     import ctypes
 
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none, and needs none
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl does not have it and does not need it
     if trim is not None:
         trim(0)
 

@@ -1,1 +1,1 @@
-"""Protection during training: smaller micro-batches, a save before the kernel kills."""
+"""Protection during training: smaller micro-batches, and a save before the kernel's OOM killer acts."""

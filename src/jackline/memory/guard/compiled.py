@@ -1,6 +1,7 @@
-"""What can be told of a compiled model from outside: CUDA graphs, and whether another batch size compiles anew.
+"""What can be seen of a compiled model from outside: CUDA graphs, and whether a new batch size compiles again.
 
-Private names of torch are read here and nowhere else, each guarded: a torch that has none of them gives no answer.
+Private names of torch are read here and nowhere else. Each read is guarded: where a version of torch lacks the name,
+there is no answer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import nn
 
 
 def _contexts(model: nn.Module) -> Iterator[tuple[Any, bool]]:
-    """(compiler configuration, is dynamic) of every compiled module in it."""
+    """(compiler configuration, is dynamic) of every compiled module in `model`."""
     for module in model.modules():
         context = getattr(module, "dynamo_ctx", None)
         if context is not None:
@@ -40,5 +41,5 @@ def _default_has_graphs() -> bool:
 
 
 def is_compiled_static(model: nn.Module) -> bool:
-    """A new batch size will be compiled before it runs."""
+    """Whether a new batch size will be compiled before it runs."""
     return any(not is_dynamic for _, is_dynamic in _contexts(model))

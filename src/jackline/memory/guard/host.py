@@ -1,7 +1,7 @@
-"""Host memory, watched from inside the training process: save and leave before the kernel kills. No torch.
+"""Host memory, watched from inside the training process: save and exit before the OOM killer acts. No torch.
 
-Owns the sampling inside the process, the decision at a step boundary, and what "less" is for the next attempt.
-Readings and the forecast are `machine`'s; saving and the intent are whoever asks. "Never killed" cannot be promised:
+Owns the sampling inside the process, the decision at a step boundary, and the smaller settings of the next attempt.
+`machine` owns the readings and the forecast; the caller owns saving and exiting. "Never killed" cannot be promised:
 another process may take the memory within one step, and a loop that never reaches a boundary is ended by the
 supervisor.
 """
@@ -29,10 +29,10 @@ FAST_EVERY_S = 0.1
 _LOOKS_A_SAMPLE = 8  # of 0.1 ms each
 WINDOW_S = 60.0
 TRIM_BELOW_S = 60.0
-# Leave when the limit is nearer than this many times one more step and a save.
+# Exit when the limit is nearer in time than this many times one more step and a save.
 _LEAVE_FACTOR = 2.0
-# Never wait longer than this, however short steps and saves are: a busy machine makes both longer, and in the last
-# second the supervisor ends the process.
+# Exit when the limit is nearer than this, however short steps and saves are: a busy machine makes both longer, and in
+# the last second the supervisor ends the process.
 _LEAVE_BELOW_S = 2.0
 
 
@@ -43,20 +43,20 @@ class Go:
 
 @dataclass(frozen=True)
 class Trim:
-    """Give back what can be given back, and use fewer workers and less prefetch from now on."""
+    """Return unused memory to the system, and use fewer workers and less prefetch from now on."""
 
     left_s: float
 
 
 @dataclass(frozen=True)
 class SaveAndExit:
-    """Save now and leave with exit code 75: the next boundary may be too late."""
+    """Save now and exit with code 75: the next boundary may be too late."""
 
     left_s: float
 
 
 def guard_action(left_s: float | None, step_s: float, save_s: float) -> Go | Trim | SaveAndExit:
-    """`left_s` is the forecast until the limit, None when memory does not grow towards it."""
+    """`left_s` is the forecast time until the limit; None when memory does not grow towards it."""
     if left_s is None:
         return Go()
     if left_s < max(_LEAVE_BELOW_S, _LEAVE_FACTOR * (step_s + save_s)):
@@ -75,7 +75,7 @@ class HostGuard:
     ) -> None:
         limit = effective_limit()
         self._read = read or (lambda: read_memory([os.getpid()], limit=limit))
-        self._on_growth = on_growth  # called by the thread while it sees more and more, above half of the limit
+        self._on_growth = on_growth  # called by the thread while memory grows and is above half of the limit
         self._growing_share = 0.0
         self._points: deque[Point] = deque()
         self._lock = threading.Lock()
@@ -96,15 +96,19 @@ class HostGuard:
 
     def _watch(self) -> None:
         while not self._pause():
-            # A guard that fails leaves the run as unguarded as it was without; it never ends it.
+            # A guard that fails must never end the run: the run continues unguarded.
             with contextlib.suppress(Exception):
                 self._sample()
 
     def _pause(self) -> bool:
-        """Until the next sample; true at the end. While memory grows, with more looks than samples: a loop that fills
-        it in seconds, and sleeps or saves most of them, would be seen at its work once or never."""
+        """Wait until the next sample; true once the guard is stopped.
+
+        While memory grows, `_on_growth` is called more often than samples are taken. A loop may fill the memory in
+        seconds and spend most of them asleep or saving; at the rate of the samples its work would be seen once or
+        never.
+        """
         if self.share() < ARMED_SHARE:
-            # One that grows fast is at half of the limit, and beyond, before a slow look is over.
+            # A process that grows fast passes half of the limit before one slow interval is over.
             soon = self.share() + self._growing_share * 2 * SLOW_EVERY_S
             return self._is_over.wait(SLOW_EVERY_S if soon < ARMED_SHARE else FAST_EVERY_S)
         for _ in range(_LOOKS_A_SAMPLE):
@@ -136,7 +140,7 @@ class HostGuard:
         return reading.used_bytes / reading.limit.limit_bytes if reading and reading.limit.limit_bytes else 0.0
 
     def is_calm(self) -> bool:
-        """Nothing to decide: far from the limit, as of a moment ago."""
+        """Whether there is nothing to decide: memory was far from the limit a moment ago."""
         reading = self.reading
         is_fresh = reading is not None and time.monotonic() - reading.at_s <= 2 * SLOW_EVERY_S
         return is_fresh and self.share() < ARMED_SHARE
@@ -149,11 +153,10 @@ class HostGuard:
         return seconds_to_limit(points, self.reading.limit.limit_bytes - kept_bytes)
 
     def action(self, step_s: float, save_s: float, kept_bytes: int = 0) -> Go | Trim | SaveAndExit:
-        """To be asked at every step boundary; costs microseconds while memory is calm. `kept_bytes` is what a save
+        """Call this at every step boundary; it costs microseconds while memory is calm. `kept_bytes` is what a save
         will take of the same memory before it is written.
 
-        Takes a reading of its own when the thread is late, because code that keeps the interpreter to itself keeps
-        it from the thread too.
+        It takes a reading of its own when the thread is late: code that holds the GIL keeps the thread from sampling.
         """
         reading = self.reading
         if reading is None or time.monotonic() - reading.at_s > 2 * SLOW_EVERY_S:
@@ -176,12 +179,12 @@ class HostGuard:
 
 
 def smaller_settings(*, num_workers: int, prefetch: int) -> dict[str, int]:
-    """What the next attempt should start with: half the workers (none from one), and at most two batches ahead."""
+    """What the next attempt should start with: half the workers (one becomes none), and at most two batches ahead."""
     return {"num_workers": num_workers // 2, "prefetch": max(1, min(2, prefetch // 2))}
 
 
 def trim_host_memory() -> None:
-    """Give free heap back to the system: after a peak glibc keeps it, and it counts as used."""
+    """Return free heap to the system: after a peak glibc keeps it, and it counts as used."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

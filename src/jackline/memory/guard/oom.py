@@ -1,6 +1,6 @@
-"""Is this error out of memory, and which numbers does it tell? No torch: texts and types' names only.
+"""Whether an error means out of memory, and the numbers in its text. No torch: it reads texts and type names only.
 
-Owns the words by which CUDA, cuBLAS, cuDNN and the CPU's allocator say it.
+Owns the phrases with which CUDA, cuBLAS, cuDNN and the CPU's allocator report it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIZE = r"([\d.]+ ?(?:[KMGT]i?B|bytes|B))"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True also for errors that are not of the type but say so, such as a cuBLAS handle that found no room."""
+    """True also for errors of another type whose text says so, such as cuBLAS failing to allocate a handle."""
     if type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
@@ -30,19 +30,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class OomNumbers:
-    """What the error's text says; None where it does not."""
+    """The numbers in the error's text; None where it has none."""
 
     wanted_bytes: int | None = None
     free_bytes: int | None = None
     total_bytes: int | None = None
     allocated_bytes: int | None = None  # by PyTorch's tensors in this process
     unused_bytes: int | None = None  # reserved by PyTorch and not in use
-    neighbours: tuple[tuple[int, int], ...] = ()  # pid and bytes of other processes on the card
+    neighbours: tuple[tuple[int, int], ...] = ()  # pid and bytes of other processes on the GPU
 
 
 def read_numbers(text: str) -> OomNumbers:
-    """'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.9 GiB of which 613.56 MiB is
-    free. ...'"""
+    """Read a text such as 'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.9 GiB of
+    which 613.56 MiB is free. ...'"""
     return OomNumbers(
         wanted_bytes=_size(rf"Tried to allocate {_SIZE}", text) or _size(r"tried to allocate (\d+ bytes)", text),
         free_bytes=_size(rf"of which {_SIZE} is free", text) or _size(rf"{_SIZE} free", text),

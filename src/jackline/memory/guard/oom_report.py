@@ -1,7 +1,7 @@
-"""After a CUDA out-of-memory error: what was needed, what was free, what took it, who else is on the card.
+"""The report after a CUDA out-of-memory error: what was needed, what was free, what took it, who else uses the GPU.
 
-Owns the words and the look at the other processes. No torch at import, so that it can be told from outside too; the
-clean-up imports it when called.
+Owns the wording, finding the other processes, and the clean-up. No torch at import, so that a process without torch
+can write the report too; the clean-up imports torch when called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jackline.units import format_bytes
 
 @dataclass(frozen=True)
 class GpuUser:
-    """A process that holds memory of a card. `name` is empty when it cannot be seen from here."""
+    """A process that holds memory of a GPU. `name` is empty when the process is not visible from here."""
 
     pid: int
     name: str
@@ -37,7 +37,7 @@ class OomFacts:
 
 
 def oom_text(facts: OomFacts) -> str:
-    """Three lines a person can act on; more when others are on the card."""
+    """Three lines a person can act on; more when other processes use the GPU."""
     return "\n".join(_lines(facts))
 
 
@@ -76,8 +76,11 @@ def _hint(facts: OomFacts) -> str:
 
 
 def about_fitting(num_samples: int, numbers: OomNumbers, fixed_bytes: int) -> int:
-    """The micro-batch that would have fitted, by a straight line through what does not depend on the batch and what
-    was there when it failed; 0 when the error does not tell. A tenth is kept back: the peak was still to come."""
+    """The micro-batch that would have fitted; 0 when the error's text has too few numbers.
+
+    Estimated by a straight line through the bytes that do not depend on the batch and the bytes allocated when it
+    failed. A tenth is kept back, because the peak was still to come.
+    """
     if num_samples < 2 or numbers.allocated_bytes is None or numbers.wanted_bytes is None:
         return 0
     room = numbers.allocated_bytes + (numbers.unused_bytes or 0) + (numbers.free_bytes or 0)
@@ -90,11 +93,11 @@ def about_fitting(num_samples: int, numbers: OomNumbers, fixed_bytes: int) -> in
 def other_users(
     gpus: Sequence[GpuReading], own_pids: Sequence[int], *, own_bytes: int | None = None, root: Path = Path("/")
 ) -> tuple[GpuUser, ...]:
-    """Processes on the cards that are not ours, the largest first. A pid that cannot be seen is a ghost: it lives in
-    another container, or the driver has not noticed its death.
+    """Processes on the GPUs that are not ours, the largest first. A pid that is not visible here runs in another
+    container, or the driver has not noticed yet that it ended.
 
-    In a container the driver tells pids of the host, so our own is not among them; with `own_bytes` (what we hold)
-    the process that is nearest to it is taken as us.
+    In a container the driver reports pids of the host, so our own pid is not among them. With `own_bytes` (what we
+    hold) the process whose size is nearest to it is taken as ours.
     """
     own = {*own_pids, os.getpid()}
     seen = [process for gpu in gpus for process in gpu.processes]
@@ -119,8 +122,8 @@ def _name(pid: int, root: Path) -> str:
 
 @dataclass(frozen=True)
 class CleanUp:
-    """Reserved memory before and after, and what tensors still hold. What is reserved, unused and yet not given
-    back is split between blocks: only a new process gets it back."""
+    """Reserved memory before and after, and what tensors still hold. Memory that is reserved and unused but was not
+    released is fragmented: it shares segments with blocks in use, and only a new process gets it back."""
 
     before_bytes: int
     after_bytes: int
@@ -132,8 +135,8 @@ class CleanUp:
 
 
 def clean_up() -> CleanUp:
-    """Everything PyTorch can give back of a card without ending the process. Outside any `except` block: there the
-    traceback keeps the tensors alive."""
+    """Release all GPU memory that PyTorch can release without ending the process. Call it outside any `except`
+    block: inside one the traceback keeps the tensors alive."""
     import torch
 
     from jackline.memory.guard.safe_step import free_caches

@@ -1,13 +1,13 @@
-"""One step's gradients, whatever memory there is: on an out-of-memory error the micro-batch shrinks and the whole
-step is done again.
+"""The gradients of one step in whatever memory there is: on an out-of-memory error the micro-batch shrinks and the
+whole step is repeated.
 
-Owns the slicing, the normalisation by the count of the whole step, and the way back after an error. The update
-(`optimizer.step()`) is yours and stays outside: after a half-done update nothing could be repeated. Global batch,
-learning rate, step count and data order do not change; only how many samples are on the card at a time.
+Owns the slicing, the normalisation by the count of the whole step, and the recovery after an error. The update
+(`optimizer.step()`) is the caller's and stays outside: after a half-done update nothing could be repeated. Global
+batch, learning rate, step count and data order do not change; only the number of samples on the GPU at a time does.
 
-Not the same mathematics in smaller slices: BatchNorm statistics, losses that compare samples of a batch with each
-other (contrastive ones), and dropout masks, which are drawn anew. `fn` may run more than once for the same samples,
-so it should not count, log or append anything.
+Some things are not mathematically the same in smaller slices: BatchNorm statistics, losses that compare samples of a
+batch with each other (contrastive ones), and dropout masks, which are drawn again. `fn` may run more than once for
+the same samples, so it should not count, log or append anything.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from jackline.memory.guard.step_state import Buffers, Generators, Scaler
 
 _CONTRASTIVE = ("contrastive", "infonce", "ntxent", "cliploss", "tripletmargin")
 _MAX_TEXT = 1500
-_CHANGES_KEPT = 20  # in the checkpoint; all of them are in the run's events
+_CHANGES_KEPT = 20  # in the checkpoint; the run's events have all of them
 
 
 class BatchDependent(UserWarning):
-    """The model has parts for which a sliced batch is not the same mathematics."""
+    """The model has parts that compute something else when the batch is sliced."""
 
 
 class OutOfMemory(JacklineError):
@@ -55,13 +55,13 @@ class Shrunk:
     free_bytes: int | None
     recovery_s: float
     is_recompiling: bool = False
-    text: str = ""  # the error's own, whole
+    text: str = ""  # the whole text of the error
 
 
 @dataclass(frozen=True)
 class Slicing:
-    """What a caller may say about one step: the micro-batch to begin with, what a slice's mean counts for, and the
-    count of the whole step where it is known beforehand."""
+    """What a caller may set for one step: the micro-batch to begin with, the weight of a slice's mean, and the count
+    of the whole step where it is known beforehand."""
 
     micro_batch: int | None = None
     weight: Callable[[Any], float] | None = None
@@ -70,7 +70,7 @@ class Slicing:
 
 @dataclass(frozen=True)
 class StepResult:
-    """`loss` is the step's, over all its samples; reading it waits for the card."""
+    """`loss` is that of the step, over all its samples; reading its value waits for the GPU."""
 
     loss: Tensor
     count: float
@@ -85,7 +85,7 @@ def half(micro_batch: int) -> int:
 
 class SafeStep:
     """Keeps the micro-batch from step to step. `state_dict` belongs in the checkpoint, so that a resumed run slices
-    as the dead one did."""
+    as the attempt before it did."""
 
     def __init__(
         self,
@@ -121,10 +121,11 @@ class SafeStep:
         weight: Callable[[Any], float] | None = None,
         count: float | None = None,
     ) -> StepResult:
-        """Gradients of the whole batch's loss, summed into `.grad`, starting from none.
+        """Sum the gradients of the whole batch's loss into `.grad`, which must be empty at the start.
 
-        `fn(slice)` returns (loss_sum, count). A bare mean needs `weight(slice)`, how much it counts for. `count` is
-        that of the whole step where it is known beforehand (over all ranks, say); otherwise the slices' are summed.
+        `fn(slice)` returns (loss_sum, count). If it returns a bare mean instead, `weight(slice)` must give the weight
+        of that mean. `count` is the count of the whole step where it is known beforehand (for example over all
+        ranks); otherwise the counts of the slices are summed.
         """
         num_samples = count_samples(batch)
         self._refuse_gradients()
@@ -138,7 +139,7 @@ class SafeStep:
             failure = attempt.run(batch, num_samples, micro_batch)
             if failure is None:
                 break
-            # Here the error and its traceback are gone, and with them every tensor its frames held.
+            # At this point the error and its traceback are released, and with them every tensor its frames held.
             shrunk.append(self._recover(failure, micro_batch, generators, scaler))
             if self._on_change is not None:
                 self._on_change(shrunk[-1])
@@ -202,7 +203,7 @@ class SafeStep:
             )
 
     def grow(self, micro_batch: int) -> None:
-        """Use a larger micro-batch from the next step on. Never done by itself."""
+        """Use a larger micro-batch from the next step on. Jackline never does this unasked."""
         self.micro_batch = micro_batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,7 +217,7 @@ class SafeStep:
 
 @dataclass(frozen=True)
 class _Failure:
-    """What is kept of an out-of-memory error: words and numbers, no tensors."""
+    """What is kept of an out-of-memory error: text and numbers, no tensors."""
 
     phase: str
     slice_number: int
@@ -260,8 +261,9 @@ class _Attempt:
             self._enter("forward", num_slices)
             loss_sum, count = self._evaluate(part)
             if self._divisor is None:
-                # Of the first slice on the whole: exact when all samples count alike, and put right at the end
-                # otherwise. Without a divisor fp16 gradients of a sum would overflow.
+                # The count of the first slice, scaled up to the whole batch. It is exact when all samples have the
+                # same count, and corrected at the end otherwise. Without a divisor fp16 gradients of a sum would
+                # overflow.
                 self._divisor = max(1.0, count * num_samples / min(micro_batch, num_samples))
             loss = loss_sum / self._divisor
             self._enter("backward", num_slices)
@@ -291,7 +293,7 @@ class _Attempt:
         return made[0], float(made[1])
 
     def _put_right(self) -> None:
-        """The divisor was an estimate: now the true count is known."""
+        """Correct the gradients: the divisor was an estimate, and now the true count is known."""
         wanted = self._known_count or max(1.0, self.total)
         if self._divisor is None or wanted == self._divisor:
             return
@@ -309,7 +311,7 @@ class _Attempt:
 def plain_step(
     fn: Callable[[Any], Any], batch: Any, how: Slicing, *, modules: Sequence[nn.Module], scaler: Any = None
 ) -> StepResult:
-    """The same gradients without any protection: errors pass, nothing is taken or put back."""
+    """The same gradients without any protection: errors are not caught, no state is saved or restored."""
     num_samples = count_samples(batch)
     attempt = _Attempt(fn, how.weight, how.count, scaler, modules)
     size = min(how.micro_batch or num_samples, num_samples)
@@ -318,7 +320,7 @@ def plain_step(
 
 
 def free_caches() -> None:
-    """Give back to the card what nothing uses. Only of use where no exception's traceback is alive any more."""
+    """Release unused cached memory of the GPU. Of use only once no exception's traceback is alive any more."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -326,7 +328,7 @@ def free_caches() -> None:
 
 
 def batch_dependent(model: nn.Module) -> set[str]:
-    """Names of parts whose result for a sample depends on the others beside it."""
+    """Names of modules whose result for one sample depends on the other samples of the batch."""
     found = set()
     for module in model.modules():
         name = type(module).__name__

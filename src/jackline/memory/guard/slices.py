@@ -1,4 +1,4 @@
-"""A batch of any form, cut along its samples: tensors, and tuples, lists and dicts of them."""
+"""Cuts a batch along its samples: tensors, and tuples, lists and dicts of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jackline.errors import UsageError
 
 
 def count_samples(batch: Any) -> int:
-    """The common first dimension of all tensors in it."""
+    """The common first dimension of all tensors in the batch."""
     sizes = {tensor.shape[0] for tensor in _tensors(batch)}
     if len(sizes) != 1:
         found = ", ".join(map(str, sorted(sizes))) if sizes else "none"
@@ -38,7 +38,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def take_slice(value: Any, begin: int, end: int) -> Any:
-    """Samples `begin` to `end`; what has no samples is passed as it is."""
+    """Samples `begin` to `end`; values without samples are passed unchanged."""
     if isinstance(value, Tensor):
         return value[begin:end] if value.dim() else value
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""What a step changes before its end, taken at its start and put back when the step must be done again.
+"""The state that a step changes before its update: saved at its start, restored when the step must be repeated.
 
-Owns random generators, the gradient scaler and the buffers that a forward pass writes to (BatchNorm's running
-figures and their kin). Weights and optimizer are not here: nothing changes them before the update.
+Owns the RNG states, the gradient scaler and the buffers that a forward pass writes to (BatchNorm's running
+statistics and similar ones). Weights and optimizer are not here: nothing changes them before the update.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 _STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
-# Copies of more than this are kept in host memory, so that keeping them cannot be what runs out.
+# Copies larger than this are kept in host memory, so that the copies themselves cannot run the GPU out of memory.
 _MAX_ON_DEVICE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Generators:
-    """Every random generator a step may draw from. About 50 us."""
+    """The state of every RNG a step may draw from. Saving it takes about 50 us."""
 
     torch_cpu: Tensor
     torch_cuda: tuple[Tensor, ...]
@@ -51,8 +51,8 @@ class Generators:
 
 
 class Buffers:
-    """The buffers that forward passes were seen to write to. All of them are copied until the first step is over;
-    from then on only those that were seen to change."""
+    """The buffers that forward passes write to. All buffers are copied until the first step is over; from then on
+    only those that were seen to change."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
@@ -79,7 +79,8 @@ class Buffers:
 
     @torch.no_grad()
     def put_back(self) -> tuple[str, ...]:
-        """Names of buffers that were written to and not known to be: they cannot be put back."""
+        """Restore the copies. Returns the names of buffers that were written to but not copied: those cannot be
+        restored."""
         lost = self._moved() - set(self._copies)
         for name, buffer in self._named():
             if name in self._copies:
@@ -89,8 +90,8 @@ class Buffers:
 
     @torch.no_grad()
     def learn(self) -> None:
-        """The step is over: remember what it wrote to, forget the copies. Values are compared once, after the first
-        step, because BatchNorm writes its figures without moving their version."""
+        """The step is over: remember which buffers it wrote to, and drop the copies. Values are compared once, after
+        the first step, because BatchNorm writes its statistics without raising their version counter."""
         written = self._moved()
         if self._written is None:
             written |= {name for name, b in self._named() if not torch.equal(self._copies[name].to(b.device), b)}
@@ -99,7 +100,7 @@ class Buffers:
 
 
 class Scaler:
-    """A GradScaler's own tensors. Without `state_dict()`, which would wait for the card at every step."""
+    """A GradScaler's own tensors. It does not use `state_dict()`, which would wait for the GPU at every step."""
 
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler

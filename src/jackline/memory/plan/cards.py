@@ -1,8 +1,9 @@
-"""The cards people train on: how much of each is usable, and what it can do. No torch.
+"""The GPUs people train on: how much memory of each is usable, and what it can do. No torch.
 
-Owns the table and the reading of `--gpu`. What a present card says of itself (`detect_card`) comes before the table.
-Usable bytes are what `torch.cuda.get_device_properties` shows; context is what the driver takes beside torch's own
-figure: 0.76 GiB was measured on an H200, the others are estimates until a rehearsal has measured them.
+Owns the table and the parsing of `--gpu`. What the driver reports about a GPU of this machine (`detect_card`) takes
+precedence over the table. Usable bytes are what `torch.cuda.get_device_properties` shows. Context is what the driver
+takes in addition to torch's own figure: 0.76 GiB was measured on an H200, the others are estimates until a rehearsal
+has measured them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ GIB = 2**30
 MIB = 2**20
 Precision = Literal["fp32", "bf16", "fp16", "bf16-weights"]
 
-# What cuBLAS takes for itself: 32 MiB on Hopper (:4096:8), 8.1 MiB before (:4096:2:16:8).
+# The workspace of cuBLAS: 32 MiB on Hopper (:4096:8), 8.1 MiB on older GPUs (:4096:2:16:8).
 _WORKSPACE_HOPPER = 32 * MIB
 _WORKSPACE = 8320 * 2**10
 
 
-# How many threads a multiprocessor runs at once; 2048 where nothing else is said.
+# How many threads a multiprocessor runs at once, by compute capability; 2048 for those not listed.
 _THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}
 
 
 @dataclass(frozen=True)
 class Processors:
-    """What decides how kernels cut up their work."""
+    """The properties of a GPU that decide how kernels divide their work."""
 
     count: int
     threads_each: int
@@ -37,13 +38,13 @@ class Processors:
 
 @dataclass(frozen=True)
 class Card:
-    """One kind of card."""
+    """One GPU model."""
 
     name: str
     usable_bytes: int
     compute_capability: int  # 80 for 8.0
     context_bytes: int
-    is_assumed: bool = False  # a size was given, not a card
+    is_assumed: bool = False  # the user gave a memory size, not a GPU
     num_multiprocessors: int = 108
 
     @property
@@ -56,7 +57,7 @@ class Card:
 
     @property
     def has_cudnn_attention(self) -> bool:
-        """PyTorch prefers cuDNN's on Hopper; where both exist elsewhere, its own."""
+        """PyTorch prefers cuDNN's attention on Hopper; elsewhere it prefers its own where both exist."""
         return self.compute_capability // 10 == 9
 
     @property
@@ -69,7 +70,7 @@ class Card:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of cuBLAS, in each thread that multiplies: the main one and that of the backward pass."""
+        """The cuBLAS workspace of each thread that multiplies matrices: the main thread and the backward thread."""
         return _WORKSPACE_HOPPER if self.compute_capability // 10 == 9 else _WORKSPACE
 
 
@@ -101,7 +102,7 @@ _ASSUMED_CONTEXT = int(0.6 * GIB)
 
 
 def find_card(text: str) -> Card:
-    """'T4', 'a100-80', 'NVIDIA L4' or a size in GiB: '15', '23.5GiB'. A bare size is taken as a card with bf16."""
+    """'T4', 'a100-80', 'NVIDIA L4' or a size in GiB: '15', '23.5GiB'. A bare size means a GPU with bf16."""
     wanted = _letters(text)
     for name, card in CARDS.items():
         if _letters(name) == wanted:
@@ -122,7 +123,7 @@ def _letters(text: str) -> str:
 
 
 def match_card(name: str, total_bytes: int) -> Card:
-    """The table's card for the driver's name ('NVIDIA A100-SXM4-80GB'), with the memory the driver says it has."""
+    """The table's entry for the driver's name ('NVIDIA A100-SXM4-80GB'), with the memory the driver reports."""
     wanted = _letters(name)
     near = [card for card in CARDS.values() if wanted.startswith(_letters(card.name.split("-")[0]))]
     if not near:
@@ -132,6 +133,6 @@ def match_card(name: str, total_bytes: int) -> Card:
 
 
 def detect_card() -> Card | None:
-    """The first card of this machine as the driver describes it, None without one."""
+    """The first GPU of this machine as the driver describes it; None without one."""
     gpus = read_gpus()
     return match_card(gpus[0].name, gpus[0].total_bytes) if gpus else None

@@ -1,7 +1,7 @@
-"""Which micro-batch, how often accumulated, and does it fit: the plan for one job on one card.
+"""The plan for one job on one GPU: the micro-batch, the number of accumulation steps, and whether it fits.
 
-Owns the search and the order of savings. Predictions are `predict`'s. A plan never changes what was asked for: the
-global batch stays, precision and the rest stay, and what would help is listed with its price.
+Owns the search and the order of savings. `predict` owns the predictions. A plan never changes what was asked for: the
+global batch, the precision and all else stay, and options that would save memory are listed with their cost.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from jackline.memory.predict.trace import Trace
 
 Fit = Literal["fits", "tight", "no"]
 
-# Kept free of what the allocator may take: for what no trace can know (kernels' own memory, other processes).
+# Share of the allocator's budget that stays free for what no trace can know (kernels' own memory, other processes).
 MARGIN_BEFORE_REHEARSAL = 0.04
 MARGIN_AFTER_REHEARSAL = 0.015
 CHUNK_ROWS = 2048
-MAX_ACCUMULATION = 4  # a size whose batch needs more slices than this is too large for a card
+MAX_ACCUMULATION = 4  # a model size whose batch needs more slices than this counts as too large for the GPU
 _LINE_THROUGH = (2, 4)
-# Without accumulation no gradients lie about during the forward pass: a whole batch this much larger may still fit.
+# Without accumulation no gradients exist during the forward pass: a whole batch this many times larger may still fit.
 _WHOLE_MAY_FIT = 1.4
 
 
 @dataclass(frozen=True)
 class Room:
-    """What of the card PyTorch's allocator may use. `correction` is measured over predicted, from a rehearsal."""
+    """The GPU memory that PyTorch's allocator may use. `correction` is measured / predicted, from a rehearsal."""
 
     card_bytes: int
     margin: float = MARGIN_BEFORE_REHEARSAL
@@ -48,12 +48,13 @@ class Room:
 
 @dataclass(frozen=True)
 class Saving:
-    """One thing that would need less. `saved_bytes` of reserved memory at the plan's micro-batch, traced anew."""
+    """One option that would need less memory. `saved_bytes` is reserved memory at the plan's micro-batch, from a new
+    trace with the option."""
 
     name: str
     price: str
     saved_bytes: int
-    max_micro_batch: int  # that would about fit with it; 0 when none does
+    max_micro_batch: int  # the largest that would about fit with this option; 0 when none does
     options: StepOptions
 
 
@@ -86,22 +87,23 @@ class Plan:
 
 
 def room_of(card: Card, *, free_bytes: int | None = None) -> Room:
-    """All of the card but the driver's context; or what is really free now, when that is known."""
+    """The whole GPU except the driver's context; or what is actually free now, when that is known."""
     usable = card.usable_bytes if free_bytes is None else min(free_bytes, card.usable_bytes)
     return Room(max(0, usable - card.context_bytes))
 
 
 def split_batch(global_batch: int, max_micro_batch: int) -> tuple[int, int]:
-    """(micro-batch, accumulation): as few slices as possible, then as even as possible. 32 with at most 13 gives
-    (11, 3): slices of 11, 11 and 10. The count of the whole step divides the loss, so a smaller last one is
-    exact."""
+    """(micro-batch, accumulation): as few slices as possible, then as even as possible. A batch of 32 with at most 13
+    at a time gives (11, 3): slices of 11, 11 and 10. The loss is divided by the count of the whole step, so the
+    result is exact although the last slice is smaller."""
     largest = max(1, min(global_batch, max_micro_batch))
     accumulation = -(-global_batch // largest)
     return -(-global_batch // accumulation), accumulation
 
 
 def largest_that(fits: Callable[[int], bool], at_most: int) -> int:
-    """The largest number for which `fits` holds, 0 when 1 does not. `fits` must be true below some number."""
+    """The largest number for which `fits` holds; 0 when it does not hold for 1. `fits` must be true up to some number
+    and false above it."""
     if at_most < 1 or not fits(1):
         return 0
     low, high = 1, 2
@@ -115,14 +117,14 @@ def largest_that(fits: Callable[[int], bool], at_most: int) -> int:
 
 
 def plan(job: Job, card: Card, *, room: Room | None = None) -> Plan:
-    """Trace, search, trace the choice again: 3 or 4 traces."""
+    """Trace, search, then trace the chosen micro-batch itself: 3 or 4 traces."""
     room = room or room_of(card)
     ladder = _Ladder(job, card, job.options)
     largest = ladder.largest(room.budget_bytes)
     micro_batch, accumulation = split_batch(job.global_batch, largest)
     prediction, fit = ladder.verdict(micro_batch, accumulation, room)
     while fit == "no" and micro_batch > 1 and largest > 0:
-        # The line said yes and the trace says no: one step down at a time, it is never far.
+        # The straight line predicted a fit, the trace contradicts it: go down one at a time, it is never far.
         largest = micro_batch - 1
         micro_batch, accumulation = split_batch(job.global_batch, largest)
         prediction, fit = ladder.verdict(micro_batch, accumulation, room)
@@ -142,7 +144,7 @@ def plan(job: Job, card: Card, *, room: Room | None = None) -> Plan:
 
 
 def add_savings(job: Job, made: Plan) -> Plan:
-    """The plan with what would need less, two traces each."""
+    """The plan with the options that would need less memory; each takes two traces."""
     return replace(made, savings=tuple(_savings(job, made)))
 
 
@@ -173,7 +175,7 @@ class _Ladder:
         return self._traces[key]
 
     def largest(self, budget_bytes: int) -> int:
-        """The largest micro-batch that fits, at most the whole batch, which alone needs no accumulation."""
+        """The largest micro-batch that fits, at most the whole batch. Only the whole batch needs no accumulation."""
         whole = self._job.global_batch
         found = largest_that(lambda n: self._fits(self._at(n), budget_bytes), whole)
         if found < whole <= found * _WHOLE_MAY_FIT and self._fits(self.trace(whole, False), budget_bytes):
@@ -196,8 +198,8 @@ class _Ladder:
         return True
 
     def verdict(self, micro_batch: int, accumulation: int, room: Room) -> tuple[Prediction, Fit]:
-        """The traced prediction of the choice itself. Under the cap, because the allocator, when it meets it, first
-        gives back what it does not use."""
+        """The prediction from a trace of the chosen micro-batch itself. The replay runs under the memory cap, because
+        an allocator that reaches its cap first releases what it does not use."""
         trace = self.trace(micro_batch, accumulation > 1)
         caps: tuple[tuple[int, Fit], ...] = ((room.budget_bytes, "fits"), (room.limit_bytes, "tight"))
         for cap, fit in caps:
@@ -212,7 +214,8 @@ class _Ladder:
         return replay(trace, micro_batch, is_expandable=self._options.is_expandable).peak_reserved_bytes
 
     def about_largest(self, budget_bytes: int, micro_batch: int) -> int:
-        """Like `largest`, by a straight line through the peaks at `micro_batch` and half of it: two traces."""
+        """Like `largest`, but estimated by a straight line through the peaks at `micro_batch` and half of it: two
+        traces."""
         is_accumulating = self._job.global_batch > 1
         many, few = max(2, micro_batch), max(1, micro_batch // 2)
         high, low = self.reserved_bytes(many, is_accumulating), self.reserved_bytes(few, is_accumulating)
@@ -223,7 +226,7 @@ class _Ladder:
 
 
 def _cheaper(job: Job) -> Iterator[tuple[str, str, StepOptions]]:
-    """What could be changed, cheapest first: (name, price, options with it)."""
+    """The options that could be changed, cheapest first: (name, cost, options with the change)."""
     now = job.options
     if now.optimizer != "fused":
         yield "fused AdamW", "none", replace(now, optimizer="fused")

@@ -1,6 +1,6 @@
-"""A plan in words and as JSON. Text for people goes one idea a line; units are in the words.
+"""A plan as text and as JSON. Text for people has one idea a line and names the units.
 
-Owns how plans and tables of plans read. What happened after an out-of-memory error is `oom_report`.
+Owns the wording of plans and tables of plans. `oom_report` owns the report after an out-of-memory error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORTH_A_LINE = 2**20
 
 
 def plan_text(made: Plan, shown: Mapping[str, object], *, is_explaining: bool = False) -> str:
-    """The choice and the verdict; with `is_explaining` where the bytes go and what would save some."""
+    """The choice and whether it fits; with `is_explaining` also where the bytes go and what would save some."""
     lines = [f"{made.job} on {made.card.name}: {_verdict(made)}", *_choice(made, shown), _peaks(made)]
     lines += [f"note: {note}" for note in made.notes]
     if is_explaining:
@@ -134,7 +134,7 @@ def plan_json(made: Plan, shown: Mapping[str, object]) -> dict[str, Any]:
 
 
 def table_text(cells: Mapping[tuple[str, int, str], str], cards: list[Card]) -> str:
-    """Rows are size and batch, columns are cards. `cells` maps (size, batch, card) to its word."""
+    """Rows are size and batch, columns are GPUs. `cells` maps (size, batch, GPU) to the word in its cell."""
     rows = list(dict.fromkeys((size, batch) for size, batch, _ in cells))
     width = max(8, *(len(card.name) for card in cards), *(len(cell) for cell in cells.values()))
     head = f"{'size':<10} {'batch':>5}  " + "  ".join(f"{card.name:>{width}}" for card in cards)

@@ -1,6 +1,6 @@
-"""A plan for a model that cannot be traced: a few real steps on the card, a straight line through their peaks.
+"""A plan for a model that cannot be traced: a few real steps on the GPU, and a straight line through their peaks.
 
-Owns the trial steps. Needs the card the plan is for; `plan` needs none.
+Owns the trial steps. Needs the GPU the plan is for; `plan` needs no GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def has_card() -> bool:
 
 
 def plan_by_measuring(job: Job, card: Card, *, device: str = "cuda", room: Room | None = None) -> Plan:
-    """Steps of one and two samples make the line; the choice is then run for real, and made smaller until it fits."""
+    """Steps with one and two samples give the line. The chosen micro-batch is then really run, and made smaller until
+    it fits."""
     room = room or Room(room_of(card).card_bytes, MARGIN_AFTER_REHEARSAL)
     trials = _Trials(job, device, room.budget_bytes)
     one, two = trials.peaks(1), trials.peaks(2) if job.global_batch > 1 else None
@@ -83,7 +84,7 @@ class _Trials:
         self._meter: Meter = CudaMeter() if is_on_card else CpuMeter(held)
 
     def peaks(self, micro_batch: int) -> Peaks | None:
-        """Two updates of two slices; None when they run out of memory or over the budget."""
+        """The peaks of two updates with two slices each; None when they run out of memory or exceed the budget."""
         measured: Peaks | None = None
         try:
             measured = self._meter.measure(lambda: self._steps(micro_batch))

@@ -1,8 +1,8 @@
-"""The dress rehearsal before step 0: the longest batch, the update, an evaluation and a save, for real, measured,
-and everything put back as it was.
+"""The rehearsal before step 0: it really runs the longest batch, the update, an evaluation and a save, measures them,
+and restores everything as it was.
 
-Owns the measuring, the putting back and the comparison with the prediction. What is rehearsed comes from the caller
-as functions; choosing another micro-batch is `plan`'s.
+Owns the measuring, the restoring and the comparison with the prediction. The caller passes what is rehearsed as
+functions; `plan` chooses another micro-batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPLAN_BEYOND = 0.03
 
 @dataclass(frozen=True)
 class Peaks:
-    """`device_bytes` is what nvidia-smi shows at the end, 0 where there is no card."""
+    """`device_bytes` is what nvidia-smi shows at the end; 0 where there is no GPU."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -39,7 +39,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What each act needed, by name; the acts after one that ran out of memory are missing."""
+    """What each act (a rehearsed function) needed, by name. Acts after one that ran out of memory are missing."""
 
     peaks: Mapping[str, Peaks]
     failed_act: str = ""
@@ -72,7 +72,7 @@ class CudaMeter:
 
 @dataclass
 class CpuMeter:
-    """Tensors on the CPU, counted as the tracer counts them: there is no allocator to ask."""
+    """Tensors on the CPU, counted as the tracer counts them: the CPU's allocator keeps no such figures."""
 
     held: Sequence[Tensor] = field(default_factory=tuple)
 
@@ -98,10 +98,10 @@ def rehearse(
     scaler: Any = None,
     meter: Meter | None = None,
 ) -> Rehearsal:
-    """Run the acts in order and measure each. Afterwards weights, buffers, gradients, optimizer, scaler, generators
+    """Run the acts in order and measure each. Afterwards weights, buffers, gradients, optimizer, scaler, RNG states
     and train/eval modes are what they were: a run with a rehearsal has the same losses, bit for bit, as one without.
 
-    Weights (and a resumed optimizer's state) are kept in host memory meanwhile: 4 to 12 bytes a weight.
+    Weights (and a resumed optimizer's state) are kept in host memory meanwhile: 4 to 12 bytes per weight.
     """
     meter = meter or (CudaMeter() if torch.cuda.is_available() else CpuMeter([*model.parameters(), *model.buffers()]))
     peaks: dict[str, Peaks] = {}
@@ -156,7 +156,7 @@ def _take_states(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
 
 
 def _put_states_back(optimizer: torch.optim.Optimizer, states: dict[Any, dict[str, Any]]) -> None:
-    """A weight without state gets none: AdamW makes it at the first step, and only then counts from 1."""
+    """A weight that had no state gets none: AdamW makes the state at the first step, and only then counts from 1."""
     for weight in list(optimizer.state):
         if weight not in states:
             del optimizer.state[weight]
@@ -169,11 +169,11 @@ def _put_states_back(optimizer: torch.optim.Optimizer, states: dict[Any, dict[st
                 state[key] = value
 
 
-# Against the prediction.
+# Comparison with the prediction.
 
 
 def correction_of(predicted: Prediction, measured: Rehearsal) -> float:
-    """Measured over predicted: 1.05 means that everything needs 5 % more than the trace says."""
+    """Measured / predicted: 1.05 means that everything needs 5 % more than the trace says."""
     if not measured.allocated_bytes or not predicted.peak_allocated_bytes:
         return 1.0
     return measured.allocated_bytes / predicted.peak_allocated_bytes
@@ -184,17 +184,17 @@ def must_plan_again(correction: float, measured: Rehearsal) -> bool:
 
 
 def corrected_room(room: Room, correction: float) -> Room:
-    """Less margin than before: what no trace can know has been measured."""
+    """The room with the correction and a smaller margin: what no trace can know has now been measured."""
     return Room(room.card_bytes, MARGIN_AFTER_REHEARSAL, correction)
 
 
 def store_correction(run: RunDir, predicted: Prediction, measured: Rehearsal) -> None:
-    """memory.json. The next attempt plans with it."""
+    """Write memory.json. The next attempt plans with it."""
     atomic.write_json(run.memory_file, correction_record(predicted, measured))
 
 
 def correction_record(predicted: Prediction, measured: Rehearsal) -> dict[str, Any]:
-    """What was predicted, what was measured, the ratio."""
+    """What was predicted, what was measured, and their ratio."""
     return {
         "micro_batch": predicted.micro_batch,
         "predicted_allocated_bytes": predicted.peak_allocated_bytes,

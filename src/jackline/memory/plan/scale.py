@@ -1,7 +1,7 @@
-"""From the traces of two batch sizes to any other: every allocation is a straight line in the micro-batch.
+"""The trace of any batch size from the traces of two: every allocation is a linear function of the micro-batch.
 
-Owns the line. A model whose code takes another road at another batch size has no such line; then `scaled` is None
-and each size must be traced.
+Owns that line. A model whose code takes another path at another batch size has no such line; then `make_line` returns
+None and each size must be traced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Line:
     second_batch: int
 
     def at(self, micro_batch: int) -> Trace:
-        """The trace at another micro-batch, exact where sizes are straight lines, which is nearly everywhere."""
+        """The trace at another micro-batch. It is exact where sizes are linear, which is nearly everywhere."""
         share = (micro_batch - self.first_batch) / (self.second_batch - self.first_batch)
         pairs = zip(self.first.allocations, self.second.allocations, strict=True)
         return replace(self.first, allocations=tuple(self._scaled(a, b, share) for a, b in pairs))

@@ -1,6 +1,6 @@
-"""Size x batch x card: fits, tight or no. A few traces answer for all cards of one kind.
+"""The table of size x batch x GPU: fits, tight or no. A few traces answer for all GPUs that allocate alike.
 
-Owns which traces are shared. How the table reads is `explain`'s.
+Owns which traces are shared. `explain` owns how the table is printed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _THROUGH = (2, 4)
 
 @dataclass(frozen=True)
 class _Kind:
-    """Cards that allocate alike."""
+    """GPUs that allocate alike."""
 
     options: StepOptions
     has_flash: bool
@@ -30,7 +30,7 @@ class _Kind:
 
 
 class Fits:
-    """Answers for one job on any card; traces are made once a kind of card."""
+    """Answers for one job on any GPU. Traces are made once for all GPUs that allocate alike."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -80,7 +80,7 @@ class Fits:
 
 
 def fit_table(jobs: dict[str, Job], batches: Iterable[int], cards: list[Card]) -> dict[tuple[str, int, str], str]:
-    """(size, batch, card) -> 'fits', 'at N', 'tight' or 'no'."""
+    """(size, batch, GPU) -> 'fits', 'at N', 'tight' or 'no'."""
     cells = {}
     for size, job in jobs.items():
         fits = Fits(job)

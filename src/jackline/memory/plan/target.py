@@ -1,7 +1,7 @@
-"""What `jackline plan` is pointed at: a recipe's module, or a function in somebody's file.
+"""The target of `jackline plan`: a recipe's module, or a function in a user's own file.
 
-Owns finding it and turning what a stranger's function returns into a Job. Recipes are found by name at run time;
-this folder knows none.
+Owns finding it and turning what a user's own function returns into a Job. Recipes are found by name at run time; this
+package knows none of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _called(path: str, name: str) -> tuple[Any, ...]:
     if not callable(function):
         raise UsageError(f"{path} has no function '{name}'", hint=_CONTRACT)
     try:
-        # On the meta device nothing is filled with values, so that a model of 70 GB can be built here.
+        # On the meta device tensors have no values, so that even a model of 70 GB can be built here.
         with torch.device("meta"):
             made = function()
     except (RuntimeError, NotImplementedError):
@@ -93,7 +93,7 @@ def job_of(
 ) -> Job:
     """A Job from any module and an example batch whose tensors have the samples in their first dimension.
 
-    The model's weights are not touched and not copied. Without `loss`, `model(*batch)` (or `model(**batch)`) must
+    The model's weights are neither changed nor copied. Without `loss`, `model(*batch)` (or `model(**batch)`) must
     return the scalar to differentiate.
     """
     return Job(
@@ -122,7 +122,7 @@ def _is_meta() -> bool:
 
 
 def _resized(value: Any, count: int) -> Any:
-    """The same batch with `count` samples; on the meta device without values, else with the samples repeated."""
+    """The same batch with `count` samples: without values on the meta device, elsewhere with the samples repeated."""
     if isinstance(value, Tensor):
         if _is_meta():
             return torch.empty((count, *value.shape[1:]) if value.dim() else (), dtype=value.dtype)

@@ -1,1 +1,1 @@
-"""The memory of a training step, predicted without a GPU."""
+"""Predicts the memory of a training step without a GPU."""

@@ -1,8 +1,8 @@
-"""The CUDA caching allocator, replayed: what PyTorch reserves from the card for a given series of allocations.
+"""A replay of the CUDA caching allocator: what PyTorch reserves on the GPU for a given series of allocations.
 
 Owns block rounding, the small and the large pool, best fit, splitting and merging, segments of fixed size and
-expandable ones, and what happens at a cap. Knows nothing of tensors. One stream; no garbage-collection threshold and
-no max_split_size, which Jackline never sets.
+expandable ones, and what happens at a cap. Knows nothing of tensors. Covers one stream; does not cover the
+garbage-collection threshold and max_split_size, which Jackline never sets.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 MIB = 2**20
 _BLOCK = 512
-_SMALL = MIB  # at most this goes to the small pool
+_SMALL = MIB  # allocations up to this size go to the small pool
 _SMALL_SEGMENT = 2 * MIB
 _LARGE_SEGMENT = 20 * MIB
-_OWN_SEGMENT = 10 * MIB  # from here on a segment is made to measure
+_OWN_SEGMENT = 10 * MIB  # from this size on an allocation gets a segment of its own size
 _ROUND_LARGE = 2 * MIB
-# Far more than any card, so that a growing segment never meets the next one, and a whole number of pages.
+# Far more than the memory of any GPU, so that a growing segment never reaches the next one. A whole number of pages.
 _ADDRESS_SPACE = _LARGE_SEGMENT * 2**25
 
 
 class ArenaFull(Exception):
-    """The replayed card has no room for the next allocation."""
+    """The replayed GPU has no room for the next allocation."""
 
     def __init__(self, wanted_bytes: int, reserved_bytes: int, cap_bytes: int) -> None:
         super().__init__(f"{wanted_bytes} more bytes beside {reserved_bytes} are over the cap of {cap_bytes}")
@@ -42,7 +42,7 @@ class _Block:
 
 
 class _Pool:
-    """Free blocks by (size, address), as the allocator's ordered set has them."""
+    """Free blocks ordered by (size, address), as in the allocator's ordered set."""
 
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
@@ -62,7 +62,7 @@ class _Pool:
         index = bisect_left(self.free, (size, 0))
         if index == len(self.free):
             return None
-        # The end of an expandable segment counts as large as it could grow: it is taken last.
+        # The last block of an expandable segment counts as large as it could grow, so it is taken last.
         while index + 1 < len(self.free) and self._reach(index + 1) < self._reach(index):
             index += 1
         block = self.blocks[self.free[index][1]]
@@ -76,12 +76,12 @@ class _Pool:
 
 
 class Arena:
-    """One card. `allocate` and `free` by name; the peaks are what `torch.cuda.max_memory_*` would show."""
+    """The memory of one GPU. `allocate` and `free` take a name; the peaks match `torch.cuda.max_memory_*`."""
 
     def __init__(self, *, is_expandable: bool, cap_bytes: int | None = None) -> None:
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self.num_retries = 0  # times it had to give memory back to the card first
+        self.num_retries = 0  # how often it had to release memory to the GPU first
         self._is_expandable = is_expandable
         self._cap_bytes = cap_bytes
         self._small, self._large = _Pool(True), _Pool(False)
@@ -108,7 +108,7 @@ class Arena:
 
     def _split(self, pool: _Pool, block: _Block, size: int) -> None:
         rest = block.size - size
-        # A large block of a fixed segment is not split for less than 1 MiB: the rest counts as allocated.
+        # A large block of a fixed segment is not split if at most 1 MiB would remain: that rest counts as allocated.
         least = _BLOCK if pool.is_small or self._is_expandable else _SMALL + 1
         if rest < least:
             return
@@ -119,7 +119,7 @@ class Arena:
         pool.add(other)
 
     def _merge(self, pool: _Pool, block: _Block) -> _Block:
-        """Join with free neighbours of the same kind; the neighbours leave the pool, the result is not yet in it."""
+        """Join with free neighbours that are mapped alike; they leave the pool, and the result is not yet in it."""
         for neighbour in (block.before, block.after):
             if neighbour is None or not neighbour.is_free or neighbour.is_mapped != block.is_mapped:
                 continue
@@ -136,7 +136,7 @@ class Arena:
             block = first
         return block
 
-    # More memory from the card.
+    # Getting more memory from the GPU.
 
     def _more(self, pool: _Pool, size: int) -> _Block:
         for is_last_try in (False, True):
@@ -166,7 +166,7 @@ class Arena:
         return _Block(self._next_address, segment, pool.is_small)
 
     def _grow(self, pool: _Pool, size: int) -> _Block | None:
-        """Map pages behind the first hole or end that has room; a free block right before it is used too."""
+        """Map pages into the first unmapped range that has room; a free block right before it is used too."""
         candidate = self._room(pool, size)
         if not candidate.is_mapped:
             candidate, is_mapped = self._map(pool, candidate, min(candidate.size, size))
@@ -212,7 +212,7 @@ class Arena:
         return joined, True
 
     def _cut_unmapped(self, pool: _Pool, block: _Block, size: int) -> None:
-        """What of `block` lies behind its first `size` bytes becomes, or stays, an unmapped block."""
+        """The part of `block` after its first `size` bytes becomes, or stays, an unmapped block."""
         if block.size <= size:
             return
         rest = _Block(block.address + size, block.size - size, pool.is_small, False, before=block, after=block.after)
@@ -222,7 +222,7 @@ class Arena:
         insort(pool.unmapped, rest.address)
         pool.blocks[rest.address] = rest
 
-    # Less, when the card is full.
+    # Releasing memory when the GPU is full.
 
     def _give_back(self) -> None:
         for pool in (self._small, self._large):

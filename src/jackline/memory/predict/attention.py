@@ -1,7 +1,7 @@
-"""Scaled dot-product attention as the CUDA kernels allocate it: shapes only, no values.
+"""The allocations of the CUDA kernels for scaled dot-product attention: shapes only, no values.
 
-Owns which tensors cuDNN's, flash and memory-efficient attention keep for the backward pass and what they need for
-themselves inside it, which no tracer at the dispatcher can see.
+Owns which tensors cuDNN, flash and memory-efficient attention keep for the backward pass, and the scratch memory they
+take inside it, which no tracer at the dispatcher can see.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 Fused = Literal["cudnn", "flash", "efficient"]
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _FLASH_MAX_HEAD = 256
-_TILE = 64  # rows, and columns, of a piece of the query's gradient in the memory-efficient kernel
+_TILE = 64  # rows, and columns, of a tile of the query's gradient in the memory-efficient kernel
 _LOCK_BYTES = 16
 
 
 def attend(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, fused: Fused) -> Any:
-    """`func` is the function the model called; it is called itself where CUDA too would take the plain road. `fused`
-    is the best kernel of the card, for half precision without a mask."""
+    """`func` is the function the model called. It is called itself where CUDA would also use the unfused
+    implementation. `fused` is the GPU's best kernel for half precision without a mask."""
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     query, key, value, mask = (given.get(name) for name in _NAMES[:4])
     assert isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
@@ -50,24 +50,24 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # all of them live to the end: recomputed ones have no other holder
+        saved = ctx.saved_tensors  # held to the end: nothing else holds tensors that were recomputed
         grads = tuple(_like(part, *part.shape[:3]) for part in saved[:3])
         _BACKWARD[ctx.fused](saved[0])
         return *grads, None
 
 
-# What the backward kernels take for themselves: made here and dropped at once.
+# The scratch memory of the backward kernels: allocated here and freed at once.
 
 
 def _cudnn_backward(query: Tensor) -> None:
-    """One piece: the gradient of the query is summed in float32 and rounded at the end; a sum for each row; a few
-    bytes more, which make it a block of 512 larger (seen at four shapes)."""
+    """One allocation: the float32 sum of the query's gradient, which is rounded at the end; one sum for each row; and
+    a few bytes more, which make it larger by one block of 512 bytes (seen at four shapes)."""
     batch, heads, length, width = query.shape
     _float32(query, batch * heads * length * (width + 1) + 1, 1)
 
 
 def _flash_backward(query: Tensor) -> None:
-    """The same in two pieces, rows and width rounded up."""
+    """The same as `_cudnn_backward` in two allocations, with rows and width rounded up."""
     batch, heads, length, width = query.shape
     rows = _up(length, 128)
     row_sums = _float32(query, batch, heads, rows)
@@ -76,8 +76,8 @@ def _flash_backward(query: Tensor) -> None:
 
 
 def _efficient_backward(query: Tensor) -> None:
-    """The sum of gradient times output for each row, which the float32 kernel leaves to ordinary operators; then the
-    gradient of the query in tiles, each with its lock."""
+    """First the sum of gradient times output for each row, which the float32 kernel leaves to ordinary operators.
+    Then the gradient of the query in tiles, each with its lock."""
     batch, heads, length, width = query.shape
     if query.dtype == torch.float32:
         products = _float32(query, batch, length, heads, width)
@@ -103,7 +103,7 @@ def _float32(like: Tensor, *shape: int) -> Tensor:
 
 
 def _like(part: Tensor, batch: int, heads: int, length: int) -> Tensor:
-    """Laid out as (batch, length, heads, width), seen as (batch, heads, length, width)."""
+    """A tensor laid out as (batch, length, heads, width) and viewed as (batch, heads, length, width)."""
     return torch.empty((batch, length, heads, part.shape[-1]), dtype=part.dtype, device=part.device).transpose(1, 2)
 
 

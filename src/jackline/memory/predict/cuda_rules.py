@@ -1,14 +1,14 @@
-"""What CUDA would do, played on the meta device: autocast, fused attention, norms and dropout.
+"""Imitates CUDA on the meta device: autocast, fused attention, norms and dropout.
 
-Owns the rules that decide which tensors exist. On the meta device PyTorch ignores autocast and takes the slow road
-through attention, so a plain trace is wrong both ways. The rules stand on the functions PyTorch calls at last; the
-Python half of torch.nn.functional is told to step aside (`leaf_functions`).
+Owns the rules that decide which tensors exist. On the meta device PyTorch ignores autocast and uses the unfused
+attention, so a plain trace is wrong both ways. The rules apply to the innermost functions that PyTorch calls; the
+Python wrappers of torch.nn.functional are bypassed (`leaf_functions`).
 
 Not covered: kernels of other packages, and operators that hide a matrix product inside C++ (cdist, RNN cells), which
 are then traced in the precision of their inputs.
 
-RMSNorm is one kernel in CUDA that keeps its input and a number a row. On the meta device PyTorch takes it apart into
-squares, means and products in float32: a third of the memory of a bf16 model that no GPU would use.
+RMSNorm is one CUDA kernel that keeps its input and one number per row. On the meta device PyTorch decomposes it into
+squares, means and products in float32: a third of the memory of a bf16 model, which no GPU would use.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _FLOAT32_NAMES = """
     __rdiv__ __rtruediv__
 """
 _LOW = frozenset(_LOW_NAMES.split())
-# Not in every version's list.
+# Only some versions of PyTorch have this in their list.
 _HAS_WIDE_RMS_NORM = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")
 _FLOAT32 = frozenset((*_FLOAT32_NAMES.split(), *(("rms_norm",) if _HAS_WIDE_RMS_NORM else ())))
-# These are asked for a float32 result unless the caller named a type.
+# Autocast asks these for a float32 result unless the caller named a dtype.
 _FLOAT32_RESULT = frozenset({"sum", "prod", "cumsum", "cumprod"})
 _CROSS_ENTROPY_OPTIONS = ("weight", "reduction", "ignore_index", "label_smoothing")
 _LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
 _SOFTMAX = frozenset({"softmax", "log_softmax"})
-# Where PyTorch's own Python wrappers ask whether somebody wants to replace them.
+# The modules whose Python wrappers check for a `__torch_function__` override.
 _WRAPPERS = (functional, torch.functional, torch._tensor, torch.autograd)
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
@@ -69,11 +69,11 @@ class CudaRules(TorchFunctionMode):
         self._fused: Fused = "cudnn" if has_cudnn else "flash" if has_flash else "efficient"
         self._on_weight_copy = on_weight_copy
         self._copies: dict[int, Tensor] | None = None
-        self.class_sizes: set[int] = set()  # how many classes the losses seen so far choose from
+        self.class_sizes: set[int] = set()  # the numbers of classes of the losses seen so far
 
     @contextlib.contextmanager
     def answers(self) -> Iterator[None]:
-        """A model may ask whether autocast is on for its device; torch has none for the meta device, and raises."""
+        """Answer a model that asks whether autocast is on for its device: for the meta device torch would raise."""
         changed: Any = torch
         is_enabled, dtype_of, low = torch.is_autocast_enabled, torch.get_autocast_dtype, self._low
         changed.is_autocast_enabled = lambda *asked: low is not None if asked == ("meta",) else is_enabled(*asked)
@@ -118,8 +118,8 @@ class CudaRules(TorchFunctionMode):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if name in _LOW or name in _FLOAT32:
             dtype = self._low if name in _LOW else torch.float32
-            # From the last argument to the first, as torch does it on x86 (seen in the allocator's history): which
-            # copy comes first decides where the next block fits, and that was 3 of 16 GiB reserved once.
+            # From the last argument to the first, as torch does it on x86 (seen in the allocator's history). The
+            # order of the copies decides where the next block fits; in one case that was 3 of 16 GiB reserved.
             words = {key: self._to(kwargs[key], dtype) for key in reversed(kwargs)}
             low = [self._to(x, dtype) for x in reversed(args)]
             return tuple(reversed(low)), {key: words[key] for key in kwargs}
@@ -147,9 +147,9 @@ class CudaRules(TorchFunctionMode):
         return copy
 
     def _cross_entropy(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """PyTorch hands its log-softmax the type of the logits, which autocast respects: the log-probabilities stay
-        in the low precision and are kept beside their float32 copy for nll_loss. 10 bytes an element at the peak
-        where float32 logits have 12."""
+        """PyTorch passes the dtype of the logits to its log-softmax, and autocast respects it: the log-probabilities
+        stay in the low precision and are kept beside their float32 copy for nll_loss. That is 10 bytes an element at
+        the peak, where float32 logits take 12."""
         logits, target = args[0], args[1]
         self._note_classes(logits)
         options = (
@@ -177,7 +177,7 @@ def _is_castable(value: Any) -> bool:
 
 
 def _dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """CUDA keeps a mask of one byte an element; elsewhere it is as wide as the input."""
+    """CUDA keeps a mask of one byte an element; on other devices the mask has the dtype of the input."""
     if func is not torch.dropout or kwargs or len(args) != 3:
         return func(*args, **kwargs)
     value, probability, is_training = args
@@ -196,16 +196,16 @@ def _is_half_to_float(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _fused_softmax(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """For float16, and for it alone, CUDA widens inside the kernel: no float32 copy of the input."""
+    """For float16 only, CUDA widens inside the kernel: there is no float32 copy of the input."""
     dim = args[1] if len(args) > 1 else kwargs["dim"]
     return getattr(torch.ops.aten, f"_{name}")(args[0], dim, True)
 
 
 @contextlib.contextmanager
 def leaf_functions() -> Iterator[None]:
-    """Let the rules see `torch.layer_norm` where the model calls `F.layer_norm`: the Python wrapper would otherwise
-    be the last thing they see, and everything inside it, a recomputation inside `backward` too, would run without
-    them."""
+    """Let the rules see `torch.layer_norm` where the model calls `F.layer_norm`. Otherwise the Python wrapper would
+    be the last call they see, and everything inside it would run without them, including a recomputation inside
+    `backward`."""
     kept = [
         (module, name, getattr(module, name)) for module in _WRAPPERS for name in _CHECKS if hasattr(module, name)
     ]
@@ -219,13 +219,13 @@ def leaf_functions() -> Iterator[None]:
 
 
 def has_fused_rms_norm() -> bool:
-    """From the version on whose operator also gives what the way back needs, CUDA has a kernel for it (2.9)."""
+    """Whether CUDA has a kernel for RMSNorm: since PyTorch 2.9, whose operator also returns what backward needs."""
     found = getattr(torch.ops.aten, "_fused_rms_norm", None)
     return found is not None and len(found.default._schema.returns) == 2
 
 
 def rms_norm(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`func` is called itself where CUDA too would take it apart: no kernel, or weight and input of two types."""
+    """`func` is called itself where CUDA would also decompose it: no kernel, or two dtypes for weight and input."""
     given = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
     value, weight = given["input"], given.get("weight")
     is_mixed = weight is not None and weight.dtype != value.dtype

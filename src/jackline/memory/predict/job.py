@@ -1,6 +1,6 @@
-"""What is to be trained, as far as memory is concerned: a model, a batch, a loss, and how.
+"""What is trained, as far as memory is concerned: a model, a batch, a loss, and the options of a step.
 
-Data only. A recipe, a user's function or a library call makes a Job; everything else in this folder takes one.
+Data only. A recipe, a user's function or a library call makes a Job; everything else in this package takes one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OptimizerKind = Literal["fused", "foreach", "for-loop"]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step is done."""
+    """How a step is computed."""
 
     precision: Precision = "bf16"
     optimizer: OptimizerKind = "fused"  # AdamW
@@ -29,8 +29,8 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """`build(options)` makes the model on the default device; `batch(n)` an example batch of n samples there;
-    `loss(model, batch)` the scalar that is differentiated."""
+    """`build(options)` makes the model on the default device; `batch(n)` makes an example batch of n samples there;
+    `loss(model, batch)` computes the scalar that is differentiated."""
 
     name: str
     build: Callable[[StepOptions], nn.Module]
@@ -38,7 +38,7 @@ class Job:
     loss: Callable[[nn.Module, Any], Tensor]
     global_batch: int
     options: StepOptions = field(default_factory=StepOptions)
-    # What the model's own code can do; a stranger's model can do neither for us.
+    # What the model's own code can do. A user's own model is assumed to do neither.
     can_recompute: bool = False
     can_chunk_loss: bool = False
     note: str = ""

@@ -1,8 +1,9 @@
-"""Memory that CUDA kernels take for themselves and give back: no tracer at the dispatcher can see it.
+"""The scratch memory that CUDA kernels allocate and free themselves: no tracer at the dispatcher can see it.
 
 Owns the rules, each taken from PyTorch's own launch code and checked against the allocator's history on an H200:
-sums over many rows (the gradient of every bias) and the gradient of an embedding. Attention's are `attention`'s.
-It decides what is reserved more than what is allocated: a block cut up for it is no longer whole for the next.
+sums over many rows (the gradient of every bias) and the gradient of an embedding. Those of attention are in
+`attention`. Scratch memory matters more for what is reserved than for what is allocated: a block split for it is no
+longer whole for the next allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from jackline.memory.plan.cards import Processors
 
 _WARP = 32
-_MAX_THREADS = 512  # of a block that sums
+_MAX_THREADS = 512  # in a thread block that sums
 _LEAST_A_THREAD, _MOST_A_THREAD = 16, 256  # values a thread adds up before blocks share the work
 _VECTOR = 4
 _SORT_FROM = 3072
@@ -26,8 +27,8 @@ _ROWS_A_PART = 10
 
 @dataclass(frozen=True)
 class Scratch:
-    """`rule(processors, *numbers, *how)` bytes. The numbers are straight lines in the micro-batch, the bytes are not;
-    `how` is the same for every micro-batch."""
+    """`rule(processors, *numbers, *how)` gives the bytes. The numbers are linear in the micro-batch, the bytes are
+    not; `how` is the same for every micro-batch."""
 
     rule: Callable[..., int]
     numbers: tuple[int, ...]
@@ -38,8 +39,9 @@ class Scratch:
 
 
 def scratch_of(name: str, args: tuple[Any, ...]) -> list[Scratch]:
-    """What the operator takes beside its result, in order; given back in the reverse order. The same number of them
-    for every size (0 bytes where there is nothing), so that traces of two batch sizes have the same events."""
+    """What the operator allocates beside its result, in order; it is freed in the reverse order. The list has the
+    same length for every size (0 bytes where there is nothing), so that traces of two batch sizes have the same
+    events."""
     if name in ("sum", "mean") and args[0].layout == torch.strided and args[0].numel():
         return _sum_scratch(args[0], args[1] if len(args) > 1 else None)
     if name == "embedding_dense_backward":
@@ -58,13 +60,13 @@ def _sorted_indices_bytes(_: Processors, count: int) -> int:
 
 
 def _row_parts_bytes(_: Processors, count: int, num_weights: int, width: int) -> int:
-    """Room for the most parts there can be, not for those there are: the card is not asked, that would wait."""
+    """Room for the largest possible number of parts, not the real one: reading that would wait for the GPU."""
     if count <= _SORT_FROM:
         return 0
     return 4 * (min(count, num_weights) + count // _ROWS_A_PART) * _up(width, _WARP)
 
 
-# Sums. When few outputs are made of many inputs, blocks share an output and meet in memory.
+# Sums. When few outputs are made of many inputs, thread blocks share an output and combine their parts in memory.
 
 
 def _sum_scratch(value: Tensor, dims: Any) -> list[Scratch]:
@@ -87,7 +89,7 @@ def _sum_scratch(value: Tensor, dims: Any) -> list[Scratch]:
 
 
 def _joined(value: Tensor, dims: list[int]) -> list[tuple[int, int]]:
-    """(size, stride) of the dimensions, the fastest first, those that lie behind one another as one."""
+    """(size, stride) of the dimensions, the fastest first; dimensions that are contiguous are joined into one."""
     joined: list[tuple[int, int]] = []
     for size, stride in sorted(((value.shape[d], value.stride(d)) for d in dims if value.shape[d] > 1), key=_stride):
         if joined and stride == joined[-1][0] * joined[-1][1]:
@@ -125,7 +127,7 @@ def _semaphore_bytes(processors: Processors, num_inputs: int, num_outputs: int, 
 def _sum_grid(
     processors: Processors, num_inputs: int, num_outputs: int, is_along_rows: int, vector: int
 ) -> tuple[int, int, int]:
-    """(threads side by side, blocks that share an output, groups of outputs), as PyTorch's launch code has it."""
+    """(threads side by side, blocks that share an output, groups of outputs), as in PyTorch's launch code."""
     across, along = (num_inputs, num_outputs) if is_along_rows else (num_outputs, num_inputs)
     across //= vector
     out_vector = 1 if is_along_rows else vector
@@ -149,7 +151,7 @@ def _sum_grid(
 
 
 def _power_of_two(number: int) -> int:
-    """The largest one that is not above `number`."""
+    """The largest power of two that is not above `number`."""
     return 1 << max(0, number.bit_length() - 1)
 
 

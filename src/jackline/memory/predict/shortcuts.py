@@ -1,8 +1,8 @@
-"""The outputs of a few operators on the meta device, made directly: PyTorch's own take ten times as long there,
-because they run the operator's whole decomposition in Python. Halves the time of a prediction.
+"""Makes the outputs of a few operators on the meta device directly. PyTorch's own meta operators take ten times as
+long, because they run the operator's whole decomposition in Python. This halves the time of a prediction.
 
-Owns shapes and types only, and those of CUDA where they differ from the CPU's (the float32 statistics of a norm).
-Each returns None when the case is not the plain one; then PyTorch is asked.
+Owns shapes and dtypes only, and those of CUDA where they differ from the CPU's (the float32 statistics of a norm).
+Each function returns None for an unusual case; then PyTorch's own operator runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def _like(value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """empty_like of a contiguous tensor, which on the meta device would be one of the slow ones."""
+    """`empty_like` of a contiguous tensor; PyTorch's own is one of the slow operators on the meta device."""
     return torch.empty(value.shape, dtype=dtype or value.dtype, device=value.device)
 
 
@@ -57,7 +57,7 @@ def _elementwise(left: Tensor, right: Any, **_: Any) -> Any:
         return _like(left)
     if not isinstance(right, Tensor) or not (left.is_contiguous() and right.is_contiguous()):
         return None
-    # The larger one decides the shape, as when a matrix is added to a batch of them.
+    # The tensor with more dimensions decides the shape, as when a matrix is added to a batch of matrices.
     large, small = (left, right) if left.dim() >= right.dim() else (right, left)
     if not small.dim() or large.shape[large.dim() - small.dim() :] != small.shape:
         return None
@@ -159,8 +159,8 @@ def run_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While a model is built on the meta device: initial values are not drawn, there is nothing to draw them into.
-    PyTorch would import its compiler for it, a second of CPU."""
+    """Skips drawing initial values while a model is built on the meta device, where tensors have no values. PyTorch
+    would import its compiler for the draw, a second of CPU."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -1,10 +1,10 @@
-"""The memory of a training step, without a card: the step runs on the meta device and its allocations are replayed.
+"""The memory of a training step without a GPU: the step runs on the meta device and its allocations are replayed.
 
 Owns the order of a step (slices, backward, optimizer) as the trainer does it, and the labels of what is allocated.
-0.5 to 1.5 s of CPU for a model of 125M. A model that reads its own values (`.item()`, `nonzero`) cannot be traced:
-CannotTrace says where, and rehearsal decides.
+A prediction takes 0.5 to 1.5 s of CPU for a model of 125M. A model that reads its own values (`.item()`, `nonzero`)
+cannot be traced: CannotTrace says where, and a rehearsal decides instead.
 
-The optimizer's update is played and not run: the fused AdamW refuses the meta device, and the stock ones import
+The optimizer's update is imitated and not run: the fused AdamW refuses the meta device, and the stock ones import
 PyTorch's compiler, a second of CPU.
 """
 
@@ -30,7 +30,7 @@ from jackline.memory.predict.shortcuts import Unfilled
 from jackline.memory.predict.trace import Part, Recorder, Trace
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_NUM_STEPS = 2  # the optimizer's state is there only from the second on
+_NUM_STEPS = 2  # the optimizer's state exists only from the second step on
 
 
 class CannotTrace(JacklineError):
@@ -39,7 +39,7 @@ class CannotTrace(JacklineError):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one process will take of the card. `parts` is the make-up of `peak_allocated_bytes` at its peak."""
+    """The GPU memory one process will take. `parts` breaks `peak_allocated_bytes` down at the peak."""
 
     micro_batch: int
     peak_allocated_bytes: int
@@ -52,8 +52,8 @@ class Prediction:
 def trace_step(
     job: Job, micro_batch: int, card: Card, options: StepOptions, *, is_accumulating: bool = True
 ) -> Trace:
-    """Two training steps. When gradients are accumulated those of the first step stay for the second, because that
-    is what every slice but the first of a step meets; two slices a step would take twice the time to trace."""
+    """Trace two training steps. When gradients are accumulated, those of the first step stay for the second, because
+    every slice of a step but the first one finds gradients. Two slices a step would take twice the time to trace."""
     with _explained(job.name):
         return _trace(job, micro_batch, card, options, is_accumulating)
 
@@ -85,7 +85,7 @@ def _trace(job: Job, micro_batch: int, card: Card, options: StepOptions, is_accu
             optimizer.step()
             for tensor in optimizer.state_tensors():
                 recorder.add(tensor, "optimizer")
-            # An update that widens the gradients has dropped them already.
+            # An update that widens the gradients to float32 has dropped them already.
             has_kept = is_accumulating and any(weight.grad is not None for weight in trained)
             if not has_kept:
                 for weight in trained:
@@ -106,7 +106,7 @@ def _slice(recorder: Recorder, rules: CudaRules, job: Job, model: nn.Module, mic
     begin = recorder.mark()
     with rules.autocast():
         loss = job.loss(model, batch)
-    # What outlives the forward pass is kept for the backward pass; the rest was passing.
+    # What outlives the forward pass is kept for the backward pass; the rest was temporary.
     recorder.label(recorder.survivors(begin), "activations")
     recorder.phase = "backward"
     torch.autograd.backward(loss)
@@ -119,7 +119,7 @@ def _label_gradients(recorder: Recorder, trained: list[nn.Parameter]) -> None:
 
 
 def replay(trace: Trace, micro_batch: int, *, is_expandable: bool, cap_bytes: int | None = None) -> Prediction:
-    """The trace through the allocator. Raises ArenaFull when it does not fit under `cap_bytes`."""
+    """Replay the trace through the allocator. Raises ArenaFull when it does not fit under `cap_bytes`."""
     arena = Arena(is_expandable=is_expandable, cap_bytes=cap_bytes)
     allocations = trace.allocations
     now: dict[Part, int] = {}
@@ -137,7 +137,7 @@ def replay(trace: Trace, micro_batch: int, *, is_expandable: bool, cap_bytes: in
         else:
             arena.free(~event)
             now[made.part] -= made.num_bytes
-    # Rounding to 512 bytes is nobody's part: the largest takes it.
+    # The bytes lost to rounding up to 512 belong to no part: they are added to the largest one.
     largest = max(best, key=lambda part: best[part])
     best[largest] += arena.peak_allocated_bytes - sum(best.values())
     return Prediction(micro_batch, arena.peak_allocated_bytes, arena.peak_reserved_bytes, best, phase, trace.unknowns)
@@ -177,7 +177,7 @@ def _place(error: BaseException) -> str:
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """The same module with weights that have shapes and no values. Costs no memory: nothing is copied on the way."""
+    """The same module with weights that have shapes and no values. It costs no memory: no values are copied."""
     memo: dict[int, Any] = {}
     for weight in model.parameters():
         memo[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=weight.requires_grad)
@@ -187,10 +187,11 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 class MetaAdamW:
-    """Two moments a weight, made at the first step. The fused kernel needs nothing beside them, the foreach one the
-    roots of all second moments at once, the for-loop one those of a single weight.
+    """The allocations of AdamW: two moments per weight, made at the first step. The fused kernel needs nothing more.
+    The foreach implementation needs the square roots of all second moments at once, the for-loop one those of a
+    single weight.
 
-    With bf16 weights there is a float32 master; gradients are widened for the update, and the bf16 ones dropped.
+    With bf16 weights there is a float32 master copy. Gradients are widened for the update and the bf16 ones dropped.
     """
 
     def __init__(self, weights: list[nn.Parameter], options: StepOptions) -> None:
@@ -218,7 +219,7 @@ class MetaAdamW:
     def _make_moments(self) -> None:
         for weight in self._weights:
             if self._kind == "fused":
-                self._moments.append(torch.empty((), dtype=torch.float32))  # the step count, on the card
+                self._moments.append(torch.empty((), dtype=torch.float32))  # the step count, on the GPU
             self._moments += [torch.empty_like(weight, dtype=torch.float32) for _ in range(2)]
 
     def state_tensors(self) -> Iterator[Tensor]:

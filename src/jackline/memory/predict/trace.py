@@ -1,11 +1,11 @@
-"""Which tensors live when: every storage made and freed on one device, in order, with what it is for.
+"""Which tensors live when: every storage made and freed on one device, in order, with its purpose.
 
-Owns the recording and its result. Works on the meta device (nothing is computed) and on real tensors alike; what is
-run while recording is `predict`'s and `rehearse`'s. Memory that kernels take for themselves is added by rule.
+Owns the recording and its result. Works on the meta device (nothing is computed) and on real tensors alike; `predict`
+and `rehearse` own what runs while recording. The scratch memory of kernels is added by rules.
 
-Also owns sums of gradients inside backward. Autograd adds into the first gradient where nobody else holds it, but
-never while a dispatch mode is active, and a trace is one: a plain trace has an allocation too many at every residual
-connection and for every weight that is used twice.
+Also owns sums of gradients inside backward. Autograd adds into the first gradient in place where nothing else holds
+it, but never while a dispatch mode is active, and the recorder is one. So a plain trace has an allocation too many at
+every residual connection and for every weight that is used twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jackline.memory.plan.cards import CARDS, Processors
 from jackline.memory.predict.kernels import Scratch, scratch_of
 from jackline.memory.predict.shortcuts import run_meta
 
-# 'measured' stands alone, where a real run was measured as a whole and not traced.
+# 'measured' is the only part where a real run was measured as a whole and not traced.
 Part = Literal[
     "weights",
     "weight_copies",
@@ -47,8 +47,8 @@ _LT_WORKSPACE = 2**20
 
 @dataclass(frozen=True)
 class Allocation:
-    """One storage. `last_dim` is that of the tensor it was made for: logits are known by it. `scratch` says where
-    the bytes of what a kernel takes for itself come from."""
+    """One storage. `last_dim` is that of the tensor it was made for: logits are recognised by it. `scratch` is the
+    rule that gives the bytes of a kernel's scratch memory."""
 
     num_bytes: int
     last_dim: int
@@ -63,17 +63,18 @@ class Trace:
 
     allocations: tuple[Allocation, ...]
     events: tuple[int, ...]
-    unknowns: tuple[str, ...] = ()  # operators whose kernels take memory nobody can tell beforehand
+    unknowns: tuple[str, ...] = ()  # operators whose kernels take memory that cannot be predicted
     processors: Processors = CARDS["A100-80"].processors
 
     def in_warm_process(self) -> Trace:
-        """As in a process that has multiplied before: the libraries have their room, in places of their own. In a
-        fresh one they cut it out of whatever is free at that moment, and it stays there."""
+        """The trace in a process that has multiplied matrices before: the libraries already have their workspaces, in
+        places of their own. In a fresh process they take them out of whatever block is free at that moment, and the
+        workspaces stay there."""
         kept = [index for index, made in enumerate(self.allocations) if made.part == "workspace"]
         return replace(self, events=(*kept, *(event for event in self.events if event not in kept)))
 
     def on(self, processors: Processors) -> Trace:
-        """On a card that differs in nothing but its processors: kernels take other amounts for themselves."""
+        """The trace on a GPU that differs only in its processors: kernels take other amounts of scratch memory."""
         if processors == self.processors:
             return self
         made = tuple(
@@ -97,7 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.part: Part = "temporaries"
         self.phase = "start"
         self._device_type = device_type
-        self._is_meta = device_type == "meta"  # where CUDA is played; real tensors are taken as they are
+        self._is_meta = device_type == "meta"  # there CUDA is imitated; real tensors are recorded as they are
         self._processors = processors
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[tuple[str, bool]] = set()
@@ -112,7 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch asks this; True would import its compiler at the first operator, a second of CPU for nothing."""
+        """torch calls this; True would import its compiler at the first operator, a second of CPU for nothing."""
         return False
 
     def __torch_dispatch__(
@@ -134,7 +135,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def add(self, tensor: Tensor, part: Part | None = None) -> None:
-        """Note a tensor's storage, and label it when `part` is given, also if it was known before."""
+        """Record a tensor's storage. When `part` is given, label it, even if it was recorded before."""
         if tensor.device.type != self._device_type:
             return
         storage = tensor.untyped_storage()
@@ -164,14 +165,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events.append(~index)
 
     def _pass_through(self, scratches: list[Scratch]) -> None:
-        """Memory a kernel takes and gives back before it is done."""
+        """Record the memory that a kernel takes and frees before it ends."""
         indices = [self._note(one.num_bytes(self._processors), 0, "temporaries") for one in scratches]
         self._scratch.update(zip(indices, scratches, strict=True))
         self._events += [~index for index in reversed(indices)]
 
     def _reserve_for_products(self, name: str) -> None:
-        """cuBLAS takes its room at the first product of a thread, and backward has a thread of its own. cuBLASLt,
-        which does the products with a bias, takes some of its own."""
+        """cuBLAS takes its workspace at the first matrix product of a thread, and backward has a thread of its own.
+        cuBLASLt, which does the products with a bias, takes a workspace of its own."""
         is_in_backward = torch._C._current_graph_task_id() != -1
         for size, kind in ((self._workspace_bytes, "any"), (_LT_WORKSPACE, "addmm")):
             if kind in ("any", name) and (kind, is_in_backward) not in self._has_workspace:
@@ -179,12 +180,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.reserve((size,))
 
     def reserve(self, sizes: Iterable[int]) -> None:
-        """Memory that is taken once and kept, such as cuBLAS's workspaces."""
+        """Record memory that is taken once and kept, such as cuBLAS's workspaces."""
         for size in sizes:
             self._note(size, 0, "workspace")
 
     def survivors(self, since: int) -> list[int]:
-        """Indices of what was made since event number `since` and still lives."""
+        """Indices of the storages made since event `since` that are still alive."""
         return [index for index, _ in self._live.values() if index >= since]
 
     def mark(self) -> int:
@@ -196,7 +197,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._parts[index] = part
 
     def finish(self, class_sizes: Iterable[int] = ()) -> Trace:
-        """The result. What is as wide as a loss has classes is called logits, whenever it was made."""
+        """The result. A storage whose last dimension is a loss's number of classes is labelled logits, whenever it
+        was made."""
         classes = {size for size in class_sizes if size > 1}
         allocations = []
         rows = zip(self._sizes, self._last_dims, self._parts, self._phases, strict=True)
@@ -223,11 +225,12 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 def is_summed_in_place(func: Any, args: tuple[Any, ...]) -> bool:
-    """Call it in `__torch_dispatch__` itself: it looks at who called that, and counts references. A sum inside a
-    derivative that PyTorch has in C++ cannot be told apart; there are hardly any."""
+    """Whether autograd would do this sum in place. Call it in `__torch_dispatch__` itself: it looks at the caller's
+    frame and counts references. A sum inside a derivative that PyTorch has in C++ cannot be distinguished; there are
+    hardly any."""
     if func is not _ADD or len(args) != 2 or not isinstance(args[1], Tensor):
         return False
-    # A sum in Python code, such as one that is recomputed, has the frame of that code in between.
+    # A sum in Python code, such as one that is recomputed, has a frame of that code in between.
     if sys._getframe(2).f_code.co_name != "_engine_run_backward":
         return False
     first, second = args
@@ -246,17 +249,17 @@ def _fills_its_storage(value: Tensor) -> bool:
 
 
 def _references(value: Tensor) -> tuple[int, int]:
-    """Holders of the tensor and of its storage, with those that the call itself adds."""
+    """The reference counts of the tensor and of its storage, including those that the call itself adds."""
     storage = value.untyped_storage()
     return value._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees a sum of gradients of which the first is certainly held by autograd alone."""
+    """Observes a sum of gradients whose first operand is certainly held by autograd alone."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: tuple[int, int] | None = None  # what `_references` says of it
+        self.seen: tuple[int, int] | None = None  # what `_references` returned for that first operand
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -272,8 +275,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.cache
 def references_of_one_holder() -> tuple[int, int] | None:
-    """Measured, because the call's own share differs between versions of PyTorch. None where it cannot be counted:
-    then no sum is in place, and the prediction is a little too high. Call it once before any mode is active."""
+    """The reference counts of a gradient that only autograd holds. They are measured, because the references that the
+    call itself adds differ between versions of PyTorch. None where they cannot be counted: then no sum counts as in
+    place, and the prediction is a little too high. Call it once before any mode is active."""
     try:
         weight = torch.empty((1,), device="meta", requires_grad=True)
         with torch.inference_mode(False), torch.enable_grad(), _Counting() as counting:

@@ -1,6 +1,6 @@
 """The attention module: projections, rotary positions, three branches and the gate that mixes them.
 
-The branches are read by kernels where `proof.why_no_kernels` had nothing against them, else in plain torch.
+Kernels compute the branches where `proof.why_no_kernels` has no objection, plain torch elsewhere.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from jackline.models.nsa.reference import Branches, Memory
 from jackline.models.nsa.shape import NSAShape
 
 BRANCHES = ("compressed", "selected", "window")
-_GATE_GAIN = 0.1  # small, so that training starts with a third for each branch
+_GATE_GAIN = 0.1  # small, so that at the start of training each branch gets a third
 
 
 class SparseAttention(nn.Module):
-    """(batch, length, width) to the same, each position reading only itself and what is before it."""
+    """(batch, length, width) to the same shape. Each position reads only itself and the positions before it."""
 
     def __init__(self, shape: NSAShape) -> None:
         super().__init__()
         self.shape = shape
-        self.has_kernels = False  # set by whoever has asked `proof.why_no_kernels`, before compiling
+        self.has_kernels = False  # set by a caller that has checked `proof.why_no_kernels`, before compiling
         heads = shape.num_heads * shape.head_width
         self.query = nn.Linear(shape.width, heads, bias=False)
         self.memory = nn.Linear(shape.width, 6 * shape.num_groups * shape.head_width, bias=False)
@@ -41,14 +41,14 @@ class SparseAttention(nn.Module):
         return self.attend(normed)[0]
 
     def attend(self, normed: Tensor) -> tuple[Tensor, Tensor, Branches]:
-        """The output, the gates (batch, length, groups, 3) and the branches, for whoever wants statistics."""
+        """The output, the gates (batch, length, groups, 3) and the branches, for callers that need statistics."""
         batch, length, _ = normed.shape
         query = self.query(normed).view(batch, length, self.shape.num_heads, self.shape.head_width)
         gates = self._gates(query)
         turned, memory = self._turn(query, self.memory(normed))
         found = self._read(turned, memory)
         parts = (found.compressed, found.selected, found.window)
-        # A gate belongs to a group; its heads stand side by side.
+        # Each gate belongs to a group of heads; the heads of a group are adjacent.
         spread = gates.repeat_interleave(self.shape.heads_per_group, dim=2)
         mixed = sum(spread[..., number, None] * part for number, part in enumerate(parts))
         assert isinstance(mixed, Tensor)
@@ -63,7 +63,7 @@ class SparseAttention(nn.Module):
         return reference.attend(query, memory, self.shape)
 
     def _gates(self, query: Tensor) -> Tensor:
-        # Before the turn: what a token asks for should not depend on where in the sequence it stands.
+        # From the query before the rotation: the gates of a token should not depend on its position in the sequence.
         grouped = (*query.shape[:2], self.shape.num_groups, self.shape.heads_per_group, self.shape.head_width)
         mean = query.view(grouped).mean(dim=3)
         hidden = functional.silu(self.gate_in(mean))
@@ -73,7 +73,7 @@ class SparseAttention(nn.Module):
         groups, width = self.shape.num_groups, self.shape.head_width
         parts = projected.view(*projected.shape[:2], 6, groups, width).unbind(dim=2)
         turns = rotary_turns(query.shape[1], width, self.shape.rotary_base, query.device)
-        # Keys at even places, values at odd ones; each head is turned by itself, queries and keys alike.
+        # Keys have even indices, values odd ones. Only queries and keys are rotated, each head by itself.
         turned = [part if number % 2 else rotate(part, turns) for number, part in enumerate(parts)]
         return rotate(query, turns), Memory(*turned)
 
@@ -86,7 +86,7 @@ def rotary_turns(length: int, width: int, base: float, device: torch.device) -> 
 
 
 def rotate(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn (batch, length, heads, width) to its positions; the first half pairs with the second."""
+    """Rotate (batch, length, heads, width) by the positions; the first half of the width pairs with the second."""
     cosine, sine = turns
     first, second = heads.chunk(2, dim=-1)
     turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

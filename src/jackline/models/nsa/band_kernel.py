@@ -1,13 +1,13 @@
 """Attention over keys on a regular grid, within a band: the compressed and the window branch. Needs Triton.
 
-Key i stands at position i * stride + last, and query t reads it if 0 <= t - position < reach. With stride 1 and last
-0 that is a sliding window; with the stride of the compressed blocks and their last token it is the compressed branch;
-with an endless reach and stride 1 it is plain causal attention, where tiles before the edge are not masked.
-Deterministic: no atomics. Queries that read nothing get zeros. Layout as in `reference`; everything contiguous.
+Key i is at position i * stride + last, and query t reads it if 0 <= t - position < reach. With stride 1 and last 0
+that is a sliding window; with the stride of the compressed blocks and their last token it is the compressed branch;
+with an unlimited reach and stride 1 it is plain causal attention, where tiles before the edge are not masked.
+Deterministic: no atomics. Queries that read nothing get zeros. Layout as in `reference`; all tensors contiguous.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: PLR0913 - a kernel has no other way to be told
+# ruff: noqa: PLR0913 - a kernel can take its inputs only as arguments
 from __future__ import annotations
 
 from typing import Any
@@ -20,16 +20,16 @@ from torch.library import custom_op
 
 ENDLESS = 1 << 30
 _LOG2_E = 1.4426950408889634
-# Rows of queries, keys of a tile, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
+# Rows of queries, keys of a tile, warps, stages: for bf16 heads of 64 on a Hopper GPU (bench/nsa.py --tune).
 TILES = {"forward": (128, 64, 8, 3), "queries": (64, 64, 4, 3), "keys": (64, 64, 4, 3)}
-_WIDE_TILES = (32, 32, 4, 2)  # float32 needs twice the room and is for checking
-_MANY_PROGRAMS = 512  # fewer leave parts of a large card idle
-# Queries that one program of the slopes of keys goes through. Early compressed keys are read by all queries after
-# them: at 64k tokens a program that took them all was still running when most of the card had nothing left to do.
+_WIDE_TILES = (32, 32, 4, 2)  # float32 needs twice the memory and is only for checking
+_MANY_PROGRAMS = 512  # fewer leave parts of a large GPU idle
+# How many queries one program of the key gradients goes through. Early compressed keys are read by all queries after
+# them: at 64k tokens a program that took them all was still running when most of the GPU had nothing left to do.
 _SPAN = 2048
 
 
-# Triton reads annotations, so its functions carry none but its own.
+# Triton interprets annotations, so its functions have no others than Triton's own.
 @triton.jit
 def _first_in_reach(query, stride: tl.constexpr, last: tl.constexpr, reach):
     """The first key that this query still reads."""
@@ -39,7 +39,7 @@ def _first_in_reach(query, stride: tl.constexpr, last: tl.constexpr, reach):
 
 @triton.jit
 def _count_until(query, stride: tl.constexpr, last: tl.constexpr):
-    """How many keys stand at or before this query."""
+    """How many keys are at or before this query."""
     return tl.where(query < last, 0, (query - last) // stride + 1)
 
 
@@ -59,7 +59,7 @@ def _forward_part(mixed, largest, total, query, position, keys, values, begin, e
         most = tl.maximum(largest, tl.max(score, 1))
         safe = most
         if is_edge:
-            safe = tl.where(most == -float("inf"), 0.0, most)  # nothing read so far: no -inf minus -inf
+            safe = tl.where(most == -float("inf"), 0.0, most)  # nothing read so far: avoids -inf minus -inf
         share = tl.exp2(score - safe[:, None])
         fade = tl.exp2(largest - safe)
         total = total * fade + tl.sum(share, 1)
@@ -73,7 +73,7 @@ def _forward_part(mixed, largest, total, query, position, keys, values, begin, e
 def _forward(queries, keys, values, out, logs, length, num_keys, scale, reach, heads: tl.constexpr,
              per_group: tl.constexpr, stride: tl.constexpr, last: tl.constexpr, is_endless: tl.constexpr,
              rows: tl.constexpr, tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
-    # The longest first: late queries of the compressed branch read the most.
+    # The longest programs start first: late queries of the compressed branch read the most.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * rows
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     groups: tl.constexpr = heads // per_group
@@ -100,7 +100,7 @@ def _forward(queries, keys, values, out, logs, length, num_keys, scale, reach, h
     has_read = total > 0
     mixed = mixed / tl.where(has_read, total, 1.0)[:, None]
     tl.store(out + base + at, mixed.to(out.dtype.element_ty), mask=(position < length)[:, None])
-    # Infinite where nothing was read, so that every share of the way back is zero.
+    # Infinite where nothing was read, so that every attention weight of the backward pass is zero.
     log = tl.where(has_read, largest + tl.log2(tl.where(has_read, total, 1.0)), float("inf"))
     tl.store(logs + (batch * heads + head) * length + position, log, mask=position < length)
 
@@ -190,8 +190,9 @@ def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, le
                    heads: tl.constexpr, per_group: tl.constexpr, at_once: tl.constexpr, stride: tl.constexpr,
                    last: tl.constexpr, is_endless: tl.constexpr, span: tl.constexpr, rows: tl.constexpr,
                    tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
-    """The slopes of one tile of keys from a span of the queries and `at_once` heads: a whole group, or one head where
-    programs are few. Neighbours take the same span, so that its queries are read from the card's cache."""
+    """The gradients of one tile of keys from a span of the queries and `at_once` heads: a whole group, or one head
+    where there are few programs. Neighbouring programs take the same span, so that its queries are read from the
+    GPU's cache."""
     tiles = tl.cdiv(num_keys, tile)
     start, part = tl.program_id(0) % tiles * tile, tl.program_id(0) // tiles
     slot, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -248,7 +249,7 @@ def _row_products(out, slopes, deltas, count, length, heads: tl.constexpr, is_by
 
 
 def row_products(out: Tensor, slopes: Tensor, *, is_by_head: bool) -> Tensor:
-    """out . slope of every row, as (batch, heads, length) or (batch, length, heads)."""
+    """The dot product of output and gradient for every row, as (batch, heads, length) or (batch, length, heads)."""
     batch, length, heads, width = out.shape
     sizes = (batch, heads, length) if is_by_head else (batch, length, heads)
     deltas = torch.empty(sizes, dtype=torch.float32, device=out.device)

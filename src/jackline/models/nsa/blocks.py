@@ -1,8 +1,8 @@
 """Which keys a query may read, and which blocks it chooses: the index arithmetic of sparse attention, in plain torch.
 
-A compressed block counts as seen only when its last token is: a block that reaches past the query would tell the
-query about tokens it must predict, and a softmax over such blocks would tell the selection. Positions are the
-sequence's own, never a cache's.
+A query sees a compressed block only if it sees the block's last token. A block that reaches past the query would leak
+tokens that the query must predict, and a softmax over such blocks would leak them into the selection. Positions are
+those in the sequence, never those in a cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jackline.models.nsa.shape import NSAShape
 
 
 def compress(tokens: Tensor, shape: NSAShape) -> Tensor:
-    """Averages of overlapping blocks of (batch, length, ...) along the length; what fills no block is left out.
+    """Averages of overlapping blocks of (batch, length, ...) along the length. An incomplete last block is left out.
 
     Each piece of one stride is averaged once and shared by the blocks over it.
     """
@@ -32,7 +32,7 @@ def compress(tokens: Tensor, shape: NSAShape) -> Tensor:
 
 
 def visible_compressed(length: int, shape: NSAShape, device: torch.device) -> Tensor:
-    """(length, compressed) true where the whole block lies at or before the query."""
+    """(length, compressed) true where the whole block is at or before the query."""
     query = torch.arange(length, device=device)
     last = torch.arange(shape.num_compressed(length), device=device) * shape.compressed_stride
     return last + (shape.compressed_length - 1) <= query[:, None]
@@ -48,7 +48,7 @@ def visible_in_window(length: int, window: int, device: torch.device) -> Tensor:
 def visible_in_blocks(selection: Tensor, length: int, block_length: int) -> Tensor:
     """(..., length, length) true for the tokens of a query's selected blocks that are not after it."""
     count = -(-length // block_length)
-    # One column more, for the -1 of slots that hold nothing.
+    # One extra column for the -1 of empty slots.
     chosen = torch.zeros(*selection.shape[:-1], count + 1, dtype=torch.bool, device=selection.device)
     chosen.scatter_(-1, selection.long() % (count + 1), True)
     tokens = chosen[..., :count].repeat_interleave(block_length, dim=-1)[..., :length]
@@ -67,8 +67,8 @@ def overlap_weights(shape: NSAShape) -> list[tuple[int, float]]:
 
 
 def to_block_scores(shares: Tensor, length: int, shape: NSAShape) -> Tensor:
-    """Scores (..., blocks) from the attention that compressed blocks (..., compressed) got: each gives a selection
-    block as much as it lies inside."""
+    """Scores (..., blocks) from the attention that compressed blocks (..., compressed) got. Each compressed block
+    gives a selection block the share that overlaps it."""
     begin = (torch.arange(shares.shape[-1], device=shares.device) * shape.compressed_stride)[:, None]
     block = torch.arange(shape.num_selectable(length), device=shares.device) * shape.block_length
     common = torch.minimum(begin + shape.compressed_length, block + shape.block_length) - torch.maximum(begin, block)
@@ -76,10 +76,10 @@ def to_block_scores(shares: Tensor, length: int, shape: NSAShape) -> Tensor:
 
 
 def blunt(scores: Tensor) -> Tensor:
-    """Scores (..., blocks) in float32 without their lowest bits, as many as a block's number has.
+    """Scores (..., blocks) in float32 with their lowest bits cleared: as many bits as a block's index needs.
 
-    A kernel keeps the number there. Of 1,024 blocks (64k tokens) that leaves 13 bits: scores closer than one part in
-    8,192 count as equal, while their bf16 keys and queries have 8 bits.
+    A kernel stores the index in those bits. With 1,024 blocks (64k tokens) 13 bits of the score remain: scores closer
+    than one part in 8,192 count as equal. The bf16 keys and queries behind them have only 8 bits.
     """
     lowest = (1 << (scores.shape[-1] - 1).bit_length()) - 1
     return (scores.float().contiguous().view(torch.int32) & ~lowest).view(torch.float32)
@@ -88,8 +88,8 @@ def blunt(scores: Tensor) -> Tensor:
 def pick_blocks(scores: Tensor, shape: NSAShape) -> Tensor:
     """The blocks (..., length, slots) that each query reads, from scores (..., length, blocks); -1 for an empty slot.
 
-    Block 0 and the local ones come first whatever their score; ties go to the earlier block, which a sort that keeps
-    the order gives without a bias added to the scores.
+    Block 0 and the local ones come first whatever their score. Ties go to the earlier block: a stable sort does that
+    without a bias added to the scores.
     """
     length, num_blocks = scores.shape[-2:]
     scores = blunt(scores)
@@ -104,7 +104,7 @@ def pick_blocks(scores: Tensor, shape: NSAShape) -> Tensor:
 
 
 def every_block(batch: int, length: int, shape: NSAShape, device: torch.device) -> Tensor:
-    """What `pick_blocks` gives where nothing has to be left out, without scores: (batch, groups, length, slots)."""
+    """What `pick_blocks` gives where every block is selected, without scores: (batch, groups, length, slots)."""
     block = torch.arange(shape.num_selectable(length), device=device, dtype=torch.int32)
     own = (torch.arange(length, device=device) // shape.block_length)[:, None]
     picked = block.expand(length, -1).masked_fill(block > own, -1)

@@ -1,11 +1,12 @@
-"""Which blocks a query reads, from the attention its group gave to compressed blocks. Needs Triton.
+"""Chooses the blocks a query reads, from the attention its group gave to compressed blocks. Needs Triton.
 
-Scores exist for a piece of the queries at a time, so memory grows with the sequence and not with its square; nothing
-of it is kept for the way back, since a choice has no slope. Ties go to the earlier block, as in `blocks.pick_blocks`.
+Scores exist for only a part of the queries at a time, so memory grows with the sequence and not with its square.
+Nothing is kept for the backward pass, since a choice has no gradient. Ties go to the earlier block, as in
+`blocks.pick_blocks`.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: PLR0913 - a kernel has no other way to be told
+# ruff: noqa: PLR0913 - a kernel can take its inputs only as arguments
 from __future__ import annotations
 
 import torch
@@ -17,22 +18,23 @@ from torch.library import custom_op
 from jackline.models.nsa.shape import NSAShape
 
 _LOG2_E = 1.4426950408889634
-# Rows of queries, blocks of a tile, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
+# Rows of queries, blocks of a tile, warps, stages: for bf16 heads of 64 on a Hopper GPU (bench/nsa.py --tune).
 TILES = {"score": (64, 64, 4, 2)}
-_WIDE_TILES = (32, 16, 4, 2)  # float32 needs twice the room and is for checking
+_WIDE_TILES = (32, 16, 4, 2)  # float32 needs twice the memory and is only for checking
 _SCRATCH_FLOATS = 1 << 25  # 128 MiB of scores at a time
 
 
-# Triton reads annotations, so its functions carry none but its own.
+# Triton interprets annotations, so its functions have no others than Triton's own.
 @triton.jit
 def _score(queries, keys, logs, scores, length, begin, num_queries, num_keys, num_blocks, scale,
            heads: tl.constexpr, per_group: tl.constexpr, ratio: tl.constexpr, per_block: tl.constexpr,
            stride: tl.constexpr, block_length: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr,
            width: tl.constexpr):  # fmt: skip
-    """One tile of queries and selection blocks: the shares of all compressed blocks inside, summed over the group.
+    """One tile of queries and selection blocks: the attention weights of all compressed blocks inside, summed over
+    the group.
 
-    Each block overlaps `ratio + per_block - 1` compressed ones at fixed offsets, so every offset is a product of its
-    own with every ratio-th key, and no share has to cross from one tile into the next.
+    Each selection block overlaps `ratio + per_block - 1` compressed ones at fixed offsets. So each offset is one
+    matrix product with every ratio-th key, and no weight has to cross from one tile into the next.
     """
     first, block_first = begin + tl.program_id(0) * rows, tl.program_id(1) * tile
     groups: tl.constexpr = heads // per_group
@@ -56,7 +58,7 @@ def _score(queries, keys, logs, scores, length, begin, num_queries, num_keys, nu
                 query = tl.load(line + head * width, mask=inside[:, None], other=0.0)
                 log = tl.load(log_line + head * length, mask=inside, other=float("inf"))
                 share += tl.exp2(tl.dot(query, k, input_precision="ieee") * scale - log[:, None])
-            # What lies ahead of the query may be endless here, and is left out here.
+            # Blocks after the query may have an infinite weight at this point; they are masked out here.
             seen = there[None, :] & (((key + per_block) * stride - 1)[None, :] <= position[:, None])
             overlap = tl.minimum(offset + per_block, ratio) - tl.maximum(offset, 0)
             total += tl.where(seen, share, 0.0) * (overlap.to(tl.float32) / per_block)
@@ -69,10 +71,11 @@ def _score(queries, keys, logs, scores, length, begin, num_queries, num_keys, nu
 def _pick(scores, selection, length, begin, num_queries, num_blocks, block_length: tl.constexpr,
           slots: tl.constexpr, num_local: tl.constexpr, num_forced: tl.constexpr, rows: tl.constexpr,
           span: tl.constexpr, whole: tl.constexpr):  # fmt: skip
-    """The forced blocks, then the largest again and again: a few passes over registers, no sort of a thousand scores.
+    """Pick the forced blocks, then the largest score repeatedly: a few passes over registers instead of a sort of a
+    thousand scores.
 
-    A score's lowest bits give way to the block's number (`blocks.blunt`), so that the largest of plain integers is
-    both the best score and, of equals, the first block: three times as fast as to carry the numbers beside them.
+    A score's lowest bits are replaced by the block's index (`blocks.blunt`). So the largest of plain integers is both
+    the best score and, among equal scores, the first block: three times as fast as carrying the indices separately.
     """
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     inside = row < num_queries
@@ -81,7 +84,7 @@ def _pick(scores, selection, length, begin, num_queries, num_blocks, block_lengt
     place = tl.program_id(1).to(tl.int64)
     to = selection + (place * length + begin + row) * slots
     for slot in range(num_forced):
-        # Block 0, then the local ones in their order; the first queries have fewer and leave slots empty.
+        # Block 0, then the local blocks in order; the first queries have fewer of them and leave slots empty.
         near = tl.where(own < num_local, tl.where(slot <= own, slot, -1), own - num_local + slot)
         tl.store(to + slot, tl.where(slot == 0, 0, near), mask=inside)
     free = inside[:, None] & (block > 0) & (block <= own[:, None] - num_local)
@@ -108,7 +111,7 @@ def _choose(query: Tensor, keys: Tensor, logs: Tensor, lengths: list[int]) -> Te
     rows, tile, warps, stages = TILES["score"] if query.dtype == torch.bfloat16 else _WIDE_TILES
     for begin in range(0, length, piece):
         count = min(piece, length - begin)
-        # Blocks after the piece's last query are neither scored nor read.
+        # Blocks after the last query of this part are neither scored nor read.
         reached = triton.cdiv(begin + count, block_length)
         _score[(triton.cdiv(count, rows), triton.cdiv(reached, tile), batch * groups)](
             query, keys, logs, scores, length, begin, count, num_keys, num_blocks, float(width**-0.5 * _LOG2_E),

@@ -1,6 +1,7 @@
-"""The three branches by kernels: memory grows with the sequence, not with its square. Needs Triton.
+"""The three branches computed by kernels: memory grows with the sequence, not with its square. Needs Triton.
 
-The same results as `reference.attend`, up to rounding; a score that rounds the other way may select another block.
+It gives the same results as `reference.attend`, up to rounding. A score that rounds differently may select another
+block.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def attend(query: Tensor, memory: Memory, shape: NSAShape) -> Branches:
         compressed, logs = band_attention(query, keys, values, *band)
     window, _ = band_attention(query, memory.window_keys, memory.window_values, 1, 0, shape.window)
     if logs is None or length <= shape.reads_everything_up_to:
-        # Nothing to choose: a causal attention like any other, and the tokens are read without a detour.
+        # Every block is selected: this is plain causal attention, and the tokens are read without the selection.
         selection = blocks.every_block(query.shape[0], length, shape, query.device)
         selected, _ = band_attention(query, memory.selected_keys, memory.selected_values, 1, 0, ENDLESS)
         return Branches(compressed, selected, window, selection)

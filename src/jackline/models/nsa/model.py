@@ -1,4 +1,4 @@
-"""The language model around sparse attention: RMSNorm, SiLU feed-forward, rotary positions, a head of its own.
+"""The language model around sparse attention: RMSNorm, SiLU feed-forward, rotary positions, an untied head.
 
 Owns the modules, their initialisation and the statistics of gates and selection. Called like `models.gpt.GPT`.
 """
@@ -45,7 +45,7 @@ class SparseBlock(nn.Module):
 class NSAModel(nn.Module):
     """`model(ids)` gives logits, `model(ids, targets)` the summed loss; divide by your own count.
 
-    Rows of different lengths are filled up at their ends: no position reads what comes after it.
+    Pad rows of different lengths at their ends: no position reads what comes after it.
     """
 
     def __init__(self, shape: NSAShape, *, is_recomputing: bool = False, loss_chunk_rows: int = 0) -> None:
@@ -53,7 +53,7 @@ class NSAModel(nn.Module):
         self.shape = shape
         self.is_recomputing = is_recomputing
         self.loss_chunk_rows = loss_chunk_rows
-        self.has_loss_kernel = False  # set by whoever has asked `loss.why_no_kernel`, before compiling
+        self.has_loss_kernel = False  # set by a caller that has checked `loss.why_no_kernel`, before compiling
         self.tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(SparseBlock(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
@@ -61,7 +61,8 @@ class NSAModel(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """normal(0.02), less for what is added to the residual stream; the gates have their own."""
+        """normal(0.02), less for weights that add to the residual stream; the gates have an initialisation of their
+        own."""
         residual_std = _INIT_STD / math.sqrt(2 * self.shape.num_layers)
         for name, weight in self.named_parameters():
             if weight.dim() == 2 and "gate" not in name:
@@ -84,9 +85,9 @@ class NSAModel(nn.Module):
         )
 
     def use_kernels(self, dtype: torch.dtype | None = None) -> str:
-        """Read by kernels from now on, or why not: call it where the model has its device and float type (`dtype` is
-        for autocast, which computes in another), and before compiling it. Takes some seconds on a card, which the
-        first step would take otherwise."""
+        """Use the kernels from now on, or return why they cannot be used. Call it once the model has its device and
+        dtype (`dtype` is for autocast, which computes in another), and before compiling it. It takes some seconds on
+        a GPU, which the first step would take otherwise."""
         weight = self.head.weight
         reason = why_no_kernels(self.shape, weight.device, dtype or weight.dtype)
         for block in self.blocks:
@@ -97,10 +98,10 @@ class NSAModel(nn.Module):
 
     @torch.no_grad()
     def statistics(self, ids: Tensor) -> dict[str, float]:
-        """Means over all layers and the worst of them, from a forward pass of its own over `ids`: give it one row.
+        """Means over all layers, and the worst layer, from a separate forward pass over `ids`: give it one row.
 
-        Apart from the training step, because values carried out of a compiled and recomputed step cost more than
-        this. One transfer from the device.
+        It is separate from the training step, because returning these values from a compiled and recomputed step
+        costs more than this pass. It takes one transfer from the device.
         """
         stream, facts = embed(self.tokens, ids), []
         for block in self.blocks:
@@ -120,17 +121,17 @@ class NSAModel(nn.Module):
 
 _FACTS = (
     *(f"gate_{name}" for name in BRANCHES),
-    "gate_entropy",  # ln 3 = 1.099 where all branches weigh the same
+    "gate_entropy",  # ln 3 = 1.099 where all branches have the same weight
     "gate_max",
     "gate_collapsed",  # share of gates that gave one branch more than 0.9
     "selected_blocks",
-    "selected_coverage",  # selected tokens among all that a query could read
-    "selected_far",  # share of the choice that nobody forced
-    # Of the layer where it is worst: a mean over twelve hides one that has collapsed.
+    "selected_coverage",  # share of selected tokens among all that a query could read
+    "selected_far",  # share of the selected blocks that were not forced
+    # The value of the worst layer: a mean over twelve layers hides one that has collapsed.
     "gate_entropy_least",
     "gate_max_most",
-    "gate_worst_layer",  # the one of that entropy; the first is 1
-    "selected_blocks_most",  # by any query
+    "gate_worst_layer",  # the layer with the least entropy; the first layer is 1
+    "selected_blocks_most",  # the most that any query selected
 )
 
 

@@ -1,6 +1,6 @@
-"""Whether the kernels may be used here: they must give what plain torch gives, on this card, for this shape.
+"""Whether the kernels may be used: they must give the same results as plain torch, on this GPU, for this shape.
 
-Nothing is raised: what speaks against them is a sentence, and the plain road does all of it.
+Nothing is raised: the objection is returned as a sentence, and the plain torch implementation is used instead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from jackline.models.nsa import reference
 from jackline.models.nsa.reference import Branches, Memory
 from jackline.models.nsa.shape import NSAShape
 
-_LIMIT = 0.03  # bf16 has 8 bits; a wrong kernel is off by everything
-_SAME_CHOICE = 0.97  # the others are scores that rounding made equal
+_LIMIT = 0.03  # bf16 has 8 bits of precision; a wrong kernel is off by far more
+_SAME_CHOICE = 0.97  # the remaining differences come from scores that rounding made equal
 
 
 def why_no_kernels(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> str:
-    """Empty after the kernels gave the right output, slopes and choice of blocks."""
+    """Why the kernels cannot be used. Empty when they can: they were run and gave the right output, gradients and
+    choice of blocks."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
         return "they need bf16 or float32 on a card"
     widths = {"head_width": shape.head_width, "block_length": shape.block_length}
@@ -28,7 +29,7 @@ def why_no_kernels(shape: NSAShape, device: torch.device, dtype: torch.dtype) ->
             return f"their tiles are made for a {name} of 16, 32, 64 or 128, not {width}"
     try:
         off, same = compare(shape, device, dtype)
-    except Exception as problem:  # no Triton, no compiler, a card it does not know
+    except Exception as problem:  # no Triton, no compiler, an unknown GPU
         words = str(problem).strip().splitlines()
         return f"{type(problem).__name__}: {words[0][:100] if words else ''}"
     if not off <= _LIMIT:
@@ -37,8 +38,8 @@ def why_no_kernels(shape: NSAShape, device: torch.device, dtype: torch.dtype) ->
 
 
 def compare(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Kernels against plain torch where some blocks must be left out: the largest relative difference of outputs and
-    slopes, and the share of blocks that both chose."""
+    """Compare the kernels with plain torch on a sequence where some blocks must be left out. Returns the largest
+    relative difference of outputs and gradients, and the share of blocks that both chose."""
     from jackline.models.nsa import fast
 
     small = replace(shape, num_blocks=shape.num_local + 2, window=min(shape.window, 3 * shape.block_length))
@@ -60,7 +61,7 @@ def compare(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> tuple[
         pairs += zip(*(torch.autograd.grad(total, [query, parts]) for total in sums), strict=True)
         chosen = reference.attend(query, Memory(*parts), small).selection
     is_same = found.selection.sort(dim=-1).values == chosen.sort(dim=-1).values
-    # Not max() of Python: it would pass over a NaN.
+    # Not Python's max(): it would ignore a NaN.
     off = torch.stack([(left.float() - right.float()).norm() / right.float().norm() for left, right in pairs])
     return float(off.detach().max()), float(is_same.float().mean())
 

@@ -1,7 +1,7 @@
-"""Sparse attention as one reads it in the paper: every branch a masked softmax. Any device, any float type.
+"""Sparse attention as the paper describes it: every branch is a masked softmax. Any device, any float dtype.
 
-Needs memory with the square of the sequence. It is the measure for the kernels and the way of machines without them.
-Layout: queries (batch, length, heads, width), keys and values (batch, length, groups, width).
+Its memory grows with the square of the sequence. It is the reference for the kernels, and machines without them use
+it. Layout: queries (batch, length, heads, width), keys and values (batch, length, groups, width).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jackline.models.nsa.shape import NSAShape
 
 
 class Memory(NamedTuple):
-    """Keys and values, already turned to their positions, one pair for each branch."""
+    """Keys and values, one pair for each branch; the keys already have their rotary positions."""
 
     compressed_keys: Tensor
     compressed_values: Tensor
@@ -36,10 +36,10 @@ class Branches(NamedTuple):
 
 
 def attend(query: Tensor, memory: Memory, shape: NSAShape, selection: Tensor | None = None) -> Branches:
-    """All three branches; with a `selection` nothing is chosen, for a comparison that rounding cannot disturb."""
+    """All three branches. With a `selection` no blocks are chosen, for a comparison that rounding cannot disturb."""
     if query.device.type == "meta":  # traced for its memory; that device has no autocast to switch off
         return _attend(query, memory, shape, selection)
-    with torch.autocast(query.device.type, enabled=False):  # it would compute scores in bf16 and so make ties
+    with torch.autocast(query.device.type, enabled=False):  # autocast would compute scores in bf16 and so make ties
         return _attend(query, memory, shape, selection)
 
 
@@ -59,9 +59,9 @@ def _attend(query: Tensor, memory: Memory, shape: NSAShape, selection: Tensor | 
 
 
 def masked_attention(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Output like `query`, and the shares (batch, groups, heads of a group, length, keys).
+    """The output, shaped like `query`, and the attention weights (batch, groups, heads of a group, length, keys).
 
-    A query that sees nothing reads zeros: a softmax over nothing would be NaN, forward and backward.
+    A query that sees nothing gets zeros: a softmax over nothing would be NaN, forward and backward.
     """
     batch, length, heads, width = query.shape
     groups = keys.shape[2]

@@ -1,14 +1,14 @@
 """Attention over selected blocks, block by block instead of query by query. Needs Triton.
 
-A program takes one block of keys and a span of the queries that chose it; its rows are (query, head) pairs of a whole
+A program takes one block of keys and a span of the queries that chose it. Its rows are (query, head) pairs of a whole
 group, so tiles are full although a group has six heads, and a block is loaded once for hundreds of queries. A
-query-by-query kernel reads 260 KB of keys for every query and group, 34 GB for 64k tokens. The price is one partial
-result per query and slot, folded afterwards: 25 KB a token for the 12 x 64 heads and 16 slots of m7c, alive only
-inside the operator. Deterministic: partial results are folded in a fixed order, no atomics.
+query-by-query kernel reads 260 KB of keys for every query and group, 34 GB for 64k tokens. The cost is one partial
+result per query and slot, combined afterwards: 25 KB a token for the 12 x 64 heads and 16 slots of m7c, allocated
+only inside the operator. Deterministic: partial results are combined in a fixed order, no atomics.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: PLR0913 - a kernel has no other way to be told
+# ruff: noqa: PLR0913 - a kernel can take its inputs only as arguments
 from __future__ import annotations
 
 from typing import Any
@@ -22,24 +22,24 @@ from torch.library import custom_op
 from jackline.models.nsa.band_kernel import row_products
 
 _LOG2_E = 1.4426950408889634
-# Rows of (query, head) pairs, warps, stages: for bf16 heads of 64 on a Hopper card (bench/nsa.py --tune).
+# Rows of (query, head) pairs, warps, stages: for bf16 heads of 64 on a Hopper GPU (bench/nsa.py --tune).
 TILES = {"forward": (64, 4, 3), "backward": (128, 4, 2)}
-_WIDE_TILES = (32, 4, 2)  # float32 needs twice the room and is for checking
+_WIDE_TILES = (32, 4, 2)  # float32 needs twice the memory and is only for checking
 _SPAN = 1024  # queries of one program
 
 
-# An operator, though it is plain torch, so that a compiler leaves the sort alone.
+# A custom operator, although it is plain torch, so that a compiler does not change the sort.
 @custom_op("jackline::plan_blocks", mutates_args=())
 def plan_blocks(selection: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Who chose which block: per (batch, group) the entries query * slots + slot in the order of their blocks, and
-    where each block's entries begin. No waiting for the device: all sizes follow from the shapes."""
+    """Which queries chose which block: per (batch, group) the entries query * slots + slot in the order of their
+    blocks, and where each block's entries begin. It never waits for the device: all sizes follow from the shapes."""
     batch, groups, length, slots = selection.shape
     places, count = batch * groups, length * slots
-    # One sort for all: the number of the (batch, group) is the higher part of the key. Half as many passes in int16.
+    # One sort for all: the index of the (batch, group) is the higher part of the key. int16 takes half the passes.
     kind = torch.int16 if places * (num_blocks + 1) < 1 << 15 else torch.int32
     place = torch.arange(places, device=selection.device, dtype=torch.int32)[:, None]
     flat = selection.reshape(places, count)
-    keys = torch.where(flat < 0, num_blocks, flat) + place * (num_blocks + 1)  # empty slots behind all others
+    keys = torch.where(flat < 0, num_blocks, flat) + place * (num_blocks + 1)  # empty slots come last
     order = keys.flatten().to(kind).sort(stable=True)  # queries stay in order inside a block
     entries = (order.indices.view(places, count) - place * count).int()
     wanted = torch.arange(num_blocks + 1, device=selection.device, dtype=torch.int32) + place * (num_blocks + 1)
@@ -55,7 +55,7 @@ def _(selection: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def _spans(begins: Tensor, num_entries: int, span: int) -> tuple[Tensor, Tensor]:
-    """The number of spans before each block, and the block of each span, -1 for those that are not needed."""
+    """The number of spans before each block, and the block of each span; -1 for spans that are not needed."""
     num_blocks = begins.shape[1] - 1
     counts = (begins.diff(dim=1) + span - 1) // span
     until = counts.cumsum(dim=1, dtype=torch.int32)
@@ -66,7 +66,7 @@ def _spans(begins: Tensor, num_entries: int, span: int) -> tuple[Tensor, Tensor]
     return before, torch.where(owner < num_blocks, owner, -1)
 
 
-# Triton reads annotations, so its functions carry none but its own.
+# Triton interprets annotations, so its functions have no others than Triton's own.
 @triton.jit
 def _forward(queries, keys, values, entries, begins, before, owners, partial, logs, length, num_blocks, scale,
              groups: tl.constexpr, per_group: tl.constexpr, slots: tl.constexpr, span: tl.constexpr,
@@ -96,7 +96,7 @@ def _forward(queries, keys, values, entries, begins, before, owners, partial, lo
             query = tl.load(queries + line[:, None] * width + lane[None, :], mask=inside[:, None], other=0.0)
             score = tl.dot(query, k, input_precision="ieee") * scale
             score = tl.where(key[None, :] <= token[:, None], score, -float("inf"))
-            # A block is chosen only by queries at or after its first token, so there always is one to read.
+            # Only queries at or after its first token choose a block, so there always is a token to read.
             most = tl.max(score, 1)
             most = tl.where(inside, most, 0.0)
             share = tl.exp2(score - most[:, None])
@@ -111,7 +111,7 @@ def _forward(queries, keys, values, entries, begins, before, owners, partial, lo
 @triton.jit
 def _fold(partial, logs, selection, out, sums, length, groups: tl.constexpr, per_group: tl.constexpr,
           slots: tl.constexpr, rows: tl.constexpr, width: tl.constexpr):  # fmt: skip
-    """The softmax over all slots of a query from the softmax inside each."""
+    """The softmax over all slots of a query, from the softmax inside each slot."""
     place = tl.program_id(1).to(tl.int64)
     batch, group = place // groups, place % groups
     row = tl.program_id(0) * rows + tl.arange(0, rows)
@@ -121,7 +121,7 @@ def _fold(partial, logs, selection, out, sums, length, groups: tl.constexpr, per
     choice = selection + (place * length + token) * slots
     first = (place * length + token) * (slots * per_group) + head
     largest = tl.full([rows], -float("inf"), tl.float32)
-    for slot in tl.static_range(slots):  # unrolled: all its reads are on their way at once
+    for slot in tl.static_range(slots):  # unrolled: all its reads are in flight at once
         used = inside & (tl.load(choice + slot, mask=inside, other=-1) >= 0)
         largest = tl.maximum(largest, tl.load(logs + first + slot * per_group, mask=used, other=-float("inf")))
     largest = tl.where(inside, largest, 0.0)

@@ -1,6 +1,7 @@
-"""The sizes of a model with Native Sparse Attention. No torch: a list of sizes costs nothing.
+"""The sizes of a model with Native Sparse Attention. No torch, so that listing them is cheap.
 
-Called 125M where it comes from; it has 155M parameters with GPT-2's vocabulary and 78M with bytes.
+The default size was called 125M where it comes from; it has 155M parameters with GPT-2's vocabulary and 78M with
+bytes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class NSAShape:
     vocab_size: int = GPT2_VOCAB
     compressed_length: int = 32
     compressed_stride: int = 16
-    block_length: int = 64  # of what is selected
-    num_blocks: int = 16  # selected per query, the forced ones among them
-    num_local: int = 2  # forced: the block a query stands in and those just before it; block 0 is forced too
+    block_length: int = 64  # of a block that can be selected
+    num_blocks: int = 16  # selected per query, including the forced ones
+    num_local: int = 2  # forced: the block a query is in and those just before it; block 0 is forced too
     window: int = 512
     rotary_base: float = 10_000.0
 
@@ -69,7 +70,7 @@ class NSAShape:
         return max(0, (length - self.compressed_length) // self.compressed_stride + 1)
 
     def num_selectable(self, length: int) -> int:
-        """How many blocks a sequence has to choose from, the last perhaps not whole."""
+        """How many blocks of a sequence can be selected; the last one may be incomplete."""
         return -(-length // self.block_length)
 
 
@@ -84,7 +85,8 @@ def count_parameters(shape: NSAShape) -> int:
 
 
 def flops_per_token(shape: NSAShape, length: int) -> float:
-    """Of one training step: 6 for each weight that is multiplied, 12 for each key a query reads, on average."""
+    """FLOPs per token of one training step: 6 for each weight that is multiplied, 12 for each key that a query reads
+    on average, times the width of all heads of all layers."""
     embedding = shape.vocab_size * shape.width
     read = _mean_reads(shape, length)
     return 6 * (count_parameters(shape) - embedding) + (
@@ -93,7 +95,7 @@ def flops_per_token(shape: NSAShape, length: int) -> float:
 
 
 def _mean_reads(shape: NSAShape, length: int) -> float:
-    """Keys per query over all three branches."""
+    """The mean number of keys that a query reads, over all three branches."""
     block, others = shape.block_length, (shape.num_blocks - 1) * shape.block_length
     selected = sum(min(t + 1, others + t % block + 1) for t in range(length))
     near = sum(min(t + 1, shape.window) for t in range(length))
