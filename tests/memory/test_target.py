@@ -12,7 +12,7 @@ from jackline.errors import UsageError
 from jackline.memory.__main__ import choose
 from jackline.memory.plan.cards import CARDS, Card
 from jackline.memory.plan.choose import Room, plan
-from jackline.memory.plan.table import fit_table
+from jackline.memory.plan.explain import fit_table
 from jackline.memory.plan.target import Candidate, job_of, load_candidates
 from jackline.memory.predict.job import StepOptions
 from jackline.models.shapes import GPTShape

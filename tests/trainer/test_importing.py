@@ -12,7 +12,7 @@ import pytest
 
 KEEPING = """
 import gc, os, sys
-from jackline.trainer.startup.importing import keep_bytecode, without_collecting
+from jackline.trainer.startup.process import keep_bytecode, without_collecting
 print(keep_bytecode("heavy"))
 with without_collecting():
     import heavy.part

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ENDING = """
 import atexit, sys, threading, time
-from jackline.trainer.startup.leaving import leave
+from jackline.trainer.startup.process import leave
 
 class Slow:
     def __del__(self):
@@ -33,7 +33,7 @@ NEVER_READY = """
 import os, sys
 import torch._inductor.async_compile as compiler
 import torch._inductor.compile_worker.subproc_pool as subproc_pool
-from jackline.trainer.startup.leaving import leave
+from jackline.trainer.startup.process import leave
 
 subproc_pool.find_compile_subproc_binary = lambda: sys.argv[1]
 compiler.get_compile_threads = lambda: 2

@@ -19,9 +19,8 @@ from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.oom_report import other_users
 from jackline.memory.plan.cards import CARDS, Card, find_card, match_card
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
-from jackline.memory.plan.explain import plan_json, plan_text, table_text
+from jackline.memory.plan.explain import fit_table, plan_json, plan_text, table_text
 from jackline.memory.plan.probe import has_card, plan_by_measuring
-from jackline.memory.plan.table import fit_table
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace
 from jackline.pipes import drop_output

@@ -2,19 +2,25 @@
 
 Owns what a stopped cell means (nothing, for the run) and when a cell fails (its run died). The words are those of
 `jackline status` and `why`.
+
+A cell shows one block of text that is replaced as the run continues: text alone, through IPython's own display,
+because widgets die with a reloaded tab, and a new line for every step makes the page unusable after an hour.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jackline.cli.commands.watch import needs_supervisor, refuse_what_cannot_be_watched, take_over_gently
+from jackline.cli.text.safety import safe_text
+from jackline.cli.text.status import status_text
 from jackline.cli.view.run_view import LIVE, RunView, read_view
 from jackline.errors import JacklineError
-from jackline.notebook.card import Card, card_text
 from jackline.notebook.command import call, say, without_traceback
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
@@ -150,3 +156,42 @@ def death(name: str, text: str) -> JacklineError:
     more = "run.why() tells more; running its cell again goes on from the last checkpoint"
     hint = "\n".join([*(hint.removeprefix("hint: ") for hint in hints), f"hint: {more}" if hints else more])
     return JacklineError(f"run '{name}' died: {first}", detail=detail, hint=hint)
+
+
+LAST_LINES = 10
+LINE_CHARS = 200
+_TAIL_BYTES = 16 << 10
+_STAMP = re.compile(r"^\S+Z ")
+
+
+class Card:
+    """The block. It belongs to the cell in which it was first shown."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display({"text/plain": text}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update({"text/plain": text}, raw=True)
+
+
+def card_text(view: RunView) -> str:
+    lines = last_lines(Path(view.log.path))
+    return "\n".join([status_text(view), *(["", *lines] if lines else [])])
+
+
+def last_lines(log: Path) -> list[str]:
+    """The end of what it printed, without the times that out.log puts before each line."""
+    try:
+        with open(log, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    whole = lines if size <= _TAIL_BYTES else lines[1:]
+    return [safe_text(_STAMP.sub("", line), LINE_CHARS) for line in whole[-LAST_LINES:]]

@@ -26,8 +26,7 @@ from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, identity, resolve_words
 from jackline.trainer.recipe import load_recipe
 from jackline.trainer.report.console import Console
-from jackline.trainer.startup.importing import keep_bytecode, without_collecting
-from jackline.trainer.startup.leaving import drop_unready_workers, leave
+from jackline.trainer.startup.process import drop_unready_workers, keep_bytecode, leave, without_collecting
 
 _SHORT_LIVED = ("colab", "kaggle")
 

@@ -25,7 +25,7 @@ from jackline.trainer.optim.schedule import describe_schedule, schedule_of
 from jackline.trainer.planning.plan import Chosen, choose_micro_batch
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import peak_flops
-from jackline.trainer.startup import ahead, compiling
+from jackline.trainer.startup import compiling, process
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_attention, choose_precision
 from jackline.trainer.task import Task
@@ -53,7 +53,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     console.say(f"device {device_name(device)}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device)
     attention = choose_attention(config.attention, device)
-    card = ahead.open_card(device)
+    card = process.open_card(device)
     if _may_compile(config, device):
         _load_compiler(device, compiling.cache_folder(folder, attention), console)
     corpus = open_corpus(config, console)
@@ -63,7 +63,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     _check_vocabulary(config, corpus)
     shape = shape_of(config, corpus.train.vocab_size)
     with console.phase("model", describe_shape(config.model, shape)):
-        ahead.wait_for(card)  # before the seed: one that is set while a card opens may miss the card's generator
+        process.wait_for(card)  # before the seed: one that is set while a card opens may miss the card's generator
         network = make_network(config, shape, device)
         additions = config.make_additions(network) or NoAdditions()  # may change weights before masters are taken
         learner = make_learner(network, config, precision, device)
@@ -113,7 +113,7 @@ def _load_compiler(device: torch.device, cache: Path, console: Console) -> None:
     compiling.use_cache(cache)
     what = "opening the card and loading" if device.type == "cuda" else "loading"
     with console.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
-        ahead.import_compiler()
+        process.import_compiler()
 
 
 def _check_vocabulary(config: TrainConfig, corpus: Corpus) -> None:

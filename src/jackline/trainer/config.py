@@ -16,8 +16,7 @@ from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.settings import validate
-from jackline.trainer.hooks import RecipeHooks
-from jackline.trainer.recipe import load_recipe
+from jackline.trainer.recipe import RecipeHooks, load_recipe
 from jackline.trainer.setting_groups import (
     CheckpointSettings,
     ComputeSettings,
@@ -28,8 +27,7 @@ from jackline.trainer.setting_groups import (
     RunSettings,
     ValidationSettings,
 )
-from jackline.trainer.shipped import find_settings_file
-from jackline.trainer.words import read_words, read_yaml
+from jackline.trainer.words import find_settings_file, read_words, read_yaml
 
 QUIET_FIELDS = (
     "verbose",

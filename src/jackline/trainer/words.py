@@ -1,8 +1,11 @@
 """Settings of a recipe from words (key=value, --key value, --key=value, --flag) and from YAML files.
 
 Owns the reading; which settings exist is declared in each recipe's own dataclass (jackline/settings.py), and so are
-other names for them (`ALIASES`). Unknown ones and wrong values are errors: a setting that is accepted and
-ignored has cost people days.
+other names for them (`ALIASES`). Unknown ones and wrong values are errors: a setting that is accepted and ignored
+has cost people days.
+
+Settings files that came with the package are found by name: `--config m7c_125m` works where there is no clone. They
+are in `configs` of each recipe's package; a test holds them equal to those in the repository's `configs`.
 """
 
 from __future__ import annotations
@@ -165,3 +168,21 @@ def _first_line(error: Exception) -> str:
 
 _READ: dict[Any, Read] = {int: _whole, float: _finite, bool: lambda text: _YES[text.lower()], str: str}
 _UNITS: dict[str, Read] = {"seconds": parse_duration, "bytes": parse_bytes}
+
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def find_settings_file(word: str) -> Path:
+    """A file of that path, else the one that came with the package under that name."""
+    path = Path(word)
+    shipped = {found.stem: found for found in RECIPES.glob("*/configs/*.yaml")}
+    if word in shipped and (path.is_dir() or not path.exists()):  # runs of before lie in folders of these names
+        return shipped[word]
+    near = get_close_matches(path.stem, shipped, n=1, cutoff=0.8)
+    if path.exists() or not near:
+        return path  # whoever reads it says what is wrong
+    raise UsageError(
+        f"cannot read {word}: No such file or directory",
+        hint=f"--config {near[0]} is one that came with the package",
+    )
