@@ -194,8 +194,8 @@ class OutputTail:
     # -- room --------------------------------------------------------------------------------------------------------
 
     def _make_room(self, now_s: float) -> None:
-        """Free our own bytes first. Calls statvfs for each block (about 2 us): once a second would be too seldom for a
-        program that prints fast."""
+        """Free our own bytes first. Calls statvfs for each block (about 2 us): once a second would be too seldom for
+        a program that prints fast."""
         space = self._read_space(self._fd)
         short = shortage(space)
         if short != "none" and not self._is_short:
