@@ -1,7 +1,7 @@
-"""One block of text in a cell that is replaced as the run goes on, however long it lasts.
+"""One block of text in a cell that is replaced while the run continues, however long it takes.
 
-Owns drawing: text alone, through IPython's own display, because widgets die with a reloaded tab, and a new line for
-every step makes the page unusable after an hour. What is drawn is `status` and the last lines of the run's log.
+Owns drawing. It uses only text, through IPython's own display, because widgets are lost when a tab is reloaded, and a
+new line for every step makes the page unusable after an hour. Shows `status` and the last lines of the run's log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def card_text(view: RunView) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The end of what it printed, without the times that out.log puts before each line."""
+    """The last lines that the run printed, without the timestamps of out.log."""
     try:
         with open(log, "rb") as file:
             size = file.seek(0, 2)
