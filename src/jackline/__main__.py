@@ -1,4 +1,4 @@
-"""`python -m jackline` is `jackline`."""
+"""`python -m jackline` runs the `jackline` command."""
 
 from jackline.cli.main import main
 

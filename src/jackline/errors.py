@@ -1,7 +1,7 @@
 """Errors meant for people: what happened, what it means, one next action.
 
-Owns the exit codes and the way an error is written. Whoever raises one gives the values; only the command
-line prints it.
+Owns the exit codes and the format of an error. The code that raises one supplies the values; only the command line
+prints it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EXIT_STOPPED = 75
 
 
 class JacklineError(Exception):
-    """An error with everything a person needs; `str()` is the whole text as printed."""
+    """An error with everything a person needs; `str()` is the complete text as printed."""
 
     exit_code = EXIT_FAILED
 
@@ -33,12 +33,12 @@ class JacklineError(Exception):
 
 
 class UsageError(JacklineError):
-    """The person asked for something that cannot be meant."""
+    """The user asked for something that is not possible or makes no sense."""
 
     exit_code = EXIT_USAGE
 
 
 class CannotResume(JacklineError):
-    """There is nothing whole to go on from."""
+    """There is no complete checkpoint to resume from."""
 
     exit_code = EXIT_CANNOT_RESUME

@@ -1,4 +1,4 @@
-"""What a command does when the reader of its output has gone away (`| head -1`): it ends quietly."""
+"""Lets a command exit quietly when the reader of its output has exited (`| head -1`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def drop_output() -> None:
-    """Discard what is still buffered for stdout: the last flush would meet the closed pipe again."""
+    """Discard what is still buffered for stdout, because the last flush would hit the closed pipe again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

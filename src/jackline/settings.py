@@ -1,12 +1,12 @@
-"""A setting is declared once: name, type, unit, default, meaning, what is allowed, group.
+"""Settings: each is declared once, with name, type, unit, default, meaning, allowed values and group.
 
-A settings class is a plain dataclass. `setting(...)` in the place of a default adds what a type cannot say, and
-everything else is made from that: `validate`, `--help-settings`, `--show`, docs/reference/settings.md. A field with a
-plain default works too; its meaning is empty. A subclass that gives a field another default keeps the rest of the
+A settings class is a plain dataclass. `setting(...)` in the place of a default adds what a type cannot express.
+`validate`, `--help-settings`, `--show` and docs/reference/settings.md are derived from it. A field with a plain
+default works too; its meaning is empty. A subclass that gives a field another default keeps the rest of the
 declaration.
 
-Not owned here: reading values from words and files (trainer/words.py), and rules between two fields, which
-stay beside their config.
+Does not own: reading values from the command line and files (trainer/words.py), and rules between two fields, which
+are beside their config.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jackline.errors import UsageError
 
 T = TypeVar("T")
 Read = Callable[[str], Any]
-OWN_GROUP = "own settings"  # of a class that names none
+OWN_GROUP = "own settings"  # the group of a class that names none
 _KEY = "jackline"
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that are allowed. None: no limit on that side."""
+    """A range of allowed numbers. None means no limit on that side."""
 
     low: float | None = None
     high: float | None = None
@@ -72,7 +72,7 @@ def between(low: float, high: float) -> Range:
 
 @dataclass(frozen=True)
 class Declared:
-    """What `setting` adds to a field. Empty: what the class above declared, if it did."""
+    """What `setting` adds to a field. An empty part is inherited from the parent class, if that declared it."""
 
     meaning: str = ""
     unit: str = ""
@@ -92,9 +92,9 @@ def setting(
 ) -> T:
     """A dataclass field: `lr: float = setting(3e-4, "Learning rate.", allowed=above(0))`.
 
-    `unit` 'seconds' and 'bytes' are read as durations (1h30m) and sizes (20G). Allowed words are the field's type:
-    `Literal["a", "b"]`. The group is that of the class (`GROUP: ClassVar[str]`) unless it is given. `read` makes a
-    value out of a text where the type does not say how.
+    With `unit` 'seconds' or 'bytes' a value is read as a duration (1h30m) or a size (20G). A fixed set of words is
+    given by the field's type: `Literal["a", "b"]`. The group is that of the class (`GROUP: ClassVar[str]`) unless
+    given here. `read` converts a text to a value where the type does not say how.
     """
     return field(default=default, metadata=declare(meaning, unit=unit, allowed=allowed, group=group, read=read))
 
@@ -108,7 +108,7 @@ def declare(
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of a settings class with everything that is known about it."""
+    """One field of a settings class with its complete declaration."""
 
     name: str
     type: Any  # as annotated, without None
@@ -122,7 +122,7 @@ class Setting:
 
     @property
     def values_text(self) -> str:
-        """What may stand there, in words: 'whole number of steps, 1 or more'."""
+        """The allowed values as text: 'whole number of steps, 1 or more'."""
         if self.choices:
             return one_of(self.choices)
         unit = self.declared.unit
@@ -152,7 +152,7 @@ def _read_class(kind: Any) -> Mapping[str, Setting]:
 
 
 def groups_of(kind: type) -> dict[str, list[Setting]]:
-    """The settings a person may set, by group: those that mean nothing to a class (`UNUSED`) are left out."""
+    """The settings that a user may set, by group; those that a class does not use (`UNUSED`) are left out."""
     groups: dict[str, list[Setting]] = {}
     for one in settings_of(kind).values():
         if one.name not in getattr(kind, "UNUSED", ()):
@@ -161,7 +161,7 @@ def groups_of(kind: type) -> dict[str, list[Setting]]:
 
 
 def _declared(kind: type, name: str) -> Declared:
-    """Merged along the classes: each of its parts is that of the nearest class that gives it."""
+    """The declaration, merged over the parent classes: each part comes from the nearest class that gives it."""
     owners = [above for above in kind.__mro__ if name in above.__dict__.get("__dataclass_fields__", {})]
     found = [owner.__dict__["__dataclass_fields__"][name].metadata.get(_KEY, Declared()) for owner in owners]
     return Declared(
@@ -181,7 +181,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def validate(config: object) -> None:
-    """Check every field by itself: its type, its words, its range. Raises UsageError for the first wrong one."""
+    """Check each field on its own: type, allowed words, range. Raises UsageError for the first wrong one."""
     kind: type = type(config)
     unused = getattr(kind, "UNUSED", ())
     for one in settings_of(kind).values():
@@ -238,7 +238,7 @@ def _meaning_line(one: Setting) -> tuple[str, ...]:
 
 
 def _is_of_type(kind: Any, value: Any) -> bool:
-    """Types that settings are made of; what a person's own class has besides is his own affair."""
+    """Checks only bool, int, float and str; other types in a user's own settings class are not checked."""
     if kind is bool:
         return bool(value in (True, False))
     if kind is int:

@@ -1,4 +1,4 @@
-"""Bytes and durations as people read and write them."""
+"""Formats and parses bytes and durations in a form for people."""
 
 from __future__ import annotations
 

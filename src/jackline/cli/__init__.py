@@ -1,1 +1,1 @@
-"""The command line: one file a command, text for people in `text`."""
+"""The command line: one file per command; texts for people are in `text`."""

@@ -1,7 +1,7 @@
-"""The `jackline` command: finds a command's module on use, and turns errors into text and exit codes.
+"""The `jackline` command: imports a command's module on use, and turns errors into text and exit codes.
 
-Each command lives in its own module as `command`. Nothing is imported for a command that was not called, so
-`--help` and `status` stay fast.
+Each command is in its own module as `command`. Nothing is imported for a command that was not called, so `--help`
+and `status` stay fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from jackline.errors import JacklineError
 from jackline.pipes import drop_output
 
-# name -> (module, one line of help). The order is that of a run's life.
+# name -> (module, one line of help). In the order in which a run's life uses them.
 COMMANDS = {
     "run": ("jackline.cli.commands.run", "Supervise any command: jackline run -- python train.py"),
     "train": ("jackline.cli.commands.train", "Train a recipe, supervised and resumable: jackline train demo --quick"),
@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # The reader of our output went away (`| head`): that is its right, and click would make it a 1.
+            # The reader of our output has exited (`| head`). That is normal, but click would exit with code 1.
             drop_output()
             raise click.exceptions.Exit(0) from None
 
@@ -75,7 +75,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-# --flag_name and --flag-name are the same; Click hands the name over without its dashes.
+# --flag_name and --flag-name are the same; click passes the name without its leading dashes.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
 
 
@@ -92,7 +92,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point: errors of ours and of click become text on stderr and an exit code."""
+    """The entry point: our errors and those of click become text on stderr and an exit code."""
     _open_closed_streams()
     if not sys.platform.startswith("linux"):
         print(
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def _describe(error: click.ClickException) -> str:
-    """Nothing was asked for: click raises the help itself. Else the error, and where the right words are listed."""
+    """The help, if no command was given (click raises it). Otherwise the error, and which help lists the options."""
     text, context = error.format_message(), getattr(error, "ctx", None)
     if text.startswith("Usage: "):
         return text
@@ -128,8 +128,8 @@ def _describe(error: click.ClickException) -> str:
 
 
 def _open_closed_streams() -> None:
-    """Started with 0, 1 or 2 closed, the next file we open would get that number, and our words or the command's
-    output would go into it."""
+    """If we were started with descriptor 0, 1 or 2 closed, the next file we open would get that number, and our
+    messages or the command's output would be written into it."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

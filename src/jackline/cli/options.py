@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, so that they read the same everywhere."""
+"""Options and arguments that several commands share, so that they are the same everywhere."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def json_option(command: Command) -> Command:
 
 
 def find(run: str | None, runs_dir: str | None) -> RunDir:
-    """The run that is meant; a UsageError with a hint when there is none."""
+    """The requested run; raises UsageError with a hint when there is none."""
     return find_run(run, runs_folder(runs_dir))

@@ -1,4 +1,4 @@
-"""From evidence to words: what a live run is doing and why a dead one died.
+"""Turns evidence into text: what a live run is doing, and why an ended one ended.
 
-Pure functions over plain data; works on a copied run directory, without torch, after death.
+Pure functions over plain data; works without torch, after the run has ended, and on a copied run directory.
 """

@@ -1,7 +1,8 @@
-"""What a process is doing, in words, from its stack, its wait or its name. Pure.
+"""Describes what a process is doing, from its stack, what it waits for, or its name. Pure.
 
 Owns the tables that turn frames into phases (importing, downloading, compiling ...). C and Rust callables have no
-Python frame, so the text of the calling line is read as well. Judges nothing: slow or stuck is `supervisor.verdict`.
+Python frame, so the text of the calling line is used as well. Does not decide what is slow or stuck: that is
+`supervisor.hang.verdict`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from jackline.machine.readings import Wait
 
 @dataclass(frozen=True)
 class Doing:
-    """`what` is a phrase ('importing torch'); `frame` the person's own line behind it."""
+    """`what` is a phrase ('importing torch'); `frame` is the line in the user's own code."""
 
     what: str
     frame: Frame | None = None
 
 
-# Any frame of the main thread: (file, function, phase). The first row that fits wins, so the rarer phase stands
-# first: a download inside a data loader is a download.
+# Matches any frame of the main thread: (file, function, phase). The first row that matches wins, so the rarer phase
+# comes first: a download inside a data loader is a download.
 _BY_FRAME: tuple[tuple[str, str, str], ...] = (
     (r"/torch/_(inductor|dynamo|functorch)/|/triton/(compiler|runtime|backends)/", r"", "compiling"),
     (r"/torch/utils/cpp_extension\.py|/setuptools/|/numba/core/|/jax/_src/(compiler|interpreters)", r"", "compiling"),
@@ -46,7 +47,7 @@ _BY_FRAME: tuple[tuple[str, str, str], ...] = (
     (r"/pip/_internal/", r"", "installing packages"),
     (r"/subprocess\.py", r"wait|communicate|run|call", "waiting for a child process"),
 )
-# Function names of the person's own, when no library says more.
+# Matches the user's own function names, when no library frame matches.
 _BY_FUNCTION: tuple[tuple[str, str], ...] = (
     (r"(^|_)(eval(uate|uation)?|valid(ate|ation)?|test_epoch)(_|$)", "evaluating"),
     (r"token(ize|ise)", "tokenising"),
@@ -56,7 +57,7 @@ _BY_FUNCTION: tuple[tuple[str, str], ...] = (
     (r"load_(data|dataset|corpus)|__getitem__|collate|preprocess", "loading data"),
     (r"train(ing)?_(step|batch)|(^|_)train_(one_)?epoch", "training"),
 )
-# The text of the line that called into C or Rust.
+# Matches the text of the line that called into C or Rust.
 _BY_SOURCE: tuple[tuple[str, str], ...] = (
     (r"\bencode_batch\(|\btoken(izer|iser)\b.*\(|\.encode_ordinary_batch\(", "tokenising"),
     (r"\btorch\.compile\(|\bnvcc\b", "compiling"),
@@ -96,13 +97,13 @@ _WAITING = {
     "stopped": "stopped",
     "zombie": "dead, but its parent has not noticed",
 }
-# These say more than any phase: whatever it was doing, it cannot go on.
+# These states take precedence over any phase: whatever the process was doing, it cannot continue.
 _OVERRIDING = ("stopped", "zombie", "keyboard")
 _WITH_TARGET = ("file_lock", "network", "disk", "file", "pipe")
 
 
 def describe(stack: ProcessStack | None, wait: Wait, comm: str) -> Doing:
-    """What a process does now. `stack` when there is one, else its name and what it waits on."""
+    """What a process does now: from `stack` if there is one, else from its name and what it waits for."""
     thread = stack.main if stack else None
     frame = innermost_user_frame(thread)
     if wait.kind in _OVERRIDING:
@@ -120,14 +121,14 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str) -> Doing:
 
 
 def describe_wait(wait: Wait) -> str:
-    """'waiting for the network (10.0.0.3:443)'; '' for a thread that runs or waits on nothing known."""
+    """'waiting for the network (10.0.0.3:443)'; '' for a thread that runs or whose wait is unknown."""
     words = _WAITING.get(wait.kind, "")
     is_telling = wait.target and wait.kind in _WITH_TARGET and not wait.target.startswith(("pipe:", "socket:"))
     return f"{words} ({wait.target})" if words and is_telling else words
 
 
 def imported_package(thread: ThreadStack) -> str:
-    """The package the person's own line is importing right now, '' when it is not importing."""
+    """The package that the user's own line is importing right now; '' when it is not importing."""
     frames = thread.frames
     for index, frame in enumerate(frames):
         is_import = index > 0 and _is_import_machinery(frames[index - 1])
@@ -149,7 +150,7 @@ def _package_named(frame: Frame, inner: tuple[Frame, ...]) -> str:
     match = _IMPORT_OF_ONE.match(frame.source)
     if match:
         return match[1] or match[2]
-    # A line of several, or importlib.import_module(name): the first file being run tells.
+    # For a line with several imports, or importlib.import_module(name), use the first file that is being run.
     for other in reversed(inner):
         if not _is_import_machinery(other) and not other.file.startswith("<"):
             parts = PurePath(other.file).parts
@@ -162,8 +163,8 @@ def _package_named(frame: Frame, inner: tuple[Frame, ...]) -> str:
 
 
 def _phase(thread: ThreadStack, frame: Frame | None) -> str:
-    # Only what runs inside the person's innermost line, and that line's own function names: a data loader that
-    # called their __getitem__ is above it and matters as well, so all frames are looked at.
+    # All frames count, not only those inside the user's innermost line: a data loader that called the user's
+    # __getitem__ is outside of it and matters as well.
     for file, function, phase in _BY_FRAME:
         for entry in thread.frames:
             if not entry.is_user and re.search(file, entry.file) and re.search(function, entry.function):

@@ -1,4 +1,4 @@
-"""Stacks as plain data, wherever they came from (py-spy, faulthandler, /proc)."""
+"""Stacks as plain data, whatever their source (py-spy, faulthandler, /proc)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a stack. `source` is the line's text when it could be read, because C and Rust callables have
-    no Python frame: the calling line's text is what names them."""
+    """One line of a stack. `source` is the line's text, if it could be read. It is needed because C and Rust
+    callables have no Python frame, so only the text of the calling line names them."""
 
     function: str = ""
     file: str = ""
@@ -24,25 +24,25 @@ class Frame:
 
     @property
     def sleeps(self) -> bool:
-        """Its line does nothing but wait, also while its thread counts as running: on a crowded machine one that has
-        slept enough stands there until a core is free."""
+        """Whether its line only sleeps. That can hold while its thread counts as running: on a busy machine, a thread
+        whose sleep is over stays at that line until a core is free."""
         return re.match(r"(await\s+)?[\w.]*\bsleep\(", self.source.strip()) is not None
 
 
 @dataclass(frozen=True)
 class ThreadStack:
-    """Innermost frame first."""
+    """The stack of one thread, innermost frame first."""
 
     thread_id: int
     name: str
     frames: tuple[Frame, ...]
     is_main: bool = False
-    wait: str = ""  # words of machine.readings.Wait, e.g. 'lock', 'network 10.0.0.3:443'
+    wait: str = ""  # text of a machine.readings.Wait, e.g. 'lock', 'network 10.0.0.3:443'
 
 
 @dataclass(frozen=True)
 class ProcessStack:
-    """All threads of one process; `method` says how it was read, `problem` why it could not be."""
+    """All threads of one process; `method` is how it was read, `problem` why it could not be read."""
 
     pid: int
     command: str
@@ -68,7 +68,7 @@ def from_json(value: dict[str, Any]) -> ProcessStack:
 
 
 def innermost_user_frame(thread: ThreadStack | None) -> Frame | None:
-    """Where in the person's own code the thread is; its innermost frame when none is theirs."""
+    """The thread's innermost frame in the user's own code; its innermost frame when none is the user's."""
     if thread is None or not thread.frames:
         return None
     return next((frame for frame in thread.frames if frame.is_user), thread.frames[0])

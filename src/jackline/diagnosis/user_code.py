@@ -1,6 +1,6 @@
-"""Whose file is it: the person's own, or Python's, a package's or ours?
+"""Tells the user's own files from those of Python, of packages and of Jackline.
 
-Told from the path alone, so that it also works on a run copied from another machine.
+Uses only the path, so that it also works on a run copied from another machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TYPED = ("<string>", "<stdin>", "<ipython-input")
 
 
 def is_user_file(path: str) -> bool:
-    """True for code a person would look at first when something goes wrong."""
+    """True for code that the user would look at first when something goes wrong."""
     if path.startswith("<"):
         return path.startswith(_TYPED)
     return not _INSTALLED.search(path) and not _OURS.search(path)

@@ -1,7 +1,7 @@
-"""Where a process stands in the cgroups, version 1, 2 or both mounted (hybrid), and the mount table.
+"""The cgroups of a process, for version 1, 2 or both mounted (hybrid), and the mount table.
 
-Owns the road from /proc/PID/cgroup and the mount table to folders under /sys, nearest first. What the files in
-them mean for a limit is `memory`. `root` is '/' but for tests, which build a tree of real-looking files.
+Owns finding the folders under /sys from /proc/PID/cgroup and the mount table, nearest first. `memory` knows what the
+files in them mean for a limit. `root` is '/' except in tests, which build a tree of realistic files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jackline.machine.procfs import read_text
 class Mount:
     """One line of mountinfo."""
 
-    root: str  # which part of the file system is mounted
+    root: str  # the part of the file system that is mounted
     point: str
     filesystem: str
     source: str
-    options: str  # of the file system, e.g. 'rw,memory'
+    options: str  # options of the file system, e.g. 'rw,memory'
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _parse_mount(line: str) -> Mount | None:
 
 
 def _plain(text: str) -> str:
-    """Spaces in paths stand as \\040."""
+    """Decode a path; spaces in it are written as \\040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
@@ -60,15 +60,15 @@ def _base(root: Path) -> str:
 
 
 def memory_cgroups(pid: int | None = None, root: Path = Path("/")) -> list[MemoryCgroup]:
-    """The memory cgroups that hold for a process, nearest first, up to the top of what is mounted here."""
+    """The memory cgroups that apply to a process, nearest first, up to the top of what is mounted here."""
     return [MemoryCgroup(folder, version) for folder, version in cgroup_folders("memory", pid, root)]
 
 
 def cgroup_folders(controller: str, pid: int | None = None, root: Path = Path("/")) -> list[tuple[str, int]]:
     """(folder, version) of one controller, nearest first.
 
-    With both versions mounted only one has the controller, but both are listed: files that are not there are
-    passed over by whoever reads them.
+    With both versions mounted only one has the controller, but both are listed: the code that reads the files skips
+    those that do not exist.
     """
     text = read_text(f"{_base(root)}/proc/{pid or 'self'}/cgroup")
     if text is None:
@@ -91,8 +91,8 @@ def _ancestors(mounts: list[Mount], path: str, root: Path) -> list[str]:
     if not mounts:
         return []
     mount = mounts[-1]
-    # In a container /proc/PID/cgroup may name the host's path (/docker/abc) while that very folder is what is
-    # mounted; and in a cgroup namespace it may start with /.. ; then the mount point is all that can be seen.
+    # In a container /proc/PID/cgroup may name the host's path (/docker/abc), while exactly that folder is mounted
+    # here. In a cgroup namespace the path may start with /.. . In both cases only the mount point is visible.
     inside = _inside(path, mount.root)
     top = _base(root) + mount.point.rstrip("/")
     folder = top + (f"/{inside}" if inside else "")

@@ -1,6 +1,6 @@
-"""Disks: how much is free, and whether a path is on a file system whose rename and fsync can be trusted.
+"""Disks: how much is free, and whether a path is on a file system whose rename and fsync are reliable.
 
-Owns statvfs and the mount table's meaning. Measures no rates.
+Owns statvfs and what the mount table says about disks. Measures no rates.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs", "fuse.lxcfs", "fuseblk", "fusect
 
 
 def read_disk(path: str | Path, *, root: Path = Path("/")) -> DiskReading | None:
-    """The disk that holds a path, or would: the nearest folder that exists counts. None when it does not answer
-    for want of rights. A dead network mount may block here, as it blocks every program that touches it."""
+    """The disk that holds a path or would hold it: the nearest existing folder counts. None when we lack the
+    permission. A dead network mount may block here, as it blocks every program that accesses it."""
     place = Path(path).absolute()
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
@@ -42,7 +42,7 @@ def read_disk(path: str | Path, *, root: Path = Path("/")) -> DiskReading | None
 
 
 def find_mount(path: str, mounts: list[Mount]) -> Mount | None:
-    """The mount a path is on: the longest mount point above it; of equal ones the last, which hides the others."""
+    """The mount of a path: the longest mount point above it; of equal ones the last, which hides the others."""
     best = None
     for mount in mounts:
         is_above = mount.point == "/" or path == mount.point or path.startswith(mount.point + "/")
@@ -52,7 +52,7 @@ def find_mount(path: str, mounts: list[Mount]) -> Mount | None:
 
 
 def is_remote_filesystem(filesystem: str) -> bool:
-    """FUSE and network file systems: a rename there may not be atomic and an fsync may not reach anything."""
+    """Whether it is FUSE or a network file system, where a rename may not be atomic and an fsync may do nothing."""
     if filesystem in _LOCAL_FUSE:
         return False
     return filesystem in _REMOTE or filesystem.startswith(_REMOTE_STARTS)

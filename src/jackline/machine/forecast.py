@@ -1,12 +1,12 @@
-"""How fast memory grows and when it meets its limit. Pure: points in, seconds out.
+"""How fast memory grows and when it reaches its limit. Pure: takes points, returns seconds.
 
-A point is (time in seconds, bytes used). Owns no clock and no threshold of action: whoever asks decides what is soon.
+A point is (time in seconds, bytes used). Owns no clock and no threshold for acting: the caller decides what is soon.
 
-The rule has no constant in seconds or bytes, so it holds for a 500 MB container and a 2 TB host alike: growth is
-believed when it was steady over a stretch of the past that added half as much again as what is still free. A program
-that fills 60 % at any speed and stays there is never believed to go on; one that eats steadily from nothing is
-believed at 61 %. In time: the warning comes when two fifths of the way from the start of the growth to the limit are
-left, 2 s ahead for 200 MB/s towards 1 GB and 7.8 s ahead towards 4 GB.
+The rule has no constant in seconds or bytes, so it works for a 500 MB container and a 2 TB host alike. Growth counts
+as real when it was steady over a recent interval that added one and a half times as much as is still free. A program
+that fills 60 % at any speed and stays there never counts as growing; one that grows steadily from nothing counts from
+61 % on. In time: the warning comes when two fifths of the way from the start of the growth to the limit are left, 2 s
+ahead for 200 MB/s towards 1 GB and 7.8 s ahead towards 4 GB.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from itertools import pairwise
 
 Point = tuple[float, int]
 
-_ADDED_TO_FREE = 1.55  # above 60/40: see the module's text
+_ADDED_TO_FREE = 1.55  # a little above 60/40: see the module's docstring
 _BINS = 5
-_LEAST_SHARE = 0.4  # of the mean growth that every fifth of the stretch must show
+_LEAST_SHARE = 0.4  # share of the mean growth that every fifth of the interval must show
 _SHORTEST_S = 0.5
 _LEAST_POINTS = 6
 _STEP_S = 0.1
-_APART_S = 1e-3  # points nearer to each other say nothing about a rate
+_APART_S = 1e-3  # points closer together than this give no usable rate
 _LONGEST_GAP_S = 2.5
 _STRETCH_FACTOR = 1.15
 _SEEN_BEFORE = 0.98
@@ -31,11 +31,11 @@ _DROP_SHARE = 0.2
 
 
 def seconds_to_limit(points: Sequence[Point], limit_bytes: int) -> float | None:
-    """Seconds until the limit at the present rate, None when there is no steady growth towards it.
+    """Seconds until the limit at the present rate; None when there is no steady growth towards it.
 
-    Give it all points of the last minute or so, oldest first: earlier peaks are what tells saw-teeth from growth.
+    Pass all points of about the last minute, oldest first: earlier peaks tell a saw-tooth pattern from growth.
     """
-    # Less than this full, nothing can have added enough: the common case costs nothing.
+    # Below this level no interval can have added enough, so the common case returns at once.
     enough = limit_bytes * _ADDED_TO_FREE / (1 + _ADDED_TO_FREE)
     if len(points) < _LEAST_POINTS or limit_bytes <= 0 or max(used for _, used in points[-20:]) < enough:
         return None
@@ -53,8 +53,8 @@ def seconds_to_limit(points: Sequence[Point], limit_bytes: int) -> float | None:
 
 
 def _fill_gaps(points: Sequence[Point]) -> tuple[list[float], list[int]]:
-    """One even series from slow and fast sampling: short gaps are bridged by a straight line, and behind a long one
-    (a paused machine, a starved sampler) nothing is known."""
+    """Make one even series from slow and fast sampling. Short gaps are interpolated linearly. Points before a long
+    gap (a suspended machine, a sampler without CPU) are dropped."""
     times, used = [points[0][0]], [points[0][1]]
     for at_s, size in points[1:]:
         last_s, last = times[-1], used[-1]
@@ -69,9 +69,9 @@ def _fill_gaps(points: Sequence[Point]) -> tuple[list[float], list[int]]:
 
 
 def _steady_rate(times: list[float], used: list[int], start: int, limit_bytes: int) -> float | None:
-    """Bytes per second over the points from `start`, None when they are not steady growth to be believed.
+    """Bytes per second over the points from `start`; None when they do not show steady growth.
 
-    Peaks of five equal parts are compared, not single points, so that a leak under saw-teeth counts as growth.
+    Compares the peaks of five equal parts, not single points, so that a leak under a saw-tooth counts as growth.
     """
     begin_s, width_s = times[start], (times[-1] - times[start]) / _BINS
     if width_s <= 0:
@@ -87,14 +87,14 @@ def _steady_rate(times: list[float], used: list[int], start: int, limit_bytes: i
     if peaks[-1] - used[start] < _ADDED_TO_FREE * (limit_bytes - peaks[-1]):
         return None
     if start > 0 and max(used[:start]) >= _SEEN_BEFORE * peaks[-1]:
-        return None  # it was here before and went down again
+        return None  # memory was this high before and went down again
     if 0 < _count_drops(used[start:], _DROP_SHARE * grown) < _BINS:
-        return None  # one tooth is no leak; a tooth in every part is
+        return None  # a few drops are a saw-tooth, not a leak; drops in every part can hide a leak
     return grown / (width_s * len(steps))
 
 
 def _count_drops(used: list[int], least: float) -> int:
-    """How often it fell by `least` from a peak; a long fall is one."""
+    """How often it fell by `least` from a peak; one long fall counts once."""
     drops, is_falling, turn = 0, False, used[0]
     for size in used:
         if (size <= turn) if is_falling else (size >= turn):
@@ -106,7 +106,7 @@ def _count_drops(used: list[int], least: float) -> int:
 
 
 def growth_bytes_per_s(points: Sequence[Point]) -> float:
-    """The typical slope: the median over pairs half the series apart, so that one jump or one dip does not count."""
+    """The typical rate: the median slope over pairs half the series apart, so that one jump or dip has no effect."""
     half = len(points) // 2
     slopes = sorted(
         (later - earlier) / (after_s - before_s)

@@ -1,6 +1,6 @@
-"""Which machine this is: kernel, distribution, CPUs and RAM one may really use, notebook, container, batch job.
+"""Which machine this is: kernel, distribution, usable CPUs and RAM, notebook, container, batch job.
 
-Owns the description that goes into a run's papers. Measures nothing that changes.
+Owns the description that is stored with a run. Measures nothing that changes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_distribution(root: Path = Path("/")) -> str:
 
 
 def effective_cpus(root: Path = Path("/")) -> float:
-    """CPUs this process may use: its affinity, or less when a cgroup rations its time."""
+    """CPUs that this process may use: its affinity, or less when a cgroup limits its CPU time."""
     usable = float(len(os.sched_getaffinity(0)))
     for folder, version in cgroup_folders("cpu", root=root):
         quota = _quota_v2(folder) if version == 2 else _quota_v1(folder)
@@ -77,7 +77,7 @@ def _quota_v1(folder: str) -> float | None:
 
 
 def find_notebook(environ: Mapping[str, str]) -> str | None:
-    """Colab and Kaggle run Jupyter too, so they are asked first."""
+    """Colab and Kaggle run Jupyter too, so they are checked first."""
     return next((name for name, variables in _NOTEBOOKS if any(environ.get(key) for key in variables)), None)
 
 

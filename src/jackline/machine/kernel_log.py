@@ -1,7 +1,7 @@
-"""The kernel's own words about out-of-memory kills.
+"""Out-of-memory kills in the kernel log.
 
-Owns /dev/kmsg and `dmesg`. In a container the kernel names pids of the host, so a pid that does not match ours
-proves nothing there; the counters of `memory` do.
+Owns /dev/kmsg and `dmesg`. In a container the kernel reports pids of the host, so a pid that does not match ours
+means nothing there; the counters of `memory` are reliable.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _KILLED = re.compile(r"(?P<cgroup>Memory cgroup out of memory|Out of memory[^:]*
 _SUMMARY = re.compile(r"oom-kill:constraint=(?P<constraint>\w+),.*?\bpid=(?P<pid>\d+)")
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;([^\n]*)")
 _DMESG_LINE = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s?(.*)")
-# The log's clock is not slewed by NTP as ours is; over weeks they part by seconds.
+# NTP does not adjust the log's clock as it does ours; over weeks they drift apart by seconds.
 _SLACK_S = 5.0
 _DMESG_TIMEOUT_S = 2.0
 _MOST_RECORDS = 100_000
 
 
 def read_kernel_kills(since_s: float) -> tuple[KernelKill, ...]:
-    """Kills logged since `since_s` (a `time.time()`), oldest first; () when the log is not ours to read."""
+    """Kills logged since `since_s` (a `time.time()`), oldest first; () when we may not read the log."""
     since_boot_s = since_s - (time.time() - time.monotonic()) - _SLACK_S
     lines = _from_device()
     if lines is None:
@@ -38,7 +38,7 @@ def can_read_kernel_log() -> bool:
 
 
 def find_kills(lines: Iterable[str]) -> tuple[KernelKill, ...]:
-    """One entry a victim. The kernel writes two lines: a summary and 'Killed process'; the latter says more."""
+    """One entry per killed process. The kernel writes a summary and a line 'Killed process', which says more."""
     kills: dict[int, KernelKill] = {}
     for line in lines:
         text = line.strip()
@@ -71,7 +71,7 @@ def _records(fd: int, most: int) -> Iterator[tuple[float, str]]:
             record = os.read(fd, 8192)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # overwritten while we read: the next read goes on behind the gap
+        except BrokenPipeError:  # overwritten while we read: the next read continues after the gap
             continue
         except PermissionError:
             raise

@@ -1,7 +1,7 @@
-"""Host memory: the limit that really holds for a process, how much of it is used, and who was killed for it.
+"""Host memory: the limit that really applies to a process, how much of it is used, and OOM kills.
 
-Owns the meaning of memory cgroup files (v1 and v2), /proc/meminfo and rlimits. Time and slope are `forecast`; what
-to do about it is the supervisor's and the session's. Times are `time.monotonic()`.
+Owns the meaning of memory cgroup files (v1 and v2), /proc/meminfo and rlimits. `forecast` owns growth over time; the
+supervisor and the session decide what to do about it. Times are `time.monotonic()`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jackline.machine.readings import MemoryLimit, MemoryReading, OomCounters
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CGROUP = "cgroup "
-# What version 1 shows for "no limit": 2^63 less a page.
+# Above this there is no limit: version 1 shows 2^63 minus a page for "no limit".
 _NO_LIMIT_BYTES = 2**60
 _RLIMITS = (("Max address space", "RLIMIT_AS"), ("Max data size", "RLIMIT_DATA"))
 _RLIMIT_FIELDS = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
@@ -26,13 +26,13 @@ _RLIMIT_FIELDS = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
 def effective_limit(pid: int | None = None, *, root: Path = Path("/")) -> MemoryLimit:
     """The smallest of every cgroup ancestor's limit, the machine's memory and the process's own rlimits.
 
-    memory.high is left out: above it the kernel slows a process down, it does not kill.
+    memory.high is left out: above it the kernel slows a process down but does not kill it.
     """
     total = read_fields(f"{_base(root)}/proc/meminfo").get("MemTotal", 0)
     limits = [MemoryLimit(total, "MemTotal")] if total else []
     limits += _rlimits(pid, root)
     limits += _cgroup_limits(pid, root)
-    # Of equal limits the first stands: a container as large as its machine is bounded by the machine.
+    # Of equal limits the first wins: a container as large as its machine is limited by the machine.
     return min(limits, key=lambda limit: limit.limit_bytes, default=MemoryLimit(_NO_LIMIT_BYTES, "none known"))
 
 
@@ -41,7 +41,7 @@ def _base(root: Path) -> str:
 
 
 def _cgroup_limits(pid: int | None, root: Path) -> Iterator[MemoryLimit]:
-    # A process that is gone has no cgroup; it was in ours, or near it.
+    # A process that has exited has no cgroup any more; it was in ours or near it.
     cgroups = memory_cgroups(pid, root) or memory_cgroups(None, root)
     for cgroup in cgroups:
         limit = read_int(cgroup.file("memory.max")) if cgroup.version == 2 else None
@@ -51,8 +51,9 @@ def _cgroup_limits(pid: int | None, root: Path) -> Iterator[MemoryLimit]:
 
 
 def _limit_v1(folders: list[str], root: Path) -> Iterator[MemoryLimit]:
-    """Nearest first. The kernel's own minimum also knows ancestors that are not mounted in this container, and which
-    ancestors do not count (use_hierarchy 0); the folders say whose limit it is, and so whose use to measure."""
+    """Nearest first. The kernel's own minimum includes ancestors that are not mounted in this container, and leaves
+    out those that do not count (use_hierarchy 0). The folders say which cgroup has the limit, and so which cgroup's
+    usage to measure."""
     own = [(read_int(f"{folder}/memory.limit_in_bytes"), folder) for folder in folders]
     limits = [(limit, folder) for limit, folder in own if limit is not None]
     if not limits:
@@ -80,10 +81,10 @@ def _rlimits(pid: int | None, root: Path) -> Iterator[MemoryLimit]:
 def read_memory(
     pids: Sequence[int], *, with_pss: bool = False, limit: MemoryLimit | None = None, root: Path = Path("/")
 ) -> MemoryReading:
-    """Use against the limit of the first of these processes, and the size of all of them.
+    """Usage against the limit of the first of these processes, and the size of all of them.
 
-    About 0.3 ms; 10 times a second costs nothing. A caller that passes the `limit` it knows saves half of that.
-    `with_pss` reads the page tables, 0.1 to 12 ms a process: for every 30 s.
+    Costs about 0.3 ms; 10 times a second is negligible. A caller that passes a known `limit` saves half of that.
+    `with_pss` reads the page tables, which costs 0.1 to 12 ms per process: use it every 30 s.
     """
     first = pids[0] if pids else None
     limit = limit or effective_limit(first, root=root)
@@ -97,13 +98,13 @@ def read_memory(
 
 
 def used_against(limit: MemoryLimit, pids: Sequence[int] = (), *, root: Path = Path("/")) -> int:
-    """How much of a limit is used, without the page cache the kernel would give back at once."""
+    """How much of a limit is used, without the page cache that the kernel would free at once."""
     base = _base(root)
     if limit.source.startswith(_CGROUP):
         return _cgroup_used(base + limit.source.removeprefix(_CGROUP))
     if limit.source in _RLIMIT_FIELDS:
         field = _RLIMIT_FIELDS[limit.source]
-        # Each process has the limit for itself, so the largest one is nearest to it.
+        # An rlimit applies to each process separately, so the largest process is nearest to it.
         return max((read_fields(f"{base}/proc/{pid}/status").get(field, 0) for pid in pids), default=0)
     fields = read_fields(f"{base}/proc/meminfo")
     return fields.get("MemTotal", 0) - fields.get("MemAvailable", fields.get("MemFree", 0))
@@ -114,7 +115,7 @@ def _cgroup_used(folder: str) -> int:
     usage = read_int(f"{folder}/memory.current")
     cache = stat.get("inactive_file", 0)
     if usage is None:
-        # total_ counts the children too, as usage does.
+        # The total_ fields include the child cgroups, as usage does.
         usage, cache = read_int(f"{folder}/memory.usage_in_bytes") or 0, stat.get("total_inactive_file", cache)
     return max(0, usage - cache)
 
@@ -125,7 +126,7 @@ def _rss_bytes(pid: int, root: Path) -> int:
 
 
 def _tree_pss(pids: Sequence[int], root: Path) -> int | None:
-    """Shared pages counted once over the tree. None when one that lives may not be read."""
+    """Memory of the tree with shared pages counted once (PSS). None when we may not read a live process."""
     total = 0
     for pid in pids:
         pss = read_pss(pid, root=root)
@@ -143,8 +144,8 @@ def read_pss(pid: int, *, root: Path = Path("/")) -> int | None:
 def read_oom_counters(pid: int | None = None, *, cgroup: str | None = None, root: Path = Path("/")) -> OomCounters:
     """Kills counted so far; subtract two readings.
 
-    A dead process has no cgroup any more: for the second reading pass the first one's `cgroup`. In v1 only the
-    victim's own cgroup counts, in v2 its ancestors too.
+    A process that has exited has no cgroup any more: for the second reading pass the first one's `cgroup`. In v1 only
+    the killed process's own cgroup counts the kill, in v2 its ancestors do too.
     """
     machine = read_fields(f"{_base(root)}/proc/vmstat").get("oom_kill")
     if cgroup is not None:
@@ -165,7 +166,7 @@ def _kills_in(folder: str) -> int | None:
 
 
 def shm_free_bytes(path: str = "/dev/shm") -> int | None:
-    """Room left for shared tensors between workers; None where there is no such mount."""
+    """Free space for tensors shared between workers; None where there is no such mount."""
     try:
         status = os.statvfs(path)
     except OSError:

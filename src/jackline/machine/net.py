@@ -1,7 +1,7 @@
-"""Internet sockets: how many bytes a tree of processes moved, and what one socket is connected to.
+"""Internet sockets: how many bytes a tree of processes transferred, and what one socket is connected to.
 
-Owns NETLINK_SOCK_DIAG (the interface behind `ss`), with `ss` itself and /proc/net as fallbacks. Sees the sockets of
-our own network namespace only.
+Owns NETLINK_SOCK_DIAG (the interface behind `ss`), with `ss` itself and /proc/net as fallbacks. Sees only the
+sockets of our own network namespace.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _INET_DIAG_INFO = 2
-# All states but TIME_WAIT, LISTEN and NEW_SYN_RECV: those carry no bytes, and a busy host has thousands.
+# All states except TIME_WAIT, LISTEN and NEW_SYN_RECV: those transfer no bytes, and a busy host has thousands.
 _STATES = 0xFFF & ~(1 << 6) & ~(1 << 10) & ~(1 << 12)
 _NLMSG = struct.Struct("=IHHII")
 _DIAG_MSG_BYTES = 72
 _INODE_AT = 68
-_BYTES_ACKED_AT = 120  # in struct tcp_info, followed by bytes_received
+_BYTES_ACKED_AT = 120  # offset in struct tcp_info; bytes_received follows
 
 _DEADLINE_S = 0.5
 _SS_TIMEOUT_S = 2.0
 
 
 def tree_tcp_bytes(pids: Collection[int]) -> int | None:
-    """Bytes received plus bytes acknowledged by the far end, over all TCP sockets these processes hold.
+    """Bytes received plus bytes acknowledged by the remote end, over all TCP sockets of these processes.
 
-    A socket that closes takes its bytes with it, so the sum may fall: a caller counts any change as activity.
-    Loopback is counted too: workers that talk to each other do work. None when the machine does not tell.
+    The bytes of a closed socket are no longer counted, so the sum may fall: a caller counts any change as activity.
+    Loopback counts too, because workers that communicate do work. None when the machine does not report it.
     """
     try:
         moved = dict(_dump_tcp_bytes())
@@ -47,7 +47,7 @@ def tree_tcp_bytes(pids: Collection[int]) -> int | None:
 
 
 def _socket_inodes(pids: Collection[int]) -> set[int]:
-    # A set, because forked workers hold the same socket as their parent.
+    # A set, because forked workers share sockets with their parent.
     inodes: set[int] = set()
     for pid in pids:
         for fd in list_numbers(f"/proc/{pid}/fd"):
@@ -58,7 +58,7 @@ def _socket_inodes(pids: Collection[int]) -> set[int]:
 
 
 def _dump_tcp_bytes() -> Iterator[tuple[int, int]]:
-    """(inode, bytes received + acknowledged) of every connected TCP socket of this network namespace."""
+    """(inode, bytes received + acknowledged) for every connected TCP socket of this network namespace."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as channel:
         channel.settimeout(_DEADLINE_S)
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -100,7 +100,7 @@ def _socket_bytes(message: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _bytes_from_ss(pids: Collection[int]) -> int | None:
-    """For a kernel without the diagnosis module for raw netlink use, but with `ss` set up by the distribution."""
+    """Fallback where raw netlink diagnosis is not available, but the distribution's `ss` works."""
     try:
         done = subprocess.run(
             ["ss", "-tineH"], capture_output=True, text=True, timeout=_SS_TIMEOUT_S, stdin=subprocess.DEVNULL
@@ -111,7 +111,7 @@ def _bytes_from_ss(pids: Collection[int]) -> int | None:
 
 
 def sum_ss_bytes(text: str, inodes: Collection[int]) -> int:
-    """Two lines a socket: the addresses with 'ino:N', then an indented one with the counters."""
+    """Sum the output of `ss`: per socket a line with addresses and 'ino:N', then an indented one with counters."""
     total, is_ours = 0, False
     for line in text.splitlines():
         for word in line.split():
@@ -124,9 +124,9 @@ def sum_ss_bytes(text: str, inodes: Collection[int]) -> int:
 
 
 def describe_socket(pid: int, fd: int) -> Wait:
-    """A socket as a wait: internet with the far address, or local."""
+    """A socket as a wait: internet with the remote address, or local."""
     try:
-        # The family of a foreign process's socket, from the socket file system itself: 3 us and no scan.
+        # Read the family of another process's socket from the socket file system itself: 3 us and no scan.
         protocol = (
             os.getxattr(f"/proc/{pid}/fd/{fd}", "system.sockprotoname").rstrip(b"\0").decode("ascii", "replace")
         )
@@ -148,7 +148,7 @@ def describe_socket(pid: int, fd: int) -> Wait:
 
 
 def find_listener(port: int) -> int | None:
-    """The pid that listens on a TCP port of this machine, 0 when it is not ours to see, None when nobody does."""
+    """The pid that listens on a TCP port of this machine; 0 when we may not see it, None when no process listens."""
     inodes = {
         inode for table in ("tcp", "tcp6") for inode in _listening(read_bytes(f"/proc/net/{table}") or b"", port)
     }
@@ -165,7 +165,7 @@ def _listening(table: bytes, port: int) -> Iterator[int]:
 
 
 def far_address(table: bytes, inode: bytes) -> str | None:
-    """The remote address of the socket with that inode in a /proc/net/tcp table, 'listening on' when it has none."""
+    """The remote address of the socket with that inode in a /proc/net/tcp table; 'listening on' when it has none."""
     for line in table.split(b"\n")[1:]:
         words = line.split()
         if len(words) > 9 and words[9] == inode:
@@ -176,7 +176,7 @@ def far_address(table: bytes, inode: bytes) -> str | None:
 
 def _address(word: bytes) -> str:
     host, _, port = word.decode().partition(":")
-    # Each group of four bytes is in the machine's own order.
+    # Each group of four bytes is in the machine's own byte order.
     raw = b"".join(struct.pack("=I", int(host[at : at + 8], 16)) for at in range(0, len(host), 8))
     if len(raw) == 4:
         return f"{socket.inet_ntop(socket.AF_INET, raw)}:{int(port, 16)}"

@@ -1,8 +1,8 @@
-"""Helpers step back: where they and the training want the same core, the training gets it.
+"""Lowers the CPU priority of helper processes: if they and the training need the same core, the training gets it.
 
-`nice` alone does nothing for a process that has a session of its own: the kernel then weighs whole sessions against
-each other (autogroups, on by default in most distributions) and niceness only inside one. So the session's own weight
-is lowered too. Owns that; knows nothing of what a helper does.
+`nice` alone has no effect for a process in a session of its own: the kernel then weighs whole sessions against each
+other (autogroups, on by default in most distributions) and uses niceness only inside one. So the weight of the
+session is lowered too. Knows nothing about what a helper does.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _TRIES = 8
 
 
 def step_back(niceness: int) -> None:
-    """Lowers this process against all others, by `niceness` (0 to 19). Never an error: slower, not wrong."""
+    """Lower the priority of this process by `niceness` (0 to 19). Never raises: a failure costs speed only."""
     with contextlib.suppress(OSError):
         now = os.nice(niceness)
-        if os.getsid(0) == os.getpid():  # else others, perhaps the training itself, share this session's weight
+        if os.getsid(0) == os.getpid():  # otherwise others, perhaps the training itself, share this session's weight
             _weigh_session(now)
 
 
 def _weigh_session(niceness: int) -> None:
-    """The kernel takes one such word in a tenth of a second from all who are not root together."""
+    """Retries, because the kernel accepts only one such write per 0.1 s from all non-root processes together."""
     fd = os.open(_AUTOGROUP, os.O_WRONLY | os.O_CLOEXEC)
     try:
         for _ in range(_TRIES):

@@ -1,7 +1,7 @@
 """Processes: one, or a tree of them, from /proc.
 
-Owns the reading of /proc/PID and the walk to the descendants. What a thread waits on is `waits`, bytes on the network
-are `net`. A process that is gone gives None or nothing; nothing here raises for it.
+Owns reading /proc/PID and finding the descendants. `waits` tells what a thread waits for, `net` counts bytes on the
+network. For a process that has exited the result is None or empty; nothing here raises for it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = [
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Above this, threads are not summed one by one: a torch process on a large host has hundreds, at 4 us each.
+# Above this number, threads are not summed one by one: a torch process on a large host has hundreds, at 4 us each.
 _MOST_THREADS = 64
-# The first processes of a tree are read whole, the others without what costs most: threads and descriptors.
+# The first processes of a tree are read completely, the others without the costly parts: threads and descriptors.
 _MOST_READ_WHOLE = 48
 _MOST_PROCESSES = 4096
 _MOST_COMMAND_CHARS = 4096
@@ -44,7 +44,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file on disk that a process holds open."""
+    """A file on disk that a process has open."""
 
     fd: int
     path: str
@@ -65,7 +65,7 @@ class _Stat:
 
 
 def _parse_stat(data: bytes) -> _Stat:
-    # The command name may hold spaces and brackets, so count from the last one.
+    # The command name may contain spaces and parentheses, so count from the last parenthesis.
     end = data.rfind(b")")
     fields = data[end + 2 :].split()
     return _Stat(
@@ -80,7 +80,7 @@ def _parse_stat(data: bytes) -> _Stat:
 
 
 def read_process(pid: int) -> ProcessReading | None:
-    """One process now; about 0.1 ms with a few threads. None when it is gone."""
+    """The current reading of one process; costs about 0.1 ms with a few threads. None when it has exited."""
     return _read(pid, is_whole=True)
 
 
@@ -110,7 +110,7 @@ def _read(pid: int, *, is_whole: bool) -> ProcessReading | None:
 
 
 def _main_cpu_s(pid: int) -> float | None:
-    """Of the main thread alone: /proc/PID/schedstat is not the sum of the threads, although it looks so."""
+    """CPU time of the main thread only: /proc/PID/schedstat is not the sum over threads, although it looks so."""
     words = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
     return int(words[0]) / 1e9 if words else None
 
@@ -123,10 +123,10 @@ def _main_wchar_bytes(pid: int) -> int | None:
 
 
 def _wanted_cpu_s(pid: int, stat: _Stat, *, is_whole: bool) -> float:
-    """Time on a CPU plus time in the queue for one.
+    """CPU time plus time spent waiting for a CPU.
 
-    Threads that ended are in `stat` but no longer in task/, so the larger of both counts; the queue time of an ended
-    thread is lost. The sum may therefore fall a little: a caller takes a fall as nothing.
+    Threads that ended are in `stat` but no longer in task/, so the larger of both counts; the waiting time of an
+    ended thread is lost. So the sum may fall a little: a caller treats a fall as zero.
     """
     if stat.num_threads == 1 or not is_whole or stat.num_threads > _MOST_THREADS:
         paths = [f"/proc/{pid}/schedstat"]
@@ -142,7 +142,7 @@ def _wanted_cpu_s(pid: int, stat: _Stat, *, is_whole: bool) -> float:
 
 
 def _disk_bytes(pid: int) -> tuple[int, int]:
-    """Bytes that reached or came from a device; 0, 0 for a process of somebody else."""
+    """Bytes read from and written to a device; 0, 0 for a process of another user."""
     read = written = 0
     for line in (read_bytes(f"/proc/{pid}/io") or b"").split(b"\n"):
         if line.startswith(b"read_bytes:"):
@@ -153,10 +153,10 @@ def _disk_bytes(pid: int) -> tuple[int, int]:
 
 
 def read_tree(root_pid: int, *, with_network: bool = False) -> TreeReading:
-    """A process and all its descendants, the root first; empty when the root is gone.
+    """A process and all its descendants, the root first; empty when the root has exited.
 
-    Only the first 48 processes are read with all their threads and descriptors, so that 300 workers cost 20 ms and
-    not 100.
+    Only the first 48 processes are read with all their threads and descriptors, so that 300 workers cost 20 ms
+    instead of 100.
     """
     at_s = time.monotonic()
     pids = list_tree(root_pid)
@@ -176,7 +176,7 @@ def list_tree(root_pid: int) -> list[int]:
     for pid in found:
         children = _children_by_kernel(pid) if parents is None else None
         if children is None:
-            # No such file in this kernel, or more threads to ask than there are processes: look at all once.
+            # This kernel has no such file, or there are more threads to read than processes: scan all processes once.
             parents = parents if parents is not None else _children_by_scan()
             children = parents.get(pid, [])
         new = [child for child in children if child not in known]
@@ -188,7 +188,7 @@ def list_tree(root_pid: int) -> list[int]:
 
 
 def _children_by_kernel(pid: int) -> list[int] | None:
-    # Children belong to the thread that started them, so every thread has to be asked.
+    # Children belong to the thread that started them, so every thread has to be read.
     tids = list_numbers(f"/proc/{pid}/task")
     if len(tids) > _MOST_THREADS:
         return None
@@ -213,13 +213,13 @@ def _children_by_scan() -> dict[int, list[int]]:
 
 
 def list_threads(pid: int) -> list[int]:
-    """Thread ids, the main thread (whose id is the pid) first; empty when it is gone."""
+    """Thread ids, the main thread (whose id is the pid) first; empty when the process has exited."""
     return sorted(list_numbers(f"/proc/{pid}/task"), key=lambda tid: (tid != pid, tid))
 
 
 def read_command(pid: int) -> str:
     """The command line for people: control characters become spaces, so that no process can write to our screen.
-    '[name]' for a kernel thread or a zombie, '' when it is gone."""
+    '[name]' for a kernel thread or a zombie, '' when it has exited."""
     data = read_bytes(f"/proc/{pid}/cmdline")
     if data is None:
         return ""
@@ -231,19 +231,19 @@ def read_command(pid: int) -> str:
 
 
 def read_environ(pid: int) -> dict[str, str]:
-    """The environment it was started with; empty when it is gone or not ours to read."""
+    """The environment it was started with; empty when it has exited or we may not read it."""
     entries = (read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
     return {name: value for name, _, value in pairs}
 
 
-# (pid, start, program) -> answer. A program that replaces itself (exec) keeps pid and start, so its file counts too.
+# (pid, start, program) -> result. A program that calls exec keeps pid and start, so its file is part of the key.
 _is_python_known: dict[tuple[int, int, str], bool] = {}
 _YOUNG_S = 5.0
 
 
 def is_python(pid: int, start_ticks: int | None = None) -> bool:
-    """Runs a Python interpreter: by its program's name, else by a libpython among its libraries."""
+    """Whether it runs a Python interpreter, by its program's name, else by a libpython among its libraries."""
     program = read_link(f"/proc/{pid}/exe")
     if program is None:
         return False
@@ -257,7 +257,7 @@ def is_python(pid: int, start_ticks: int | None = None) -> bool:
         answer = b"/libpython" in (read_bytes(f"/proc/{pid}/maps") or b"")
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S
         if not answer and age_s < _YOUNG_S:
-            return False  # its libraries may not be loaded yet: ask again next time
+            return False  # its libraries may not be loaded yet: check again next time
         if len(_is_python_known) > 1024:
             _is_python_known.clear()
         _is_python_known[key] = answer
@@ -265,7 +265,7 @@ def is_python(pid: int, start_ticks: int | None = None) -> bool:
 
 
 def catches_signal(pid: int, signum: int) -> bool:
-    """Whether a handler is installed; an uncaught real-time signal would kill the process."""
+    """Whether a handler for the signal is installed; an uncaught real-time signal would kill the process."""
     for line in (read_bytes(f"/proc/{pid}/status") or b"").split(b"\n"):
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
@@ -273,7 +273,7 @@ def catches_signal(pid: int, signum: int) -> bool:
 
 
 def open_files(pid: int) -> list[OpenFile]:
-    """Regular files it holds open, the last written first. Empty when it is gone or not ours to look at."""
+    """Regular files that it has open, the last written first. Empty when it has exited or we may not read it."""
     found = []
     for fd in list_numbers(f"/proc/{pid}/fd"):
         path = read_link(f"/proc/{pid}/fd/{fd}") or ""

@@ -1,7 +1,7 @@
-"""Reading one small file of /proc or /sys, fast and without raising.
+"""Reads one small file of /proc or /sys, fast and without raising.
 
-Owns the system calls; knows no format. These files are answered by the kernel at once, so plain descriptors are
-used: 3 to 6 us a file, where `Path.read_text` takes 25.
+Owns the system calls; knows no format. The kernel answers these reads at once, so plain descriptors are used: 3 to
+6 us per file, where `Path.read_text` takes 25.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ _CHUNK_BYTES = 65536
 
 
 def read_bytes(path: str) -> bytes | None:
-    """The whole file, None when it is not there, not ours to read, or its process died meanwhile."""
+    """The whole file; None when it does not exist, we may not read it, or its process exited meanwhile."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        # A short answer does not mean the end: the kernel stops before a record that does not fit its page
-        # (a mount line of an overlay is longer than that), so ask until nothing comes.
+        # A short read does not mean the end: the kernel stops before a record that does not fit its page
+        # (a mount line of an overlay is longer than that), so read until nothing is returned.
         data = os.read(fd, _CHUNK_BYTES)
         while more := os.read(fd, _CHUNK_BYTES):
             data += more
@@ -36,7 +36,7 @@ def read_text(path: str) -> str | None:
 
 
 def read_int(path: str) -> int | None:
-    """The number a file holds; 'max' and everything else that is no number is None."""
+    """The number in a file; None for 'max' and anything else that is not a number."""
     data = read_bytes(path)
     try:
         return None if data is None else int(data)
@@ -45,7 +45,7 @@ def read_int(path: str) -> int | None:
 
 
 def read_fields(path: str) -> dict[str, int]:
-    """Lines of 'name number' or 'name: number kB' (memory.stat, memory.events, vmstat, meminfo, status)."""
+    """Parse lines of 'name number' or 'name: number kB' (memory.stat, memory.events, vmstat, meminfo, status)."""
     fields: dict[str, int] = {}
     for line in (read_bytes(path) or b"").split(b"\n"):
         words = line.split()

@@ -1,7 +1,7 @@
-"""What Jackline can and cannot do on this machine, tried rather than guessed.
+"""What Jackline can and cannot do on this machine, found by trying.
 
-Owns the list of protections and the words for why one is off. Each is tried once, for `doctor` and for the papers of
-a run; nothing here is for the loop.
+Owns the list of protections and the text that says why one is off. Each is tried once, for `doctor` and for the
+record of a run; nothing here is called in the supervisor's loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jackline.machine.readings import Protection
 from jackline.units import format_bytes
 
 _CAP_SYS_PTRACE = 19
-# Docker's default. A DataLoader worker passes its batches through /dev/shm; a few images of 4K do not fit.
+# Docker's default. A DataLoader worker passes its batches through /dev/shm; a few 4K images do not fit.
 _SMALL_SHM_BYTES = 64 * 2**20
 _STDBUF_PLACES = (
     "/usr/libexec/coreutils/libstdbuf.so",
@@ -29,8 +29,8 @@ _STDBUF_PLACES = (
     "/opt/homebrew/libexec/coreutils/libstdbuf.so",
 )
 _TRY_TIMEOUT_S = 5.0
-# Opening another's memory asks the kernel the same question as py-spy does. The reader is a sibling of the process
-# it reads, as py-spy is: with Yama a parent would be allowed what a sibling is not.
+# Opening another process's memory needs the same permission as py-spy. The reader is a sibling of the process that it
+# reads, as py-spy is: with Yama a parent is allowed to read, but a sibling is not.
 _TRY_READ = """
 import sys
 pid = sys.argv[1]
@@ -43,7 +43,7 @@ with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
 
 
 def read_protections() -> tuple[Protection, ...]:
-    """Every protection, on or off. About 0.1 s: two small processes are started."""
+    """Every protection, on or off. Takes about 0.1 s, because it starts two small processes."""
     return (
         _stacks(),
         _ptrace(),
@@ -57,13 +57,13 @@ def read_protections() -> tuple[Protection, ...]:
 
 
 def find_py_spy() -> str | None:
-    """Beside our own interpreter first: that is the version installed with Jackline."""
+    """Look beside our own interpreter first, because that version was installed with Jackline."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def find_libstdbuf() -> str | None:
-    """The library that makes C programs write line by line (LD_PRELOAD, with _STDBUF_O=L), where there is one."""
+    """The library that makes C programs write line by line (LD_PRELOAD with _STDBUF_O=L); None if not installed."""
     return next((path for path in _STDBUF_PLACES if os.path.isfile(path)), None)  # noqa: PTH113
 
 
@@ -87,7 +87,7 @@ def _ptrace() -> Protection:
 
 
 def try_reading_a_process() -> str | None:
-    """Start a process and let a sibling of it read its memory. None when that works, else the refusal."""
+    """Start a process and let a sibling read its memory. None when that works, else the error."""
     target = subprocess.Popen(
         [sys.executable, "-ISc", "input()"],
         stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
-"""What `machine` reads, as plain data, and the difference between two readings of a process tree.
+"""The readings of `machine` as plain data, and the difference between two readings of a process tree.
 
-The modules beside this one fill them. `at_s` is `time.monotonic()`: rates must not jump when the clock is set.
+The modules beside this one create them. `at_s` is `time.monotonic()`: rates must not jump when the clock is set.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 WaitKind = Literal[
-    "running",  # on a CPU or wanting one
-    "sleep",  # nanosleep and its kin
+    "running",  # on a CPU or waiting for one
+    "sleep",  # nanosleep and similar calls
     "lock",  # futex
     "file_lock",  # flock, fcntl locks
     "network",  # recv/send/connect/poll on an internet socket
     "local_socket",
     "pipe",
-    "keyboard",  # reading a terminal, or fd 0 when it is a pipe nobody writes to
-    "child",  # wait4 and its kin
-    "poll",  # poll/epoll/select on several or unknown things
+    "keyboard",  # reading a terminal, or fd 0 when it is a pipe without a writer
+    "child",  # wait4 and similar calls
+    "poll",  # poll/epoll/select on several or unknown descriptors
     "disk",  # D state, fsync
     "file",
     "stopped",
@@ -29,7 +29,7 @@ WaitKind = Literal[
 
 @dataclass(frozen=True)
 class Wait:
-    """What one thread waits on. `target` is words for people, e.g. '10.0.0.3:443' or a file's path."""
+    """What one thread waits for. `target` is a text for people, e.g. '10.0.0.3:443' or a file's path."""
 
     kind: WaitKind
     target: str = ""
@@ -38,7 +38,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class ProcessReading:
-    """One process at one instant. Counters grow over its life; subtract two readings."""
+    """One process at one time. Counters grow over its life; subtract two readings."""
 
     pid: int
     ppid: int
@@ -53,14 +53,14 @@ class ProcessReading:
     write_bytes: int
     wait: Wait  # of the main thread
     is_python: bool = False
-    # Of the main thread alone, because a chatty helper thread moves the counters of the whole process.
+    # Only of the main thread, because a busy helper thread changes the counters of the whole process.
     main_cpu_s: float | None = None  # on-CPU only (task/PID/schedstat, field 1)
-    main_wchar_bytes: int | None = None  # handed to write(), whatever the file (task/PID/io, wchar)
+    main_wchar_bytes: int | None = None  # passed to write(), for any file (task/PID/io, wchar)
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The smallest limit that holds for a process, and which one it is."""
+    """The smallest limit that applies to a process, and which one it is."""
 
     limit_bytes: int
     source: str  # 'cgroup /sys/fs/cgroup/...', 'MemTotal', 'RLIMIT_AS'
@@ -79,7 +79,7 @@ class MemoryReading:
 
 @dataclass(frozen=True)
 class OomCounters:
-    """Kills the kernel has counted: in the nearest memory cgroup that counts, and on the whole machine."""
+    """OOM kills counted by the kernel: in the nearest memory cgroup that counts them, and on the whole machine."""
 
     cgroup_kills: int | None
     cgroup: str | None
@@ -111,7 +111,7 @@ class DiskReading:
     free_bytes: int
     total_bytes: int
     filesystem: str  # 'ext4', 'tmpfs', 'nfs4', 'fuse.drive' ...
-    is_remote: bool  # FUSE, NFS and their kin: never trust rename and fsync there
+    is_remote: bool  # FUSE, NFS and similar: rename and fsync are not reliable there
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Rates:
 
 
 def rates_between(before: TreeReading | None, after: TreeReading) -> Rates:
-    """A process that came or went in between counts from nothing: its past is not this second's work."""
+    """A process that started or exited in between does not count: its totals are not the work of this interval."""
     if before is None or after.at_s <= before.at_s:
         return Rates()
     span_s = after.at_s - before.at_s

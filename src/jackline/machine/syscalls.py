@@ -1,13 +1,13 @@
-"""Numbers of the system calls a thread can wait in, by architecture, grouped by what they wait on.
+"""Numbers of the system calls in which a thread can wait, by architecture, grouped by what they wait for.
 
-Data only. A call that is not listed is 'unknown', never guessed.
+Only data. A call that is not listed is 'unknown', never guessed.
 """
 
 from __future__ import annotations
 
 import os
 
-# What is done with the arguments:
+# The arguments of each group:
 #   read/write: arg 0 is a descriptor          poll: arg 0 array, arg 1 count      select: arg 0 count, 1-3 sets
 #   epoll: arg 0 is the epoll descriptor       fcntl: arg 0 descriptor, arg 1 command
 _X86_64 = {
@@ -44,8 +44,8 @@ _AARCH64 = {
 # Commands of fcntl that wait for a lock: F_SETLKW, F_OFD_SETLKW.
 FCNTL_LOCK_COMMANDS = frozenset((7, 38))
 
-# /proc/PID/wchan, the kernel function slept in; parts of names, because they move between kernel versions.
-# The first that matches wins, so the narrow ones stand first.
+# /proc/PID/wchan is the kernel function in which a thread sleeps. Parts of names are matched, because names change
+# between kernel versions. The first match wins, so the specific ones come first.
 WCHAN_PARTS = (
     ("futex", "lock"),
     ("nanosleep", "sleep"),
@@ -88,5 +88,5 @@ _TABLES: dict[str, dict[int, str]] = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
 def table_for(machine: str | None = None) -> dict[int, str]:
-    """Syscall number -> group for this processor; empty on one we have no numbers for (wchan is used then)."""
+    """Syscall number -> group for this architecture; empty for one without a table here (wchan is used then)."""
     return _TABLES.get(machine or os.uname().machine, {})

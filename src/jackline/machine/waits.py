@@ -1,8 +1,8 @@
-"""What a thread waits on: its system call, the descriptor it waits for, or the kernel function it sleeps in.
+"""What a thread waits for: from its system call, the descriptor in it, or the kernel function in which it sleeps.
 
-Owns the road from /proc/PID/task/TID/{stat,syscall,wchan} to a `Wait`. Judges nothing: a thread that waits on the
-network may be healthy. Without the right to read another's system call (ptrace rights) it falls back to wchan, and
-then to the state letter.
+Owns turning /proc/PID/task/TID/{stat,syscall,wchan} into a `Wait`. Draws no conclusions: a thread that waits for the
+network may be healthy. Without the permission to read another process's system call (ptrace) it falls back to wchan,
+and then to the state letter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_te
 from jackline.machine.readings import Wait, WaitKind
 from jackline.machine.syscalls import FCNTL_LOCK_COMMANDS, WCHAN_PARTS, table_for
 
-_MOST_POLLED = 64  # descriptors looked at in one poll; a server's thousands add nothing
+_MOST_POLLED = 64  # descriptors checked in one poll; the thousands of a server add nothing
 _WORDS: dict[str, Wait] = {
     "lock": Wait("lock"),
     "sleep": Wait("sleep"),
@@ -34,7 +34,7 @@ _syscalls = functools.cache(table_for)
 
 
 def read_wait(pid: int, tid: int | None = None) -> Wait:
-    """What one thread waits on, the main one when `tid` is not given; 'zombie' when it is gone."""
+    """What one thread waits for; the main one when `tid` is not given; 'zombie' when it has exited."""
     data = read_bytes(f"/proc/{pid}/task/{tid or pid}/stat")
     if not data:
         return Wait("zombie", "gone")
@@ -43,7 +43,7 @@ def read_wait(pid: int, tid: int | None = None) -> Wait:
 
 
 def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> Wait:
-    """As `read_wait` for a caller that has the state letter already. `is_cheap` looks only at the kernel function:
+    """Like `read_wait`, for a caller that already has the state letter. `is_cheap` reads only the kernel function:
     one file instead of two to five."""
     if state in _STATES:
         return _STATES[state]
@@ -66,7 +66,7 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
         wait = _from_call(pid, group, arguments)
     if wait.kind == "file" and group in ("read", "write", "open"):
         wait = _named_pipe(pid, tid, wait)
-    # An uninterruptible sleep is the kernel doing input or output, except for a parent that lent its memory (vfork).
+    # In an uninterruptible sleep the kernel does I/O, except for a parent that waits for its vfork child.
     if state == "D" and wait.kind != "child":
         return Wait("disk", wait.target, wait.fd)
     return wait
@@ -94,13 +94,13 @@ def _from_call(pid: int, group: str, arguments: list[int]) -> Wait:
 
 
 def _as_descriptor(argument: int) -> int:
-    """Descriptors are 32-bit; the upper half of the register may hold anything."""
+    """Descriptors are 32-bit; the upper half of the register may contain anything."""
     number = argument & 0xFFFFFFFF
     return number - 2**32 if number >= 2**31 else number
 
 
 def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
-    """What is behind one descriptor of a process that waits on it."""
+    """What one descriptor is, for a process that waits for it."""
     link = read_link(f"/proc/{pid}/fd/{fd}")
     if link is None:
         return Wait("unknown", "", fd)
@@ -115,20 +115,20 @@ def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
         return Wait("poll", link.removeprefix("anon_inode:").strip("[]"), fd)
     if is_reading and link.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return Wait("keyboard", link, fd)
-    # No stat: on a network mount that is gone it would hang us beside the one we look at.
+    # Do not call stat: on a dead network mount it would hang us as well as the process that we look at.
     return Wait("file", link, fd)
 
 
 def _describe_pipe(pid: int, fd: int, link: str, *, is_reading: bool) -> Wait:
     if fd != 0 or not is_reading:
         return Wait("pipe", link, fd)
-    # Standard input: fed by a relative it is a pipeline, else it is what a person would type into.
+    # Standard input: if a parent or sibling writes to it, it is a pipeline; else it counts as a keyboard.
     feeder = _find_writer(pid, link)
     return Wait("pipe", feeder, fd) if feeder else Wait("keyboard", "standard input (a pipe)", fd)
 
 
 def _find_writer(pid: int, link: str) -> str:
-    """The parent or a sibling that holds the writing end of this pipe, in words; '' when none does."""
+    """A text that names the parent or sibling with the writing end of this pipe; '' when none has it."""
     data = read_bytes(f"/proc/{pid}/stat") or b""
     fields = data[data.rfind(b")") + 2 :].split()
     parent = int(fields[1]) if len(fields) > 1 else 0
@@ -153,8 +153,8 @@ def _is_writable(pid: int, fd: int) -> bool:
 
 
 def _merge(pid: int, fds: list[int] | None, *, is_endless: bool = False) -> Wait:
-    """One word for a wait on several descriptors. The network names the wait when any of them is one: event loops
-    watch a wake-up pipe beside it."""
+    """One kind of wait for several descriptors. If any of them is a network socket, the wait counts as network: event
+    loops also watch a wake-up pipe."""
     if fds is None:
         return Wait("poll")
     if not fds:
@@ -199,7 +199,7 @@ def _watched(pid: int, epoll_fd: int) -> list[int] | None:
 
 
 def _peek(pid: int, address: int, count: int) -> bytes | None:
-    """Bytes of another process's memory, None without the right to (or on a page that is not there)."""
+    """Bytes of another process's memory; None without the permission, or for a page that is not mapped."""
     try:
         fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -229,5 +229,5 @@ def _from_wchan(pid: int, tid: int, state: str) -> Wait:
 
 
 def classify_wchan(name: str) -> WaitKind:
-    """The kernel function a thread sleeps in -> what it waits on. It cannot tell a keyboard from a file."""
+    """What a thread waits for, from the kernel function in which it sleeps. Cannot tell a keyboard from a file."""
     return cast(WaitKind, next((kind for part, kind in WCHAN_PARTS if part in name), "unknown"))

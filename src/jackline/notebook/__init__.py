@@ -1,4 +1,4 @@
-"""Jackline in a notebook: five cells that start, watch and explain a run, and go on after the machine was lost.
+"""Jackline in a notebook: five cells that start, watch and explain a run, and resume it after the machine was lost.
 
     from jackline import notebook
     notebook.setup(save_to="drive:runs")
@@ -7,9 +7,9 @@
     run.watch()
     run.why()
 
-Thin: every call is a `jackline` command or reads the run directory as `jackline status` does. The run lives in a
-session of its own, so stopping a cell or restarting the kernel does not touch it. Works in plain Python too. Imports
-no torch.
+A thin layer: every call is a `jackline` command or reads the run directory as `jackline status` does. The run has an
+OS session of its own, so stopping a cell or restarting the kernel does not affect it. Works in plain Python too. Does
+not import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`jackline ...` as a cell types it: lines as they come, and an error as our own text instead of a traceback.
+"""Runs `jackline ...` from a cell: prints lines as they come, and shows an error as our text without a traceback.
 
-Owns the child process of one command and the way our errors look in a cell. What a command does is the command's.
+Owns the child process of one command and how our errors look in a cell. Does not own what a command does.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ T = TypeVar("T")
 
 JACKLINE = (sys.executable, "-m", "jackline")
 _DETAIL, _HINT, _ERROR = "       ", "hint: ", "error: "
-# A kernel sets these for its own cells. A run's output is a file, and colours in it are garbage.
+# A kernel sets these for its own cells. A run's output is a file, where colour codes are unreadable.
 _CELL_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE")
 
 
 class Ended(JacklineError):
-    """A command that ended badly without an error of ours; what it had to say stands above."""
+    """A command failed without one of our errors; its output is printed above."""
 
 
 def say(text: str) -> None:
-    """To stdout: notebooks paint stderr red."""
+    """Print to stdout, because notebooks show stderr in red."""
     print(f"[jackline] {text}", flush=True)
 
 
 def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """In IPython an error of ours that leaves `function` is shown as its text; elsewhere it is raised as ever."""
+    """In IPython, one of our errors raised by `function` is shown as its text; elsewhere it is raised as usual."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,7 +50,7 @@ def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def call(words: Sequence[str]) -> None:
-    """Run `jackline WORDS` to its end and print what it says. Raises its error; Ended when it gave none."""
+    """Run `jackline WORDS` to its end and print its output. Raises its error, or Ended when it printed none."""
     held: list[str] = []
     with start(words) as child:
         assert child.stdout is not None
@@ -64,7 +64,7 @@ def call(words: Sequence[str]) -> None:
                     held.clear()
             code = child.wait()
         except KeyboardInterrupt:
-            # A front end may interrupt the kernel alone; a check must not go on behind a stopped cell.
+            # A front end may interrupt only the kernel; the command must not continue after its cell was stopped.
             child.send_signal(signal.SIGINT)
             raise
     if code != EXIT_DONE:
@@ -95,12 +95,12 @@ def show(lines: Sequence[str]) -> None:
 
 
 def belongs_to_error(line: str, held: Sequence[str]) -> bool:
-    """The first line of an error, or one of those that follow it."""
+    """Whether it is the first line of an error, or one that follows it."""
     return line.startswith(_ERROR) or (bool(held) and line.startswith((_DETAIL, _HINT)))
 
 
 def read_error(lines: Sequence[str], code: int, words: Sequence[str]) -> JacklineError:
-    """The error whose text `lines` are, so that it can be raised here as it was there."""
+    """The error with the text `lines`, so that it can be raised here as in the command."""
     kind = UsageError if code == EXIT_USAGE else JacklineError
     message = "\n".join(line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR))
     detail = tuple(line.removeprefix(_DETAIL) for line in lines if line.startswith(_DETAIL))
@@ -111,7 +111,7 @@ def read_error(lines: Sequence[str], code: int, words: Sequence[str]) -> Jacklin
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Keywords as a command line has them: lr=3e-4 is --lr=0.0003, quick=True is --quick, None is not said."""
+    """Keywords as command-line words: lr=3e-4 becomes --lr=0.0003, quick=True becomes --quick, None is left out."""
     words = []
     for name, value in settings.items():
         if value is True:

@@ -1,4 +1,4 @@
-"""Looking at runs from a cell: `watch` during one, `why` at any time.
+"""Looks at runs from a cell: `watch` while one runs, `why` at any time.
 
 Owns what a stopped cell means (nothing, for the run) and when a cell fails (its run died). The words are those of
 `jackline status` and `why`.
@@ -29,12 +29,12 @@ from jackline.session.home import is_notebook
 
 LOOK_EVERY_S = 0.25
 END_PATIENCE_S = 10.0
-DRAW_EVERY_S = 1.5  # a sign of life at most 2 s apart
+DRAW_EVERY_S = 1.5  # so that updates are at most 2 s apart
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was started from a cell. It lives on its own; this only knows where."""
+    """A run that was started from a cell. It runs independently; this object only knows its folder."""
 
     path: Path
 
@@ -59,7 +59,7 @@ class Run:
 
     @without_traceback
     def stop(self) -> None:
-        """Save and end. The cell that started it goes on with it when it is run again."""
+        """Save and stop. Running the cell that started it again resumes it."""
         call(["stop", str(self.path)])
 
 
@@ -68,15 +68,15 @@ Which = Run | str | os.PathLike[str] | None
 
 @without_traceback
 def why(run: Which = None) -> None:
-    """What it is doing, by file and line, or why it died. Without `run`: the only live one, else the newest."""
+    """What it is doing, by file and line, or why it ended. Without `run`: the only live one, else the newest."""
     call(["why", str(find(run).path)])
 
 
 @without_traceback
 def watch(run: Which = None) -> None:
-    """Show a run until it is over. Stopping the cell, or restarting the kernel, leaves the run alive.
+    """Show a run until it has ended. Stopping the cell or restarting the kernel leaves the run alive.
 
-    Returns when it finished, was stopped, or the cell was; raises when it died.
+    Returns when the run finished or was stopped, or when the cell was stopped; raises when the run failed.
     """
     from jackline.cli.commands.watch import watch as watch_in_terminal
 
@@ -104,7 +104,7 @@ def find(run: Which) -> RunDir:
 
 
 def follow(run: RunDir) -> RunView:
-    """Draws until the run is over."""
+    """Draw until the run has ended."""
     from jackline.cli.view.notes import Notes
 
     card = Card()
@@ -128,7 +128,7 @@ def follow(run: RunDir) -> RunView:
 
 
 def wait_for_the_last_line(run: RunDir) -> None:
-    """A supervisor lives a moment longer than its run. Comes back at once when the run goes on."""
+    """Wait for the supervisor, which exits a moment after its run. Returns at once if the run continues."""
     until_s = time.monotonic() + END_PATIENCE_S
     while time.monotonic() < until_s:
         status = read_status(run)
@@ -138,7 +138,7 @@ def wait_for_the_last_line(run: RunDir) -> None:
 
 
 def judge(run: RunDir, view: RunView) -> None:
-    """The last word about a run that is over. A death fails the cell: the cells below count on what it made."""
+    """Report how a run ended. A failed run fails the cell, because the cells below need its results."""
     state = view.status.state
     if state == "finished":
         say(f"run '{run.name}' has finished")
@@ -149,7 +149,7 @@ def judge(run: RunDir, view: RunView) -> None:
 
 
 def death(name: str, text: str) -> JacklineError:
-    """The explanation as it was written down, as an error."""
+    """The recorded explanation as an error."""
     first, *rest = text.splitlines()
     hints = [line.strip() for line in rest if line.strip().startswith("hint: ")]
     detail = tuple(line.strip() for line in rest if not line.strip().startswith("hint: "))

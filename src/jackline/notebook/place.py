@@ -1,7 +1,7 @@
-"""Where a notebook's runs survive: the words of `setup`, turned into a folder or URL, and remembered.
+"""Where a notebook's runs are copied to: turns the argument of `setup` into a folder or URL and stores it.
 
-Owns notebook.json in the runs folder: a kernel that is restarted has forgotten everything, and a run that went on
-without its second place would be lost with the machine. Does not own copying: that is the run's mirror.
+Owns notebook.json in the runs folder. A restarted kernel has lost all its variables, and a run that continued without
+its mirror would be lost with the machine. Does not own copying: the run's mirror does that.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LONGEST = {"colab": "Colab: after 12 hours at most", "kaggle": "Kaggle: after 1
 
 @without_traceback
 def setup(save_to: str | os.PathLike[str] | None = None) -> None:
-    """Say where checkpoints are copied to, so that they outlive this machine.
+    """Choose where checkpoints are copied to, so that they outlive this machine.
 
     "drive:FOLDER" mounts Google Drive (Colab asks once), "kaggle:FOLDER" is the output of a Kaggle notebook, anything
-    else is a folder or a URL that fsspec knows. None: nothing is copied, and what that means is said.
+    else is a folder or a URL that fsspec knows. None: nothing is copied, and a message explains what that means.
     """
     place = None if save_to is None else find_place(os.fspath(save_to), find_notebook(os.environ))
     folder = runs_folder()
@@ -43,7 +43,7 @@ def setup(save_to: str | os.PathLike[str] | None = None) -> None:
 
 
 def saved_place(folder: Path) -> str | None:
-    """What `setup` was told last, also by a kernel that is gone."""
+    """The last choice in `setup`, also from an earlier kernel."""
     found = atomic.read_json(folder / MEMORY)
     place = found.get("save_to") if isinstance(found, Mapping) else None
     return place if isinstance(place, str) and place else None
@@ -67,7 +67,7 @@ def find_place(word: str, host: str | None) -> str:
 
 
 def mount_drive(point: Path) -> Path:
-    """Colab's own way, which asks the person. What is mounted already is taken as it is."""
+    """Mount with Colab's own function, which asks the user. An existing mount is used as it is."""
     files = point / DRIVE_FILES
     if files.is_dir():
         return files
@@ -76,7 +76,7 @@ def mount_drive(point: Path) -> Path:
         from google.colab import drive  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         drive.mount(str(point))
-    except Exception as problem:  # Colab raises what it likes: a refusal is a ValueError
+    except Exception as problem:  # Colab may raise any type: a refusal is a ValueError
         why = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise UsageError(
             f"Google Drive could not be mounted: {why}",
@@ -88,7 +88,7 @@ def mount_drive(point: Path) -> Path:
 
 
 def prove_writable(place: str) -> None:
-    """A place that takes nothing is found out now. A URL is tried by the run's first upload."""
+    """Fail now if the place cannot be written. A URL is checked only by the run's first upload."""
     check_mirror(place)
     if "://" in place:
         return

@@ -1,4 +1,4 @@
-"""`plan`, the cell before a run: `jackline doctor` and `jackline plan`. Owns when nothing is tried."""
+"""`plan`, the cell before a run: `jackline doctor` and `jackline plan`. Owns when no trial step is run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jackline.rundir.status import read_status
 
 @without_traceback
 def plan(target: str, *words: str, name: str | None = None, gpu: str | None = None, **settings: Any) -> None:
-    """Will it fit, will it finish: `jackline doctor` on this machine, and on a card `jackline plan --explain`.
+    """Check whether a run will fit and finish: `jackline doctor`, and with a GPU `jackline plan --explain`.
 
-    gpu="T4" asks about another card, model_size="auto" which size suits this one; both try nothing. Raises when
-    something stands in the way, so that the cells below do not run. While that very run (`name`, if it was given one)
-    is alive, nothing is tried beside it.
+    gpu="T4" asks about another card, model_size="auto" asks which size suits this one; both only compute and run
+    nothing. Raises when there is a problem, so that the cells below do not run. While the same run (`name`, if it was
+    given one) is alive, nothing is run beside it.
     """
     from jackline.memory.plan.cards import detect_card
     from jackline.trainer.recipe import is_own_file

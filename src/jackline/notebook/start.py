@@ -1,7 +1,7 @@
-"""`train` and `run`: a cell that starts a run, attaches to it when it lives, and goes on with it when it does not.
+"""`train` and `run`: a cell that starts a run, attaches to it if it is alive, and resumes it if it is not.
 
-Owns what a cell adds to the commands of the same name: the second place of `setup`, and bringing a run back from
-there when this machine has nothing of it. Which run is meant is decided by the commands' own rules.
+Owns what a cell adds to the commands of the same name: the mirror chosen in `setup`, and downloading a run from
+there when this machine has no files of it. The rules of the commands decide which run is meant.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ TRAINER = (sys.executable, "-m", "jackline.trainer")
 
 @dataclass(frozen=True)
 class Meant:
-    """A run that is wanted: its folder, the command in it, and what makes it the same run."""
+    """The requested run: its folder, its command, and the settings that identify it."""
 
     run: RunDir
     argv: tuple[str, ...]
     settings: dict[str, Any]
-    place: str | None  # where a lost machine's run may be brought back from
+    place: str | None  # the mirror from which the run of a lost machine can be downloaded
 
 
 @without_traceback
 def train(recipe: str, *words: str, name: str | None = None, new: bool = False, **settings: Any) -> Run:
-    """Start `jackline train RECIPE` behind this cell; the same call again attaches to it or goes on with it.
+    """Start `jackline train RECIPE` in the background; the same call again attaches to it or resumes it.
 
     Settings are keywords (lr=3e-4, quick=True) or words as on the command line ("--restart", "3").
     """
@@ -52,7 +52,7 @@ def train(recipe: str, *words: str, name: str | None = None, new: bool = False, 
 
 @without_traceback
 def run(command: str | Sequence[str], *, name: str | None = None, new: bool = False, **options: Any) -> Run:
-    """Start `jackline run -- COMMAND` behind this cell; the same call again attaches to it or goes on with it.
+    """Start `jackline run -- COMMAND` in the background; the same call again attaches to it or resumes it.
 
     Options are those of the command: checkpoints="out/*.pt", resume_arg="--resume {checkpoint}", restart=3 ...
     """
@@ -69,7 +69,7 @@ def run(command: str | Sequence[str], *, name: str | None = None, new: bool = Fa
 def meant_by_recipe(
     recipe: str, asked: Sequence[str], *, name: str | None = None, is_new: bool = False
 ) -> tuple[Meant, list[str]]:
-    """Which run `jackline train RECIPE ASKED` is, and what is to be asked with the second place in it."""
+    """Which run `jackline train RECIPE ASKED` is, and the words to pass, with the mirror added."""
     from jackline.cli.commands.train import with_full_mirror
 
     options = read_options(recipe, asked)
@@ -79,14 +79,14 @@ def meant_by_recipe(
     added = [] if found["config"]["mirror"] or not mirror else [f"mirror={mirror}"]
     wanted = name or options["name"] or default_name([recipe], found["identity"])
     chosen = choose_folder(folder, wanted, mirror, is_new=is_new or options["is_new"])
-    # Word for word what `jackline train` starts, so that a run that was brought back is told of no change.
+    # Exactly the command that `jackline train` starts, so that a downloaded run does not appear to be changed.
     argv = (*TRAINER, str(chosen.path), recipe, *with_full_mirror((*options["settings"], *added), mirror or ""))
     settings = {**found["identity"], "cwd": str(Path.cwd())}
     return Meant(chosen, argv, settings, mirror), [*asked, *added]
 
 
 def read_options(recipe: str, asked: Sequence[str]) -> dict[str, Any]:
-    """What of the words is about the run and what about the training, as the command itself tells them apart."""
+    """Split the words into options of the run and settings of the training, as the command itself does."""
     import click
 
     from jackline.cli.commands.train import command
@@ -103,7 +103,7 @@ def read_options(recipe: str, asked: Sequence[str]) -> dict[str, Any]:
 
 
 def resolve(recipe: str, settings: Sequence[str]) -> dict[str, Any]:
-    """In a process of its own, because a person's recipe may import anything."""
+    """Resolve the settings in a process of its own, because a user's recipe may import anything."""
     done = subprocess.run(
         [*TRAINER, "--resolve", recipe, *settings], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
@@ -114,7 +114,7 @@ def resolve(recipe: str, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def choose_folder(folder: Path, name: str, place: str | None, *, is_new: bool) -> RunDir:
-    """`new` must not meet an older run of that name, here or in the second place: that one would be gone on with."""
+    """With `is_new`, choose a name that no run has, here or in the mirror: an existing run would be resumed."""
     check_name(name)
     if not is_new:
         return RunDir(folder / name)
@@ -146,8 +146,8 @@ def start(meant: Meant, words: list[str], *, may_bring_back: bool) -> Run:
 
 
 def bring_back(meant: Meant) -> bool:
-    """The records of a run this machine knows nothing of; False when the second place has none. Its newest checkpoint
-    comes with them, or, for those of Jackline's own, when the training asks for it."""
+    """Download the records of a run that this machine does not have; False when the mirror has none. The newest
+    checkpoint comes with them; one in Jackline's own format comes later, when the training asks for it."""
     from jackline.supervisor.foreign.fetch import fetch_stranger
 
     place, found = meant.place or "", meant.run
@@ -157,7 +157,7 @@ def bring_back(meant: Meant) -> bool:
         return False
     except OSError as problem:
         raise unreadable(place, problem) from None
-    # Folders and interpreters may be elsewhere on this machine.
+    # Folders and interpreters may have other paths on this machine.
     contents = read_run_file(found)
     write_run_file(found, replace(contents, argv=meant.argv, settings=meant.settings))
     say(f"this machine has nothing of run '{found.name}'; its records are back from {place}")
@@ -167,7 +167,7 @@ def bring_back(meant: Meant) -> bool:
 
 
 def unreadable(place: str, problem: OSError) -> UsageError:
-    """Starting from nothing beside what may be there would be the worst answer."""
+    """An error instead of a start from scratch, because the unreadable place may hold checkpoints of this run."""
     return UsageError(
         f"{place} cannot be read: {problem.strerror or problem}",
         hint="run the setup cell again; it mounts the place or says what is wrong with it",

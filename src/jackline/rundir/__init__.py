@@ -1,5 +1,5 @@
-"""The file format: where a run's files are, how they are written, read and healed.
+"""The file format: where a run's files are, how they are written, read and repaired.
 
-Everything else in Jackline meets here and nowhere else. Torch-free and dependency-free; docs/RUN_FORMAT.md is
-the same contract in prose.
+All other parts of Jackline exchange data through these files and in no other way. Imports neither torch nor other
+dependencies; docs/RUN_FORMAT.md describes the same contract in prose.
 """

@@ -48,12 +48,12 @@ def _encode(value: Any) -> bytes:
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=str)
         return text.encode("utf-8", "surrogateescape")
     except ValueError:
-        # A loss that is NaN or half a character in a log line must not cost the whole file.
+        # A NaN loss or an incomplete character in a log line must not prevent writing the whole file.
         return json.dumps(_without_nan(value), indent=1, default=str).encode("ascii")
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no word for NaN and infinity, and jq refuses Python's; null is what is left."""
+    """Replace NaN and infinity by null: JSON has neither, and jq rejects Python's notation."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ def read_json(path: Path) -> Any | None:
 
 
 def sync_directory(path: Path) -> None:
-    """A rename lives in the folder's data, so the folder needs a sync of its own."""
+    """A rename is stored in the folder's data, so the folder needs a sync of its own."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,9 +1,9 @@
-"""How a run's folder comes to be, for `run`, `train` and `attach`. Nothing else makes one.
+"""Creates a run's folder, for `run`, `train` and `attach`. No other code creates one.
 
-A folder appears with a whole run.json or not at all. Its creator holds the run's lock from before the folder appears
-until the first attempt is there. So a folder without an attempt whose lock is free was left by a creator that was
-killed, and the next start claims it. Owns drafts and claims. Does not own what run.json says (run_file.py), nor the
-start of the command.
+A folder appears with a complete run.json or not at all. Its creator holds the run's lock from before the folder
+appears until the first attempt exists. So a folder without an attempt whose lock is free was left by a creator that
+was killed, and the next start claims it. Owns drafts and claims. Does not own what run.json says (run_file.py), nor
+the start of the command.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that this process may start: its first attempt is nobody else's. The supervisor inherits the lock."""
+    """A run that only this process may start. The supervisor inherits the lock."""
 
     run: RunDir
     lock: RunLock
 
     def release(self) -> None:
-        """The first attempt is there, or a supervisor holds the lock now."""
+        """Release the lock, once the first attempt exists or a supervisor holds the lock."""
         self.lock.release()
 
     def abandon(self) -> None:
-        """The start failed: without an attempt the folder goes, in one step."""
+        """The start failed: remove the folder in one step if it has no attempt."""
         if self.run.last_attempt() is None:
             draft = _draft_of(self.run)
             with contextlib.suppress(OSError):
@@ -52,20 +52,21 @@ class Claim:
 
 
 def find_existing(run: RunDir) -> Existing | None:
-    """What has the wanted name already. Raises DamagedRun for a folder that is something else."""
+    """The run that already has this name. Raises DamagedRun for a folder that is not a run."""
     if not run.path.exists():
         return None
     if is_unfinished(run):
         return Existing(run.name, "empty", {})
     state = read_status(run).state
-    # Never started, but it holds something (records from a mirror, a checkpoint): that is resumed, not made anew.
+    # A run that was never started but holds files (records from a mirror, a checkpoint) is resumed, not recreated.
     return Existing(run.name, "dead" if state == "empty" else state, read_run_file(run).settings)
 
 
 def claim_run(run: RunDir, contents: RunFile, *, hint: str, patience_s: float = CLAIM_PATIENCE_S) -> Claim | None:
     """Make the folder, or take over an unfinished one. None when another process has started the run meanwhile.
 
-    A creator at work is waited for. `hint` says how another place is chosen, where this one cannot be written.
+    Waits for another creator that is still working. `hint` is for the error when the place cannot be written: it says
+    how to choose another.
     """
     until_s = time.monotonic() + patience_s
     try:
@@ -115,13 +116,13 @@ def _make(run: RunDir, contents: RunFile) -> Claim | None:
         lock.release()
         shutil.rmtree(draft.path, ignore_errors=True)
         if error.errno in _TAKEN and os.path.lexists(run.path):
-            return None  # another start was quicker by an instant
+            return None  # another start was faster
         raise
     return Claim(run, lock)
 
 
 def _take_over(run: RunDir, contents: RunFile) -> Claim | None:
-    """A folder whose creator was killed. None while a creator is at work in it, and once it has begun."""
+    """Claim a folder whose creator was killed. None while its creator still works, or once the run has started."""
     if not is_unfinished(run):
         return None
     lock = RunLock(run.lock)
@@ -129,8 +130,8 @@ def _take_over(run: RunDir, contents: RunFile) -> Claim | None:
         if not lock.try_acquire():
             return None
     except FileNotFoundError:
-        return None  # its creator has just taken it away
-    # The folder may have begun, or gone, between the look and the lock.
+        return None  # its creator has just removed it
+    # The run may have started, or its folder may have been removed, between the check and the lock.
     if not _is_in_place(lock, run) or not is_unfinished(run):
         lock.release()
         return None
@@ -156,7 +157,7 @@ def _host_word() -> str:
 
 
 def _sweep_drafts(run: RunDir) -> None:
-    """Drafts of this machine whose creator is gone."""
+    """Delete drafts of this machine whose creator has exited."""
     for draft in run.path.parent.glob(f".{run.name}.{_host_word()}.*.draft"):
         pid = draft.name.split(".")[-2]
         if pid.isdigit() and (int(pid) == os.getpid() or read_start_ticks(int(pid)) is None):

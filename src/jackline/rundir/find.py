@@ -1,4 +1,4 @@
-"""From the word a person typed to a run directory."""
+"""Finds the run directory for the name or path that the user typed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def list_runs(folder: Path) -> list[RunDir]:
     """Runs in `folder`, then runs registered from elsewhere; each once, newest first."""
     try:
         local = [run for run in map(RunDir, folder.iterdir()) if run.has_run_file]
-    except OSError:  # no such folder, or not ours to read
+    except OSError:  # no such folder, or no permission to read it
         local = []
     seen = {run.path.resolve() for run in local}
     everywhere = local + [run for run in registered_runs() if run.path.resolve() not in seen]
@@ -28,7 +28,7 @@ def list_runs(folder: Path) -> list[RunDir]:
 
 
 def find_run(word: str | None, folder: Path) -> RunDir:
-    """A path, a name, or nothing: then the only live run, else the newest."""
+    """`word` is a path or a name. Without it: the only live run, else the newest."""
     if word is not None:
         return _find_named(word, folder)
     runs = list_runs(folder)
@@ -39,7 +39,7 @@ def find_run(word: str | None, folder: Path) -> RunDir:
 
 
 def find_only_live(folder: Path) -> RunDir:
-    """For `stop`: guessing among several live runs would end the wrong one."""
+    """For `stop`: with several live runs it raises instead of guessing, which could stop the wrong one."""
     live = [run for run in list_runs(folder) if read_status(run).state in ("alive", "unwatched")]
     if not live:
         raise UsageError("no run is alive", hint="`jackline runs` lists them all")

@@ -1,6 +1,6 @@
-"""Is this command a new run, a live one to watch, a dead one to go on with, or a clash?
+"""Decides whether a command is a new run, a live one to watch, an ended one to resume, or a name clash.
 
-Owns the default name and the pure decision. Does not touch the disk: the caller says what it found.
+Owns the default name and the pure decision. Does not touch the disk: the caller passes what it found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAUNCHER = re.compile(
 
 @dataclass(frozen=True)
 class Existing:
-    """A run that has the wanted name already."""
+    """A run that already has the wanted name."""
 
     name: str
     state: State
@@ -35,14 +35,14 @@ class Create:
 
 @dataclass(frozen=True)
 class Watch:
-    """It is alive: show it, start nothing."""
+    """The run is alive: show it, start nothing."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Resume:
-    """It stopped or died: the next attempt of the same run, with what was changed since."""
+    """The run was stopped or crashed: start its next attempt. `differences` are the settings changed since."""
 
     name: str
     differences: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class AlreadyFinished:
 
 @dataclass(frozen=True)
 class Clash:
-    """Same name, other settings. `differences` are 'key: before -> now' lines."""
+    """The same name with other settings. `differences` are 'key: before -> now' lines."""
 
     name: str
     is_alive: bool
@@ -64,7 +64,7 @@ class Clash:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """It was last seen on another machine; whether it lives cannot be told from here."""
+    """The run was last seen on another machine; whether it is alive cannot be known from here."""
 
     name: str
 
@@ -85,7 +85,7 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
 def decide_start(
     wanted: Mapping[str, Any], existing: Existing | None, *, name: str, is_new: bool, accepts_changes: bool
 ) -> Start:
-    """`name` is the name to create when nothing stands in the way (already numbered for --new)."""
+    """`name` is the name of the run to create if none exists (already numbered for --new)."""
     if existing is None or is_new or existing.state == "empty":
         return Create(name)
     differences = compare_settings(existing.settings, wanted)
@@ -122,7 +122,7 @@ def numbered_name(name: str, taken: Sequence[str]) -> str:
 
 
 def _stem(argv: Sequence[str]) -> str:
-    """The word a person would use: the script, the module, or the program itself."""
+    """The name a user would give the command: the script, the module, or the program itself."""
     first = ""
     for index, word in enumerate(argv):
         before = argv[index - 1] if index else ""
@@ -135,7 +135,7 @@ def _stem(argv: Sequence[str]) -> str:
         elif _is_script(word):
             return _clean(PurePath(word).stem)
         elif not _is_passed_over(word):
-            # Behind a launcher it may be the value of an option (torchrun --rdzv-backend c10d train.py).
+            # After a launcher, a word may be the value of an option (torchrun --rdzv-backend c10d train.py).
             if not before.startswith("-"):
                 return _clean(PurePath(word).stem)
             first = first or word
@@ -147,7 +147,7 @@ def _is_script(word: str) -> bool:
 
 
 def _is_passed_over(word: str) -> bool:
-    """Options, settings (A=1), numbers, and programs that only start others."""
+    """Whether it is an option, a setting (A=1), a number, or a program that only starts others."""
     is_number = word.replace(".", "", 1).replace(":", "").isdigit()
     return word.startswith("-") or "=" in word or is_number or bool(_LAUNCHER.fullmatch(PurePath(word).name))
 

@@ -1,6 +1,6 @@
-"""intent.json: why an attempt ends of its own will, whether it wants to be started again, and with which settings.
+"""intent.json: why an attempt exits on purpose, whether it asks for a restart, and with which settings.
 
-Owns the file's form. Written by the session (or trainer) inside the attempt, read by the supervisor's policy and by
+Owns the file's format. Written by the session (or trainer) inside the attempt, read by the supervisor's policy and by
 the next attempt's session.
 """
 
@@ -17,7 +17,7 @@ from jackline.rundir.records.fields import mapping, text
 
 @dataclass(frozen=True)
 class Intent:
-    """`settings` are for the next attempt: {'num_workers': 2, 'prefetch': 1}."""
+    """`settings` are for the next attempt, for example {'num_workers': 2, 'prefetch': 1}."""
 
     restart: bool
     why: str
@@ -25,7 +25,7 @@ class Intent:
 
     @staticmethod
     def from_json(raw: object) -> Intent | None:
-        """A damaged intent is no intent: the session may have died while it wrote."""
+        """None for a damaged file: the session may have been killed while it wrote."""
         found = raw if isinstance(raw, dict) else {}
         restart, why, settings = (found.get(name) for name in ("restart", "why", "settings"))
         if not isinstance(restart, bool):
@@ -39,8 +39,8 @@ class Intent:
 def write_intent(
     attempt: AttemptDir | None, *, restart: bool, why: str, settings: Mapping[str, Any] | None = None
 ) -> bool:
-    """Synced, because the next thing that happens may be a kill. False without an attempt, or when the disk would
-    not: the end goes on without it."""
+    """Write and sync, because the process may be killed next. False without an attempt, or when the disk refuses;
+    the exit continues without it."""
     if attempt is None:
         return False
     try:

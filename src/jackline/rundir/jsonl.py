@@ -1,6 +1,6 @@
-"""Append-only files of one JSON object a line: events and metrics.
+"""Append-only files with one JSON object per line: events and metrics.
 
-Owns: appending whole lines, healing a torn last line, reading only whole lines.
+Owns: appending whole lines, removing an incomplete last line, reading only whole lines.
 Does not own: what the lines mean.
 """
 
@@ -17,14 +17,14 @@ _BLOCK = 1 << 16
 
 
 class JsonlWriter:
-    """The one writer of one file. A line that could not be written whole is taken back."""
+    """The only writer of one file. A line that could not be written completely is removed again."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         heal(self._fd)
 
     def append(self, record: dict[str, Any]) -> bool:
-        """Append one line with a single write. False when the disk would not take it; nothing is torn then."""
+        """Append one line with a single write. False when the disk refuses it; then no partial line remains."""
         text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str)
         line = text.encode("utf-8", "surrogateescape") + b"\n"
         try:
@@ -45,7 +45,7 @@ class JsonlWriter:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a reader got: whole records, where to go on, and how many lines were not JSON."""
+    """What was read: complete records, the offset to continue at, and how many lines were not JSON."""
 
     records: tuple[dict[str, Any], ...]
     next_offset: int
@@ -53,7 +53,7 @@ class Lines:
 
 
 def heal(fd: int) -> int:
-    """Cut a torn last line off; returns how many bytes went. Only the file's writer may call this."""
+    """Remove an incomplete last line; return how many bytes it had. Only the file's writer may call this."""
     size = os.fstat(fd).st_size
     end = _end_of_last_line(fd, size)
     if end < size:
@@ -62,7 +62,7 @@ def heal(fd: int) -> int:
 
 
 def read_lines(path: Path, offset: int = 0, *, max_bytes: int = 64 << 20) -> Lines:
-    """Whole records from `offset` on. An absent file has none; a torn last line is left for the next read."""
+    """Complete records from `offset` on; none if the file is absent. An incomplete last line is left for later."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -71,7 +71,7 @@ def read_lines(path: Path, offset: int = 0, *, max_bytes: int = 64 << 20) -> Lin
         return Lines((), offset, 0)
     end = data.rfind(b"\n") + 1
     if end == 0 and len(data) >= max_bytes:
-        end = len(data)  # one monstrous line: pass over it instead of reading it again for ever
+        end = len(data)  # one very long line: skip it instead of reading it again and again
     records: list[dict[str, Any]] = []
     num_damaged = 0
     for line in data[:end].split(b"\n"):
@@ -86,7 +86,7 @@ def read_lines(path: Path, offset: int = 0, *, max_bytes: int = 64 << 20) -> Lin
 
 
 def read_last(path: Path, count: int) -> tuple[dict[str, Any], ...]:
-    """The last `count` whole records, without reading the whole file."""
+    """The last `count` complete records, without reading the whole file."""
     try:
         size = path.stat().st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a run's files are. The only place that spells their names."""
+"""Where a run's files are. No other module contains their names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunDir:
 
     @property
     def has_run_file(self) -> bool:
-        """False also for a path that cannot be asked: too long, or in a folder that is not ours to read."""
+        """False also for a path that cannot be checked: too long, or in a folder that we may not read."""
         try:
             return self.run_file.exists()
         except OSError:
@@ -49,12 +49,12 @@ class RunDir:
 
     @property
     def validation_request(self) -> Path:
-        """Made by `jackline validate`, taken away by the trainer that obeys."""
+        """Created by `jackline validate`, removed by the trainer when it runs the validation."""
         return self.path / "validation-request"
 
     @property
     def mirror_file(self) -> Path:
-        """Only with --mirror: what was copied away, and when."""
+        """Only with --mirror: what was uploaded, and when."""
         return self.path / "mirror.json"
 
     @property
@@ -69,7 +69,7 @@ class RunDir:
 
     @property
     def supervisor_log(self) -> Path:
-        """What the supervisor itself has to complain about; empty in good times."""
+        """Errors of the supervisor itself; empty if there were none."""
         return self.path / "supervisor.log"
 
     @property
@@ -86,7 +86,7 @@ class RunDir:
 
     @property
     def memory_file(self) -> Path:
-        """What the rehearsal measured against what was predicted."""
+        """The memory that the rehearsal measured, and the memory that was predicted."""
         return self.path / "memory.json"
 
     @property
@@ -114,7 +114,7 @@ class RunDir:
         return AttemptDir(self.attempts / f"{number:03d}")
 
     def list_attempts(self) -> list[AttemptDir]:
-        """Oldest first. A folder that is not a number is not ours and is left alone."""
+        """All attempts, oldest first. A folder whose name is not a number is not ours and is ignored."""
         try:
             found = [path for path in self.attempts.iterdir() if path.name.isdigit() and path.is_dir()]
         except OSError:
@@ -152,17 +152,17 @@ class AttemptDir:
 
     @property
     def wait_file(self) -> Path:
-        """Written by the keeper: how the child ended, in the kernel's own number."""
+        """Written by the keeper: how the child ended, as the kernel reported it."""
         return self.path / "wait.json"
 
     @property
     def keyboard(self) -> Path:
-        """A FIFO, only with --tty: what viewers type."""
+        """A FIFO with what viewers type; only with --tty."""
         return self.path / "keyboard"
 
     @property
     def reserve(self) -> Path:
-        """Disk space kept back for the command's own output; given up when the disk is nearly full."""
+        """Disk space reserved for the command's own output; freed when the disk is nearly full."""
         return self.path / "reserve"
 
     @property

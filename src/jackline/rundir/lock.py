@@ -1,4 +1,4 @@
-"""One supervisor a run, held by the kernel and let go by it at any kind of death."""
+"""The lock that allows one supervisor per run; the kernel releases it however the process ends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.supervisor import read_supervisor
 
-_LAST_WORK_S = 30.0  # of a supervisor that has written down its run's end: hooks
+_LAST_WORK_S = 30.0  # time for the hooks of a supervisor that has already recorded its run's end
 
 
 class RunLock:
-    """An flock on the run's `lock` file. `fd`: a descriptor inherited from a process that holds it already."""
+    """An flock on the run's `lock` file. `fd`: a descriptor inherited from a process that already holds it."""
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
         self._path = path
@@ -22,11 +22,11 @@ class RunLock:
 
     @property
     def fd(self) -> int | None:
-        """For a process that goes on holding it; None while it is not held."""
+        """The descriptor, for a process that inherits the lock; None while it is not held."""
         return self._fd
 
     def try_acquire(self) -> bool:
-        """True when this process now holds the run; False when somebody else does."""
+        """True when this process now holds the lock; False when another process does."""
         if self._fd is not None:
             return True
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -45,7 +45,7 @@ class RunLock:
 
 
 def acquire_after_finished(lock: RunLock, run: RunDir) -> bool:
-    """As try_acquire, but a supervisor whose run has ended is waited for: it may still be waiting for a hook."""
+    """Like try_acquire, but waits for a supervisor whose run has ended: it may still be running a hook."""
     until_s = time.monotonic() + _LAST_WORK_S
     while not lock.try_acquire():
         if not read_supervisor(run).is_finished or time.monotonic() > until_s:

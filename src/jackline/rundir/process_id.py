@@ -1,6 +1,6 @@
-"""Which process is meant, for ever: pid, start time, boot and host.
+"""The permanent identity of a process: pid, start time, boot and host.
 
-Owns the law of being alive: same host and boot, and pid and start time match. A state word in a file is never
+Owns the rule for being alive: same host and boot, and pid and start time match. A state written in a file is never
 trusted. Does not own any other reading of /proc (that is `machine`).
 """
 
@@ -30,7 +30,7 @@ class ProcessId:
 
     @staticmethod
     def from_json(value: Any) -> ProcessId | None:
-        """None for anything but a whole one: half a name may be another process's."""
+        """None for an incomplete identity, because it may match another process."""
         if not isinstance(value, dict):
             return None
         pid, ticks, host, boot = (value.get(name) for name in ("pid", "start_ticks", "host", "boot_id"))
@@ -41,13 +41,13 @@ class ProcessId:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The identity of a process of this machine, None when it is gone."""
+    """The identity of a process on this machine; None when it does not exist."""
     ticks = read_start_ticks(pid)
     return None if ticks is None else ProcessId(pid, ticks, host_name(), boot_id())
 
 
 def liveness(process: ProcessId) -> Liveness:
-    """A zombie is gone: it does nothing any more."""
+    """Whether it is alive, gone, or on another machine. A zombie counts as gone, because it does nothing any more."""
     if process.host != host_name():
         return "elsewhere"
     if process.boot_id != boot_id():
@@ -60,12 +60,12 @@ def is_alive(process: ProcessId | None) -> bool:
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat; None for a process that is gone or a zombie."""
+    """Field 22 of /proc/PID/stat; None for a process that does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command name may hold spaces and brackets, so count from the last one.
+    # The command name may contain spaces and parentheses, so count from the last parenthesis.
     fields = stat[stat.rfind(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 

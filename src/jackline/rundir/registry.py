@@ -1,6 +1,6 @@
 """Which runs exist on this machine, from any directory.
 
-One small file a run in the user's state folder. It is a hint: a run that was moved or deleted is passed over.
+One small file per run in the user's state folder. It is only a hint: a run that was moved or deleted is skipped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def state_folder() -> Path:
         return Path(state) / "jackline"
     try:
         return Path.home() / ".local" / "state" / "jackline"
-    except RuntimeError:  # a container that runs as a number without an entry in passwd
+    except RuntimeError:  # a container that runs under a uid without an entry in passwd
         return Path("/tmp") / f"jackline-state-{os.getuid()}"
 
 
 def register(run: RunDir) -> bool:
-    """Remember a run. False when the state folder cannot be written; the run goes on without."""
+    """Register a run. False when the state folder cannot be written; the run continues without."""
     import hashlib
 
     folder = state_folder() / "runs"
@@ -44,7 +44,7 @@ def register(run: RunDir) -> bool:
 
 
 def registered_runs() -> list[RunDir]:
-    """Runs whose folder is still there, newest registration first."""
+    """Runs whose folder still exists, newest registration first."""
     found: list[tuple[float, RunDir]] = []
     try:
         entries = list((state_folder() / "runs").glob("*.json"))

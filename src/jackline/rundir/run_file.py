@@ -1,4 +1,4 @@
-"""run.json: what was started, where, from which code. Written once by whoever creates the run."""
+"""run.json: what was started, where, from which code. Written once by the process that creates the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DamagedRun(UsageError):
 
 @dataclass(frozen=True)
 class RunFile:
-    """The contents of run.json. `options` are the supervisor's, `settings` decide whether two runs are the same."""
+    """The contents of run.json. `options` are for the supervisor; `settings` decide whether two runs are the same."""
 
     name: str
     kind: str
@@ -41,7 +41,7 @@ class RunFile:
     versions: dict[str, str] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     user: str = ""
-    former: list[dict[str, Any]] = field(default_factory=list)  # commands it was before --continue-with-changes
+    former: list[dict[str, Any]] = field(default_factory=list)  # its earlier commands, before --continue-with-changes
     format: int = FORMAT
 
     @property
@@ -61,8 +61,8 @@ def describe_run(
     options: Mapping[str, Any],
     cwd: Path,
 ) -> RunFile:
-    """Everything known about a run at its birth. Reads git and the versions; writes nothing."""
-    import platform  # these are for those who create runs, not for those who read them: 15 ms
+    """Everything known about a run when it is created. Reads git and the versions; writes nothing."""
+    import platform  # these imports cost 15 ms; only code that creates runs needs them
 
     from jackline import __version__
 
@@ -84,7 +84,7 @@ def describe_run(
 
 
 def with_cards(contents: RunFile, names: Sequence[str], sizes_bytes: Sequence[int] = ()) -> RunFile:
-    """The same with the machine's cards; who creates a run asks for them, because a driver may take its time."""
+    """The same with the machine's GPUs. The creator of a run queries them, because a driver may be slow."""
     cards = {"cards": list(names), "card_bytes": list(sizes_bytes)}
     return replace(contents, machine={**contents.machine, **cards})
 
@@ -160,7 +160,7 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it can be a folder under the runs folder and nothing else."""
+    """Return `name` if it is a valid folder name directly under the runs folder; raise otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or ".." in name or len(name) > MAX_NAME:
         raise UsageError(
             f"'{name}' cannot be a run name",
@@ -179,7 +179,7 @@ def read_git(folder: Path) -> dict[str, Any]:
     commit, branch = names.split("\n")[:2]
     diff = _git(folder, "diff", "HEAD") or ""
     found: dict[str, Any] = {"commit": commit, "is_dirty": bool(diff)}
-    if branch != "HEAD":  # on none
+    if branch != "HEAD":  # "HEAD" means that no branch is checked out
         found["branch"] = branch
     if diff:
         found["diff_sha256"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,6 +1,6 @@
-"""Is a run alive, watched, stopped, finished or dead? Told from pids, start times and exit files alone.
+"""Whether a run is alive, watched, stopped, finished or dead, from pids, start times and exit files only.
 
-Owns the laws in docs/RUN_FORMAT.md "alive"; works on a copied run directory. Does not own wording for people.
+Owns the rules in docs/RUN_FORMAT.md "alive"; works on a copied run directory. Does not own wording for people.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jackline.rundir.records.exit import ExitRecord, read_exit
 from jackline.rundir.records.start import StartRecord, read_start
 from jackline.rundir.records.supervisor import SupervisorRecord, read_supervisor
 
-if TYPE_CHECKING:  # its dataclasses are for those who start runs: 11 ms
+if TYPE_CHECKING:  # importing it costs 11 ms; only code that starts runs needs its dataclasses
     from jackline.rundir.identity import State
 
 STALE_AFTER_S = 10.0
@@ -23,7 +23,7 @@ STALE_AFTER_S = 10.0
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What the files and the kernel say of a run right now."""
+    """What the files and the kernel say about a run right now."""
 
     state: State
     attempt: int
@@ -37,7 +37,7 @@ class RunStatus:
 
 
 def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None = None) -> RunStatus:
-    """Never raises for damaged state files: what cannot be read is absent. `attempt` asks for an earlier one."""
+    """Never raises for damaged state files: what cannot be read counts as absent. `attempt`: an earlier attempt."""
     now = time.time() if now_s is None else now_s
     last = run.last_attempt()
     is_earlier = attempt is not None and last is not None and attempt != last.number
@@ -73,7 +73,7 @@ def _state(
         state_file.is_finished and exit_file.is_there and state_file.attempt == (attempt.number if attempt else 0)
     )
     if is_alive(supervisor) and not is_over:
-        return "alive"  # also between two attempts, while it waits to restart
+        return "alive"  # also between two attempts, while the supervisor waits to restart
     if is_alive(child):
         return "unwatched"
     if exit_file.is_there and not state_file.is_restarting:

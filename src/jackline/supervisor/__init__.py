@@ -1,4 +1,4 @@
-"""Starts a command, watches it, names its hangs, explains its death, starts it again.
+"""Starts a command, watches it, detects hangs, explains why it ended, and restarts it.
 
-Torch-free. Decisions (verdict, policy) are pure functions; supervise.py is the thin loop that feeds them.
+Does not import torch. Decisions (verdict, policy) are pure functions; supervise.py is the thin loop that feeds them.
 """

@@ -27,7 +27,7 @@ def main(words: list[str]) -> None:
     def answer(
         problem: str = "", hint: str | None = None, exit_code: int = EXIT_FAILED, detail: tuple[str, ...] = ()
     ) -> None:
-        """Tell whoever started us, once; they may have gone."""
+        """Report once to the process that started us; it may have exited already."""
         nonlocal reporter
         write(StartAnswer(problem, hint, exit_code, detail))
         if reporter >= 0:
@@ -35,7 +35,7 @@ def main(words: list[str]) -> None:
         reporter = -1
 
     if os.fork():
-        os._exit(0)  # whoever started us reaps this at once; the supervisor belongs to nobody
+        os._exit(0)  # the process that started us reaps this one at once; the supervisor then has no parent
     try:
         supervisor = Supervisor(
             RunDir(Path(path)),

@@ -1,7 +1,7 @@
-"""What happened, a line each, for people and for their own commands.
+"""The supervisor's events: recorded, printed into out.log, and passed to the user's --on-event command.
 
 Owns events-supervisor.jsonl, the [jackline] lines in out.log and the --on-event command. Fails open: an event that
-cannot be written is lost, the run is not.
+cannot be written is lost, but the run continues.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jackline.rundir.records.event import EventRecord
 from jackline.supervisor.output.reader import LogWriter
 
 HOOK_LIMIT_S = 60.0
-# The words --on-event knows; other events are only written down.
+# The names of the events that --on-event knows; other events are only recorded.
 HOOKED = {"stuck": "stuck", "died": "died", "finished": "done", "memory": "memory"}
 
 
 class Events:
-    """The supervisor's voice."""
+    """Records and reports the events of one run's supervisor."""
 
     def __init__(self, run: RunDir, log: LogWriter, on_event: str | None) -> None:
         self._run = run
@@ -43,7 +43,7 @@ class Events:
             self.run_hook(self._on_event, HOOKED[event], text)
 
     def run_hook(self, command: str, event: str, text: str, *, exit_code: int | None = None) -> None:
-        """Start a person's command; it gets a minute, and its failure is only noted."""
+        """Start the user's command. It may take a minute; its failure is only recorded."""
         env = {
             **os.environ,
             "JACKLINE_EVENT": event,
@@ -63,7 +63,7 @@ class Events:
         self._hooks.append((hook, time.monotonic()))
 
     def tend_hooks(self) -> None:
-        """Reap ended commands and end those that take too long."""
+        """Reap commands that have exited and kill those that take too long."""
         for entry in list(self._hooks):
             hook, started_s = entry
             code = hook.poll()

@@ -1,4 +1,4 @@
-"""What a person chose for the supervision of one run, as the supervisor needs it."""
+"""The user's options for the supervision of one run, as the supervisor needs them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jackline.rundir.records.fields import decode
 
 @dataclass(frozen=True)
 class SuperviseOptions:
-    """Defaults are those of `jackline run` for a stranger's command. `..._attached` counts once the script has
-    attached (`jackline.attach`), because it can then go on exactly; None: as for a stranger's."""
+    """Defaults are those of `jackline run` for a user's own command. `..._attached` applies once the script has
+    attached (`jackline.attach`), because it can then resume exactly; None means the same as without attach."""
 
     restart: int = 0
     on_stuck: str = "report"  # report | restart | stop
@@ -33,12 +33,12 @@ class SuperviseOptions:
     is_terminal: bool = False
     columns: int = 80
     rows: int = 24
-    start_from: str | None = None  # `resume --from PATH`: for the next attempt alone
+    start_from: str | None = None  # `resume --from PATH`: only for the next attempt
     from_scratch: bool = False  # `resume --from-scratch`: likewise
-    typed: str = ""  # after `jackline`, options and all; only of `jackline train`, whose trainer repeats it
+    typed: str = ""  # the command line after `jackline`; only for `jackline train`, whose trainer prints it
 
     def for_session(self, is_attached: bool) -> SuperviseOptions:
-        """What holds now."""
+        """The options that apply now."""
         if not is_attached:
             return self
         restart = self.restart if self.restart_attached is None else self.restart_attached
@@ -49,5 +49,5 @@ class SuperviseOptions:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> SuperviseOptions:
-        """What cannot be read keeps its default."""
+        """A field that cannot be read keeps its default."""
         return decode(SuperviseOptions, value)

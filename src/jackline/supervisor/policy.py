@@ -1,7 +1,7 @@
-"""After a death: start again, and when, or stop, and why.
+"""The restart policy: after an attempt ended, restart (and when) or stop (and why).
 
-Owns the decision alone: no clock, no files, no processes. The loop gives it the attempts of this supervisor's
-life and does what it answers. What a death was is decided before, by `diagnosis`.
+Owns only the decision: no clock, no files, no processes. The loop passes it the attempts that this supervisor has
+run, and does what it returns. `diagnosis` has already decided why an attempt ended.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ FIRST_DELAY_S = 5.0
 MAX_DELAY_S = 300.0
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 QUICK_DEATH_S = 60.0
-# A session may ask for restarts that look alike from outside (micro-batch 16, 8, 4, 2, 1), but not for ever.
+# A session may ask for restarts that look alike from outside (micro-batch 16, 8, 4, 2, 1), but not endlessly.
 MAX_ASKED_DEATHS_WITHOUT_PROGRESS = 10
 
 _ENDED_BY_A_PERSON: frozenset[Cause] = frozenset({"killed_by_someone", "time_limit"})
-# Ended by us with a checkpoint at hand; the next attempt starts with less.
+# We ended it, and it has a checkpoint; the next attempt starts with fewer workers.
 _GUARDED_AGAIN = "going on from the last checkpoint, with fewer workers where they are Jackline's to choose"
 _RETRIED_ONCE: frozenset[Cause] = frozenset({"segfault", "abort", "bus_error"})
 _WORDS: dict[Cause, str] = {
@@ -38,7 +38,7 @@ _WORDS: dict[Cause, str] = {
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """One attempt that has ended. `made_progress`: it left a newer checkpoint than the one it was started from."""
+    """One attempt that has ended. `made_progress`: it wrote a newer checkpoint than the one it resumed from."""
 
     number: int
     duration_s: float
@@ -67,7 +67,7 @@ def decide(
     is_stop_requested: bool,
     intent: Intent | None,
 ) -> Restart | Stop:
-    """What comes after the last of `attempts`. `intent` is what the session wrote into intent.json, if it did."""
+    """What to do after the last of `attempts`. `intent` is what the session wrote into intent.json, if anything."""
     last = attempts[-1]
     if is_stop_requested:
         return Stop("a stop was requested")
@@ -102,7 +102,7 @@ def _as_asked(wants_restart: bool, why: str, attempts: Sequence[AttemptSummary])
 
 
 def _after_guard(attempts: Sequence[AttemptSummary]) -> Restart | Stop:
-    """We ended it, so going on is ours too, whatever --restart says; but not for ever."""
+    """We ended it, so we also restart it, whatever --restart says; but not endlessly."""
     num_deaths = _deaths_without_progress(attempts)
     if num_deaths >= MAX_DEATHS_WITHOUT_PROGRESS:
         return Stop(f"it filled the host's memory {num_deaths} times without a new checkpoint", is_crash_loop=True)
@@ -127,7 +127,7 @@ def _is_same_quick_death(before: AttemptSummary, last: AttemptSummary) -> bool:
 
 
 def _deaths_without_progress(attempts: Sequence[AttemptSummary]) -> int:
-    """How many of the last attempts brought no new checkpoint."""
+    """How many of the last attempts, counted from the end, wrote no new checkpoint."""
     count = 0
     for attempt in reversed(attempts):
         if attempt.made_progress:

@@ -1,7 +1,7 @@
-"""What the command line asks of a supervisor, and what that answers: the two messages of a start.
+"""The two messages at a start: the request from the command line to a supervisor, and its answer.
 
-The request travels in memory, not on a command line that every user of the machine may read: hooks and mirrors can
-hold passwords.
+The request is passed in memory, not on a command line, which every user of the machine may read: hooks and mirror
+URLs can hold passwords.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jackline.supervisor.options import SuperviseOptions
 
 @dataclass(frozen=True)
 class StartRequest:
-    """`reporter` and `lock` are descriptors that the supervisor inherits; `lock` only for a run made a moment ago."""
+    """`reporter` and `lock` are descriptors that the supervisor inherits; `lock` only for a run just created."""
 
     reporter: int
     options: SuperviseOptions
@@ -33,7 +33,7 @@ class StartRequest:
 
     @staticmethod
     def from_memory(fd: int) -> StartRequest:
-        """Closes `fd`; what the supervisor inherits is not for its own children."""
+        """Closes `fd`. The supervisor's own children do not inherit its descriptors."""
         with open(fd, "rb") as file:
             value = json.load(file)
         request = StartRequest(**{**value, "options": SuperviseOptions.from_json(value["options"])})
@@ -45,7 +45,7 @@ class StartRequest:
 
 @dataclass(frozen=True)
 class StartAnswer:
-    """An empty `problem`: the command runs. `said` is a line on the way to the answer, and not the answer yet."""
+    """An empty `problem` means that the command runs. A message with `said` is a line to print before the answer."""
 
     problem: str = ""
     hint: str | None = None
@@ -58,7 +58,7 @@ class StartAnswer:
 
     @staticmethod
     def from_line(line: bytes) -> StartAnswer:
-        """Anything but a whole answer means that the supervisor was gone before it could say why."""
+        """An incomplete answer means that the supervisor exited before it could say why."""
         try:
             value: dict[str, Any] = json.loads(line)
             said = None if value["said"] is None else str(value["said"])

@@ -1,4 +1,4 @@
-"""Bringing a supervisor to life, for a new run or for one whose supervisor is gone."""
+"""Starts a supervisor, for a new run or for one whose supervisor has exited."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from jackline.supervisor.request import StartAnswer, StartRequest
 START_DEADLINE_S = 60.0
 _WRITES_DOWN_WITHIN_S = 30.0
 
-# Isolated (-I), so that files in the current folder or on PYTHONPATH that are named like standard modules cannot
-# break the supervisor. Our own folder goes last for the same reason.
+# Isolated (-I): files in the current folder or on PYTHONPATH may have names of standard modules, and they must not
+# break the supervisor. Our own folder comes last for the same reason.
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from jackline.supervisor.__main__ import main; main(sys.argv[2:])"
 _PACKAGE_PARENT = Path(__file__).parents[2]
 
 
 class NotStarted(JacklineError):
-    """The supervisor's own reason, brought over."""
+    """The supervisor did not start; carries the reason that it reported."""
 
     def __init__(self, message: str, *, detail: tuple[str, ...], hint: str | None, exit_code: int) -> None:
         super().__init__(message, detail=detail, hint=hint)
@@ -47,8 +47,8 @@ def start_supervisor(
     lock: RunLock | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Start one in a session of its own; returns when the command runs, raises with its reason when it does not. What
-    it has to say before that goes to `say`. It inherits the `lock` of a run that this process has claimed."""
+    """Start one in a session of its own; return when the command runs, raise with the reason when it does not. Lines
+    that it reports before that go to `say`. It inherits the `lock` of a run that this process has claimed."""
     report, reporter = os.pipe()
     lock_fd = lock.fd if lock is not None else None
     request = StartRequest(reporter, options, adopts=adopts, lock=lock_fd).to_memory()
@@ -82,13 +82,13 @@ def start_supervisor(
 
 
 def take_over(run: RunDir) -> None:
-    """Put a new supervisor over a command whose own is gone, or let one write down how such a command ended."""
+    """Start a new supervisor for a command whose own has exited, or for recording how such a command ended."""
     start_supervisor(run, SuperviseOptions.from_json(read_supervisor(run).options), adopts=True)
 
 
 def take_over_unless_watched(run: RunDir) -> bool:
-    """False when it has a supervisor after all: somebody was quicker, or the one that started it an instant ago had
-    yet to write that down."""
+    """False when the run has a supervisor after all: another process was faster, or a supervisor that has just
+    started had not recorded itself yet."""
     try:
         take_over(run)
     except JacklineError:
@@ -102,7 +102,7 @@ def take_over_unless_watched(run: RunDir) -> bool:
 
 
 def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> ProcessId | None:
-    """Ask for an end: through the supervisor, else straight at the command. Returns who was asked."""
+    """Ask the supervisor to stop the run, or the command itself if there is none. Returns the process asked."""
     import signal
 
     status = read_status(run)
@@ -116,7 +116,8 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
 
 
 def _read_answer(report: int, say: Callable[[str], None]) -> StartAnswer:
-    """The last line. Those before it are said as they come, and each gives more time: copying may take minutes."""
+    """Read the answer, which is the last line. Earlier lines are printed at once and each extends the time limit,
+    since copying may take minutes."""
     data = b""
     deadline_s = time.monotonic() + START_DEADLINE_S
     try:

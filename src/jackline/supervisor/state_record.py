@@ -1,4 +1,4 @@
-"""From what the supervisor has seen of an attempt to the parts of supervisor.json. Pure."""
+"""Turns what the supervisor has seen of an attempt into the parts of supervisor.json. Pure."""
 
 from __future__ import annotations
 

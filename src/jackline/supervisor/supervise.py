@@ -1,7 +1,7 @@
-"""The supervisor: attempts, one after another, until the command is done or must not be started again.
+"""The supervisor: runs attempts, one after another, until the command is done or must not be restarted.
 
-Read top to bottom: start or adopt, watch ten times a second, examine the end, decide, wait, start again. Decisions
-are policy.py, stopping.py and verdict.py; this loop feeds them and acts.
+Read top to bottom: start or adopt, watch ten times a second, examine the end, decide, wait, restart. Decisions are
+made in policy.py, stopping.py and verdict.py; this loop feeds them and acts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Supervisor:
         on_said: Callable[[str], None],
         lock_fd: int | None = None,
     ) -> None:
-        """`on_said` brings words to whoever starts us, while they wait for `on_started`."""
+        """`on_said` sends text to the process that starts us, while that waits for `on_started`."""
         self.run = run
         self.options = options
         self.on_started = on_started
@@ -95,10 +95,10 @@ class Supervisor:
         cwd = Path(self.contents.cwd)
         self.checkpoints = CheckpointsSeen(run, options.checkpoints, cwd=cwd, since_s=self.contents.created_at_s)
 
-    # -- the two ways in ---------------------------------------------------------------------------------------------
+    # -- the two entry points ----------------------------------------------------------------------------------------
 
     def start(self) -> int:
-        """A new attempt; an earlier one whose end nobody wrote down is examined first."""
+        """Start a new attempt. An earlier one whose end was not recorded is examined first."""
         self._open_console(None)
         former = self._adopted_watch()
         if former is not None:
@@ -110,7 +110,7 @@ class Supervisor:
         return self._attempts(None)
 
     def adopt(self) -> int:
-        """Take over a command whose supervisor is gone, or write down how it ended."""
+        """Take over a command whose supervisor has exited, or record how it ended."""
         state = read_supervisor(self.run)
         self._open_console(state.output.out_log_bytes)
         watch = self._adopted_watch()
@@ -141,7 +141,7 @@ class Supervisor:
         former = self.run.last_attempt()
         attempt = self.run.attempt(former.number + 1 if former else 1)
         start = self._resuming().prepare(self.contents.argv, attempt.number, is_first=former is None)
-        # What a person chose holds for the attempt he started, not for a restart at night.
+        # These options apply to the attempt that the user started, not to later automatic restarts.
         self.options = replace(self.options, start_from=None, from_scratch=False)
         attempt.stacks.mkdir(parents=True)
         with contextlib.suppress(OSError):
@@ -197,8 +197,8 @@ class Supervisor:
         return self._examine(watch, ending)
 
     def _is_over(self, watch: AttemptWatch, ending: Ending) -> bool:
-        """The main process has ended. What it left behind is either debris, which the keeper ends, or work that a
-        script started in the background, which is watched on."""
+        """The main process has ended. Processes that it left behind are either leftovers, which the keeper ends, or
+        background work that a script started, which we continue to watch."""
         if watch.command.is_settled():
             return True
         ended_for_s = time.time() - ending.ended_at_s
@@ -237,7 +237,7 @@ class Supervisor:
 
     @property
     def _chosen(self) -> SuperviseOptions:
-        """What was asked for, or what goes without saying for a script that has attached."""
+        """The options in force: those asked for, or the defaults for a script that has attached."""
         return self.options.for_session(bool(self.run.session_files()))
 
     def _decide(self, watch: AttemptWatch) -> Restart | Stop:
@@ -255,7 +255,7 @@ class Supervisor:
         self.events.emit(event, autopsy.text, cause=autopsy.cause, exit_code=autopsy.exit_code)
 
     def _wait_to_restart(self, watch: AttemptWatch, decision: Restart) -> bool:
-        """False when somebody asked for an end meanwhile."""
+        """False when a stop was requested meanwhile."""
         until_s = time.monotonic() + decision.delay_s
         restart_at_s = time.time() + decision.delay_s
         self.events.emit("restart", f"starting again in {format_duration(decision.delay_s)}: {decision.why}")
@@ -301,7 +301,7 @@ class Supervisor:
             self.events.emit("note", step.text)
 
     def _stop_asked_for(self) -> Stopping:
-        """`jackline stop` leaves a note beside its signal; a SIGTERM without one is the machine's or a stranger's."""
+        """`jackline stop` writes a file beside its signal; a SIGTERM without one came from the system or others."""
         request = read_stop_request(self.run)
         if time.time() - (request.at_s or 0.0) < 30.0:
             self.stop_requested_by = request.by or "jackline stop"
@@ -310,7 +310,7 @@ class Supervisor:
         return Stopping("sigterm", min(PREEMPTION_GRACE_S, self.options.grace_s))
 
     def _hear_late_sigterm(self, ending: Ending) -> None:
-        """A shutdown signals everybody, in any order: the command may have gone before our own signal came."""
+        """A shutdown signals all processes in any order, so the command may have exited before we got our signal."""
         until_s = time.monotonic() + SIGTERM_MAY_LAG_S
         while ending.signal == signal.SIGTERM and not self.sent and not self.is_terminated:
             if time.monotonic() > until_s:
@@ -327,17 +327,17 @@ class Supervisor:
             self.stopping = Stopping("stuck", min(STUCK_GRACE_S, self.options.grace_s))
 
     def _mind_memory(self, watch: AttemptWatch) -> None:
-        """No boundary came in time. What the kernel would kill in a moment is ended by us, who can say why; but only
-        where it can go on from a checkpoint: a stranger's script may get through."""
+        """If no boundary came in time, end the command just before the kernel kills it, because we can say why. Do so
+        only if it can resume from a checkpoint: a user's own script might still succeed."""
         if self.stopping is not None or not watch.memory.must_end():
             return
         if read_intent(watch.command.attempt) is not None:
-            return  # a boundary came: it is saving, and fills no more memory
+            return  # it reached a boundary: it is saving and does not use more memory
         checkpoint = self.checkpoints.newest_path()
         if checkpoint is None:
             return
         self.sent.append(SentSignal(time.time(), int(signal.SIGKILL), "memory"))
-        # The group and not the tree: the process that writes checkpoints has a group of its own and finishes.
+        # Signal the group, not the tree: the checkpoint writer has a group of its own and can finish.
         watch.command.send(signal.SIGKILL, "group")
         self.stopping = Stopping("memory", 0.0, stage=2, last_step_at_s=time.monotonic())
         text = f"host memory is full in a moment and no step ends: ended before the kernel kills; {checkpoint} stands"
@@ -352,7 +352,7 @@ class Supervisor:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if self.options.mirror is not None:
-            from jackline.supervisor.foreign.mirror import start_mirror  # archives and stores: only who asks pays
+            from jackline.supervisor.foreign.mirror import start_mirror  # slow to import (archives, stores)
 
             self.mirror = start_mirror(self.run, self.options)
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -367,7 +367,7 @@ class Supervisor:
         self.is_terminated = True
 
     def _adopted_watch(self) -> AttemptWatch | None:
-        """The last attempt, if it was started and its end was never written down."""
+        """The last attempt, if it was started and its end was not recorded."""
         attempt = self.run.last_attempt()
         if attempt is None or attempt.exit_file.exists():
             return None

@@ -77,7 +77,7 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
         try:
             result["size_bytes"] = verify_checkpoint(folder / str(name)).size_bytes
         except Damage as damage:
-            if _is_deleted(folder / str(name)):  # by a run that is alive: an old one went while it was being read
+            if _is_deleted(folder / str(name)):  # a live run deleted this old one while we read it
                 click.echo(f"{name} was deleted meanwhile", err=True)
                 continue
             result |= {"is_whole": False, "why": str(damage)}
@@ -91,7 +91,7 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
 
 
 def _is_deleted(path: Path) -> bool:
-    """Whether it goes away by itself: deleting takes a moment, and the manifest goes first."""
+    """Whether it is being deleted: that takes a moment, and the manifest is deleted first."""
     deadline_s = time.monotonic() + _DELETED_WITHIN_S
     while path.exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -113,7 +113,7 @@ def prune(run: str | None, left_behind: bool, dry_run: bool, runs_dir: str | Non
     folder = _folder(run, runs_dir)
     wanted = Keep(last=given["keep"], every=given["keep_every"], best=given["best"])
     listed = catalogue.list_checkpoints(folder)
-    # With --left-behind one good one is enough, the one the run goes on from: this line may have no second yet.
+    # With --left-behind one good checkpoint is enough, the one that the run resumes from: there may be no second yet.
     num_asked = 1 if left_behind else max(wanted.last, 2)
     good = _prove_newest(listed, num_asked)
     if not left_behind:
@@ -130,7 +130,7 @@ def _old_ones(listed: list[Listed], good: list[Name], keep: Keep) -> list[Listed
 
     metrics = {entry.name: entry.manifest.metrics for entry in listed if entry.manifest is not None}
     by_name = {entry.name: entry for entry in listed}
-    best: list[Name] = []  # down to one that is whole
+    best: list[Name] = []  # the best ones, up to and including the first complete one
     while (name := best_checkpoint(metrics, keep.best)) is not None:
         best.append(name)
         del metrics[name]
@@ -201,7 +201,7 @@ def _names(folder: Path, step: int | None) -> list[Name]:
 
 
 def _prove_newest(listed: list[Listed], count: int) -> list[Name]:
-    """Reads the newest ones until `count` are found whole."""
+    """Read the newest checkpoints until `count` of them are verified."""
     from jackline.checkpoint.format.verify import verify_checkpoint
 
     good: list[Name] = []

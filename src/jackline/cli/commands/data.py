@@ -1,7 +1,7 @@
-"""`jackline data prepare|show|bench SOURCE`: the data engine by hand.
+"""`jackline data prepare|show|bench SOURCE`: the data engine, called directly.
 
 Only turns options into a request; the work is done by `python -m jackline.data`, a child process that may import
-numpy and friends.
+numpy and other packages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def command() -> None:
 
 
 def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What all three commands take: the sources and everything that decides which tokens come of them."""
+    """The options of all three commands: the sources and everything that determines the tokens."""
     for option in reversed(_SOURCE_OPTIONS):
         function = option(function)
     return function
@@ -134,10 +134,10 @@ def _default_root() -> str:
 
 def _run(name: str, request: dict[str, Any]) -> None:
     argv = [sys.executable, "-m", "jackline.data", name, "-"]
-    # Ctrl-C reaches the child too; it has the last word, so this process only waits.
+    # Ctrl-C reaches the child too. The child handles and reports it, so this process only waits.
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
-        # Through a pipe: one argument may be 128 KiB at most, and a mixture of long paths is longer.
+        # Passed through a pipe: an argument may have at most 128 KiB, and a mixture of long paths can be longer.
         with contextlib.suppress(BrokenPipeError, KeyboardInterrupt), child.stdin:
             child.stdin.write(json.dumps(request).encode())
         while True:

@@ -1,7 +1,7 @@
-"""`jackline demo`: a minute that shows it: a training is killed with SIGKILL half-way, goes on, and ends bit-equal.
+"""`jackline demo`: in a minute, a training is killed with SIGKILL half-way, resumes, and ends bit-identical.
 
-Owns the story and the comparison; the trainings are `jackline train` as anybody would type it, and the kill is a real
-one. Needs the `train` extra, no download and no GPU.
+Owns the sequence and the comparison; the trainings are ordinary `jackline train` commands, and the kill is real.
+Needs the `train` extra, no download and no GPU.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def train(run: RunDir, settings: list[str]) -> None:
 
 
 def kill_half_way(run: RunDir, settings: list[str], step: int) -> None:
-    """As soon as a checkpoint of `step` or later stands. The one who watches it then says what happened."""
+    """Kill the training as soon as a checkpoint of `step` or later exists. Its viewer then prints what happened."""
     is_killed = False
     with start(run, settings) as process:
         while process.poll() is None:
@@ -106,9 +106,9 @@ def find_trainer(run: RunDir) -> int | None:
 
 
 def compare(killed: RunDir, whole: RunDir) -> tuple[list[str], bool]:
-    """Every loss, by its bits, and the bytes of the final weights."""
+    """Compare every loss bit by bit, and the bytes of the final weights."""
     one, other = read_losses(killed), read_losses(whole)
-    # What a process logged within its last second is lost with it; those steps were saved and are not repeated.
+    # Metrics logged in the killed process's last second are lost; their steps were saved and are not repeated.
     both = sorted(set(one) & set(other))
     differing = [step for step in both if one[step] != other[step]]
     equal_losses = bool(both) and not differing and both[-1] == max(other)
@@ -126,7 +126,7 @@ def compare(killed: RunDir, whole: RunDir) -> tuple[list[str], bool]:
 
 
 def read_losses(run: RunDir) -> dict[int, str]:
-    """step -> the loss in hexadecimal. A step that was repeated counts as it was the last time."""
+    """step -> the loss in hexadecimal. For a repeated step the last loss counts."""
     found: dict[int, str] = {}
     offset = 0
     while (lines := read_lines(run.metrics(0), offset)).next_offset > offset:

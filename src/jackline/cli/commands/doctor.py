@@ -1,8 +1,8 @@
 """`jackline doctor`: what this machine can do, and whether a recipe or a command would start on it.
 
-Owns the report and its words, as text and as JSON. The readings are `machine`'s, the checks of a command
-`preflight`'s, those of a recipe `doctor_recipe`'s. Changes nothing on the machine; a recipe's data is cached, as its
-training would do it.
+Owns the report and its wording, as text and as JSON. `machine` makes the readings, `preflight` checks a command, and
+`doctor_recipe` checks a recipe. Changes nothing on the machine, except that a recipe's data is cached, as its
+training would do.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LABEL_WIDTH = 14
 LITTLE_DISK_BYTES = 5 * 2**30
 NO_DISK_BYTES = 200 * 2**20
 NEARLY_FULL = 0.85
-# Where torch's launcher meets by default: a process left over from an earlier run holds it.
+# The default rendezvous port of torch's launcher; a process left over from an earlier run may hold it.
 MEETING_PORT = 29500
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything read, once; the report is made from this alone."""
+    """All readings, taken once; the report is made only from these."""
 
     host: dict[str, Any]
     memory: MemoryReading
@@ -53,13 +53,13 @@ class Machine:
     runs_folder: str
     disk: DiskReading | None
     gpus: tuple[GpuReading, ...]
-    gpu_commands: dict[int, str]  # of every pid on a card; '' for one that cannot be seen from here
+    gpu_commands: dict[int, str]  # command of every pid on a GPU; '' for one that is not visible from here
     protections: tuple[Protection, ...]
     port_holder: int | None
 
 
 class _SeesDashes(click.Command):
-    """Remembers whether there was a `--`: click takes it away, and behind it everything is a command."""
+    """Remembers whether there was a `--`: click removes it, and everything after it is a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.obj = "--" in args
@@ -111,7 +111,7 @@ def command(has_dashes: bool, argv: tuple[str, ...], as_json: bool, runs_dir: st
 
 
 def _doctor_recipe(request: RecipeRequest, folder: Path) -> None:
-    """The machine first, then the recipe's findings as they come. Wrong settings are all that is said of them."""
+    """Print the machine first, then the recipe's findings as they come. If settings are wrong, print only that."""
     machine = read_machine(folder)
     checks = check_machine(machine)
     argv = (request.target, *request.words)
@@ -150,7 +150,7 @@ def read_machine(folder: Path) -> Machine:
 
 
 def check_machine(machine: Machine) -> list[Check]:
-    """What is worth saying before a start. Facts that are merely facts are in the report's first part."""
+    """Findings that matter before a start. Plain facts are in the report's first part."""
     checks = [*_check_disk(machine), *_check_memory(machine)]
     for card in machine.gpus:
         if card.total_bytes and card.used_bytes > NEARLY_FULL * card.total_bytes:
@@ -258,7 +258,7 @@ def machine_lines(machine: Machine) -> list[str]:
 
 
 def gpu_lines(machine: Machine) -> list[str]:
-    """Every card, and on it every process with the command that ends it."""
+    """Every GPU, with every process on it and the command that would end that process."""
     if not machine.gpus:
         return [_row("gpu", "none")]
     lines = []
@@ -311,7 +311,7 @@ def start_line(argv: tuple[str, ...]) -> str:
 
 
 def _row(label: str, text: str, width: int = LABEL_WIDTH) -> str:
-    """Label and text in two columns; long texts go on below, where a terminal's width is known."""
+    """Label and text in two columns; a long text is wrapped if the terminal's width is known."""
     columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
     line = f"{label:<{width}}{text}".rstrip()
     if columns < width + 30 or len(line) <= columns:

@@ -1,7 +1,7 @@
-"""The recipe half of `jackline doctor`: starts the child that may import torch, and passes its findings on.
+"""The recipe part of `jackline doctor`: starts the child that may import torch, and passes its findings on.
 
-Owns telling a recipe from a command, the child process, and what is said when it dies. The checks are
-trainer/doctor/examine.py; the report around them is doctor.py.
+Owns telling a recipe from a command, the child process, and what is printed when it crashes. The checks are in
+trainer/doctor/examine.py; the report around them is in doctor.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OWN_FILE = re.compile(r".+\.py:\w+")
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """What was asked for: the recipe, its settings, and options of ours that stood among them."""
+    """The request: the recipe, its settings, and our own options that were among them."""
 
     target: str
     words: tuple[str, ...]
@@ -40,7 +40,7 @@ class RecipeRequest:
 
 
 def read_recipe(argv: tuple[str, ...], *, is_command: bool) -> RecipeRequest | None:
-    """None for a command. `is_command`: it stood behind `--`, so it is one whatever it is called."""
+    """None for a command. `is_command`: the words followed `--`, so they are a command whatever its name."""
     if is_command or not argv:
         return None
     first = argv[0]
@@ -57,7 +57,7 @@ def read_recipe(argv: tuple[str, ...], *, is_command: bool) -> RecipeRequest | N
 
 
 def _split(target: str, words: tuple[str, ...]) -> RecipeRequest:
-    """Options may stand behind the recipe as well, as people type them."""
+    """Options may also follow the recipe, as people type them."""
     rest, as_json, runs_dir = list(words), False, None
     kept: list[str] = []
     while rest:
@@ -85,10 +85,10 @@ def check_recipe(request: RecipeRequest, runs_folder: Path, show: Callable[[Chec
     }
     argv = [sys.executable, "-m", "jackline.trainer.doctor.examine", json.dumps(asked)]
     checks: list[Check] = []
-    # Its talk goes to stderr with ours, so that stdout is the report alone.
+    # The child's messages go to stderr with ours, so that stdout holds only the report.
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=_stderr_fd(), pass_fds=(writing,)) as child:
         os.close(writing)
-        # Ctrl-C reaches the child too; what it found until then is still shown.
+        # Ctrl-C reaches the child too; what it had found before is still shown.
         with os.fdopen(reading) as report, contextlib.suppress(KeyboardInterrupt):
             for line in report:
                 check = Check(**json.loads(line))
@@ -98,7 +98,7 @@ def check_recipe(request: RecipeRequest, runs_folder: Path, show: Callable[[Chec
     if code in (EXIT_INTERRUPTED, -signal.SIGINT):
         sys.exit(EXIT_INTERRUPTED)
     if code not in (EXIT_DONE, 1) and code > 0 and not checks:
-        sys.exit(code)  # the settings are wrong, and the child has said why
+        sys.exit(code)  # the settings are wrong, and the child has printed why
     if code != EXIT_DONE:
         check = Check("check", "problem", f"the check itself ended with {_ending(code)}", _ending_hint(code))
         checks.append(check)

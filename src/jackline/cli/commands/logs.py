@@ -1,4 +1,4 @@
-"""`jackline logs`: what a run has printed, with times; and what it means when that is nothing."""
+"""`jackline logs`: what a run has printed, with times, and an explanation when it has printed nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def raw_path(run: RunDir) -> Path:
 
 
 def read_on(run: RunDir, path: Path, *, tail: int | None, follow: bool) -> Iterator[bytes]:
-    """Blocks of whole lines (the last may be torn only at the very end). With `follow` until the run is over."""
+    """Blocks of whole lines (only the very last may be incomplete). With `follow`, until the run has ended."""
     offset = tail_offset(path, tail) if tail is not None else start_offset(path)
     rest = b""
     while True:
@@ -78,7 +78,7 @@ def read_on(run: RunDir, path: Path, *, tail: int | None, follow: bool) -> Itera
         if is_over:
             break
         time.sleep(POLL_S)
-        offset = min(offset, size_of(path))  # cut back by a supervisor that took over
+        offset = min(offset, size_of(path))  # a supervisor that took over may have truncated it
     if rest:
         yield rest
 
@@ -92,7 +92,7 @@ def read_block(path: Path, offset: int) -> bytes:
 
 
 def start_offset(path: Path) -> int:
-    """Past what was given up of a raw file; 0 for a log."""
+    """The offset after the freed part of a raw file; 0 for a log."""
     try:
         with open(path, "rb") as file:
             start = first_data(file.fileno(), 0)
@@ -105,7 +105,7 @@ def start_offset(path: Path) -> int:
 
 
 def tail_offset(path: Path, count: int) -> int:
-    """Where the last `count` lines begin; reads backwards, so that a log of any size costs the same."""
+    """The offset of the last `count` lines. Reads backwards, so that a log of any size costs the same."""
     size = size_of(path)
     if count == 0:
         return size
@@ -116,7 +116,7 @@ def tail_offset(path: Path, count: int) -> int:
         place = len(block)
         while (place := block.rfind(b"\n", 0, place)) >= 0:
             if start + place == size - 1:
-                continue  # the end of the last line, not of the one before it
+                continue  # this newline ends the last line, not the one before it
             num_found += 1
             if num_found == count:
                 return start + place + 1
@@ -143,7 +143,7 @@ def write_json_lines(block: bytes) -> None:
 
 
 def log_record(line: str) -> dict[str, str | None]:
-    """'2026-11-15T02:13:39.1Z [jackline] text' -> time, who said it, text."""
+    """'2026-11-15T02:13:39.1Z [jackline] text' -> time, who printed it, text."""
     match = _STAMPED.fullmatch(line)
     if match is None:
         return {"at": None, "by": "command", "text": line}
@@ -151,7 +151,7 @@ def log_record(line: str) -> dict[str, str | None]:
 
 
 def explain_log(run: RunDir) -> str | None:
-    """A few words when the log says nothing by itself: empty, or warnings only."""
+    """A short explanation when the log is empty or has only warnings."""
     if size_of(run.out_log) > _EXPLAINED_BELOW_BYTES:
         return None
     text = read_block(run.out_log, 0).decode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""`jackline plan`: will it fit, with which micro-batch, and where the memory goes.
+"""`jackline plan`: whether a training fits, with which micro-batch, and where the memory goes.
 
-Owns the command's arguments. The work needs torch and is done by `python -m jackline.memory`, because nothing here
-may import it.
+Owns the command's arguments. The work needs torch and is done by `python -m jackline.memory`, because the command
+line must not import torch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def command(
 
 
 def run_child(argv: list[str]) -> int:
-    """Run to its end with our own streams. Ctrl-C reaches the child too, which then ends by it."""
+    """Run to its end with our own streams. Ctrl-C reaches the child too and ends it."""
     with subprocess.Popen(argv) as child:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""`jackline resume`: the next attempt of a run that stopped or died."""
+"""`jackline resume`: the next attempt of a run that was stopped, crashed or was killed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
 
 
 def with_origin(run: RunDir, options: SuperviseOptions, path: str | None, *, from_scratch: bool) -> SuperviseOptions:
-    """What a person chose for the next attempt, where the script's own checkpoints are known."""
+    """Add what the user chose for the next attempt; only for runs with --checkpoints."""
     if path is None and not from_scratch:
         return options
     if path is not None and from_scratch:
@@ -75,7 +75,7 @@ def with_origin(run: RunDir, options: SuperviseOptions, path: str | None, *, fro
 
 
 def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | None) -> None:
-    """Before the attempt starts; raises when that checkpoint cannot be gone on from."""
+    """Go back before the attempt starts; raises when that checkpoint cannot be resumed from."""
     from jackline.checkpoint import rewind
     from jackline.cli.view.showing import say
 
@@ -88,7 +88,7 @@ def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | Non
 
 
 def bring_here(word: str, folder: Path) -> tuple[RunDir, str] | None:
-    """The run out of a mirror and the mirror's place; None when `word` does not mean one."""
+    """Download a run from a mirror; return it with the mirror's location. None when `word` does not name a mirror."""
     from jackline.cli.view.showing import say
     from jackline.supervisor.foreign.fetch import fetch_stranger, find_in_mirror, is_mirror
 

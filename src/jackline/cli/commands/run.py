@@ -1,6 +1,6 @@
-"""`jackline run -- CMD`: find out what is meant, start a supervisor, show the run.
+"""`jackline run -- CMD`: decide which run is meant, start a supervisor, show the run.
 
-Owns the options, the run's identity on disk and what the person is told. The supervisor does the work.
+Owns the options, the run's identity on disk and what is printed. The supervisor does the work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jackline.supervisor.options import SuperviseOptions
 from jackline.units import parse_duration
 
 RESTARTS_WITH_CHECKPOINTS = 3
-RESTARTS_ATTACHED = 10  # while checkpoints advance: such a script goes on exactly where it was
+RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes exactly where it was
 
 
 @click.command(
@@ -101,8 +101,8 @@ def start_run(
     options: SuperviseOptions,
     given: dict[str, Any],
 ) -> int:
-    """The rules of identity, for whatever is started: `settings` decide what is the same run, `argv_of(folder)` is
-    the command for the run's folder, `name` its name unless one was given."""
+    """Apply the rules of identity and start, watch or resume. `settings` decide what counts as the same run,
+    `argv_of(folder)` is the command for the run's folder, `name` is the default name."""
     from jackline.cli.view import showing
 
     folder = runs_folder(given["runs_dir"])
@@ -123,7 +123,7 @@ def start_run(
             claim = claim_run(run, contents, hint="choose another place with --runs-dir PATH")
             if claim is not None:
                 return showing.start_and_show(run, options, claim=claim, detach=given["detach"])
-            # Another start was quicker by an instant; it may be the same command, or another one of the same name.
+            # Another start was faster. It may be the same command, or another command with the same name.
             if given["is_new"] or is_another_command(run, settings):
                 return start_run(name, settings, argv_of, options, given)
             return showing.watch_live(run, detach=given["detach"])
@@ -211,7 +211,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
 
 
 def check_mirror(place: str | None) -> None:
-    """A mirror that cannot work is found out now, not after hours."""
+    """Fail now for a mirror that cannot work, not after hours."""
     if place is None:
         return
     if "://" in place:
@@ -225,7 +225,7 @@ def check_mirror(place: str | None) -> None:
 
 
 def full_place(place: str | None) -> str | None:
-    """A path must mean the same in every process, whatever its folder."""
+    """Make a path absolute, so that it means the same in every process, whatever its current folder."""
     return place if place is None or "://" in place else str(Path(place).expanduser().absolute())
 
 
@@ -250,8 +250,8 @@ def change_run(
     options: SuperviseOptions,
     differences: tuple[str, ...],
 ) -> None:
-    """--continue-with-changes: the run goes on as another command, and keeps what it was. What is no difference (how
-    it is watched) may change without a word."""
+    """For --continue-with-changes: the run continues with another command, and run.json keeps the earlier one.
+    Options that are not part of its identity (how it is watched) change without a message."""
     contents = replace(read_run_file(run), options=options.to_json())
     if not differences:
         if list(contents.argv) != argv:

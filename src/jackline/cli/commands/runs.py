@@ -1,4 +1,4 @@
-"""`jackline runs`: all runs that can be found from here, and what their logs say."""
+"""`jackline runs`: all runs that can be found from here, and the state of their logs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def logs_table(views: Sequence[RunView]) -> str:
 
 
 def state_word(view: RunView) -> str:
-    """The state, with its doubt or its reason."""
+    """The state, with its uncertainty or its reason."""
     state = view.status.state
     if view.problem:
         return f"{state}, damaged"
@@ -84,7 +84,7 @@ def state_word(view: RunView) -> str:
 
 
 def _trouble(view: RunView) -> str:
-    """'STUCK for 12 min', by the supervisor's verdict; nothing while it moves."""
+    """'STUCK for 12 min', from the supervisor's verdict; '' while the run makes progress."""
     verdict = view.state.verdict
     if not verdict.is_alarm:
         return ""
@@ -92,7 +92,7 @@ def _trouble(view: RunView) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart; the last is as long as it is."""
+    """Columns two spaces apart; the last column is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[-1] = 0
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -112,7 +112,7 @@ def _age(view: RunView) -> str:
 
 
 def _path(path: str) -> str:
-    """Shorter where it lies below the current folder."""
+    """The path, shortened when it is below the current folder."""
     try:
         return safe_text(Path(path).relative_to(Path.cwd()), 400)
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""`jackline status`: is it alive, how far, when done, what now, what is lost if it dies."""
+"""`jackline status`: whether a run is alive, its progress, time left, activity, and what a kill would lose."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
 
 
 def with_next_start(run: RunDir, view: RunView) -> RunView:
-    """Of a run that is over and not finished: what it would resume from."""
+    """Add what the run would resume from, if it has ended but not finished."""
     if view.status.state not in ("stopped", "dead") or view.contents is None:
         return view
     from jackline.cli.text.resume import next_start
@@ -44,11 +44,11 @@ def with_next_start(run: RunDir, view: RunView) -> RunView:
     try:
         return replace(view, next_start=next_start(run, view.contents, view.now_s))
     except (OSError, TypeError, ValueError):
-        return view  # damaged files: everything else is still worth saying
+        return view  # damaged files: everything else is still worth printing
 
 
 def view_json(view: RunView) -> dict[str, Any]:
-    """The same for programs: numbers as they were read, state as it was judged."""
+    """The same as JSON for programs: numbers as they were read, and the state as decided."""
     from jackline.cli.text.status import headline, loss_line
 
     status = view.status

@@ -1,4 +1,4 @@
-"""`jackline stop`: save and end."""
+"""`jackline stop`: asks a run to save and exit."""
 
 from __future__ import annotations
 

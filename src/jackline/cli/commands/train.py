@@ -1,7 +1,7 @@
-"""`jackline train RECIPE`: a recipe under the same supervision as anybody's command.
+"""`jackline train RECIPE`: a recipe under the same supervision as a user's own command.
 
-Owns the options that are about the run and not about the training. The settings are read by the trainer itself, in a
-process of its own, because recipes may import torch and a person's own file may import anything.
+Owns the options that are about the run and not about the training. The trainer itself reads the settings, in a
+process of its own, because recipes may import torch and a user's own file may import anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOT_ASKED: dict[str, Any] = {
 
 
 class RepeatedCommand(click.Command):
-    """Keeps what was typed, in its order, options of the run and all: the training's first line repeats it."""
+    """Keeps the words as typed, in order and with the run's options: the training's first line repeats them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_TYPED] = shlex.join(["train", *args])
@@ -122,17 +122,17 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
 
 
 def resolve(trainer: list[str], recipe: str, settings: tuple[str, ...]) -> dict[str, Any]:
-    """The resolved settings, as plain values. What is wrong with them is said by whoever read them."""
+    """The resolved settings as plain values. The trainer, which reads them, prints what is wrong with them."""
     done = subprocess.run(
         [*trainer, "--resolve", recipe, *settings], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     )
     if done.returncode != EXIT_DONE:
         sys.exit(done.returncode if done.returncode > 0 else EXIT_USAGE)
-    # A person's own file may print while it is imported: the answer is the last line.
+    # A user's own file may print while it is imported, so the answer is the last line.
     found: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
     return found
 
 
 def with_full_mirror(settings: tuple[str, ...], mirror: str) -> list[str]:
-    """A path must mean the same in every process: the last word of all is the mirror's full one."""
+    """Append the mirror's absolute path as the last setting, so that it means the same in every process."""
     return [*settings, f"mirror={full_place(mirror)}"] if mirror and "://" not in mirror else list(settings)

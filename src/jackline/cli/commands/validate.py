@@ -1,4 +1,4 @@
-"""`jackline validate`: a full validation now, and not only at the end."""
+"""`jackline validate`: a full validation now, not only at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jackline watch`: the live view of a run started elsewhere, and a new supervisor for one that lost its own."""
+"""`jackline watch`: the live view of a run started elsewhere; starts a new supervisor if the run has lost its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus, read_status
 
-# More than this would only scroll by.
+# A longer log would only scroll past.
 SHOW_ALL_BELOW_BYTES = 1 << 20
 
 
@@ -59,14 +59,14 @@ def refuse_what_cannot_be_watched(run: RunDir, status: RunStatus) -> None:
 
 
 def needs_supervisor(status: RunStatus) -> bool:
-    """Alive without one, or ended without anybody writing down how."""
+    """Whether it is alive without a supervisor, or ended without a record of how."""
     return status.state == "unwatched" or (
         status.state == "dead" and status.child is not None and not status.exit.is_there
     )
 
 
 def take_over_gently(run: RunDir) -> None:
-    """Somebody else may be quicker: then there is a supervisor, and that was the point."""
+    """Take over the run. If another process is faster, the run has a supervisor, which is enough."""
     from jackline.supervisor.start import take_over_unless_watched
 
     if not take_over_unless_watched(run):

@@ -1,4 +1,4 @@
-"""`jackline why`: alive, what it is doing, with stacks; dead, why, from evidence, and what to do."""
+"""`jackline why`: what a live run is doing, with stacks; why an ended run ended, from evidence, and what to do."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _live_json(run: RunDir, status: RunStatus, look: dict[str, Any]) -> dict[str
 
 
 def _stacks_folder(pid: int) -> Path | None:
-    """Where a process started under Jackline dumps its stacks; None for a stranger."""
+    """Where a process started under Jackline dumps its stacks; None for any other process."""
     from jackline.machine.proc import read_environ
 
     folder = read_environ(pid).get("JACKLINE_STACKS")

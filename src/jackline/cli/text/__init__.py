@@ -1,1 +1,1 @@
-"""Sentences of the commands. No effects."""
+"""The texts that commands print. No side effects."""

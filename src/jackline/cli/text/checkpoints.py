@@ -1,4 +1,4 @@
-"""The words of `jackline checkpoints`: rows, columns, sentences. Reads notes and headers, never a tensor."""
+"""The texts of `jackline checkpoints`: rows, columns, sentences. Reads notes and headers, never a tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_LINE = 400
 
 @dataclass(frozen=True)
 class Row:
-    """One checkpoint in the list. `read_back_at_s`: when the disk was last proved to hold it."""
+    """One checkpoint in the list. `read_back_at_s`: when it was last read from the disk and verified."""
 
     name: str
     step: int
@@ -39,7 +39,7 @@ class Row:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Newest first, then those left behind. The notes are hints; what stands on the disk decides what is listed."""
+    """Newest first, then those left behind. Notes are only hints; the folders on disk decide what is listed."""
     notes = catalogue.read_notes(folder, catalogue.STATUS)
     mirrored = catalogue.read_notes(folder, catalogue.MIRROR)
     left = catalogue.list_left_behind(folder)
@@ -108,7 +108,7 @@ def prune_summary(count: int, freed: int, *, num_good: int, dry_run: bool, num_a
 
 
 def read_contents(path: Path, *, with_tensors: bool) -> dict[str, Any]:
-    """What a checkpoint says of itself, its files' headers and its plain values."""
+    """The contents of a checkpoint: its manifest, the headers of its files and its plain values."""
     from jackline.checkpoint.format.export import read_state
     from jackline.checkpoint.format.verify import check_sizes, read_header, read_manifest
 
@@ -188,7 +188,7 @@ def _read_pointer(folder: Path, pointer: str) -> str:
 
 
 def _kind(node: Any) -> str:
-    """One part of the state in a few words."""
+    """A short description of one part of the state."""
     if isinstance(node, dict) and "$" in node:
         name = str(node.get("class", ""))
         counts = {"module": "tensors", "optimizer": "state"}

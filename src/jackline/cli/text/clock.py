@@ -1,4 +1,4 @@
-"""A time of day for people: one clock for every command, that of the log's stamps, and it says which one it is."""
+"""A time of day for people: every command uses the time zone of the log's stamps and prints which one it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory in sentences, for `status` and `why`: the host's, the card's, what ran out, who else is there. Pure.
+"""Sentences about memory, for `status` and `why`: host, GPU, what ran out, other users of the GPU. Pure.
 
 Reads what the session (session-RANK.json) and the supervisor (supervisor.json) wrote.
 """
@@ -16,7 +16,7 @@ _MAX_OTHERS = 4
 
 
 def memory_section(session: SessionRecord, state: SupervisorRecord, attempt: int | None) -> Iterator[str]:
-    """Everything known of this attempt's memory, a line each."""
+    """Everything known about this attempt's memory, one line each."""
     is_ours = session.attempt == attempt
     host = host_line(state, session if is_ours else SessionRecord())
     if host:
@@ -31,7 +31,7 @@ def memory_section(session: SessionRecord, state: SupervisorRecord, attempt: int
 
 
 def host_line(state: SupervisorRecord, session: SessionRecord) -> str:
-    """Used, limit, forecast, and the line that grows."""
+    """Used memory, limit, forecast, and the line of code where memory grows."""
     memory, inside = state.memory, session.memory.host
     used, limit = memory.used_bytes, memory.limit_bytes
     if used is None or not limit:
@@ -52,7 +52,7 @@ def host_line(state: SupervisorRecord, session: SessionRecord) -> str:
 
 
 def card_line(session: SessionRecord) -> str:
-    """What PyTorch's own books say of this process, and the micro-batch it has come to."""
+    """The statistics of PyTorch's allocator for this process, and its current micro-batch."""
     memory = session.memory
     card, parts = memory.card, []
     if card.allocated_bytes is not None and card.reserved_bytes is not None:
@@ -68,7 +68,7 @@ def card_line(session: SessionRecord) -> str:
 
 
 def others_beside(state: SupervisorRecord) -> list[str]:
-    """'pid 4211 (python other.py), 15.2 GiB' for every stranger on the cards."""
+    """'pid 4211 (python other.py), 15.2 GiB' for every process of others on the GPUs."""
     return [_other(user) for user in state.gpu_others[:_MAX_OTHERS] if user.pid is not None]
 
 
@@ -79,7 +79,7 @@ def _other(user: GpuUserRecord) -> str:
 
 
 def oom_lines(session: SessionRecord) -> Iterator[str]:
-    """The last time the card's memory ran out: step, shape, needed and free, largest part, what would have fitted."""
+    """The last time GPU memory ran out: step, shape, needed and free, largest part, what would have fitted."""
     account = session.memory.last_oom
     if account.step is None:
         return

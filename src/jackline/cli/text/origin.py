@@ -1,4 +1,4 @@
-"""Where a run comes from, in words: the code's branch and commit, the machine's cards. Pure, from run.json alone."""
+"""The text on where a run comes from: branch and commit of the code, GPUs of the machine. Pure, from run.json."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHORT = 12
 
 
 def origin_lines(contents: RunFile) -> list[tuple[str, str]]:
-    """Label and text; an empty text where it is not known."""
+    """Label and text; an empty text where it is unknown."""
     return [("code", code_text(contents.git)), ("cards", cards_text(contents.machine))]
 
 
 def code_text(git: dict[str, Any]) -> str:
-    """'branch main, commit 0123456789ab, with uncommitted changes'; nothing outside a repository."""
+    """'branch main, commit 0123456789ab, with uncommitted changes'; '' outside a repository."""
     if not git.get("commit"):
         return ""
     branch = f"branch {safe_text(git['branch'], 60)}, " if git.get("branch") else ""
@@ -28,7 +28,7 @@ def code_text(git: dict[str, Any]) -> str:
 
 
 def cards_text(machine: dict[str, Any]) -> str:
-    """'2 x NVIDIA H200 (140 GiB)', as they were when the run was made; nothing where none was found."""
+    """'2 x NVIDIA H200 (140 GiB)', as found when the run was created; '' if there were none."""
     names, sizes = (_listing(machine.get(name)) for name in ("cards", "card_bytes"))
     sizes += [None] * (len(names) - len(sizes))
     counted = Counter(

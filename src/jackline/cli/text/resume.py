@@ -1,4 +1,4 @@
-"""What the next attempt of a run that is over would resume from, for `status`. Reads; changes nothing."""
+"""What the next attempt of an ended run would resume from, for `status`. Reads; changes nothing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PASSED_OVER_SHOWN = 3
 
 @dataclass(frozen=True)
 class NextStart:
-    """`lines` are for people; `checkpoint` is None for the beginning, and when a person must decide."""
+    """`lines` are for people; `checkpoint` is None for a start from scratch, and when the user must decide."""
 
     lines: tuple[str, ...]
     checkpoint: str | None = None
     written_at_s: float | None = None
     is_refused: bool = False
-    hint: str = ""  # what to type, when it is not `jackline resume RUN`
+    hint: str = ""  # what to type, if it is not `jackline resume RUN`
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -36,7 +36,7 @@ class NextStart:
 
 
 def next_start(run: RunDir, contents: RunFile, now_s: float) -> NextStart:
-    """As `jackline resume` would choose now."""
+    """What `jackline resume` would choose now."""
     options = SuperviseOptions.from_json(contents.options)
     if options.checkpoints is None:
         return _of_session(run, now_s)

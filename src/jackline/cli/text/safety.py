@@ -1,7 +1,7 @@
-"""Text from a run, made safe to print.
+"""Makes text from a run safe to print.
 
-A name, a log line or an error message is whatever a stranger's program wrote: it may move the cursor, rename the
-window, hide text or turn its direction around. Everything that comes from a run goes through here before a terminal.
+A name, a log line or an error message is written by an untrusted program: it may move the cursor, rename the window,
+hide text or reverse its direction. All text from a run passes through here before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _SPACE = re.compile(r"[\t\r\n\x0b\x0c\x85\u2028\u2029]+")
-# Control, format (bidirectional marks, zero width), private use; half characters become '?' below.
+# Control, format (bidirectional marks, zero width), private use; lone surrogates become '?' below.
 _HIDDEN = frozenset({"Cc", "Cf", "Co"})
 
 
 def safe_text(text: Any, max_chars: int = 300) -> str:
-    """One line of visible characters; what is longer is cut with '...'."""
+    """One line of visible characters; a longer text is cut and ends with '...'."""
     whole = _SPACE.sub(" ", _ESCAPES.sub("", str(text)))
     if not whole.isascii() or not whole.isprintable():
         whole = "".join(_visible(char) for char in whole)
@@ -30,7 +30,7 @@ def safe_text(text: Any, max_chars: int = 300) -> str:
 
 
 def safe_lines(text: Any, max_lines: int = 40) -> list[str]:
-    """Several lines, each safe."""
+    """Several lines, each safe to print."""
     return [safe_text(line) for line in str(text).split("\n")[:max_lines]]
 
 

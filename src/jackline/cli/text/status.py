@@ -1,4 +1,4 @@
-"""`jackline status` in sentences: is it alive, how far, when done, what now, what is lost if it dies. Pure."""
+"""The text of `jackline status`: alive or not, progress, time left, activity, what a kill would lose. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_INCIDENTS = 3
 
 
 def status_text(view: RunView) -> str:
-    """Everything, most important first; a line each."""
+    """Everything, most important first, one line each."""
     lines = [f"{safe_text(view.name)}: {headline(view)}"]
     if view.problem:
         lines.append(f"  damaged:    {safe_text(view.problem)}")
@@ -34,17 +34,17 @@ def status_text(view: RunView) -> str:
 
 
 def is_over(view: RunView) -> bool:
-    """Its end was written down, so what it did last no longer matters."""
+    """Whether its end was recorded, so that what it did last no longer matters."""
     return view.status.state in ("finished", "stopped", "dead") and view.status.exit.is_there
 
 
 def is_old_news(view: RunView) -> bool:
-    """What supervisor.json says was true once and may not be now."""
+    """Whether supervisor.json may be out of date."""
     return view.status.state != "alive" or view.status.is_stale
 
 
 def headline(view: RunView) -> str:
-    """The state in one clause, with the doubt it deserves."""
+    """The state in one clause, with its uncertainty."""
     state = view.status.state
     attempt = f"attempt {view.status.attempt}"
     if state == "alive":
@@ -131,7 +131,7 @@ def _live_lines(view: RunView) -> list[str]:
 
 
 def _reached_lines(view: RunView) -> list[str]:
-    """Of a run that is over: how far it came, and what is kept of it."""
+    """For an ended run: how far it got, and which checkpoints are kept."""
     reached = reached_line(view) if view.status.state != "finished" else ""
     found = [
         ("progress", reached),
@@ -143,7 +143,7 @@ def _reached_lines(view: RunView) -> list[str]:
 
 
 def _resume_lines(view: RunView) -> list[str]:
-    """What the next attempt would start from."""
+    """What the next attempt would resume from."""
     if view.next_start is None:
         return []
     first, *more = (safe_text(line, 400) for line in view.next_start.lines)
@@ -151,12 +151,12 @@ def _resume_lines(view: RunView) -> list[str]:
 
 
 def reached_line(view: RunView) -> str:
-    """How far it came, without a pace it no longer has: 'train, 1,230 of 10,000 steps (12 %)'."""
+    """How far it got, without a rate, which an ended run does not have: 'train, 1,230 of 10,000 steps (12 %)'."""
     return progress_words(view.progress)
 
 
 def numbers_line(view: RunView) -> str:
-    """What the loop logged last, the loss first; a few of many."""
+    """A few of the metrics that the loop logged last, the loss first."""
     known = [(safe_text(name, 30), value) for name, value in view.session.metrics.items()]
     known.sort(key=lambda pair: (pair[0] != "loss", "loss" not in pair[0]))
     shown = [f"{name} {value:.4g}" for name, value in known]
@@ -193,7 +193,7 @@ def progress_line(view: RunView) -> str:
 
 
 def epoch_line(view: RunView) -> str:
-    """'2 of 50, batch 34 of 437 (8 %)'; nothing where neither has an end that is known: the steps say it then."""
+    """'2 of 50, batch 34 of 437 (8 %)'; '' where neither total is known: the steps are enough then."""
     place = view.session.place
     epoch, epochs, batch, batches = place.epoch, place.epochs, place.batch, place.num_batches
     if epoch is None or not batch or not (batches or epochs):
@@ -220,7 +220,7 @@ def saved_line(view: RunView) -> str:
 
 
 def now_line(view: RunView) -> str:
-    """Which part of a step by the loop's own word, and where in the code by that of whoever looks at it."""
+    """The part of a step, as the loop reports it, and the line of code, as the supervisor sees it."""
     parts = [safe_text(view.session.doing, 60)] if view.session.doing else []
     return "; ".join(part for part in (*parts, _place_line(view)) if part)
 
@@ -252,14 +252,14 @@ def verdict_line(view: RunView) -> str:
 
 def memory_line(view: RunView) -> str:
     memory = view.state.memory
-    # Workers share most of their pages with the process they were forked from; `own_bytes` counts those once.
+    # Workers share most of their pages with the process they were forked from; `own_bytes` counts shared pages once.
     own = memory.tree_rss_bytes if memory.own_bytes is None else memory.own_bytes
     peak, used, limit, left_s = memory.peak_bytes, memory.used_bytes, memory.limit_bytes, memory.seconds_to_limit
     parts = []
     if own is not None:
         parts.append(f"it uses {format_bytes(own)}" + (f", at most {format_bytes(peak)} so far" if peak else ""))
     if used is not None and limit:
-        # The limit is shared with whatever else runs under it, and that counts towards being killed.
+        # Other processes under the same limit use part of it, and that counts towards an OOM kill.
         source = f" ({safe_text(memory.limit_source, 80)})" if memory.limit_source else ""
         parts.append(f"{format_bytes(used)} of {format_bytes(limit)}{source} are in use, {100 * used / limit:.0f} %")
     if left_s is not None:
@@ -292,7 +292,7 @@ def rates_line(view: RunView) -> str:
 
 
 def loss_line(view: RunView) -> str:
-    """What is lost if it dies now. Without a checkpoint we know of, that is everything."""
+    """What is lost if it is killed now. Without a checkpoint that we know of, that is everything."""
     bounds, checkpoint = view.session.loss_bounds, view.state.checkpoint
     if bounds.process_s is not None:
         note = f" ({safe_text(bounds.note, 80)})" if bounds.note else ""
@@ -306,14 +306,14 @@ def loss_line(view: RunView) -> str:
 
 
 def _ending_lines(view: RunView) -> list[str]:
-    """The explanation as it was given at the end."""
+    """The explanation that was recorded at the end."""
     text = view.status.exit.text
     if view.is_live or text is None or view.status.state == "elsewhere":
         return []
     lines = safe_lines(text, 12)
     if lines[0].startswith("finished after ") and not lines[0].endswith("(not sure)"):
-        lines = [line.strip() for line in lines[1:]]  # the headline says that already
-    if view.status.state == "stopped":  # how to go on is the last line, with the run's name
+        lines = [line.strip() for line in lines[1:]]  # the headline already says that
+    if view.status.state == "stopped":  # the last line says how to resume, with the run's name
         lines = [line for line in lines if not (line.startswith("hint: ") and "`jackline resume`" in line)]
     return [f"  {line}" for line in lines]
 

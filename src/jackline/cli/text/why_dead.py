@@ -1,7 +1,7 @@
-"""Why a run ended, from its files alone: works on a copied run, on another machine, without torch.
+"""Why a run ended, only from its files: works on a copied run, on another machine, without torch.
 
-Owns the reading of exit.json (or of what is left when nobody wrote one) and the text around the findings. The
-judging is `jackline.diagnosis`.
+Owns reading exit.json (or the other files, if that was never written) and the text around the findings.
+`jackline.diagnosis` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SHOWN_TAIL_LINES = 8
 
 @dataclass(frozen=True)
 class Death:
-    """What is known of the end of the last attempt. `origin` says from which file."""
+    """What is known about the end of the last attempt. `origin` says from which file."""
 
     evidence: Evidence | None
     findings: tuple[Finding, ...]
@@ -58,7 +58,7 @@ def read_death(run: RunDir, status: RunStatus) -> Death:
 
 
 def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: WaitRecord) -> Evidence:
-    """The supervisor was gone when it ended, but the keeper saw how."""
+    """Evidence from the keeper, for a command that ended after its supervisor had exited."""
     started_at_s = read_start(attempt).started_at_s or 0.0
     ended_at_s = wait.ended_at_s or started_at_s
     return Evidence(
@@ -77,7 +77,7 @@ def _dumped_pids(folder: Path) -> list[int]:
 
 
 def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iterator[str]:
-    """What the last heartbeat said, for an end that no supervisor saw."""
+    """What the last heartbeat reported, for an end that no supervisor saw."""
     seen = status.last_seen_at_s
     since = f"no heartbeat since {clock(seen)}" if seen else "no heartbeat was ever written"
     process = status.child or status.supervisor
@@ -110,7 +110,7 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
     yield from death.notes
     if death.evidence is not None and death.findings:
         text = death_text(death.findings, death.evidence)
-        # That it finished, and after how long, is in the title.
+        # The title already says that it finished, and after how long.
         is_said = text.startswith(f"finished after {format_duration(death.evidence.duration_s)}\n")
         yield from (line.strip() for line in text.split("\n")[1:]) if is_said else (text,)
         if "peaked" not in text:

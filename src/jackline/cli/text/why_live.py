@@ -1,7 +1,7 @@
-"""What a live process tree is doing: stacks now, a verdict, memory, GPU, files. Data first, then text or JSON.
+"""What a live process tree is doing: current stacks, a verdict, memory, GPU, files. Data first, then text or JSON.
 
-Owns the look itself (some seconds of samples through the same Judge as the supervisor) and its wording. A run that
-is watched already has a verdict; then only the stacks are taken.
+Owns the sampling (a few seconds, with the same Judge as the supervisor) and its wording. A watched run already has a
+verdict; then only the stacks are taken.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_PROCESS_LINES = 12
 
 @dataclass(frozen=True)
 class Look:
-    """Everything seen of one tree."""
+    """Everything seen in one process tree."""
 
     pid: int
     elapsed_s: float
@@ -56,7 +56,7 @@ class Look:
 
 
 def check_pid(pid: int) -> None:
-    """Raise a usage error unless this process can be looked into."""
+    """Raise a usage error unless this process can be inspected."""
     try:
         owner = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
     except OSError:
@@ -76,7 +76,7 @@ def check_pid(pid: int) -> None:
 
 
 def look_at(pid: int, *, stacks_folder: Path | None, look_s: float) -> Look:
-    """Sample the tree for `look_s` seconds (0: stacks only) and judge it."""
+    """Sample the tree for `look_s` seconds (0: stacks only) and give a verdict."""
     judge = Judge(Thresholds(suspect_after_s=max(1.0, look_s - 0.5), stuck_after_s=max(1.0, look_s - 1.0)))
     began_s = time.monotonic()
     first = tree = read_tree(pid, with_network=True)
@@ -137,7 +137,7 @@ def _stacks_of(tree: TreeReading, folder: Path | None) -> tuple[ProcessStack, ..
 
 
 def _output_bytes(pid: int) -> int:
-    """The length of the file its output goes to; 0 for anything else."""
+    """The length of the file that its output goes to; 0 if that is not a file."""
     try:
         return os.stat(f"/proc/{pid}/fd/1").st_size  # noqa: PTH116
     except OSError:
@@ -168,7 +168,7 @@ def _user_name(uid: int) -> str:
 
 
 def verdict_words(verdict: Verdict, looked_s: float) -> str:
-    """A short look cannot say 'stuck': only that nothing moved while it lasted."""
+    """A few seconds are too short for 'stuck', so it only says that nothing moved in that time."""
     span = format_duration(looked_s)
     if verdict.label == "SLEEPING" and verdict.kind == "SUSPECT":
         return f"asleep during the {span} it was looked at; that may be meant: {_after_colon(verdict.text)}"
@@ -182,7 +182,7 @@ def _after_colon(text: str) -> str:
 
 
 def look_lines(look: Look, *, show_all: bool) -> Iterator[str]:
-    """Numbers, stacks and files; the caller has said what it is about."""
+    """Numbers, stacks and files; the caller has already printed which run or process it is."""
     place = place_words(look.doing.frame)
     yield f"doing: {look.doing.what}{f' at {place}' if place else ''}"
     yield resources_line(look)

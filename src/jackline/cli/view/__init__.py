@@ -1,1 +1,1 @@
-"""What a person sees of a live run."""
+"""The live view of a run in a terminal, a notebook cell or a pipe."""

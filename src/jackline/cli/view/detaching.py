@@ -1,6 +1,6 @@
-"""Signals and keys of a viewer: noticed here, acted on between two looks.
+"""Signals and keys of a viewer: recorded here, handled between two updates.
 
-Nothing is raised in the middle of a write: a torn line or a half-drawn bar would stay on the screen.
+Nothing is raised in the middle of a write: an incomplete line or bar would stay on the screen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Counts what came in while it is entered. In a thread other than the main one it can only stay at zero."""
+    """Counts signals while the context is entered. Outside of the main thread the counts stay zero."""
 
     def __init__(self) -> None:
         self.interrupts = 0
@@ -31,7 +31,7 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in _WATCHED:
-                # nohup has SIGHUP ignored for a reason.
+                # Under nohup SIGHUP is ignored on purpose.
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._note)
         return self
@@ -52,12 +52,12 @@ class Signals:
 
 
 def may_interrupt(surface: Surface) -> bool:
-    """Ctrl-C at a terminal means the run. A notebook's interrupt button, or a script's signal, means the viewer."""
+    """Ctrl-C at a terminal is for the run. A notebook's interrupt button or a script's signal is for the viewer."""
     return surface != "notebook" and any(is_tty(fd) for fd in (0, 1, 2))
 
 
 class Keyboard:
-    """With --tty: what the person types goes to the run's terminal, a line at a time."""
+    """With --tty: what the user types goes to the run's terminal, one line at a time."""
 
     def __init__(self, attempt: AttemptDir) -> None:
         self._path = attempt.keyboard
@@ -67,7 +67,7 @@ class Keyboard:
         with contextlib.suppress(OSError):
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            # In the background a read from the terminal would stop us.
+            # In the background a read from the terminal would suspend us (SIGTTIN).
             if os.tcgetpgrp(0) == os.getpgrp() and select.select([0], [], [], 0)[0]:
                 os.write(self._fd, os.read(0, 4096) or b"\x04")
 

@@ -1,4 +1,4 @@
-"""What the supervisor has written down for people, as a viewer reads it on; nothing that stands just above it."""
+"""The supervisor's messages for people, as a viewer reads them; leaves out what the output above already says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REMEMBERED_BYTES = 8192
 
 
 class Notes:
-    """The texts in events-supervisor.jsonl that belong to the attempts a viewer shows."""
+    """The texts in events-supervisor.jsonl for the attempts that a viewer shows."""
 
     def __init__(self, run: RunDir, attempt: int, *, from_start: bool) -> None:
         self._path = run.supervisor_events
@@ -25,7 +25,7 @@ class Notes:
                 self._offset = lines.next_offset
 
     def read(self, now_s: float) -> list[str]:
-        """New texts. One that is old by now says when it was written."""
+        """New texts. An old one is printed with the time when it was written."""
         lines = read_lines(self._path, self._offset)
         self._offset = lines.next_offset
         events = map(EventRecord.from_json, lines.records)
@@ -34,13 +34,13 @@ class Notes:
     def _belongs(self, event: EventRecord) -> bool:
         if self._has_begun:
             return True
-        # The first start is what the person has just asked for; it is not told again.
+        # The user has just asked for the first start, so it is not reported.
         self._has_begun = event.event == "started" and event.attempt == self._attempt
         return False
 
 
 class Shown:
-    """The last of what a program itself has put on this screen."""
+    """The last bytes that the program itself has written to this screen."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -49,11 +49,11 @@ class Shown:
         self._tail = (self._tail + data[-_REMEMBERED_BYTES:])[-_REMEMBERED_BYTES:]
 
     def without_repetition(self, text: str) -> str:
-        """An error that the program told in its own words (error:, detail, hint:) is not told again below them."""
+        """The text without the parts of an error (error:, detail, hint:) that the program has printed above."""
         above = [line.strip() for line in self._tail.decode("utf-8", "replace").splitlines()]
 
         def is_above(line: str) -> bool:
-            # A long line is cut where it is quoted.
+            # A long line is cut off when it is quoted.
             return any(known.startswith(line.strip()) for known in above)
 
         first, *rest = text.split("\n")

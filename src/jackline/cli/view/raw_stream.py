@@ -1,7 +1,7 @@
-"""The child's raw file as a viewer reads it: its bytes, less our protocol lines.
+"""The child's raw file as a viewer reads it: its bytes without our protocol lines.
 
-Owns: where this viewer stands, what it has missed because the supervisor gave it up, and what is a protocol line.
-Does not own: showing anything.
+Owns: this viewer's read position, the count of bytes it missed because the supervisor freed them, and what counts as
+a protocol line. Does not own: showing anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_HELD = 4096
 
 
 class RawStream:
-    """One raw file from one viewer's point of view."""
+    """One raw file, as read by one viewer."""
 
     def __init__(self, path: Path, *, is_err: bool = False, from_start: bool = True) -> None:
         self._path = path
@@ -34,7 +34,7 @@ class RawStream:
         self.skipped_bytes = 0
 
     def read(self) -> bytes:
-        """What has come since; empty when nothing has. `skipped_bytes` grows by what is there no more."""
+        """New bytes; empty when there are none. `skipped_bytes` counts bytes that were freed before we read them."""
         if self._fd < 0 and not self._open():
             return b""
         self._pass_over_hole()
@@ -45,13 +45,13 @@ class RawStream:
         if not data:
             return b""
         if self._pass_over_hole():
-            return self.read()  # given up while we read it: what we got may be zeros
+            return self.read()  # freed while we read it: what we got may be zeros
         self._offset += len(data)
         self._cut.note(data)
         return self._filter.feed(data) or self.read()
 
     def settle(self) -> bytes:
-        """Nothing has come for a while: what was held back as the beginning of a protocol line is none."""
+        """Return the bytes held back as a possible start of a protocol line; called after a while without output."""
         return self._filter.flush()
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class RawStream:
 
 
 class ProtocolFilter:
-    """Takes whole, well-formed protocol lines out of a stream; everything else passes unchanged."""
+    """Removes complete, well-formed protocol lines from a stream; everything else passes unchanged."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -129,7 +129,7 @@ def _num_to_hold(block: bytes, *, is_at_start: bool) -> int:
 
 
 def _last_lines(fd: int) -> int:
-    """The beginning of a line near the end of the file."""
+    """The offset of the start of a line near the end of the file."""
     size = os.fstat(fd).st_size
     start = max(0, size - TAIL_BYTES)
     newline = os.pread(fd, TAIL_BYTES, start).find(b"\n") if start else -1

@@ -1,7 +1,7 @@
-"""A run as `status`, `runs` and their `--json` see it: every file read once, every value checked.
+"""A run as `status`, `runs` and their `--json` see it: every file is read once, every value is checked.
 
-Owns reading; the words are in status_text. State files may be damaged or written by another version: rundir/records
-says what counts then.
+Owns reading; the wording is in cli/text/status.py. State files may be damaged or written by another version:
+rundir/records decides what counts then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIVE = ("alive", "unwatched")
 
 @dataclass(frozen=True)
 class RunView:
-    """Everything that is shown of one run. `problem` is why run.json could not be read."""
+    """Everything that is shown about one run. `problem` is why run.json could not be read."""
 
     name: str
     path: str
@@ -39,7 +39,7 @@ class RunView:
     log_verdict: LogVerdict
     now_s: float
     curves: Curves
-    next_start: NextStart | None = None  # only `status` asks for it: it looks at the disk for checkpoints
+    next_start: NextStart | None = None  # only for `status`, because it searches the disk for checkpoints
 
     @property
     def is_live(self) -> bool:
@@ -57,7 +57,7 @@ class RunView:
 
     @property
     def running_s(self) -> float | None:
-        """How long the last attempt has been going, or went."""
+        """How long the last attempt has run, or ran."""
         if self.status.exit.is_there:
             return self.status.exit.duration_s
         if self.started_at_s is None:
@@ -67,12 +67,12 @@ class RunView:
 
     @property
     def progress(self) -> ProgressRecord:
-        """What the session inside says goes before what was read from the output."""
+        """The progress from the session inside; without one, that read from the output."""
         return self.session.progress if self.session.done is not None else self.state.progress
 
 
 def wall_clock_s() -> float:
-    """The one place that looks at the clock; tests put their own in."""
+    """The only place that reads the clock; tests replace it."""
     return time.time()
 
 
@@ -102,7 +102,7 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
 
 
 def _read_session(run: RunDir) -> SessionRecord:
-    """The lowest rank that can be read speaks for all."""
+    """The record of the lowest rank that can be read; it represents all ranks."""
     for path in run.session_files():
         found = SessionRecord.from_json(atomic.read_json(path))
         if found.is_there:

@@ -1,9 +1,9 @@
-"""What the person looks at: the child's bytes as they are, our own lines beside them, one status line below.
+"""The viewer's screen: the child's bytes unchanged, our own lines between them, one status line below.
 
-Owns: which kind of surface this is, colours, and drawing and removing the status line without harm to a bar in
-progress. Survives a surface that goes away: it stops writing and says so to the viewer. Does not own: what is said.
+Owns: which type of surface this is, colours, and drawing and removing the status line without damaging a progress
+bar. If the surface goes away, it stops writing and tells the viewer. Does not own: what is printed.
 
-Where the child has left the cursor is followed well enough for progress bars; it is no terminal emulator.
+It tracks where the child has left the cursor well enough for progress bars; it is not a terminal emulator.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _MOVE = re.compile(rb"\x1b\[(\d{0,3})([ABEF])|\n")
 
 
 class ChildRow:
-    """The row the child is writing now, and how many of its rows are below."""
+    """The row that the child is writing now, and how many of its rows are below."""
 
     def __init__(self) -> None:
         self.text = b""
         self.ends_with_cr = False
         self.rows_below = 0
-        self.is_one_of_several = False  # the cursor came down onto a row that was written before
+        self.is_one_of_several = False  # the cursor moved down to a row that was written before
 
     @property
     def is_open(self) -> bool:
-        """Something stands on the row, or rows below belong to the child: a bar in progress, a prompt."""
+        """Whether the row has text, or rows below belong to the child: a progress bar, a prompt."""
         return bool(self.text) or self.rows_below > 0 or self.is_one_of_several
 
     def feed(self, data: bytes) -> None:
@@ -61,11 +61,11 @@ class ChildRow:
 
     @property
     def column(self) -> int:
-        """How many cells the cursor stands from the left, if the row were endless."""
+        """How many cells the cursor is from the left, as if the row had no end."""
         return 0 if self.ends_with_cr else num_cells(_CSI.sub(b"", self.text).decode("utf-8", "replace"))
 
     def redraw(self) -> bytes:
-        """The bytes that put the row back and the cursor where it was."""
+        """The bytes that restore the row and the position of the cursor."""
         return self.text + (b"\r" if self.ends_with_cr else b"")
 
     def _follow(self, data: bytes) -> None:
@@ -79,7 +79,7 @@ class ChildRow:
 
 
 def num_cells(text: str) -> int:
-    """East Asian signs take two cells, marks above and below a letter none."""
+    """The width in cells: East Asian characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(_cells_of(sign) for sign in text)
@@ -108,7 +108,7 @@ MARK = "[jackline] "
 _ERASE = b"\r\x1b[2K"
 _NOTEBOOK_PREFIXES = ("COLAB_", "KAGGLE_")
 _STYLES = {"note": "36", "status": "2"}
-# The reader has gone: nobody will ever see what we write there.
+# These errors mean that the reader has exited, so nobody will see what we write there.
 _GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO)
 
 
@@ -134,9 +134,9 @@ def detect_surface(env: Mapping[str, str], err_fd: int = 2) -> Surface:
 
 
 def leads_to_a_cell(fd: int) -> bool:
-    """Is this the pipe through which a notebook kernel shows its own output (`subprocess.run` in a cell)?
+    """Whether this is the pipe through which a notebook kernel shows its own output (`subprocess.run` in a cell).
 
-    Any other pipe in a notebook is somebody's `| tee log`, and a log must not be full of CRs.
+    Any other pipe in a notebook is a user's `| tee log`, and a log must not be full of CRs.
     """
     try:
         ours = os.fstat(fd)
@@ -169,17 +169,17 @@ class Screen:
         self.is_reader_gone = False
         self.problem = ""
         self._row = ChildRow()
-        # Child and status line share a place only when stdout ends there too; `> out.txt` leaves it to us.
+        # The child and the status line share a terminal only if stdout goes there too; with `> out.txt` it is ours.
         self._is_shared = _same_place(out_fd, err_fd) or (is_tty(out_fd) and is_tty(err_fd))
         self._has_cell_out = surface == "notebook" and (is_tty(out_fd) or leads_to_a_cell(out_fd))
         self._status = b""
         self._is_below = False
 
-    # -- what the viewer calls ---------------------------------------------------------------------------------------
+    # -- called by the viewer ----------------------------------------------------------------------------------------
 
     @property
     def is_row_open(self) -> bool:
-        """The child has left an unfinished row: a bar, a prompt."""
+        """Whether the child has left an unfinished row: a bar, a prompt."""
         return self._row.is_open and (self._is_shared or self._has_cell_out)
 
     @property
@@ -188,22 +188,22 @@ class Screen:
             columns = os.get_terminal_size(self._err).columns
         except OSError:
             columns = 0
-        return max(20, columns or 80)  # a terminal nobody has given a size says 0
+        return max(20, columns or 80)  # a terminal without a set size reports 0
 
     def show(self, data: bytes, *, is_err: bool = False) -> None:
-        """The child's bytes, unchanged."""
+        """Write the child's bytes, unchanged."""
         self.clear_status()
         self._write(self._err if is_err else self._out, data)
         self._row.feed(data)
 
     def say(self, text: str) -> None:
-        """Lines of our own, to stay."""
+        """Print permanent lines of our own."""
         self.clear_status()
         lines = "".join(self._styled(MARK + line, "note") + "\n" for line in text.splitlines() or [""])
         self._write(self._err, self._between_rows(lines.encode("utf-8", "replace")))
 
     def set_status(self, text: str) -> None:
-        """One line that comes and goes. On a plain surface there is none."""
+        """Show a temporary status line. A plain surface has none."""
         if self.surface == "plain":
             return
         if self.surface == "notebook":
@@ -227,7 +227,7 @@ class Screen:
 
     @property
     def _status_fd(self) -> int:
-        """In a cell stdout and stderr are two places, and CR reaches back only within one."""
+        """Stdout in a cell, where stdout and stderr are separate and CR works only within one; else stderr."""
         return self._out if self._has_cell_out else self._err
 
     def _draw_on_terminal(self, text: str) -> None:
@@ -235,7 +235,7 @@ class Screen:
         if line == self._status:
             return
         if not self._status and self.is_row_open:
-            # Below the bar, so that nothing of it is touched; clear_status goes back up.
+            # Draw below the bar, so that it is not changed; clear_status moves back up.
             self._is_below = True
             self._write(self._status_fd, b"\n" * (self._row.rows_below + 1) + line)
         else:
@@ -243,7 +243,7 @@ class Screen:
         self._status = line
 
     def _draw_in_cell(self, text: str) -> None:
-        """Cells know CR but no cursor moves: the status follows the bar on the same row."""
+        """Cells support CR but no cursor moves, so the status is drawn after the bar on the same row."""
         row = self._row.text + b"  " if self._has_bar_on_row else b""
         line = row + (MARK + text).encode("utf-8", "replace")
         padding = b" " * max(0, len(self._status) - len(line))
@@ -255,13 +255,13 @@ class Screen:
         return self.is_row_open and not self._row.is_one_of_several and self._row.rows_below == 0
 
     def _way_back(self) -> bytes:
-        """From the status line up to where the child has left the cursor; its rows were not touched."""
+        """The bytes that move from the status line to where the child left the cursor; its rows were not changed."""
         column = self._row.column % self.columns
         right = b"\x1b[%dC" % column if column else b""
         return b"\x1b[%dA\r" % (self._row.rows_below + 1) + right
 
     def _between_rows(self, lines: bytes) -> bytes:
-        """Our lines must not be glued to an unfinished row of the child's."""
+        """Our lines, separated from an unfinished row of the child."""
         if not self._row.is_open or not self._is_shared:
             return lines
         if self.surface == "plain":
@@ -277,7 +277,7 @@ class Screen:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, fd: int, data: bytes) -> None:
-        """Every byte at once, or none any more; never an exception."""
+        """Write every byte. After a failure write nothing more; never raise."""
         view = memoryview(data)
         while view and fd not in self._dead:
             try:

@@ -1,6 +1,6 @@
-"""From a run directory to a person watching it: start, detach, follow, interrupt.
+"""Shows a run to the user: start, detach, follow, interrupt.
 
-Owns what Ctrl-C, a closed terminal and a notebook's interrupt mean for the viewer. Drawing is viewer.py's.
+Owns what Ctrl-C, a closed terminal and a notebook's interrupt mean for the viewer. viewer.py owns what is shown.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ BEGIN_PATIENCE_S = 30.0
 
 
 def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | None = None, detach: bool) -> int:
-    """Start a supervisor for the next attempt, then follow it. `claim`: the run was made by this process."""
+    """Start a supervisor for the next attempt, then follow it. `claim`: this process created the run."""
     former = run.last_attempt()
     try:
         lock = claim.lock if claim is not None else None
         start_supervisor(run, options, stdin=0 if passes_stdin() else None, lock=lock, say=say)
     except JacklineError as error:
-        # One that refuses to resume lives for an instant more; it is not another start that was quicker.
+        # A supervisor that refuses to resume stays alive for a moment; it must not be taken for another start.
         is_refused = error.exit_code == EXIT_CANNOT_RESUME
         if claim is None and not is_refused and is_started_by_another(run):
-            return watch_live(run, detach=detach)  # another start was quicker by an instant
+            return watch_live(run, detach=detach)  # another start was faster
         if claim is not None:
             claim.abandon()
         raise
@@ -50,7 +50,7 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | Non
 
 
 def watch_live(run: RunDir, *, detach: bool) -> int:
-    """The run is alive already: nothing is started here."""
+    """Watch a run that is already alive; start nothing."""
     if detach:
         say(f"run '{run.name}' is alive already: {run.path}")
         return EXIT_DONE
@@ -62,7 +62,7 @@ def watch_live(run: RunDir, *, detach: bool) -> int:
 
 
 def is_started_by_another(run: RunDir) -> bool:
-    """True once the run is alive. Whoever holds its lock may have yet to start the command, and is waited for."""
+    """True once the run is alive. Waits for the process with its lock, which may not have started the command yet."""
     until_s = time.monotonic() + BEGIN_PATIENCE_S
     lock = RunLock(run.lock)
     while read_status(run).state != "alive":
@@ -78,7 +78,7 @@ def is_started_by_another(run: RunDir) -> bool:
 def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:
     from jackline.cli.view.viewer import follow
 
-    # As a container's first process our end would be the end of everything in it, unsaved: pass the signal on.
+    # If we are a container's first process, our exit would end everything in it, unsaved. So pass the signal on.
     is_container = os.getpid() == 1
     return follow(
         run,
@@ -90,7 +90,7 @@ def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:
 
 
 def interrupt(run: RunDir) -> bool:
-    """Ctrl-C: hand it to the supervisor, which knows how far the ending has gone. False when there is none."""
+    """Pass Ctrl-C to the supervisor, which knows how far the stop has got. False when there is no supervisor."""
     supervisor = read_status(run).supervisor
     if supervisor is None or not is_alive(supervisor):
         return False
@@ -99,12 +99,12 @@ def interrupt(run: RunDir) -> bool:
 
 
 def say(text: str) -> None:
-    """Our own words go to stderr, so that stdout is the command's alone."""
+    """Print our own messages to stderr, so that stdout has only the command's output."""
     print(f"[jackline] {text}", file=sys.stderr, flush=True)
 
 
 def passes_stdin() -> bool:
-    """A pipe or a file is passed to the command; a terminal is not, because two readers would fight for it."""
+    """A pipe or a file is passed to the command; a terminal is not, because two readers would compete for it."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:

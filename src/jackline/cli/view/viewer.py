@@ -1,7 +1,7 @@
-"""Following a run: the child's bytes as they come, signs of life while it is silent, what the supervisor has to say.
+"""Follows a run: the child's bytes as they come, a heartbeat while it is silent, the supervisor's messages.
 
-A viewer only reads. It may be closed, killed or disconnected at any moment; the run does not notice. Owns: what is
-shown when, and which exit code the person gets. Does not own: drawing (screen.py), wording of the heartbeat
+A viewer only reads. It may be closed, killed or disconnected at any time without affecting the run. Owns: what is
+shown when, and which exit code the user gets. Does not own: drawing (screen.py), wording of the heartbeat
 (supervisor/attempt/heartbeat.py), or what Ctrl-C does to the run (the callback).
 """
 
@@ -37,7 +37,7 @@ STATUS_AFTER_S = 1.0
 STATUS_OVER_A_BAR_AFTER_S = 1.5
 STATUS_EVERY_S = {"terminal": 1.0, "notebook": 1.8}
 SETTLE_AFTER_S = 0.3
-# How long an end that nobody wrote down is waited for: the keeper's file comes a moment after the death.
+# How long to wait for a missing record of the end: the keeper writes its file a moment after the command ended.
 END_PATIENCE_S = 5.0
 END_SETTLES_S = 0.6
 START_PATIENCE_S = 10.0
@@ -52,11 +52,11 @@ def follow(
     on_terminate: Callable[[], object] | None = None,
     screen: Screen | None = None,
 ) -> int:
-    """Show `run` from `attempt` on until it is over; returns its exit code.
+    """Show `run` from `attempt` on until it has ended; return its exit code.
 
-    Detaches (128 + signal number) at SIGTERM, SIGHUP, a closed stdout, and at SIGINT from anywhere but a terminal.
-    At a terminal SIGINT calls `on_interrupt` and following goes on, unless that returns False. With `on_terminate`
-    SIGTERM calls that and following goes on.
+    Detaches (128 + signal number) at SIGTERM, SIGHUP, a closed stdout, and at SIGINT that is not from a terminal.
+    At a terminal SIGINT calls `on_interrupt` and following continues, unless that returns False. With `on_terminate`,
+    SIGTERM calls that and following continues.
     """
     if screen is None:
         surface = detect_surface(os.environ)
@@ -127,13 +127,13 @@ class Viewer:
         self._last_words = ""
 
     def step(self, now_s: float) -> int | None:
-        """One look at everything; the exit code once the run is over."""
-        # Once it has ended nobody wants to wait for the next look.
+        """Update everything once; return the exit code once the run has ended."""
+        # Once it has ended, read the state at once instead of at the next interval.
         is_state_new = now_s >= self._next_state_s or self._attempt.exit_file.exists()
         if is_state_new:
             self._next_state_s = now_s + STATE_EVERY_S
             self._read_state()
-        # What is final must be asked before the last bytes are read, else some may slip in between.
+        # Check for the end before reading the last bytes; otherwise bytes written in between would be missed.
         code = self._final_code(now_s) if is_state_new else None
         is_caught_up = self._show_output(now_s)
         if self._keyboard is not None:
@@ -179,7 +179,7 @@ class Viewer:
         self._shown.add(data)
         self._last_bytes_s = now_s
         self._spoken_silent_s = None
-        # The line below follows at once where it can; over a bar it waits for silence.
+        # The status line is updated at once where possible; over a bar it waits for silence.
         self._next_status_s = max(now_s, self._started_s + STATUS_AFTER_S)
 
     def _say_skipped(self, stream: RawStream) -> None:
@@ -190,7 +190,7 @@ class Viewer:
             )
 
     def _move_on(self) -> None:
-        """To the next attempt, once everything of this one was shown."""
+        """Continue with the next attempt, once everything of this one was shown."""
         number = self._state.attempt
         if number is not None and number > self._attempt.number and self._attempt.exit_file.exists():
             for stream in self._streams:
@@ -199,11 +199,11 @@ class Viewer:
             self._streams = _open_streams(self._attempt, from_start=True)
             self._keyboard = keyboard_of(self._attempt)
 
-    # -- the supervisor's words --------------------------------------------------------------------------------------
+    # -- the supervisor's state --------------------------------------------------------------------------------------
 
     def _read_state(self) -> None:
         state = read_supervisor(self.run)
-        # A state left by an earlier session of the same run says nothing about this attempt.
+        # A state left by an earlier attempt of the same run says nothing about this one.
         if state.is_there and (state.attempt is None or state.attempt >= self._attempt.number):
             self._state = state
             self._options = SuperviseOptions.from_json(state.options)
@@ -214,7 +214,7 @@ class Viewer:
             self._spoken_silent_s = now_s - self._last_bytes_s
 
     def _final_code(self, now_s: float) -> int | None:
-        """The exit code, if the run is over for good."""
+        """The exit code, if the run has ended and will not be restarted."""
         if self._state.is_finished and self._state.attempt == self._attempt.number:
             code = _exit_code(read_exit(self._attempt))
             return EXIT_FAILED if code is None else code
@@ -233,7 +233,7 @@ class Viewer:
         return is_alive(read_start(self._attempt).child)
 
     def _code_without_supervisor(self, alone_s: float) -> int | None:
-        """The files of those who were there, else the truth that nobody was."""
+        """The exit code from the supervisor's or the keeper's file; after a while, a failure if there is neither."""
         name = self.run.name
         if alone_s < END_SETTLES_S:
             return None
@@ -267,12 +267,12 @@ class Viewer:
             self.screen.set_status(life_text(self._state, self.run.name, time.time()))
 
     def _is_prompting(self) -> bool:
-        """It waits for what the person types here: a line of ours would stand in the middle of their own."""
+        """Whether it waits for input that the user types here: a line of ours would appear in the middle of it."""
         return self._keyboard is not None and self._options.tty and self._state.now.what == KEYBOARD_WORDS
 
 
 def life_text(state: SupervisorRecord, name: str, now_s: float) -> str:
-    """The one line about a run: its heartbeat, or the truth when there is none."""
+    """The status line of a run: its heartbeat, or since when there has been none."""
     if state.at_s is None:
         return "starting"
     is_watched = is_alive(state.supervisor)
@@ -294,13 +294,13 @@ def _stale_text(state: SupervisorRecord, name: str, since: str, *, is_supervisor
 
 def _open_streams(attempt: AttemptDir, *, from_start: bool) -> list[RawStream]:
     streams = [RawStream(attempt.raw_out, from_start=from_start)]
-    # Absent without --split-streams, and then never there: opening it is tried in vain and costs nothing.
+    # Without --split-streams this file never exists; trying to open it fails and costs nothing.
     streams.append(RawStream(attempt.raw_err, is_err=True, from_start=from_start))
     return streams
 
 
 def _exit_code(found: ExitRecord | WaitRecord) -> int | None:
-    """From exit.json, or from the keeper's wait.json; a signal is 128 + its number, as shells say it."""
+    """From exit.json or the keeper's wait.json; for a signal 128 + its number, as in shells."""
     if found.exit_code is not None:
         return 128 - found.exit_code if found.exit_code < 0 else found.exit_code
     return 128 + found.signal if found.signal is not None else None

@@ -1,1 +1,1 @@
-"""Why a process ended: evidence in, findings out."""
+"""Why a process ended: takes evidence, returns findings."""

@@ -1,4 +1,4 @@
-"""Errors that are in the code, its packages or its input: imports, syntax, a missing keyboard, own exceptions."""
+"""Errors in the user's code, its packages or its input: imports, syntax, no keyboard, the script's own exceptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BINARY = re.compile(
     r"undefined symbol|version `?(?:GLIBC|GLIBCXX|CXXABI)\w*[^']*' not found"
     r"|compiled using NumPy 1|numpy\.dtype size changed"
 )
-# Where the name to install differs from the name to import.
+# Packages whose name to install differs from the name to import.
 _PACKAGES = {
     "cv2": "opencv-python",
     "PIL": "pillow",
@@ -128,8 +128,8 @@ def keyboard_input(error: ErrorText, evidence: Evidence) -> Finding | None:
 
 
 def _last_words(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
-    """A program may print a traceback, go on and end for another reason, so its last words are quoted. Launchers and
-    Python itself add tracebacks of their own afterwards; those are not its words."""
+    """Quotes the program's last line, because it may print a traceback, continue and end for another reason.
+    Launchers and Python itself add tracebacks of their own afterwards; those do not count."""
     lines = [line.strip() for line in evidence.output_tail if line.strip()]
     later = evidence.output_tail[chain.end :]
     if not lines or lines[-1].endswith(chain.last.first_line) or any(_TRACEBACK in line for line in later):
@@ -138,7 +138,7 @@ def _last_words(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
 
 
 def own_exception(chain: Chain, evidence: Evidence) -> Finding:
-    """What is left: an error that only its author can explain, named by where it began."""
+    """If no other rule matches: an error that only the script's author can explain, with the line that raised it."""
     root = chain.root
     place = root.place
     later = [error for error in chain.errors[1:] if error.first_line != root.first_line]

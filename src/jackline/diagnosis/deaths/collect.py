@@ -1,4 +1,4 @@
-"""Reads from a run directory what only files can tell of a death. The judging is in `diagnose`."""
+"""Reads the evidence about an attempt's end that is only in files of the run. `diagnose` draws the conclusions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a dozen dataclasses, 14 ms that `status` need not pay
+if TYPE_CHECKING:  # a dozen dataclasses cost 14 ms, which `status` does not need
     from jackline.machine.readings import OomCounters
 
 _BLOCK = 1 << 16
@@ -16,7 +16,7 @@ _MAX_TAIL_BYTES = 8 << 20
 _MAX_LINE_CHARS = 4000
 _MAX_FAULT_BYTES = 1 << 20
 _MAX_FAULT_FRAMES = 200
-# How out.log begins a line: a UTC stamp and one space; with --split-streams the stream's name follows.
+# The start of a line in out.log: a UTC stamp and one space; with --split-streams the stream's name follows.
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?(?:err\| )?")
 _NOTE = "[jackline]"
 _FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
@@ -24,7 +24,7 @@ _FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in .+')
 
 
 def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int | None]:
-    """Kills (in the cgroup, on the machine) between two readings; None where one of them could not be read."""
+    """OOM kills (in the cgroup, on the machine) between two readings; None where one of them could not be read."""
     is_same = before.cgroup == after.cgroup
     return (
         _increase(before.cgroup_kills, after.cgroup_kills) if is_same else None,
@@ -33,7 +33,7 @@ def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int 
 
 
 def tail_lines(out_log: Path, count: int) -> tuple[str, ...]:
-    """The last `count` lines the command itself wrote, without our stamps and notes; () when there is no log."""
+    """The last `count` lines that the command wrote, without our stamps and notes; () when there is no log."""
     try:
         with open(out_log, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -50,10 +50,10 @@ def tail_lines(out_log: Path, count: int) -> tuple[str, ...]:
 
 
 def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:
-    """What faulthandler wrote when one of `pids` died of a fatal signal; '' when none did.
+    """What faulthandler wrote when a fatal signal killed one of `pids`; '' when there was none.
 
-    The same files hold the dumps we asked for while it lived; only what follows 'Fatal Python error' counts. Python
-    writes no source text there, so it is added here, as long as the files are still what they were.
+    The same files hold the dumps that we requested while it ran; only what follows 'Fatal Python error' counts.
+    Python writes no source text there, so it is added here, which is right as long as the files have not changed.
     """
     newest = ""
     newest_s = float("-inf")
@@ -76,7 +76,7 @@ def _own_lines(data: bytes, *, is_cut: bool) -> list[str]:
     if lines and not lines[-1]:
         lines.pop()
     if is_cut:
-        lines = lines[1:]  # it begins somewhere in the middle
+        lines = lines[1:]  # the first line may be incomplete
     bare = (_without_stamp(line.rstrip("\r")) for line in lines)
     return [line[:_MAX_LINE_CHARS] for line in bare if not line.startswith(_NOTE)]
 
@@ -96,7 +96,7 @@ def _read_end(path: Path, max_bytes: int) -> str:
 def _with_source(fault_text: str) -> str:
     if not fault_text:
         return ""
-    import linecache  # brings the tokeniser: 3 ms that `status` need not pay
+    import linecache  # imports the tokenizer: 3 ms, which `status` does not need
 
     lines: list[str] = []
     for line in fault_text.splitlines()[:_MAX_FAULT_FRAMES]:

@@ -1,7 +1,7 @@
-"""Why did it die? From evidence to findings, the most certain first.
+"""Why an attempt ended: turns evidence into findings, the most certain first.
 
-Owns the order in which explanations are asked: what we did ourselves, what the kernel counted, what the signal says,
-what the program said, and last what its exit code says. Each explanation is a rule in rules_*. Pure.
+Owns the order in which explanations are tried: what we did ourselves, what the kernel counted, what the signal says,
+what the program printed, and last what its exit code says. Each explanation is a rule in a module beside this. Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     keyboard_input,
     network,
 )
-# Without a traceback the last lines are all there is; imports and syntax always come with one.
+# Rules for output without a traceback, where only the last lines are known. Import and syntax errors always have one.
 _LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, network)
 _NUM_LAST_LINES = 30
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS)
@@ -96,7 +96,7 @@ def _by_exit_code(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...
 
 
 def _said(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
-    """What the errors, root first, or the last lines match."""
+    """Findings of the first rule that matches the errors, root first, or the last lines."""
     if chain is None:
         return _said_in_lines(evidence)
     for error in chain.errors:
@@ -126,7 +126,7 @@ def _said_in_lines(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _matching_line(rule: Callable[[ErrorText, Evidence], Finding | None], evidence: Evidence) -> ErrorText | None:
-    """The one line that says it, so that the report does not quote thirty."""
+    """The one line that the rule matches, so that the report does not quote thirty."""
     for line in reversed(evidence.output_tail[-_NUM_LAST_LINES:]):
         error = ErrorText("", line)
         if rule(error, evidence) is not None:
@@ -135,7 +135,7 @@ def _matching_line(rule: Callable[[ErrorText, Evidence], Finding | None], eviden
 
 
 def _said_before_abort(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
-    """C++ code reports its error in words and then aborts."""
+    """C++ code prints its error and then aborts, so look at the output."""
     said = _said_in_lines(evidence)
     return said or (_said(chain, evidence) if chain else ())
 
@@ -147,7 +147,7 @@ def _interrupted_or_own(chain: Chain, evidence: Evidence) -> Finding:
 
 
 def _also_oom(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:
-    """A kill that was counted beside an error that does not speak of one: said, but not believed."""
+    """An OOM kill was counted, but the error does not mention one: report it with low confidence."""
     if not has_oom_kill(evidence) or any(finding.cause == "kernel_oom" for finding in found):
         return ()
     by_kernel = kernel_oom(evidence, victim="another process of the run")
@@ -157,7 +157,7 @@ def _also_oom(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, 
 
 
 def _trouble_while_ending(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
-    """It was asked to end and failed while it did, for example saving onto a full disk."""
+    """It was asked to stop and failed while stopping, for example while saving to a full disk."""
     is_expected = chain is None or {error.name for error in chain.errors} & {"KeyboardInterrupt", "SystemExit"}
     if evidence.exit_code in (None, 0) or is_expected or chain is None:
         return ()
@@ -165,7 +165,7 @@ def _trouble_while_ending(chain: Chain | None, evidence: Evidence) -> tuple[Find
 
 
 def _finished(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
-    """A pipe (`python train.py | tee log`) reports the exit code of its last program only."""
+    """A pipe (`python train.py | tee log`) reports only the exit code of its last program."""
     done = rules_exit.finished(evidence)
     last = next((line for line in reversed(evidence.output_tail) if line.strip()), "")
     if chain is None or chain.last.first_line != last.strip():
@@ -183,7 +183,7 @@ def _unseen(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _with_shell(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:
-    """The signal hit a process inside the command, and the shell around it told us by its exit code."""
+    """The signal ended a process inside the command, and the shell around it reported that by its exit code."""
     assert evidence.exit_code is not None
     best = found[0]
     sure: Confidence = "likely" if best.confidence == "certain" else best.confidence

@@ -1,4 +1,4 @@
-"""What is known about a death or a live run, as plain data, and what was concluded from it."""
+"""Evidence about an ended or a live run as plain data, and the findings concluded from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Confidence = Literal["certain", "likely", "not sure"]
 
 Cause = Literal[
     "finished",
-    "stopped",  # by a person, or by the script itself asking for it (exit 75)
+    "stopped",  # by a person, or requested by the script itself (exit 75)
     "kernel_oom",
     "killed_by_someone",
     "preempted",
@@ -26,14 +26,14 @@ Cause = Literal[
     "import_error",
     "syntax_error",
     "command_not_found",
-    "keyboard_input",  # EOFError: the script asked for input and had none
+    "keyboard_input",  # EOFError: the script asked for input and got none
     "worker_killed",
     "nccl_timeout",
     "cuda_error",
     "network",
     "own_exception",
     "stuck",  # ended by us after a STUCK verdict
-    "memory_guard",  # ended by us before the kernel would have
+    "memory_guard",  # ended by us before the kernel would have killed it
     "time_limit",
     "exit_code",
     "unknown",
@@ -42,7 +42,7 @@ Cause = Literal[
 
 @dataclass(frozen=True)
 class SentSignal:
-    """A signal Jackline itself sent, and why: 'ctrl-c', 'stop', 'stuck', 'time-limit', 'memory', 'clean-up'."""
+    """A signal that Jackline itself sent, and why: 'ctrl-c', 'stop', 'stuck', 'time-limit', 'memory', 'clean-up'."""
 
     at_s: float = 0.0
     signal: int = 0
@@ -67,9 +67,9 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything the supervisor knew when an attempt ended. Saved inside exit.json, so `why` can judge again."""
+    """Everything the supervisor knew when an attempt ended. Saved inside exit.json, so `why` can diagnose again."""
 
-    exit_code: int | None = None  # None when the child was killed by a signal or nobody saw the end
+    exit_code: int | None = None  # None when the child was killed by a signal or its end was not seen
     signal: int | None = None
     duration_s: float = -1.0
     ended_at_s: float = 0.0
@@ -91,7 +91,7 @@ class Evidence:
     disk_free_bytes: int | None = None
     disk_path: str = ""
     shm_free_bytes: int | None = None
-    restart_wish: str = ""  # why the session itself asked to be started again (intent.json)
+    restart_wish: str = ""  # why the session itself asked for a restart (intent.json)
     machine: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Evidence:
 
     @property
     def is_whole(self) -> bool:
-        """False when a file was read of which the length or the time of the end is damaged."""
+        """False when it was read from a file in which the duration or the time of the end is damaged."""
         return self.ended_at_s > 0.0 and self.duration_s >= 0.0
 
     @staticmethod
@@ -109,12 +109,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """One conclusion: what happened with values, how sure, what to do next."""
+    """One conclusion: what happened with values, how certain it is, what to do next."""
 
     cause: Cause
     confidence: Confidence
     title: str  # one sentence, no full stop
-    detail: tuple[str, ...] = ()  # the evidence, a sentence each
+    detail: tuple[str, ...] = ()  # the evidence, one sentence each
     hint: str = ""
     is_retryable: bool = False
     place: Frame | None = None

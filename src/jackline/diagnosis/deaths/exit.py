@@ -19,7 +19,7 @@ _SHELL_SIGNALS = frozenset({1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 15})
 
 
 def inner_signal(exit_code: int | None) -> int | None:
-    """A shell reports a death by signal n as 128 + n."""
+    """The signal n for an exit code of 128 + n, by which a shell reports a process that a signal ended."""
     if exit_code is None or exit_code - 128 not in _SHELL_SIGNALS:
         return None
     return exit_code - 128
@@ -80,7 +80,7 @@ def command_not_found(evidence: Evidence) -> Finding | None:
 
 
 def module_not_found(evidence: Evidence) -> Finding | None:
-    """`python -m NAME` complains without a traceback."""
+    """`python -m NAME` reports a missing module without a traceback."""
     for line in reversed(evidence.output_tail[-20:]):
         match = _NO_MODULE.match(line.strip())
         if match:
@@ -106,7 +106,7 @@ def usage_error(evidence: Evidence) -> Finding | None:
 
 
 def told_error(evidence: Evidence) -> Finding | None:
-    """An error in our own form (and cargo's, git's ...): 'error: what', detail below it, 'hint: next'."""
+    """An error in our own format, which cargo, git and others share: 'error: what', details below, 'hint: next'."""
     tail = [line.rstrip() for line in evidence.output_tail[-40:]]
     at = next((number for number in reversed(range(len(tail))) if tail[number].startswith("error: ")), None)
     if at is None:

@@ -1,4 +1,4 @@
-"""Errors of the GPU itself and of GPUs among each other."""
+"""Errors of a GPU, and of the communication between GPUs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cuda_error(error: ErrorText, evidence: Evidence) -> Finding | None:
 
 
 def nccl_timeout(lines: Sequence[str], evidence: Evidence, error: ErrorText | None) -> Finding | None:
-    """The watchdog speaks in log lines, not in a traceback, and then ends the process with SIGABRT."""
+    """The NCCL watchdog prints log lines, not a traceback, and then ends the process with SIGABRT."""
     for line in lines:
         match = _WATCHDOG.search(line)
         if match:

@@ -1,4 +1,4 @@
-"""Errors that say that room ran out: on the GPU, in memory, on a disk."""
+"""Errors that say that space ran out: in GPU memory, in host memory, on a disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HOST_NEEDED = re.compile(rf"(?:tried to allocate|Unable to allocate) {_SIZE}|re
 _SHM = re.compile(r"/dev/shm|shared memory\(shm\)|</torch_|/psm_")
 _DISK = re.compile(r"\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded")
 _DISK_PATH = re.compile(r"(?:device|exceeded): '([^']+)'")
-# What torch.save says on a full disk; the same words come from a closed or broken file.
+# What torch.save prints on a full disk; a closed or broken file causes the same text.
 _WRITER = re.compile(r"PytorchStreamWriter failed writing|inline_container\.cc.*unexpected pos")
 _NEARLY_FULL_BYTES = 64 << 20
 
@@ -81,7 +81,7 @@ def _gpu_hint(text: str, needed: int | None, neighbours: list[tuple[int, int]]) 
 
 
 def _unused(text: str) -> int | None:
-    """New wording says it; in the old one it is what was reserved and not allocated."""
+    """Bytes reserved by PyTorch but unused. Newer messages state it; in older ones it is reserved minus allocated."""
     said, reserved, held = _first(_UNUSED, text), _first(_RESERVED, text), _first(_HELD, text)
     if said is not None or reserved is None or held is None:
         return said
@@ -116,7 +116,7 @@ def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
     path = _DISK_PATH.search(error.text)
     what = "the disk quota is used up" if "quota" in error.text or "Errno 122" in error.text else "the disk is full"
     title = f"{what}{at_place(error.place)}" + (f": it could not write {path[1]}" if path else "")
-    # The run directory's disk need not be the one that is full.
+    # The full disk may be another than that of the run directory.
     known = (f"{evidence.disk_path} has {format_bytes(free)} free now",) if free is not None else ()
     return Finding(
         "disk_full",

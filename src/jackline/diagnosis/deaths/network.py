@@ -1,4 +1,4 @@
-"""Errors that come from the network or a server, and may be gone in a minute."""
+"""Errors that come from the network or a server, and may be temporary."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WORDS = re.compile(
     r"|Network is unreachable|Read timed out|Max retries exceeded|We couldn't connect to|\[Errno 110\]"
     r"|client socket has (?:failed to connect|timed out)"
 )
-# A refusal of the request itself: asking again changes nothing.
+# The server refused the request itself: a retry would fail too.
 _REFUSED = re.compile(
     r"\b(40[0134569]|410|422) (?:Client Error|[A-Z])|CERTIFICATE_VERIFY_FAILED|Address already in use"
 )

@@ -1,4 +1,4 @@
-"""Findings as a person sees them on screen and in lists."""
+"""Findings as text, for the screen and for lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INDENT = " " * len("error: ")
 
 
 def summary_line(findings: Sequence[Finding]) -> str:
-    """The best finding in one line, with its uncertainty."""
+    """The best finding in one line, with its confidence."""
     best = findings[0]
     doubt = " (not sure)" if best.confidence == "not sure" else ""
     return best.title + doubt

@@ -1,4 +1,4 @@
-"""The sentences that several rules say about the same evidence."""
+"""Sentences about the evidence that several rules share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def at_place(frame: Frame | None) -> str:
 
 
 def place_line(frame: Frame | None) -> tuple[str, ...]:
-    """'/home/me/train.py:41 in step: loss.backward()', as the evidence line it becomes."""
+    """The line for the report: '/home/me/train.py:41 in step: loss.backward()'."""
     if frame is None:
         return ()
     where = f"{frame.file}:{frame.line}"
@@ -31,12 +31,12 @@ def place_line(frame: Frame | None) -> tuple[str, ...]:
         where += f" in {frame.function}"
     source = frame.source.strip()[:_MAX_SOURCE]
     if not source and where == short_place(frame):
-        return ()  # the title says as much
+        return ()  # the title already says it
     return (f"{where}: {source}" if source else where,)
 
 
 def memory_share(evidence: Evidence) -> float | None:
-    """How full memory was at its fullest, None when either figure is missing."""
+    """The peak share of memory used; None when the peak or the limit is unknown."""
     most = max(evidence.peak_memory_bytes, evidence.last_memory_bytes)
     return most / evidence.memory_limit_bytes if evidence.memory_limit_bytes and most else None
 
@@ -55,14 +55,14 @@ def memory_line(evidence: Evidence) -> tuple[str, ...]:
     if evidence.memory_limit_bytes:
         source = f" ({evidence.memory_limit_source})" if evidence.memory_limit_source else ""
         text += f" of {format_bytes(evidence.memory_limit_bytes)}{source}"
-    # Only where it came near the limit do the others matter.
+    # Other processes matter only where the total came near the limit.
     if peak and used > 1.1 * peak and used > 0.5 * (evidence.memory_limit_bytes or 0):
         text += f"; with all others, {format_bytes(used)} were in use"
     return (text,)
 
 
 def growth_line(evidence: Evidence) -> tuple[str, ...]:
-    """Which line of the person's code was filling memory, and how fast."""
+    """Which line of the user's code was filling memory, and how fast."""
     frame = evidence.growing_frame
     rate = evidence.memory_growth_bytes_per_s
     if frame is None:
@@ -77,6 +77,6 @@ def memory_lines(evidence: Evidence) -> tuple[str, ...]:
 
 
 def ran_line(evidence: Evidence) -> tuple[str, ...]:
-    """Every report says how long it ran and how much memory it took."""
+    """How long it ran and how much memory it used; part of every report."""
     ran = f"it ran for {format_duration(evidence.duration_s)}"
     return ("; ".join((ran, *memory_line(evidence))),)

@@ -1,6 +1,6 @@
-"""Deaths by a signal that can be told without reading the output: ours, the kernel's, somebody's, a crash.
+"""Ends by a signal that can be explained without the output: sent by us, the kernel or somebody else, or a crash.
 
-Pure: evidence in, a finding or nothing out. The order in which they are asked is `diagnose`.
+Pure: takes evidence, returns a finding or None. `diagnose` owns the order in which these rules are tried.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ def signal_name(number: int) -> str:
 
 
 def sent_by_us(evidence: Evidence) -> Finding | None:
-    """The end that Jackline itself brought about, and for whom."""
+    """The finding when Jackline itself ended the command, and at whose request."""
     first = next((sent for sent in evidence.sent_signals if sent.why in _WHY_TO_CAUSE), None)
     if first is None:
-        # A session reads the request itself and leaves without any signal.
-        # And a shutdown signals everybody at once: the command may be gone before we could pass it on.
+        # A session reads the request itself and exits without any signal.
+        # And a shutdown signals all processes at once: the command may exit before we could pass the signal on.
         is_left = evidence.exit_code in (0, EXIT_STOPPED) or evidence.signal == signals.SIGTERM
         if evidence.stop_requested_by and is_left:
             return _stopped(evidence, evidence.stop_requested_by)
         return None
     ours = {sent.signal for sent in evidence.sent_signals}
     if evidence.signal is not None and evidence.signal not in ours:
-        return None  # another signal was quicker
+        return None  # a signal that we did not send ended it first
     cause = _WHY_TO_CAUSE[first.why]
     if cause == "stopped":
         return _stopped(evidence, evidence.stop_requested_by or first.why)
@@ -120,8 +120,8 @@ def _how_it_ended(evidence: Evidence) -> tuple[str, ...]:
 
 
 def has_oom_kill(evidence: Evidence) -> bool:
-    """Whether the kernel counted a kill that can have been ours. A cgroup counter that stood still says no, even
-    when the machine's moved: the cgroup's counts every kill inside it, whoever ran out."""
+    """Whether the kernel counted an OOM kill that may have been in this run. If the cgroup's counter did not change,
+    the answer is no, even if the machine's did: the cgroup counts every kill inside it, whichever limit was hit."""
     if evidence.kernel_log or evidence.oom_kills_in_cgroup:
         return True
     return evidence.oom_kills_in_cgroup is None and bool(evidence.oom_kills_on_machine)
@@ -165,12 +165,12 @@ def are_counters_unreadable(evidence: Evidence) -> bool:
 
 
 def did_only_the_machine_count(evidence: Evidence) -> bool:
-    """Somebody on this machine was killed for memory, but nobody in the cgroup the command began in."""
+    """An OOM kill was counted on this machine, but none in the cgroup in which the command started."""
     return not evidence.kernel_log and evidence.oom_kills_in_cgroup == 0 and bool(evidence.oom_kills_on_machine)
 
 
 def perhaps_oom(evidence: Evidence) -> Finding:
-    """The other explanation, where the kernel's counters are silent or speak of somebody."""
+    """The OOM explanation, where the kernel's counters are unreadable or show a kill elsewhere on the machine."""
     if did_only_the_machine_count(evidence):
         why = "it counted a kill on this machine, though none in this run's cgroup"
     else:
@@ -181,7 +181,7 @@ def perhaps_oom(evidence: Evidence) -> Finding:
 
 
 def killed(evidence: Evidence) -> tuple[Finding, ...]:
-    """SIGKILL that neither we nor, by its counters, the kernel sent."""
+    """A SIGKILL that we did not send, and neither did the kernel according to its counters."""
     is_full = is_memory_nearly_full(evidence)
     is_doubtful = did_only_the_machine_count(evidence) or (is_full and are_counters_unreadable(evidence))
     confidence: Confidence = "not sure" if is_doubtful else "likely"
@@ -194,7 +194,7 @@ def killed(evidence: Evidence) -> tuple[Finding, ...]:
     if not is_doubtful:
         return (someone,)
     kernel = perhaps_oom(evidence)
-    # A counted kill and full memory together speak more for the kernel than for a person.
+    # A counted kill and full memory together make the kernel more likely than a person.
     return (kernel, someone) if is_full and did_only_the_machine_count(evidence) else (someone, kernel)
 
 
@@ -216,8 +216,8 @@ def _growth(evidence: Evidence, is_full: bool) -> tuple[str, ...]:
 
 
 def terminated(evidence: Evidence) -> Finding:
-    """SIGTERM from outside. A person's `kill` and a preemption cannot be told apart, so both are said, and it is not
-    started again: a person's kill is never undone, and a machine that is taken away ends the next attempt too."""
+    """A SIGTERM from outside. A person's `kill` and a preemption look the same, so both are reported. It is not
+    restarted: a person's kill is never undone, and a machine that is being taken away would end the next attempt."""
     return Finding(
         "preempted",
         "not sure",
@@ -234,7 +234,7 @@ def interrupted(evidence: Evidence) -> Finding:
 
 
 def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
-    """A native crash, with the Python line faulthandler saw."""
+    """A native crash, with the Python line that faulthandler recorded."""
     place = fault_place(evidence.fault_text) or evidence.last_frame
     detail = (*place_line(place), *ran_line(evidence))
     where = at_place(place)
@@ -267,7 +267,7 @@ def _bus_error(evidence: Evidence, title: str, detail: tuple[str, ...], place: F
 
 
 def fault_place(fault_text: str) -> Frame | None:
-    """The innermost line of the person's code in the thread that crashed. Other threads may be listed before it."""
+    """The innermost line of the user's code in the thread that crashed. Other threads may be listed before it."""
     lines = fault_text.splitlines()
     start = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), 0)
     frames: list[Frame] = []

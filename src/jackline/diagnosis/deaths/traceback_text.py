@@ -1,7 +1,7 @@
-"""Python tracebacks as they are found in a log: chained, nested in messages, prefixed by rank, cut at the top.
+"""Parses Python tracebacks from a log: chained, nested in messages, prefixed by rank, cut at the top.
 
-Owns turning printed text back into frames and errors, and naming the one that came first. Does not judge what an
-error means (rules_*).
+Owns turning printed text back into frames and errors, and finding the error that came first. Does not decide what an
+error means (the rule modules beside this one do).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ERROR = re.compile(r"((?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*))(?:: ?(.*))?$")
 _SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): (.*)$")
 _MARKS = re.compile(r"[\s^~]+")  # the line of carets below a source line
 
-# Printed between two errors when the upper one came first.
+# Printed between two errors when the upper one was raised first.
 _THEN = ("During handling of the above exception", "The above exception was the direct cause")
-# Printed when the lower one is quoted inside the message of the upper one, and so came first.
+# Printed when the lower error is quoted inside the message of the upper one, so the lower was raised first.
 _QUOTED = ("Original Traceback", "terminated with the following error", "+-----", "+-+---")
 _IGNORED = ("Exception ignored in", "Error in atexit", "Error in sys.excepthook")
 # What a launcher raises when the real error was printed by the process it launched.
 WRAPPERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException"})
-# What the other processes of a run print when the first one to fail has pulled them down.
+# What the other processes of a run print when they end because the first one failed.
 _ECHOES = frozenset({"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"})
 
 _MAX_MESSAGE_LINES = 12
@@ -40,14 +40,14 @@ _MAX_PATH = 4096
 
 @dataclass(frozen=True)
 class ErrorText:
-    """One error as printed. `frames` outermost first, as Python prints them."""
+    """One error as printed. `frames` are outermost first, as Python prints them."""
 
     kind: str  # 'ValueError', 'torch.OutOfMemoryError'
     message: str
     frames: tuple[Frame, ...] = ()
-    is_ignored: bool = False  # printed by Python itself while something else went on
+    is_ignored: bool = False  # printed by Python itself while the program continued
     is_in_child: bool = False  # below a line 'Process Process-1:'
-    # Python prints an inner error only from where it was caught, so its user frame may stand in the error after it.
+    # Python prints an inner error only from where it was caught, so its user frame may be in the error after it.
     called_from: Frame | None = None
 
     @property
@@ -56,7 +56,7 @@ class ErrorText:
 
     @property
     def first_line(self) -> str:
-        """'ValueError: boo', on one line. A line of output that is no traceback has no kind."""
+        """'ValueError: boo', on one line. A line of output that is not a traceback has no `kind`."""
         head = self.message.split("\n", 1)[0].strip()
         return ": ".join(part for part in (self.kind, head) if part)
 
@@ -66,9 +66,9 @@ class ErrorText:
 
     @property
     def place(self) -> Frame | None:
-        """Where in the person's own code it was raised; the innermost frame when none is theirs."""
+        """The line in the user's own code where it was raised; the innermost frame when none is the user's."""
         if _SYNTAX_ERROR.match(self.first_line) and self.frames:
-            return self.frames[-1]  # the file with the mistake, whoever owns it
+            return self.frames[-1]  # the file with the syntax error, whoever owns it
         innermost = self.frames[-1] if self.frames else None
         return self.user_frame or self.called_from or innermost
 
@@ -79,7 +79,7 @@ class ErrorText:
 
 @dataclass(frozen=True)
 class Chain:
-    """Errors that led to one another, the first one first. `end` is the line after the last of them."""
+    """Errors that caused one another, in order. `end` is the line after the last of them."""
 
     errors: tuple[ErrorText, ...]
     end: int = 0
@@ -95,7 +95,7 @@ class Chain:
 
 @dataclass
 class _Block:
-    """A traceback while it is read; `start` and `end` are line numbers."""
+    """A traceback while it is parsed; `start` and `end` are line numbers."""
 
     prefix: str
     start: int
@@ -107,7 +107,7 @@ def find_chains(lines: Sequence[str]) -> list[Chain]:
     """All tracebacks of a text in the order they were printed, chained ones together."""
     chains: list[list[ErrorText]] = []
     ends: list[int] = []
-    newest: dict[str, tuple[_Block, list[ErrorText]]] = {}  # by prefix: ranks print into one another
+    newest: dict[str, tuple[_Block, list[ErrorText]]] = {}  # by prefix, because the output of ranks is interleaved
     for block in _blocks(lines):
         before = newest.get(block.prefix.strip())
         relation = _relation(lines, before[0] if before else None, block)
@@ -137,7 +137,7 @@ def _with_callers(errors: list[ErrorText]) -> tuple[ErrorText, ...]:
 
 
 def fatal_chain(lines: Sequence[str]) -> Chain | None:
-    """The one that ended the program: the last, unless that is only a launcher's or a sibling's echo of it."""
+    """The chain that ended the program: the last, unless that only repeats the failure of another process."""
     chains = [chain for chain in find_chains(lines) if not chain.root.is_ignored]
     for chain in reversed(chains):
         if not _is_echo(chain):
@@ -146,8 +146,8 @@ def fatal_chain(lines: Sequence[str]) -> Chain | None:
 
 
 def traceback_hash(lines: Sequence[str]) -> str:
-    """The same for the same error at the same place; '' without a traceback. Messages hold pids and addresses,
-    so they are left out."""
+    """A hash that is equal for the same error at the same place; '' without a traceback. Messages contain pids and
+    addresses, so they are left out."""
     chain = fatal_chain(lines)
     if chain is None:
         return ""
@@ -156,7 +156,7 @@ def traceback_hash(lines: Sequence[str]) -> str:
 
 
 def _first_of_ranks(chains: list[Chain], wrapper: Chain) -> Chain:
-    """What a launched process printed before its launcher gave up; the launcher's own error when it said nothing."""
+    """What a launched process printed before its launcher gave up; the launcher's own error if it printed none."""
     earlier = [chain for chain in chains[: chains.index(wrapper)] if chain.root.name not in WRAPPERS]
     real = [chain for chain in earlier if not _is_echo(chain)]
     return (real or [wrapper])[0]
@@ -169,7 +169,7 @@ def _is_echo(chain: Chain) -> bool:
 def _relation(lines: Sequence[str], before: _Block | None, block: _Block) -> str:
     if before is None:
         return ""
-    # The members of an exception group stand further to the right than the group.
+    # The members of an exception group are indented further than the group.
     prefix = "" if block.prefix.strip() == "|" else block.prefix
     gap = [_strip(line, prefix) for line in lines[before.end : block.start + 1]]
     words = [line.lstrip(" |") for line in gap if line is not None]
@@ -221,7 +221,7 @@ def _read_plain(lines: Sequence[str], start: int, prefix: str) -> _Block | None:
 
 
 def _read_message(lines: Sequence[str], start: int, prefix: str) -> tuple[str, int]:
-    """Messages run over several lines; they end at an empty line or where something else begins."""
+    """Read a message. It may have several lines and ends at an empty line or where something else begins."""
     parts: list[str] = []
     end = start
     for index in range(start, len(lines)):
@@ -229,7 +229,7 @@ def _read_message(lines: Sequence[str], start: int, prefix: str) -> tuple[str, i
         if line is None:
             continue
         is_over = not line.strip() or line.startswith(('"""', *_THEN, *_IGNORED, "[rank")) or _HEADER.search(line)
-        # A launcher's report begins below an empty first line and is long; its last part names the culprit.
+        # A launcher's report begins below an empty first line and is long; its last part names the failed process.
         most = _MAX_REPORT_LINES if parts and parts[0].endswith(":") else _MAX_MESSAGE_LINES
         if is_over or len(parts) == most:
             break
@@ -253,9 +253,9 @@ def _error(text: str, frames: list[Frame], lines: Sequence[str], start: int, pre
 
 
 def _read_rich(lines: Sequence[str], start: int) -> _Block | None:
-    """rich draws a box; the error stands below it."""
+    """Parse a traceback of rich, which draws a box; the error is below it."""
     frames: list[Frame] = []
-    wrapped = ""  # a path too long for the box goes on in the next line
+    wrapped = ""  # a path too long for the box continues on the next line
     for index in range(start + 1, len(lines)):
         line = lines[index].rstrip()
         source = _RICH_SOURCE.search(line)
@@ -277,7 +277,7 @@ def _read_rich(lines: Sequence[str], start: int) -> _Block | None:
 
 
 def _read_bare_syntax_error(lines: Sequence[str], start: int) -> _Block | None:
-    """A script that does not parse has no traceback, only the place and the error."""
+    """A script that does not parse has no traceback, only the file, the line and the error."""
     frames = [_frame(lines[start])]
     for index in range(start + 1, min(start + 5, len(lines))):
         match = _SYNTAX_ERROR.match(lines[index])
@@ -288,13 +288,13 @@ def _read_bare_syntax_error(lines: Sequence[str], start: int) -> _Block | None:
 
 
 def _prefix(text: str, below: Sequence[str]) -> str:
-    """What stands before a header is a rank's mark, or the rest of a line that was not ended (a prompt, a bar)."""
+    """The prefix of a rank. Text before a header may instead be an unfinished line (a prompt, a bar); then ''."""
     is_unended = bool(text) and bool(below) and not below[0].startswith(text) and bool(_FRAME.match(below[0]))
     return "" if is_unended else text
 
 
 def _strip(line: str, prefix: str) -> str | None:
-    """The line without its rank's prefix; None for a line of somebody else."""
+    """The line without its rank's prefix; None for a line of another process."""
     if line.startswith(prefix):
         return line[len(prefix) :].rstrip("\n")
     return "" if line.strip() == prefix.strip() else None

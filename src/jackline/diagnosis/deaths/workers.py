@@ -1,4 +1,4 @@
-"""Errors that say that another process of the run is gone, and what that one died of."""
+"""Errors that say that another process of the run has ended, and why that one ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOADER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w[\w ]*)|exited unexpectedly)"
 )
 _TORCHRUN = re.compile(r"exitcode\s*: (-\d+) \(pid: (\d+)\)")
-# Above it stand the ranks that the launcher itself ended.
+# The ranks above this line were ended by the launcher itself.
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _RECEIVED = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID (\d+)")
 _DIED_WITH = re.compile(r"died with <Signals\.(SIG\w+): (\d+)>")
@@ -37,7 +37,7 @@ _POOL = re.compile(
     r"terminated abruptly while the future|unexpectedly terminated|abruptly died during map|BrokenProcessPool"
     r"|worker process has died"
 )
-# These errors, raised inside multiprocessing, mean that the process at the other end is gone.
+# These errors, raised inside multiprocessing, mean that the process at the other end has ended.
 _LOST_CONTACT = frozenset({"EOFError", "ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError"})
 _HINT = "`jackline logs` shows what it said last; ask who or what ends processes here"
 _LOADER_HINT = "`jackline logs` shows what the worker said last; with num_workers=0 its own error is seen"
@@ -46,7 +46,7 @@ _CRASHES = (signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT)
 
 @dataclass(frozen=True)
 class Lost:
-    """A process of the run that is gone; what is not known is None."""
+    """A process of the run that has ended; unknown fields are None."""
 
     pid: int | None
     signal: int | None
@@ -55,7 +55,7 @@ class Lost:
 
 
 def lost_process(error: ErrorText) -> Lost | None:
-    """Which process an error says it has lost."""
+    """Which process has ended, according to an error."""
     text = error.text.rpartition(_ROOT_CAUSE)[2]
     loader = _LOADER.search(text)
     if loader:
@@ -90,7 +90,7 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
     by_kernel = kernel_oom(evidence, victim=lost.who)
     if by_kernel is not None and lost.signal in (None, signals.SIGKILL):
         return (by_kernel,)
-    # Where the counters cannot be read and memory was full, an identical retry would most likely end the same way.
+    # If the counters cannot be read and memory was full, an identical retry would most likely end the same way.
     is_doubtful = is_memory_nearly_full(evidence) and are_counters_unreadable(evidence)
     how = f"was killed with {signal_name(lost.signal)}" if lost.signal else "ended without a word"
     finding = Finding(

@@ -1,1 +1,1 @@
-"""What log files and curves tell about a run."""
+"""What log files and TensorBoard files tell about a run."""

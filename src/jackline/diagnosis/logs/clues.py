@@ -1,7 +1,7 @@
-"""What the files of a process tell: its logs with size and age, where it last wrote, why a log is empty.
+"""What the open files of a process tell: its logs with size and age, where it last wrote, why a log is empty.
 
-Effects are reads of /proc and `stat`; nothing here blocks for long. Wording included, because the numbers alone
-tell a person little.
+Only reads /proc and calls `stat`; nothing here blocks for long. Includes the wording, because the numbers alone tell
+a person little.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file somebody of the tree has open for writing."""
+    """A file that a process of the tree has open for writing."""
 
     path: str
     size_bytes: int
@@ -49,7 +49,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LastWritten:
-    """`is_open`: seen in the process's own hands; else only the newest file under its working folder."""
+    """`is_open`: the process has it open; otherwise it is just the newest file under its working folder."""
 
     folder: str
     name: str
@@ -62,7 +62,7 @@ class LastWritten:
 
 
 def find_logs(pids: Sequence[int]) -> list[LogFile]:
-    """Standard output first, then the logs by time of last writing; each file once."""
+    """Standard output first, then the logs by time of the last write; each file once."""
     found: dict[str, LogFile] = {}
     for pid in pids:
         for file in open_files(pid):
@@ -86,7 +86,7 @@ def find_last_written(pids: Sequence[int], *, started_at_s: float, limit_s: floa
                 newest = _newer(newest, file.path, file.modified_s, is_open=True)
     folder = read_link(f"/proc/{pids[0]}/cwd") if pids else None
     if folder:
-        # A working folder may lie on a network disk that hangs.
+        # A working folder may be on a network disk that hangs.
         for path, modified_s in within(limit_s, lambda: newest_under(Path(folder))) or ():
             if modified_s >= started_at_s:
                 newest = _newer(newest, path, modified_s, is_open=False)
@@ -103,7 +103,7 @@ def newest_under(folder: Path) -> list[tuple[str, float]]:
             entries = list(os.scandir(path))
         except OSError:
             continue
-        # Of a run's folder only what the program itself writes there counts, not what we do.
+        # In a run's folder only files of the program itself count, not those that Jackline writes.
         is_run = any(entry.name == "run.json" for entry in entries)
         passed_over = (*_PASSED_OVER, "attempts") if is_run else _PASSED_OVER
         for entry in entries[:left]:
@@ -120,7 +120,7 @@ def newest_under(folder: Path) -> list[tuple[str, float]]:
 
 
 def within(limit_s: float, ask: Callable[[], Answer]) -> Answer | None:
-    """The answer, None when it does not come in time; the thread that asks is left behind then."""
+    """The result of `ask`; None when it takes too long. The thread that calls it is then left running."""
     answers: list[Answer] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
@@ -129,7 +129,7 @@ def within(limit_s: float, ask: Callable[[], Answer]) -> Answer | None:
 
 
 def explain_output(pid: int, *, is_python: bool) -> str:
-    """Why lines a program printed may not be in its log; '' when they cannot be held back."""
+    """Why lines that a program printed may not be in its log yet (buffering); '' when nothing delays them."""
     target = read_link(f"/proc/{pid}/fd/1") or ""
     if not target or target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return ""
@@ -148,9 +148,9 @@ def explain_output(pid: int, *, is_python: bool) -> str:
 
 
 def explain_log(log: Path) -> str:
-    """What is odd about a run's own log: nothing in it, or only warnings; '' when it is neither."""
+    """What is unusual about a run's own log: it is empty, or has only warnings; '' when it is neither."""
     try:
-        is_short = log.stat().st_size < _SHORT_LOG_BYTES  # then the last lines are all of it
+        is_short = log.stat().st_size < _SHORT_LOG_BYTES  # if so, the last lines are the whole log
     except OSError:
         return ""
     return explain_lines(tail_lines(log, _MOST_LINES)) if is_short else ""

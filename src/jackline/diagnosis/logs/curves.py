@@ -1,7 +1,7 @@
-"""TensorBoard's files held against the run: do the curves a person looks at belong to what is running now?
+"""Checks whether TensorBoard's curves belong to what is running now, or are left from before.
 
-Owns that one question; reads times of files and nothing in them. An old page of curves beside a live run has sent
-people looking for a bug that was not there, and hidden one that was.
+Owns only that question; reads the times of files, not their contents. Old curves beside a live run have made people
+look for a bug that did not exist, and have hidden one that did.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from jackline.rundir.layout import RunDir
 from jackline.units import format_duration
 
-# Curves are written with every line of metrics; a few minutes are a long validation or a slow disk.
+# Curves are written with every line of metrics; a delay of a few minutes is a long validation or a slow disk.
 BEHIND_S = 300.0
 
 
 @dataclass(frozen=True)
 class Curves:
-    """When the newest event file and the newest metrics were written. None: there is none."""
+    """When the newest event file and the newest metrics were written; None if there are none."""
 
     event_file_at_s: float | None = None
     metrics_at_s: float | None = None
@@ -39,7 +39,7 @@ def _newest(folder: Path, pattern: str) -> float | None:
 
 
 def stale_curves(curves: Curves, started_at_s: float | None) -> str:
-    """What is wrong with them, '' when nothing is."""
+    """What is wrong with the curves; '' when nothing is."""
     event_s, metrics_s = curves.event_file_at_s, curves.metrics_at_s
     if event_s is None or metrics_s is None or metrics_s - event_s < BEHIND_S:
         return ""

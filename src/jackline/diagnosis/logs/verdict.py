@@ -1,6 +1,6 @@
-"""What a run's log says by its size and age: growing, silent, empty, nothing but warnings.
+"""The state of a run's log from its size and age: growing, silent, empty, only warnings.
 
-A 0-byte log is the commonest worry ("is it hung?"), so it is explained, not only shown.
+A 0-byte log is the most common worry ("is it hung?"), so it is explained, not only shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LogKind = Literal["absent", "empty", "warnings only", "growing", "silent", "ende
 
 GROWING_WITHIN_S = 60.0
 _NUM_LINES = 200
-_WHOLE_BYTES = 64 << 10  # a longer log holds more than warnings, or nobody would call it silent
+_WHOLE_BYTES = 64 << 10  # a longer log certainly holds more than warnings
 _WARNING = re.compile(
     r"\w*Warning\b|\bWARN(?:ING)?\b|^\s*warn(?:ing)?\b|[Dd]eprecated|^W\d{4} |TF_ENABLE_|oneDNN|Unable to register"
     r"|To suppress this|^\*+$"
@@ -27,7 +27,7 @@ _WARNING = re.compile(
 
 @dataclass(frozen=True)
 class LogFacts:
-    """What was found; `own_lines` are the command's own last lines, ours left out."""
+    """What was found; `own_lines` are the last lines of the command, without Jackline's notes."""
 
     path: str
     size_bytes: int | None
@@ -49,13 +49,13 @@ def read_log_facts(run: RunDir, status: RunStatus) -> LogFacts:
     seen_s, silent_s = status.last_seen_at_s, status.supervisor_state.silent_s
     last_s = found.st_mtime
     if seen_s is not None and silent_s is not None:
-        last_s = seen_s - silent_s  # our own notes also touch the file
+        last_s = seen_s - silent_s  # not the file's mtime, because our own notes change it
     lines = tail_lines(run.out_log, _NUM_LINES) if found.st_size else ()
     return LogFacts(str(run.out_log), found.st_size, last_s, lines)
 
 
 def judge_log(facts: LogFacts, *, is_live: bool | None, running_s: float | None, now_s: float) -> LogVerdict:
-    """Pure. None: whether the run lives is unknown, or how long the attempt has been going."""
+    """Pure. `is_live` and `running_s` (how long the attempt has run) are None when unknown."""
     after = f" after {format_duration(running_s)}" if running_s is not None else ""
     if facts.size_bytes is None:
         return LogVerdict("absent", "there is no log yet" if is_live else "there is no log")

@@ -1,1 +1,1 @@
-"""Would this command start? Checked without running it."""
+"""Checks whether a command would start, without running it."""

@@ -1,7 +1,7 @@
-"""Would this command start? Checks a stranger's interpreter, script and imports before it runs.
+"""Checks whether a user's own command would start: its interpreter, script and imports.
 
-Owns the checks and their words. Facts about a script come from `import_probe`, run in the interpreter the command
-names; nothing of the person's code is executed, but for `--help` where the script parses its arguments.
+Owns the checks and their wording. Facts about a script come from `import_probe`, which runs in the interpreter that
+the command names. The user's code is not executed, except with `--help` if the script parses its arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ State = Literal["ok", "note", "problem"]
 PROBE_TIMEOUT_S = 30.0
 HELP_TIMEOUT_S = 60.0
 HELP_LINES = 6
-# Where the name in `pip install` is not the name in `import`.
+# Packages whose name in `pip install` is not the name in `import`.
 INSTALLED_AS = {
     "attr": "attrs", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
     "dateutil": "python-dateutil", "dotenv": "python-dotenv", "faiss": "faiss-cpu", "fitz": "PyMuPDF",
@@ -36,7 +36,7 @@ INSTALLED_AS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. A problem stops the command; a note may cost time later."""
+    """The result of one check. A problem would stop the command; a note may cost time later."""
 
     name: str
     state: State
@@ -45,7 +45,7 @@ class Check:
 
 
 def check_command(target: Target, *, cpus: float, has_gpu: bool, tries_help: bool = True) -> list[Check]:
-    """Every check that can be made on this command, in the order a start would fail in."""
+    """Every check that is possible for this command, in the order in which a start would fail."""
     if target.shell_script is not None:
         return [Check("program", "ok", target.program), _check_shell(target)]
     if target.interpreter is None:
@@ -101,7 +101,7 @@ def run_probe(target: Target) -> dict[str, Any] | None:
     source = Path(import_probe.__file__).read_text()
     flags = [flag for flag in target.flags if re.fullmatch(r"-[EIsSP]+", flag)]
     text = _ask(str(target.interpreter), [*flags, "-c", source, json.dumps(questions)])
-    # Other lines may be there: start-up files of the environment are free to print.
+    # There may be other lines, because startup files of the environment may print.
     for line in reversed((text or "").splitlines()):
         if line.startswith(import_probe.MARK):
             answer: dict[str, Any] = json.loads(line.removeprefix(import_probe.MARK))
@@ -110,7 +110,7 @@ def run_probe(target: Target) -> dict[str, Any] | None:
 
 
 def _silent_interpreter(interpreter: str) -> Check:
-    """It gave no answer: too old for the question, or not able to run anything."""
+    """The interpreter gave no answer: it is too old for the probe, or it cannot run at all."""
     version = _ask(interpreter, ["-c", "import sys; print(sys.version.split()[0])"])
     if version:
         text = f"Python {version.strip()}, {interpreter}: too old for a look into the script"
@@ -164,7 +164,7 @@ def _check_script(target: Target, answer: dict[str, Any]) -> list[Check]:
 
 
 def shown(path: str) -> str:
-    """Short where it can be: relative to the current folder when it is below."""
+    """The path, shortened to a relative one when it is below the current folder."""
     try:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -199,7 +199,7 @@ def _place(entry: dict[str, Any]) -> str:
 
 
 def _remedy(entries: list[dict[str, Any]], answer: dict[str, Any]) -> str:
-    """The folder that would have to be on the path, where the name is the person's own; else what to install."""
+    """The folder to add to the path, if the module is the user's own; otherwise the package to install."""
     heads = sorted({entry["name"].partition(".")[0] for entry in entries})
     for head in heads:
         for base in (Path(), Path("src"), Path("..")):
@@ -210,7 +210,7 @@ def _remedy(entries: list[dict[str, Any]], answer: dict[str, Any]) -> str:
 
 
 def _check_habits(answer: dict[str, Any], target: Target, cpus: float) -> list[Check]:
-    """Things that start well and disappoint later."""
+    """Notes about things that do not stop a start but cause trouble later."""
     checks = []
     if answer["hiding"]:
         names = ", ".join(f"{name}.py" for name in answer["hiding"])
@@ -234,7 +234,7 @@ def _workers(answer: dict[str, Any], target: Target) -> list[tuple[int, str]]:
 
 
 def _check_help(target: Target) -> list[Check]:
-    """Run it with --help: every import really happens, and the options it knows can be compared with those given."""
+    """Run it with --help: that executes every import and lists the known options, to compare with those given."""
     what = ["-m", target.module] if target.module else [str(target.script)]
     argv = [str(target.interpreter), *target.flags, *what, "--help"]
     print(f"[jackline] trying: {shlex.join(argv)} (at most {HELP_TIMEOUT_S:.0f} s)", file=sys.stderr, flush=True)
@@ -257,7 +257,7 @@ def _unknown_options(target: Target, text: str) -> list[Check]:
     given = [word.partition("=")[0] for word in target.arguments if re.match(r"--[A-Za-z]", word)]
     if "{" in text.partition("\n\n")[0] or not known:
         return []  # sub-commands have options of their own, which this text does not list
-    # argparse takes the beginning of an option for the option.
+    # argparse accepts the beginning of an option's name for the option.
     unknown = [word for word in given if not any(option.startswith(word.replace("_", "-")) for option in known)]
     checks = []
     for word in unknown:
@@ -268,7 +268,7 @@ def _unknown_options(target: Target, text: str) -> list[Check]:
 
 
 def run_help(argv: list[str]) -> tuple[str, int | None]:
-    """Output and exit code; None when it had to be killed. It sees no GPU and reports to nobody."""
+    """Output and exit code; None when it had to be killed. It sees no GPU and does not report to W&B."""
     quiet = {"CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "disabled", "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
         argv,

@@ -1,8 +1,8 @@
-"""Looks at a script from inside the interpreter that will run it, without running any of it.
+"""Inspects a script from inside the interpreter that will run it, without running any of it.
 
-Started by `preflight` as `PYTHON -c <this text> <questions as JSON>`, in somebody else's environment: it must work on
-every Python from 3.7, alone, and prints one line of JSON. Files are parsed, modules are looked up, nothing of the
-person's code is imported. Owns facts only; what they mean is `preflight`'s.
+Started by `check` as `PYTHON -c <this text> <questions as JSON>`, in the user's own environment. So it must work
+alone, on every Python from 3.7 on. It prints one line of JSON. Files are parsed and modules are looked up, but none
+of the user's code is imported. Owns only facts; `check` decides what they mean.
 """
 
 # ruff: noqa: N815, PTH100, PTH109, PTH208 - names that `ast` asks for; os is loaded, pathlib is not
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and sys.path and sys.path[0] == "":
-    # Before anything else is imported: a person's own json.py beside the script must not run here.
+    # Before anything else is imported, because a user's own json.py beside the script must not run here.
     del sys.path[0]
 
 import ast
@@ -35,7 +35,7 @@ DECORATORS = (("click", "command"), ("click", "group"), ("typer", "Typer"), ("ty
 
 
 class Reader(ast.NodeVisitor):
-    """Imports of one file, each with how sure it is to be executed, and the calls a preflight asks about."""
+    """Collects the imports of one file, with how certain each is to be executed, and the calls `check` asks for."""
 
     def __init__(self) -> None:
         self.imports: list[Facts] = []
@@ -103,7 +103,7 @@ def _is_main_guard(test: ast.expr) -> bool:
 
 
 def _names(node: ast.expr | None) -> list[str]:
-    """Names in an except clause; a bare one catches everything."""
+    """Names in an except clause; a bare `except:` catches everything."""
     if node is None:
         return ["BaseException"]
     parts = node.elts if isinstance(node, ast.Tuple) else [node]
@@ -126,14 +126,14 @@ def read_source(source: bytes, path: str) -> tuple[Reader | None, Facts | None]:
 
 
 def find_module(name: str) -> tuple[bool, str | None]:
-    """(is found, file or folder). Only the first part is looked up by Python's own finders, because looking up the
-    rest would import the packages above it."""
+    """Return (is found, file or folder). Python's own finders look up only the first part of the name, because
+    looking up the rest would import the parent packages."""
     head, _, rest = name.partition(".")
     if head in sys.builtin_module_names:
         return True, None
     try:
         spec = importlib.util.find_spec(head)
-    except Exception:  # a finder of somebody's package may raise anything
+    except Exception:  # a finder installed by a package may raise anything
         return False, None
     if spec is None:
         return False, None
@@ -144,7 +144,7 @@ def find_module(name: str) -> tuple[bool, str | None]:
         done = done + "." + part
         below = importlib.machinery.PathFinder.find_spec(done, list(spec.submodule_search_locations))
         if below is None:
-            # Packages may make modules up while they run; only in a person's own folder is this a fact.
+            # Packages may create modules at run time, so a missing file is certain only in a user's own folder.
             home = spec.origin or next(iter(spec.submodule_search_locations), "")
             return not is_own(home), home
         spec = below
@@ -155,16 +155,16 @@ OWN: list[str] = []
 
 
 def is_own(path: str | None) -> bool:
-    """Belongs to the person: under the script's folder or the current one, and not installed there."""
+    """Whether it is the user's own: under the script's folder or the current one, and not installed there."""
     if not path or "site-packages" in path or "dist-packages" in path:
         return False
     if os.path.abspath(path).startswith(os.path.dirname(os.path.abspath(os.__file__)) + os.sep):
-        return False  # a Python that lives in the home folder the person stands in
+        return False  # a Python installed in the home folder, which is the current folder
     return any(os.path.abspath(path).startswith(folder + os.sep) for folder in OWN)
 
 
 def walk(questions: Facts) -> Facts:
-    """The script and, from it, every file of the person's own that it imports."""
+    """Read the script and every file of the user's own code that it imports."""
     waiting: Waiting = [(questions["source"], questions["path"], True)]
     seen = {os.path.abspath(questions["path"])}
     facts: Facts = {"files": [], "syntax": [], "missing": [], "calls": [], "workers": [], "has_parser": False}
@@ -202,7 +202,7 @@ def follow(entry: Facts, is_script: bool, facts: Facts, waiting: Waiting, seen: 
 
 
 def versions(names: list[str]) -> dict[str, str]:
-    """Installed versions, from their papers; nothing is imported."""
+    """Installed versions, from package metadata; nothing is imported."""
     try:
         from importlib import metadata
     except ImportError:
@@ -211,7 +211,7 @@ def versions(names: list[str]) -> dict[str, str]:
     for name in names:
         try:
             found[name] = metadata.version(name)
-        except Exception:  # not installed, or its papers are damaged
+        except Exception:  # not installed, or its metadata is damaged
             continue
     return found
 
@@ -242,7 +242,7 @@ def main() -> None:
 
 
 def find_main(name: str) -> tuple[bool, str | None]:
-    """The file that `python -m name` runs: of a package it is __main__."""
+    """The file that `python -m name` runs; for a package that is __main__."""
     is_found, origin = find_module(name)
     if is_found and (origin is None or os.path.basename(origin) == "__init__.py"):
         is_main_found, main_origin = find_module(name + ".__main__")

@@ -1,6 +1,6 @@
 """What a command line runs: the interpreter and the script behind launchers, wrappers and `#!` lines.
 
-Owns the reading of a stranger's argv. Starts nothing, and looks into no file but for its first line.
+Owns parsing a user's own argv. Starts nothing, and reads at most the first line of a file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*")
 SHELLS = ("sh", "bash", "dash", "zsh")
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-# Programs that take another Python script as an argument; everything before the .py is theirs.
+# Programs that take a Python script as an argument; all options before the .py belong to the launcher.
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "colossalai", "composer", "lightning", "fabric")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a command line runs, as far as it can be told."""
+    """What a command line runs, as far as it is known."""
 
     argv: tuple[str, ...]
     program: str
@@ -78,7 +78,7 @@ def _python_target(argv: tuple[str, ...], interpreter: str, words: tuple[str, ..
                 return _launched(argv, argv[0], interpreter, rest)
             kind = {"module": value} if word == "-m" else {"code": value}
             return Target(argv, argv[0], interpreter, tuple(flags), arguments=rest, **kind)
-        if word == "-":  # the script comes through standard input
+        if word == "-":  # the script is read from standard input
             return Target(argv, argv[0], interpreter, tuple(flags), arguments=words[at + 1 :])
         if not word.startswith("-"):
             script = str(Path(word) / "__main__.py") if Path(word).is_dir() else word
@@ -101,7 +101,7 @@ def _launched(argv: tuple[str, ...], program: str, interpreter: str, words: tupl
 
 
 def _shebang(program: str) -> str | None:
-    """The Python a script's first line names, None for every other kind of program."""
+    """The Python interpreter named in a script's first line; None for any other program."""
     try:
         with open(program, "rb") as file:
             first = file.readline(512)

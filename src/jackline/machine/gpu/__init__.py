@@ -1,1 +1,1 @@
-"""GPUs as seen from outside a training. `watch` asks; `vendors/` has one module for each vendor."""
+"""GPUs as seen from outside a training. `watch` reads them; `vendors/` has one module for each vendor."""

@@ -1,7 +1,7 @@
-"""What the GPUs of this machine say: memory, utilisation, power, and who uses them. The same for every vendor.
+"""Reads the GPUs of this machine: memory, utilisation, power, and which processes use them, for every vendor.
 
-Owns that a reading never hangs: a GPU that fell off the bus makes its driver hang for ever, so every question is
-asked in a thread of its own and given up after a deadline. What a driver is asked is in `vendors/`.
+Owns that a reading never hangs: a GPU that fell off the bus makes its driver hang forever, so every query runs in a
+thread of its own and is abandoned after a deadline. The queries of each driver are in `vendors/`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ask = Callable[[], tuple[GpuReading, ...]]
 
 
 class Vendor(Protocol):
-    """What a module in `vendors/` has."""
+    """The interface of a module in `vendors/`."""
 
     DEVICE_FILES: tuple[str, ...]
 
@@ -38,12 +38,12 @@ def known_vendors() -> tuple[Vendor, ...]:
 
 
 def _present_vendors() -> list[Vendor]:
-    """Those with a device file, 5 us: a machine without a driver never pays for more."""
+    """Vendors with a device file. The check takes 5 us, and a machine without a driver never does more."""
     return [vendor for vendor in known_vendors() if any(os.path.exists(path) for path in vendor.DEVICE_FILES)]
 
 
 class _Reader:
-    """What is remembered between calls: that there is no GPU, the opened drivers, a question that hangs."""
+    """State kept between calls: that there is no GPU, the opened drivers, a query that hangs."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -62,7 +62,7 @@ class _Reader:
             return answers[0] if answers else ()
 
     def _run(self, answers: list[tuple[GpuReading, ...]]) -> None:
-        # A driver may fail in any way; a reading is never worth an exception in the supervisor.
+        # A driver may fail in any way, and a failed reading must never raise in the supervisor.
         with contextlib.suppress(Exception):
             if self.asks is None:
                 opened = [vendor.open_reader() for vendor in _present_vendors()]
@@ -74,7 +74,7 @@ _reader = _Reader()
 
 
 def read_gpus(deadline_s: float = 1.0) -> tuple[GpuReading, ...]:
-    """Every GPU; () without one or when a driver does not answer in time. 0.2 ms a GPU with NVML."""
+    """Every GPU; () without one or when a driver does not answer in time. Costs 0.2 ms per GPU with NVML."""
     if not has_device_file():
         return ()
     return _reader.read(deadline_s)
@@ -85,12 +85,12 @@ def card_names() -> list[str]:
 
 
 def card_sizes() -> list[int]:
-    """The whole memory of each, in bytes; 0 where the driver does not say."""
+    """The total memory of each GPU in bytes; 0 where the driver does not report it."""
     return [card.total_bytes for card in read_gpus()]
 
 
 def is_hanging() -> bool:
-    """The driver did not answer the last question and still does not."""
+    """Whether the driver has not answered the last query yet."""
     return _reader.hanging is not None and _reader.hanging.is_alive()
 
 
@@ -99,5 +99,5 @@ def has_device_file() -> bool:
 
 
 def find_source() -> str:
-    """Which ways of reading are available, '' without a GPU: 'NVML', 'nvidia-smi'."""
+    """Which interfaces are available, such as 'NVML' or 'nvidia-smi'; '' without a GPU."""
     return ", ".join(filter(None, (vendor.find_source() for vendor in _present_vendors())))

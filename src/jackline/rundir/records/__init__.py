@@ -1,5 +1,5 @@
-"""One typed record for each JSON file of a run: what it may hold, how it is read, who writes it.
+"""One typed record for each JSON file of a run: what it may contain, how it is read, who writes it.
 
-A reader never raises: a field that is absent or has the wrong type counts as not known. docs/RUN_FORMAT.md says what
+A reader never raises: a field that is absent or has the wrong type counts as unknown. docs/RUN_FORMAT.md says what
 the fields mean.
 """

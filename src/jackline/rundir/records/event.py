@@ -1,4 +1,4 @@
-"""A line of events-supervisor.jsonl and events-RANK.jsonl: something that happened, in words and facts."""
+"""A line of events-supervisor.jsonl and events-RANK.jsonl: one event, with a text and facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jackline.rundir.records.fields import decode, integer
 
 @dataclass(frozen=True)
 class EventRecord:
-    """`facts` are whatever else the event has: cause, exit_code, path ..."""
+    """One event. `facts` are its other fields: cause, exit_code, path ..."""
 
     at_s: float | None = None
     event: str | None = None

@@ -40,7 +40,7 @@ class ExitRecord:
 
     @property
     def is_there(self) -> bool:
-        """False when nobody wrote down how it ended, or nothing of that can be read."""
+        """False when the end was not recorded, or nothing of the record can be read."""
         return self != ExitRecord()
 
     @property
@@ -64,7 +64,7 @@ def read_exit(attempt: AttemptDir) -> ExitRecord:
 
 
 def write_exit(attempt: AttemptDir, record: ExitRecord) -> None:
-    """Synced: the run's end must survive a power cut. findings.json holds the findings alone."""
+    """Write and sync, because the record must survive a power cut. findings.json holds only the findings."""
     contents = {**record.to_json(), "format": FORMAT, "attempt": attempt.number}
     atomic.write_json(attempt.exit_file, contents, durable=True)
     if not record.is_bare:

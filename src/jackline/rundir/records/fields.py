@@ -1,7 +1,7 @@
-"""From JSON of unknown quality to the fields of a record, and back.
+"""Converts untrusted JSON to the fields of a record, and back.
 
 Files may be damaged, written by another version, or forged. So a value of the wrong type counts as absent, and the
-field keeps its default. Owns the rules for each type; the records say which field has which.
+field keeps its default. Owns the rules for each type; the records say which type a field has.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jackline.rundir.process_id import ProcessId
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
-MAX_NUMBER = 2**63  # a greater one is damage: no size, time or count of a run comes near
-MAX_AT_S = 253402300799.0  # the last second of the year 9999: later ones have no date
+MAX_NUMBER = 2**63  # a larger number means damage: no size, time or count of a run comes near it
+MAX_AT_S = 253402300799.0  # the last second of the year 9999: Python has no later dates
 
 
 def number(value: Any) -> float | None:
-    """As it was written: an int stays one. NaN, infinity and truth values are no numbers."""
+    """The number as written: an int stays an int. NaN, infinity and booleans do not count as numbers."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and -MAX_NUMBER < value < MAX_NUMBER else None
 
@@ -32,13 +32,13 @@ def integer(value: Any) -> int | None:
 
 
 def moment(value: Any) -> float | None:
-    """Seconds since 1970, as far as there is a date for them."""
+    """Seconds since 1970; None where no date exists for them."""
     found = number(value)
     return found if found is not None and 0 <= found <= MAX_AT_S else None
 
 
 def text(value: Any) -> str | None:
-    """Half a character cannot be printed; a byte of a path that is not UTF-8 (surrogateescape) is kept."""
+    """None for a lone surrogate, which cannot be printed; path bytes that are not UTF-8 (surrogateescape) pass."""
     if not isinstance(value, str):
         return None
     try:
@@ -57,7 +57,7 @@ def mapping(value: Any) -> dict[str, Any] | None:
 
 
 def numbers(value: Any) -> dict[str, float] | None:
-    """Names and numbers; what is no number is left out."""
+    """A mapping from names to numbers; values that are not numbers are left out."""
     if not isinstance(value, dict):
         return None
     return {str(name): entry for name, entry in value.items() if number(entry) is not None}
@@ -72,13 +72,13 @@ def mappings(value: Any) -> tuple[dict[str, Any], ...] | None:
 
 
 def each(reader: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...] | None]:
-    """A list of records; what is none is left out."""
+    """A reader for a list of records; entries that are not records are left out."""
     return lambda value: (
         tuple(reader(entry) for entry in value if isinstance(entry, dict)) if isinstance(value, list) else None
     )
 
 
-# By annotation, as the record writes it; a record's own types come with it.
+# The reader for each annotation, as records spell it; a record brings the readers for its own types.
 READERS: dict[str, Reader] = {
     "float | None": number,
     "float": number,
@@ -98,7 +98,7 @@ READERS: dict[str, Reader] = {
 
 
 def decode(record: type[T], raw: object, own: Mapping[str, Reader] | None = None) -> T:
-    """`raw` as a `record`, whose fields all have defaults. `own`: readers for the record's own types."""
+    """Convert `raw` to a `record`, whose fields all have defaults. `own`: readers for the record's own types."""
     found = raw if isinstance(raw, dict) else {}
     known: dict[str, Any] = {}
     for entry in dataclasses.fields(record):  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def decode(record: type[T], raw: object, own: Mapping[str, Reader] | None = None
 
 
 def encode(record: Any) -> dict[str, Any]:
-    """The JSON of a record. A part of which nothing is known is null."""
+    """The JSON of a record. A nested record without any known field becomes null."""
     found = {}
     for entry in dataclasses.fields(record):
         value = getattr(record, entry.name)
@@ -124,7 +124,7 @@ def encode(record: Any) -> dict[str, Any]:
 
 
 def left_out() -> Any:
-    """A field that is absent from the file while it is not known."""
+    """A field that is left out of the file while it is unknown."""
     return dataclasses.field(default=None, metadata={"is_left_out": True})
 
 

@@ -1,8 +1,8 @@
-"""foreign.json: what a run knows about the checkpoints its command writes itself.
+"""foreign.json: what is known about the checkpoints that the user's own command writes.
 
-Owns the file's form: which checkpoints were seen, which attempt wrote each one, which attempts loaded it and how they
-ended, and where a copy is kept. Written by the supervisor alone. A checkpoint is known by its content and time, never
-by its path: many scripts rewrite one path for ever. Does not own the choice (supervisor/foreign/choice.py).
+Owns the file's format: which checkpoints were seen, which attempt wrote each one, which attempts loaded it and how
+they ended, and where a copy is kept. Only the supervisor writes it. A checkpoint is identified by its content and
+time, never by its path: many scripts rewrite the same path. Does not own the choice (supervisor/foreign/choice.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import FORMAT, RunDir
 
 MAX_KNOWN = 200
-WHOLE = "whole:"  # the digest covers every byte; otherwise the ends and samples
+WHOLE = "whole:"  # the digest covers every byte; without this mark only the ends and samples
 
 # How an attempt that loaded a checkpoint ended, as far as that checkpoint is concerned.
-OPEN = "open"  # it runs, or nobody saw its end
+OPEN = "open"  # it runs, or its end was not seen
 ADVANCED = "advanced"  # it made progress after loading
 FAILED = "failed"  # it failed while or right after loading
-OTHER = "other"  # stopped, killed, or a cause that says nothing about the checkpoint
+OTHER = "other"  # stopped, killed, or ended for a reason unrelated to the checkpoint
 _OUTCOMES = (OPEN, ADVANCED, FAILED, OTHER)
 
 
@@ -35,13 +35,13 @@ class Fingerprint:
     digest: str
 
     def has_content_of(self, other: Fingerprint) -> bool:
-        """Samples of a large file may miss a change, so there the time must be equal too."""
+        """Whether the content is equal. Samples of a large file may miss a change, so its time must be equal too."""
         if (self.size_bytes, self.digest) != (other.size_bytes, other.digest):
             return False
         return self.digest.startswith(WHOLE) or self.mtime_ns == other.mtime_ns
 
     def is_same(self, other: Fingerprint) -> bool:
-        """The inode does not count: a copy that was put back is the same checkpoint."""
+        """Whether it is the same checkpoint. The inode does not count: a copy that was put back is the same."""
         return self.mtime_ns == other.mtime_ns and self.has_content_of(other)
 
 
@@ -56,15 +56,15 @@ class Load:
 
 @dataclass(frozen=True)
 class Known:
-    """One checkpoint. `written_by` is the attempt during which it appeared, None when none ran. `order_ns` is when it
-    was written, which a copy without its times does not show."""
+    """One checkpoint. `written_by` is the attempt during which it appeared; None when none ran. `order_ns` is when it
+    was written, because a copy may have lost its mtime."""
 
     path: str
     fingerprint: Fingerprint
     order_ns: int
     written_by: int | None = None
     loads: tuple[Load, ...] = ()
-    is_left_behind: bool = False  # a person went back behind it
+    is_left_behind: bool = False  # the user went back to an older one
     kept: str = ""  # the copy, relative to the run directory
 
 
@@ -73,7 +73,7 @@ class ForeignRecord:
     """The contents of foreign.json, oldest checkpoint first."""
 
     known: tuple[Known, ...] = ()
-    num_kept: int = 0  # copies ever made, for their names
+    num_kept: int = 0  # number of copies ever made; used to name them
 
     def find(self, fingerprint: Fingerprint) -> Known | None:
         return next((known for known in reversed(self.known) if known.fingerprint.is_same(fingerprint)), None)
@@ -82,7 +82,7 @@ class ForeignRecord:
         return next((known for known in reversed(self.known) if known.fingerprint.has_content_of(fingerprint)), None)
 
     def with_known(self, entry: Known) -> ForeignRecord:
-        """Added, or in place of the same checkpoint."""
+        """The record with `entry` added, or replacing the entry of the same checkpoint."""
         others = [known for known in self.known if not known.fingerprint.is_same(entry.fingerprint)]
         ordered = sorted([*others, entry], key=lambda known: known.order_ns)
         return replace(self, known=_bounded(ordered))
@@ -91,8 +91,8 @@ class ForeignRecord:
         return next((known for known in self.known if any(load.attempt == attempt for load in known.loads)), None)
 
     def failed_in(self, fingerprint: Fingerprint) -> int | None:
-        """The attempt that failed to load this content, unless a later one could. Rewriting the same bytes does not
-        make them load."""
+        """The attempt that failed to load this content, unless a later one succeeded. Compares content, because
+        writing the same bytes again does not make them loadable."""
         alike = [known for known in self.known if known.fingerprint.has_content_of(fingerprint)]
         failed = None
         for load in sorted((load for known in alike for load in known.loads), key=lambda load: load.attempt):
@@ -105,7 +105,7 @@ class ForeignRecord:
 
     @staticmethod
     def from_json(value: Any) -> ForeignRecord:
-        """Entries that cannot be read are left out; the rest counts."""
+        """Entries that cannot be read are left out; the others are used."""
         found = value if isinstance(value, Mapping) else {}
         entries = found.get("known")
         known = [_known(entry) for entry in (entries if isinstance(entries, list | tuple) else [])]
@@ -117,7 +117,7 @@ class ForeignRecord:
 
 
 def read_foreign_record(run: RunDir) -> ForeignRecord:
-    """An empty one when there is none, or when it is damaged beyond reading."""
+    """The record; an empty one when the file is absent or cannot be read."""
     return ForeignRecord.from_json(atomic.read_json(run.foreign_file))
 
 
@@ -171,6 +171,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_inside(path: str) -> bool:
-    """kept/0001/last.pt and nothing else: a forged record must not name a file elsewhere."""
+    """Whether it has the form kept/0001/last.pt: a forged record must not name a file elsewhere."""
     words = path.split("/")
     return len(words) == 3 and words[0] == "kept" and words[1].isdigit() and words[2] not in ("", ".", "..")

@@ -1,4 +1,4 @@
-"""session-RANK.json: how far the training is by its own word, replaced each second by the session inside it."""
+"""session-RANK.json: the training's progress, replaced each second by the session inside the training process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jackline.rundir.records.supervisor import GpuUserRecord, ProgressRecord
 
 @dataclass(frozen=True)
 class PlaceRecord:
-    """Which epoch of how many, which batch of how many, counted from 1."""
+    """The epoch and the batch, each with its total, counted from 1."""
 
     epoch: int | None = None
     epochs: int | None = None
@@ -25,7 +25,7 @@ class PlaceRecord:
 
 @dataclass(frozen=True)
 class BestRecord:
-    """The best checkpoint that is kept, by which number."""
+    """The best checkpoint that is kept, and the metric that decided it."""
 
     name: str | None = None
     step: int | None = None
@@ -34,7 +34,7 @@ class BestRecord:
 
 @dataclass(frozen=True)
 class LossBoundsRecord:
-    """What is lost if the process dies now, and if the machine does."""
+    """How much work is lost if the process is killed now, and if the machine is lost."""
 
     process_s: float | None = None
     machine_s: float | None = None
@@ -72,7 +72,7 @@ class OomRecord:
 
 @dataclass(frozen=True)
 class GpuBooksRecord:
-    """What PyTorch's own books say of this process."""
+    """The memory statistics of PyTorch's allocator for this process."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -82,7 +82,7 @@ class GpuBooksRecord:
 
 @dataclass(frozen=True)
 class HostGuardRecord:
-    """The host's memory as the session's guard sees it."""
+    """Host memory, as measured by the session's memory guard."""
 
     used_bytes: int | None = None
     limit_bytes: int | None = None
@@ -95,7 +95,7 @@ class HostGuardRecord:
 
 @dataclass(frozen=True)
 class SessionMemoryRecord:
-    """`card`: the GPU, where there is one."""
+    """Memory of the training process. `card` is the GPU, if there is one."""
 
     micro_batch: int | None = None
     num_shrinks: int | None = None
@@ -124,7 +124,7 @@ _OWN = {
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """`doing`: which part of a step. `metrics`: what the loop logged last."""
+    """`doing`: the current part of a step. `metrics`: what the loop logged last."""
 
     at_s: float | None = None
     process: ProcessId | None = None
@@ -170,5 +170,5 @@ def read_session(run: RunDir, rank: int = 0) -> SessionRecord:
 
 
 def write_session(run: RunDir, rank: int, contents: Mapping[str, Any]) -> None:
-    """Only the rank's own session calls this. Its parts fill in what they know, a person's loader its own counts."""
+    """Only the rank's own session calls this. Each part adds its fields; a user's own loader may add counts."""
     atomic.write_json(run.session_file(rank), contents)

@@ -1,6 +1,7 @@
-"""start.json and wait.json: which process an attempt's command is, and how that ended in the kernel's words.
+"""start.json and wait.json: which process an attempt's command is, and the exit status that the kernel reported.
 
-Written by the keeper, which imports nothing of ours; start.json of an attempt without a supervisor by its session.
+The keeper, which does not import Jackline, writes both. In an attempt without a supervisor the session writes
+start.json.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jackline.rundir.records.fields import decode, encode, left_out
 
 @dataclass(frozen=True)
 class StartRecord:
-    """`exec_errno`: the kernel would not run the command."""
+    """`exec_errno` is set when the kernel refused to run the command."""
 
     child: ProcessId | None = None
     keeper: ProcessId | None = None
@@ -38,7 +39,7 @@ class StartRecord:
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """One of `exit_code` and `signal` is known. `orphans`: processes that outlived the command."""
+    """Either `exit_code` or `signal` is known. `orphans`: processes that outlived the command."""
 
     status: int | None = None
     exit_code: int | None = None
@@ -66,7 +67,7 @@ def read_start(attempt: AttemptDir) -> StartRecord:
 
 
 def write_start(attempt: AttemptDir, record: StartRecord) -> None:
-    """Of an attempt without a supervisor."""
+    """Write start.json of an attempt without a supervisor."""
     atomic.write_json(attempt.start_file, record.to_json())
 
 

@@ -1,4 +1,4 @@
-"""stop-request.json: a note beside SIGTERM that tells a wanted end from a stranger's."""
+"""stop-request.json: written before SIGTERM, so that a requested stop can be told from another SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jackline.rundir.records.fields import decode, encode
 
 @dataclass(frozen=True)
 class StopRequest:
-    """`by` is who asks, in words; `grace_s` how long the end may take, None for the run's own choice."""
+    """`by` is a text that says who asks; `grace_s` is how long the stop may take, None for the run's own setting."""
 
     at_s: float | None = None
     by: str | None = None

@@ -1,4 +1,4 @@
-"""supervisor.json: how the run is doing, replaced each second by its supervisor."""
+"""supervisor.json: the state of the run, replaced each second by its supervisor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jackline.rundir.records.fields import decode, each, encode, left_out
 
 @dataclass(frozen=True)
 class VerdictRecord:
-    """PROGRESS, BUSY, SUSPECT or STUCK. `since_s` is from files of before `for_s`."""
+    """PROGRESS, BUSY, SUSPECT or STUCK. `since_s` is only in older files, written before `for_s` existed."""
 
     kind: str | None = None
     label: str | None = None
@@ -30,7 +30,7 @@ class VerdictRecord:
 
 @dataclass(frozen=True)
 class NowRecord:
-    """What the command is doing, and at which line."""
+    """What the command is doing now, and at which line."""
 
     what: str | None = None
     file: str | None = None
@@ -41,7 +41,7 @@ class NowRecord:
 
 @dataclass(frozen=True)
 class HostMemoryRecord:
-    """`own_bytes` counts pages that processes share once."""
+    """Host memory. `own_bytes` counts pages that processes share only once."""
 
     used_bytes: int | None = None
     limit_bytes: int | None = None
@@ -56,7 +56,7 @@ class HostMemoryRecord:
 
 @dataclass(frozen=True)
 class GpuRecord:
-    """One GPU, as the driver sees it."""
+    """One GPU, as the driver reports it."""
 
     index: int | None = None
     name: str | None = None
@@ -71,7 +71,7 @@ class GpuRecord:
 
 @dataclass(frozen=True)
 class GpuUserRecord:
-    """A process of somebody else that holds memory of a GPU."""
+    """A process outside the run that uses memory of a GPU."""
 
     pid: int | None = None
     name: str | None = None
@@ -93,7 +93,7 @@ class ProgressRecord:
 
 @dataclass(frozen=True)
 class OutputRecord:
-    """How far the command's output has come into out.log."""
+    """How much of the command's output has been written to out.log."""
 
     raw_consumed_bytes: int | None = None
     raw_err_consumed_bytes: int | None = left_out()
@@ -104,7 +104,7 @@ class OutputRecord:
 
 @dataclass(frozen=True)
 class OomCountersRecord:
-    """Kills the kernel had counted when the attempt began."""
+    """The kernel's OOM kill counters when the attempt began."""
 
     cgroup_kills: int | None = None
     cgroup: str | None = None
@@ -123,7 +123,7 @@ class IncidentRecord:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """The newest whole checkpoint that the command itself wrote."""
+    """The newest complete checkpoint that the command itself wrote."""
 
     path: str | None = None
     at_s: float | None = None
@@ -149,7 +149,7 @@ _OWN = {
 
 @dataclass(frozen=True)
 class SupervisorRecord:
-    """`options` are SuperviseOptions as JSON. A part of which nothing is known has only empty fields."""
+    """`options` are SuperviseOptions as JSON. A part that is unknown has only empty fields."""
 
     at_s: float | None = None
     supervisor: ProcessId | None = None
@@ -181,7 +181,7 @@ class SupervisorRecord:
 
     @property
     def is_there(self) -> bool:
-        """False for a file that is absent, or of which nothing could be read."""
+        """False for a file that is absent or could not be read at all."""
         return self != SupervisorRecord()
 
     @staticmethod

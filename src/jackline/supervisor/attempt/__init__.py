@@ -1,1 +1,1 @@
-"""One attempt of a run: watching it, stopping it, and what is found out at its end."""
+"""One attempt of a run: watch it, stop it, and find out why it ended."""

@@ -1,6 +1,6 @@
-"""The end of an attempt: evidence gathered, judged and written to exit.json.
+"""The end of an attempt: gathers the evidence, has it diagnosed and writes exit.json.
 
-Owns what stands in exit.json and findings.json. The judging itself is `diagnosis`.
+Owns the contents of exit.json and findings.json. The diagnosis itself is made by `diagnosis`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STOPPED_CAUSES = ("stopped", "time_limit")
 
 @dataclass(frozen=True)
 class Autopsy:
-    """What is known after the end."""
+    """What is known about an attempt after it has ended."""
 
     exit_code: int
     evidence: Evidence
@@ -55,7 +55,7 @@ class Autopsy:
         )
 
     def as_ending_of_load(self, watch: AttemptWatch) -> EndingOfLoad:
-        """What it says about the checkpoint the attempt was started from."""
+        """What the ending says about the checkpoint that the attempt was started from."""
         return EndingOfLoad(
             cause=self.findings[0].cause,
             is_stop=bool(self.evidence.stop_requested_by),
@@ -79,7 +79,7 @@ def examine(
     checkpoint_after: str | None,
     made_progress: bool,
 ) -> Autopsy:
-    """Gather, judge, write. Called after the last output was read."""
+    """Gather the evidence, diagnose, write the files. Called after the last output was read."""
     evidence = gather(watch, ending, sent=sent, stop_requested_by=stop_requested_by)
     findings = diagnose(evidence)
     code = exit_code_of(ending, findings[0].cause, has_checkpoint=checkpoint_after is not None)
@@ -132,14 +132,14 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
 
 
 def _frame_seen_inside(watch: AttemptWatch) -> Frame | None:
-    """The line that grew as the session's own guard saw it."""
+    """The line where memory grew, as the memory guard inside the training process recorded it."""
     session = read_session(watch.run)
     frame = decode(Frame, session.memory.host.growing_frame)
     return frame if frame.file and session.attempt == watch.command.attempt.number else None
 
 
 def exit_code_of(ending: Ending, cause: str, *, has_checkpoint: bool) -> int:
-    """The child's own code; 128+n for a signal; 75 for a stop that can be gone on from."""
+    """The child's own exit code; 128+n for signal n; 75 for a stop that can be resumed."""
     own = ending.exit_code
     if cause in STOPPED_CAUSES and (own in (0, EXIT_STOPPED) or has_checkpoint):
         return EXIT_STOPPED

@@ -1,6 +1,6 @@
-"""The one line that says a silent run is alive, and when it is due.
+"""The heartbeat line, which shows that a run without output is alive, and when it is due.
 
-Owns wording and cadence; both the viewers and out.log use them. Pure, except for HeartbeatNotes, which writes.
+Owns its wording and interval; the viewers and out.log use both. Pure, except for HeartbeatNotes, which writes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from jackline.supervisor.output.reader import LogWriter
 from jackline.units import format_bytes, format_duration
 
 FIRST_AFTER_S = 2.0
-# A second less than promised (10 s, later 60 s): those who speak look only now and then.
+# A second less than documented (10 s, later 60 s), because the callers check only from time to time.
 EVERY_S = 9.0
 LATER_EVERY_S = 58.0
 LATER_AFTER_S = 600.0
 
 
 def heartbeat_is_due(silent_s: float, last_spoken_silent_s: float | None, *, first_after_s: float) -> bool:
-    """`last_spoken_silent_s` is how long the silence had lasted when we last spoke in it, None when we have not."""
+    """`last_spoken_silent_s`: length of this silence at its last heartbeat; None when there was none yet."""
     if last_spoken_silent_s is None:
         return silent_s >= first_after_s
     every_s = LATER_EVERY_S if silent_s > LATER_AFTER_S else EVERY_S
@@ -25,7 +25,7 @@ def heartbeat_is_due(silent_s: float, last_spoken_silent_s: float | None, *, fir
 
 
 def heartbeat_line(state: SupervisorRecord, *, width: int | None = None) -> str:
-    """From supervisor.json: elapsed, what, where, and the figures; cut to `width` if given."""
+    """Made from supervisor.json: elapsed time, activity, code line, and figures; cut to `width` if given."""
     now, verdict = state.now, state.verdict
     elapsed_s = (state.at_s or 0.0) - (state.started_at_s or 0.0)
     parts = [format_duration(max(0.0, elapsed_s)), *_progress_words(state), now.what or "running"]
@@ -51,7 +51,7 @@ def _progress_words(state: SupervisorRecord) -> list[str]:
 def _figures(state: SupervisorRecord) -> list[str]:
     words = [f"cpu {state.cpu_cores or 0.0:.1f}"]
     memory = state.memory
-    # Workers share most of their pages with the process they were forked from: a sum of RSS would frighten.
+    # Workers share most of their pages with the process they were forked from, so a sum of RSS would be far too high.
     own = memory.own_bytes or memory.tree_rss_bytes
     if own is not None and memory.limit_bytes is not None:
         words.append(f"ram {format_bytes(own)} of {format_bytes(memory.limit_bytes)}")
@@ -66,7 +66,7 @@ def _figures(state: SupervisorRecord) -> list[str]:
 
 
 class HeartbeatNotes:
-    """Signs of life in out.log, for those who read only that file."""
+    """Writes heartbeats into out.log, for people who read only that file."""
 
     def __init__(self, log: LogWriter, *, quiet_after_s: float) -> None:
         self._log = log

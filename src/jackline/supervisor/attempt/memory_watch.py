@@ -1,6 +1,6 @@
-"""Host memory against its limit: how much, how fast, how long still.
+"""Host memory against its limit: how much is used, how fast it grows, how long until it is full.
 
-Owns the sampling rate and when to warn. The readings and the slope are `machine`'s.
+Owns the sampling rate and when to warn. The readings and the growth rate come from `machine`.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ ARMED_SHARE = 0.5
 SLOW_EVERY_S = 1.0
 FAST_EVERY_S = 0.1
 WINDOW_S = 20.0
-WARN_BELOW_S = (60.0, 10.0)  # warn, and warn again when it gets serious
+WARN_BELOW_S = (60.0, 10.0)  # warn, and warn again when little time is left
 CALM_AFTER_S = 30.0
 RISING_BELOW_S = 30.0
 RECENT_S = 2.5
 PSS_EVERY_S = 10.0
-# The session leaves at a boundary, long before. Where it cannot, this is the last moment at which an end is ours and
-# not the kernel's: a kill frees memory within tenths of a second. A program that fills most of its memory fast and
-# stays there must not be taken for one that goes on, so it has to be nearly full as well.
+# The session normally saves and exits at a boundary, long before this. Where it cannot, this is the last moment at
+# which we can end it before the kernel does: a kill frees memory within tenths of a second. A program may fill most
+# of its memory fast and then stay there. So that it is not ended, memory must also be nearly full.
 END_BELOW_S = 1.0
 END_ABOVE_SHARE = 0.9
 END_AT_ONCE_BELOW_S = 0.3
-# The session forecasts by the same rule. Where both can only believe it late (growth with pauses, on a busy machine),
-# this is how long the session has to reach a boundary before it is ended.
+# The session forecasts by the same rule. Sometimes both become certain only late (growth with pauses, on a busy
+# machine). Then this is how long the session has to reach a boundary before it is ended.
 SESSION_HAS_S = 0.5
 
 
 class MemoryWatch:
-    """Rolling memory of one attempt's process tree."""
+    """Recent memory readings of one attempt's process tree."""
 
     def __init__(self, pid: int) -> None:
         self.limit = effective_limit(pid)
         self.reading: MemoryReading | None = None
         self.peak_bytes = 0
-        self.own_bytes = 0  # of the tree, pages that its processes share counted once
-        self._shared = 1.0  # PSS over RSS, as of the last time it was worth asking
+        self.own_bytes = 0  # of the whole tree; pages that its processes share count once
+        self._shared = 1.0  # PSS divided by RSS, when it was last measured
         self._pss_at_s = float("-inf")
         self._points: deque[tuple[float, int]] = deque()
         self._last_s = float("-inf")
         self._level = 0
         self._warned_at_s = float("-inf")
-        self._foreseen_at_s: float | None = None  # since when the forecast has had an end in sight
+        self._foreseen_at_s: float | None = None  # since when the forecast has predicted that memory runs out
 
     def poll(self, now_s: float, pids: Sequence[int]) -> bool:
         """Take a reading when one is due; True when it was."""
@@ -56,13 +56,13 @@ class MemoryWatch:
         if now_s - self._last_s < every_s * 0.9 or not pids:
             return False
         self._last_s = now_s
-        # Page tables are read now and then only: up to 12 ms a process. One process shares nothing with itself.
+        # PSS is read only from time to time: it costs up to 12 ms a process. A single process shares no pages.
         with_pss = len(pids) > 1 and now_s - self._pss_at_s >= PSS_EVERY_S
         reading = read_memory(pids, with_pss=with_pss)
         if not reading.tree_rss_bytes:
-            return False  # it has just ended: what is read now is not its memory and not its limit
+            return False  # it has just ended: what we read now is neither its memory nor its limit
         if reading.limit.source != self.limit.source:
-            self._points.clear()  # moved to another cgroup: what was used of the old limit says nothing about this
+            self._points.clear()  # moved to another cgroup: old readings do not apply to the new limit
         self.reading, self.limit = reading, reading.limit
         if with_pss:
             self._pss_at_s = now_s
@@ -80,7 +80,7 @@ class MemoryWatch:
         return self.reading.used_bytes / self.limit.limit_bytes
 
     def is_rising(self) -> bool:
-        """At the pace of the last seconds it would be at the limit soon: look closer, say nothing yet."""
+        """At the rate of the last seconds it would reach the limit soon: sample more often, but print nothing yet."""
         if len(self._points) < 2:
             return False
         recent = [point for point in self._points if self._points[-1][0] - point[0] <= RECENT_S]
@@ -93,7 +93,7 @@ class MemoryWatch:
         return seconds_to_limit(tuple(self._points), self.limit.limit_bytes) if self.share() >= ARMED_SHARE else None
 
     def must_end(self) -> bool:
-        """The kernel is about to kill, and nobody else will act any more."""
+        """The kernel is about to kill the command, and the session has not acted in time."""
         left_s = self.seconds_left()
         if left_s is None:
             self._foreseen_at_s = None
@@ -121,14 +121,14 @@ class MemoryWatch:
 
 
 def is_last_moment(left_s: float, share: float, foreseen_s: float) -> bool:
-    """`foreseen_s`: for how long the end has been in sight."""
+    """`foreseen_s`: for how long the forecast has predicted that memory runs out."""
     if left_s < END_AT_ONCE_BELOW_S:
         return True
     return left_s < END_BELOW_S and share >= END_ABOVE_SHARE and foreseen_s >= SESSION_HAS_S
 
 
 class GrowthPlaces:
-    """Where the growing process was seen while it grew; the line that worked most often is the likely one."""
+    """Lines seen in the process while its memory grew; the line seen working most often is the likely cause."""
 
     def __init__(self) -> None:
         self._working: Counter[Frame] = Counter()
@@ -140,8 +140,8 @@ class GrowthPlaces:
         if thread is None or frame is None:
             return
         self._any[frame] += 1
-        # A thread that sleeps or waits when we look did not grow anything in that instant, nor did one that takes a
-        # batch or saves inside Jackline.
+        # A thread that sleeps or waits in this sample did not allocate anything then. Neither did one that is inside
+        # Jackline, taking a batch or saving.
         inside = thread.frames[: thread.frames.index(frame)]
         is_ours = any("/jackline/session/" in inner.file for inner in inside)
         if not is_ours and not frame.sleeps and (not thread.wait or thread.wait.startswith("running")):

@@ -1,6 +1,6 @@
-"""How a command is asked, told and made to end.
+"""How a command is stopped: which signals, in which order, and when.
 
-Pure: presses and the clock in, the next signal out. Does not own sending (process.py).
+Pure: takes Ctrl-C presses and the time, returns the next signal. Does not own sending (process.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Stopping:
-    """How far the ending has gone. `why` is one of evidence.SentSignal's words."""
+    """How far the stop has got. `why` is one of the values of evidence.SentSignal."""
 
     why: str
     grace_s: float
@@ -33,7 +33,7 @@ class Stopping:
     last_step_at_s: float = 0.0
 
 
-# A person at the keyboard decides when to go further; everybody else is told the grace beforehand.
+# A person at the keyboard decides when to escalate. Other callers get a grace period that is known beforehand.
 _BY_PRESS = (
     Step(signal.SIGINT, "main", "sent Ctrl-C (SIGINT) to the main process; press again for SIGTERM to all"),
     Step(signal.SIGTERM, "group", "sent SIGTERM to all its processes; press again to kill them"),
@@ -47,7 +47,7 @@ _BY_CLOCK = (
 
 
 def press(stopping: Stopping | None, *, grace_s: float) -> Stopping:
-    """One more Ctrl-C. After a polite stop it jumps to where that stop has got to."""
+    """Count one more Ctrl-C. If a stop by SIGTERM is under way, continue from the stage it has reached."""
     current = stopping or Stopping("ctrl-c", grace_s)
     return replace(current, presses=max(current.presses, current.stage) + 1)
 

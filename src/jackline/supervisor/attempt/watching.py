@@ -1,7 +1,7 @@
-"""One attempt under watch: output, memory, stacks, verdict, incidents.
+"""Watches one attempt: output, memory, stacks, verdict, incidents.
 
-Owns the order in which the parts are asked and what supervisor.json says of the attempt. Each part fails open: an
-error inside it is reported once, that protection is shown as off, and the watch goes on.
+Owns the order in which the parts run and what supervisor.json says about the attempt. Each part fails open: an
+error inside it is reported once, that protection is shown as off, and watching continues.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AttemptWatch:
         self.incidents: list[IncidentRecord] = []
         self.pids_seen: set[int] = {command.child.pid}
         self.resumed_from: str | None = None
-        self.has_trained = False  # its output has counted steps, not only files it loads
+        self.has_trained = False  # its output has counted training steps, not only loaded files
         self.are_survivors_named = False
         self.last_output_s = time.monotonic()
         self.last_line = ""
@@ -96,7 +96,7 @@ class AttemptWatch:
         self._alarm = ""
         self._pending_incident: Verdict | None = None
 
-    # -- the loop calls these ---------------------------------------------------------------------------------------
+    # -- called by the loop -----------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
         self._guard("output", lambda: self._read_output(now_s))
@@ -110,7 +110,7 @@ class AttemptWatch:
             self._guard("verdict", lambda: self._judge(now_s, late_s))
 
     def is_short_of_space(self) -> bool:
-        """The command lives on the blocks ahead of its output: look more often."""
+        """The disk is full but for the blocks reserved ahead of the output file: poll more often."""
         return any(tail.is_short_of_space for tail in self.tails.values())
 
     def silent_s(self, now_s: float) -> float:
@@ -122,7 +122,7 @@ class AttemptWatch:
         self.last_output_s = time.monotonic()
 
     def recall(self, state: SupervisorRecord) -> None:
-        """What the former supervisor had seen of this attempt."""
+        """Restore what the previous supervisor had recorded about this attempt."""
         if state.attempt == self.command.attempt.number:
             former = state.oom_before
             self.oom_before = OomCounters(former.cgroup_kills, former.cgroup, former.machine_kills)
@@ -132,7 +132,7 @@ class AttemptWatch:
             self.num_lines = state.output.num_lines or 0
 
     def close(self) -> None:
-        """The command has ended: take the rest of its output."""
+        """Read the rest of the output after the command has ended."""
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
@@ -263,16 +263,16 @@ class AttemptWatch:
             self.sampler.request(self._python_pids(), native=True)
             return
         if now_s - self._began_s < STACKS_FIRST_AFTER_S:
-            return  # an interpreter that is still being born has no stack to read
+            return  # an interpreter that is still starting has no stack to read
         is_silent = self.silent_s(now_s) >= min(STACKS_FIRST_AFTER_S, self.options.quiet_after_s)
-        # The first sign of life in a silence must already know the line, so look when one seems to begin; but a
-        # program that prints every two seconds must not cost a stack each time.
+        # The first heartbeat of a silence must already name the line, so take a stack when a silence seems to begin.
+        # But a program that prints every two seconds must not cost a stack each time.
         since_stacks_s = now_s - self._last_stacks_s
         is_first = is_silent and self._last_stacks_s < self.last_output_s and since_stacks_s > STACKS_FIRST_APART_S
-        # Half of --stuck-after, so that an alarm over a chatty program always has a line to name.
+        # Half of --stuck-after, so that an alarm always has a line to name, even if the program prints often.
         always_every_s = min(STACKS_ALWAYS_EVERY_S, self.options.stuck_after_s / 2)
-        # Counted from the start, not from for ever: a look spent on a program that has just begun to print would be
-        # missing a second later, when it falls silent.
+        # Counted from the start of the attempt, not from minus infinity: otherwise the first stack would be taken
+        # right after the first print, and none would be due a second later, when the program falls silent.
         is_due = now_s - max(self._last_stacks_s, self._began_s) >= always_every_s
         is_due = is_due or (is_silent and since_stacks_s >= STACKS_SILENT_EVERY_S)
         if is_first or is_due:
@@ -289,7 +289,7 @@ class AttemptWatch:
         if taken is None:
             return
         self._stacks = self._fresh_stacks = taken.stacks
-        self._stacks_at_s = self._last_stacks_s  # when it was asked for: what it shows may be that old
+        self._stacks_at_s = self._last_stacks_s  # time of the request: what the stack shows may be that old
         if self.memory.is_rising() and self.tree.processes:
             largest = max(self.tree.processes, key=lambda process: process.rss_bytes)
             self.growth_places.add(self._stack_of(largest.pid))
@@ -318,13 +318,13 @@ class AttemptWatch:
     # -- small readings ----------------------------------------------------------------------------------------------
 
     def _python_pids(self) -> list[int]:
-        """Python processes first, since only they have lines to name."""
+        """Pids with Python processes first, since only they have source lines to name."""
         pythons = [process.pid for process in self.tree.processes if process.is_python]
         others = [process.pid for process in self.tree.processes if not process.is_python]
         return (pythons + others) or [self.command.child.pid]
 
     def _leading_process(self) -> ProcessReading | None:
-        """Whose doing describes the run: the outermost Python process, else the command itself."""
+        """The process whose activity describes the run: the outermost Python process, else the command itself."""
         pythons = (process for process in self.tree.processes if process.is_python)
         return next(pythons, self.tree.processes[0] if self.tree.processes else None)
 
@@ -338,12 +338,12 @@ class AttemptWatch:
     def _describe(self) -> None:
         leader = self._leading_process()
         if leader is not None:
-            # What it did before it last spoke is not what it does now.
+            # A stack taken before the last output does not show what the program does now.
             stack = self._leading_stack() if self._stacks_at_s >= self.last_output_s else None
             self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm)
 
     def last_frame(self) -> Frame | None:
-        """Where it was seen last; on a busy machine only the verdict may know."""
+        """The line where it was seen last; on a busy machine only the verdict may have it."""
         if self.doing is not None and self.doing.frame is not None:
             return self.doing.frame
         return self.verdict.frame if self.verdict else None
@@ -353,7 +353,7 @@ class AttemptWatch:
         return f"{frame.place} `{frame.source.strip()}`" if frame else None
 
     def _guard(self, name: str, part: Callable[[], object]) -> None:
-        """Fail open, and try again: a disk that was full may have room by now."""
+        """Run `part` and fail open. The next tick tries again: a disk that was full may have room by then."""
         try:
             part()
         except Exception as error:

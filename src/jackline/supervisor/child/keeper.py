@@ -1,9 +1,9 @@
-"""The parent of the user's command: small, alone, hard to kill by accident.
+"""The keeper: the parent process of the user's command, small and hard to kill by accident.
 
-Owns: starting the command, its terminal with --tty, the kernel's word on how it ended, and ending what a failed
-command leaves behind. Does not own: output, verdicts, restarts. It outlives the supervisor, because only a parent
-learns an exit code. Run as a plain file (`python -I -S keeper.py FD`): standard library only, no Jackline import,
-so that neither the user's packages nor ours can break it.
+Owns: starting the command, its terminal with --tty, its exit status from the kernel, and ending the processes that a
+failed command leaves behind. Does not own: output, verdicts, restarts. It outlives the supervisor, because only a
+parent learns an exit code. It runs as a plain file (`python -I -S keeper.py FD`) with the standard library only and
+without importing Jackline, so that neither the user's packages nor ours can break it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 ORPHANS_MAY_FINISH_S = 2.0
 ORPHANS_MAY_SAVE_S = 5.0
-# Jackline's own beside a training. Both end by themselves: the writer when it has committed the save under way, the
-# mirror after its last upload. The writer is waited for, because the next attempt resumes from what it commits.
+# Jackline's own processes beside a training. Both exit by themselves: the writer when it has committed its current
+# save, the mirror after its last upload. We wait for the writer, because the next attempt resumes from its commit.
 WRITER, MIRROR = "jackline.checkpoint.writer.serve", "jackline.checkpoint.mirror.upload"
 WRITER_MAY_COMMIT_S = 60.0
 IGNORED = (
@@ -64,23 +64,23 @@ def main() -> None:
 
 
 class Terminal:
-    """A pseudo-terminal whose output goes to raw.out and whose keyboard is a FIFO."""
+    """A pseudo-terminal whose output goes to raw.out and whose keyboard input comes from a FIFO."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.master, self.slave = os.openpty()
         attributes = termios.tcgetattr(self.slave)
-        attributes[1] &= ~termios.OPOST  # keep LF as LF: the log and the viewer want lines, not CRLF
+        attributes[1] &= ~termios.OPOST  # keep LF as LF: the log and the viewer expect LF, not CRLF
         attributes[3] &= ~termios.ECHO  # the viewer's own terminal has echoed it already
         termios.tcsetattr(self.slave, termios.TCSANOW, attributes)
         size = struct.pack("HHHH", spec["rows"], spec["columns"], 0, 0)
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, size)
         self.raw = open_raw(spec["raw_out"])
         os.mkfifo(spec["keyboard"], 0o600)
-        # Read and write: the FIFO then never reports end-of-file when a viewer goes away.
+        # Opened for reading and writing, so that the FIFO never reports end-of-file when a viewer exits.
         self.keyboard = os.open(spec["keyboard"], os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def pump(self, timeout_s: float) -> bool:
-        """Move what there is to move; False when the command has closed its terminal."""
+        """Copy the bytes available in both directions; False when the command has closed its terminal."""
         ready, _, _ = select.select([self.master, self.keyboard], [], [], timeout_s)
         if self.keyboard in ready:
             with contextlib.suppress(OSError):
@@ -98,7 +98,7 @@ class Terminal:
 
 
 def start_child(spec: dict[str, Any], terminal: Terminal | None) -> tuple[int, int]:
-    """Fork and exec; returns the pid and errno of a failed exec (0 when it succeeded)."""
+    """Fork and exec; return the pid, and the errno of a failed exec (0 when it succeeded)."""
     report, reporter = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
@@ -112,7 +112,7 @@ def start_child(spec: dict[str, Any], terminal: Terminal | None) -> tuple[int, i
     os.close(reporter)
     if terminal is not None:
         os.close(terminal.slave)
-    problem = os.read(report, 16)  # ends when exec closes the pipe
+    problem = os.read(report, 16)  # returns when exec closes the pipe
     os.close(report)
     return child, int(problem or 0)
 
@@ -130,7 +130,7 @@ def become_the_command(spec: dict[str, Any], terminal: Terminal | None) -> None:
         os.dup2(err, 2)
     for number in (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    # When memory runs out the kernel should take the command, not the ones who can explain it.
+    # When memory runs out, the kernel should kill the command, not the processes that can explain why.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
     if os.path.exists("/proc/sys/kernel/yama/ptrace_scope"):
@@ -140,7 +140,7 @@ def become_the_command(spec: dict[str, Any], terminal: Terminal | None) -> None:
 
 
 def wait_for(child: int, terminal: Terminal | None, spec: dict[str, Any]) -> None:
-    """Write down how the command ended, then deal with what it left behind."""
+    """Record how the command ended, then handle the processes it left behind."""
     status, usage = reap_until(child, terminal)
     result = {
         "status": status,
@@ -174,8 +174,8 @@ def reap_until(child: int, terminal: Terminal | None) -> tuple[int, Any]:
 
 
 def end_orphans(terminal: Terminal | None, *, may_go_on: bool) -> list[dict[str, Any]]:
-    """What outlived the command. After a good end it may go on (a script that starts its work in the background);
-    after a bad one it is debris that would hold the GPU, but for Jackline's own: a save or an upload under way."""
+    """Handle processes that outlived the command. After success they may continue (a script that starts background
+    work). After a failure they are killed, since they would hold the GPU; a Jackline save or upload is spared."""
     wait_until_childless(terminal, ORPHANS_MAY_FINISH_S)
     if may_go_on:
         wait_until_childless(terminal, None)
@@ -198,7 +198,7 @@ def is_written() -> bool:
 def wait_until_childless(
     terminal: Terminal | None, patience_s: float | None, is_enough: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Or until `is_enough` holds; False when the patience ended first."""
+    """Wait until there are no children or `is_enough` returns True; False when the time limit passed first."""
     deadline = None if patience_s is None else time.monotonic() + patience_s
     while deadline is None or time.monotonic() < deadline:
         try:
@@ -215,12 +215,12 @@ def wait_until_childless(
 
 
 def strangers() -> list[int]:
-    """What the command has left behind, without Jackline's own."""
+    """Pids of processes that the command has left behind, without Jackline's own."""
     return [pid for pid in descendants() if not is_own(pid)]
 
 
 def is_own(pid: int, modules: tuple[str, ...] = (WRITER, MIRROR)) -> bool:
-    """Whether it was started as `python -m MODULE`, for one of Jackline's own."""
+    """Whether the process was started as `python -m MODULE` with one of Jackline's own modules."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(65536).split(b"\0")
@@ -269,7 +269,7 @@ def open_raw(path: str) -> int:
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
-    """Whole or absent; on a full disk try again, since nobody else will ever know this."""
+    """Write the file whole or not at all. Retry on a full disk, since only this process knows the content."""
     temporary = f"{path}.tmp"
     for _ in range(600):
         try:

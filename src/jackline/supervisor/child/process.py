@@ -1,6 +1,6 @@
-"""The user's command as a live thing: started through a keeper, signalled, asked whether it has ended.
+"""The user's running command: start it through a keeper, send it signals, ask whether it has ended.
 
-Owns the keeper's start and the reading of its files. Does not own when to signal (stopping.py).
+Owns starting the keeper and reading its files. Does not own when to signal (stopping.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_DEADLINE_S = 30.0
 
 @dataclass(frozen=True)
 class Ending:
-    """How the command ended. Both None: nobody saw it."""
+    """How the command ended. If both are None, no process saw the end."""
 
     exit_code: int | None
     signal: int | None
@@ -57,15 +57,16 @@ class Command:
         self.started_at_s = start.started_at_s or 0.0
 
     def read_tree(self) -> TreeReading:
-        """The command and its descendants, the keeper left out."""
+        """Read the command and its descendants, without the keeper."""
         root = self.keeper if is_alive(self.keeper) else self.child
         tree = read_tree(root.pid)
         processes = tuple(process for process in tree.processes if process.pid != self.keeper.pid)
         return TreeReading(tree.at_s, processes, tree.tcp_bytes)
 
     def ending(self) -> Ending | None:
-        """None while the main process lives."""
-        # Asked before the file is read: a keeper that wrote it and went in between would seem never to have written.
+        """How the main process ended; None while it is alive."""
+        # Check this before reading the file: a keeper may write it and exit in between, and would then seem to have
+        # exited without writing.
         is_keeper_there = is_alive(self.keeper)
         wait = read_wait(self.attempt)
         if wait.is_there:
@@ -81,7 +82,7 @@ class Command:
         return self._ending_without_keeper()
 
     def is_settled(self) -> bool:
-        """True when nothing of the command is left to wait for."""
+        """True when no process of the command is left to wait for."""
         if self._started is not None:
             self._started.poll()
         return not is_alive(self.keeper) and not self._is_child_there()
@@ -90,7 +91,7 @@ class Command:
         return is_alive(self.child)
 
     def send(self, number: int, target: Target) -> None:
-        """Signal the main process, its group, or everything below the keeper but a save or an upload under way."""
+        """Signal the main process, its group, or all processes below the keeper except a running save or upload."""
         with contextlib.suppress(OSError):
             if target == "main":
                 os.kill(self.child.pid, number) if is_alive(self.child) else None
@@ -106,7 +107,7 @@ class Command:
                     os.kill(process.pid, number)
 
     def _ending_without_keeper(self) -> Ending | None:
-        """Somebody killed the keeper: the command is now ours by the subreaper rule, or nobody's."""
+        """The keeper was killed: the command is now our child if we are its subreaper, else nobody's."""
         try:
             pid, status = os.waitpid(self.child.pid, os.WNOHANG)
         except ChildProcessError:
@@ -137,7 +138,7 @@ def start_command(
         "host": host_name(),
         "boot_id": boot_id(),
     }
-    # Not through the command line or a file: the environment may hold passwords.
+    # Passed in memory, not by command line or file, because the environment may hold passwords.
     spec_fd = os.memfd_create("jackline-keeper", 0)
     os.write(spec_fd, json.dumps(spec).encode("utf-8", "surrogateescape"))
     os.lseek(spec_fd, 0, os.SEEK_SET)
@@ -160,7 +161,7 @@ def start_command(
 
 
 class CommandNotStarted(UsageError):
-    """The kernel would not run it."""
+    """The kernel refused to run the command."""
 
     def __init__(self, program: str, number: int) -> None:
         super().__init__(f"cannot start '{program}': {os.strerror(number)}", hint="check the path and its rights")
@@ -168,7 +169,7 @@ class CommandNotStarted(UsageError):
 
 
 def adopt_command(attempt: AttemptDir) -> Command | None:
-    """The command a former supervisor started; None when it never got that far."""
+    """The command that a previous supervisor started; None when it had not started one."""
     start = read_start(attempt)
     return Command(attempt, start) if start.is_there else None
 

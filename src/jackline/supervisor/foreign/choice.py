@@ -1,6 +1,6 @@
-"""Which checkpoint of a stranger's script the next attempt resumes from, and what an ending says about the last one.
+"""Which of the user's own checkpoints the next attempt resumes from, and whether loading the last one failed.
 
-Pure: candidates and facts in, a choice, an outcome or words out. Finding the candidates is seen.py.
+Pure: takes candidates and facts, returns a choice, an outcome or a text. seen.py finds the candidates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jackline.errors import CannotResume
 from jackline.rundir.records.foreign import ADVANCED, FAILED, OTHER, Fingerprint
 from jackline.units import format_bytes, format_duration
 
-# Loading takes minutes for the largest. What fails later than this did not fail by loading.
+# Loading takes minutes for the largest checkpoints. A failure later than this was not caused by loading.
 LOADED_AFTER_S = 600.0
 _SHOWN = 6
 _CRASHES: frozenset[Cause] = frozenset({"segfault", "abort", "bus_error"})
@@ -31,8 +31,8 @@ _TAIL_LINES = 30
 
 @dataclass(frozen=True)
 class Candidate:
-    """A checkpoint that could be loaded. `original` is where the command wrote it: elsewhere for a kept copy.
-    `problem` is why it must not be used, '' when it may."""
+    """A checkpoint that could be loaded. `original` is where the command wrote it; a kept copy has another `path`.
+    `problem` is why it must not be used; '' when it may be used."""
 
     path: Path
     original: Path
@@ -42,19 +42,19 @@ class Candidate:
     written_by: int | None = None
     problem: str = ""
     is_kept: bool = False
-    is_suspect: bool = False  # whole, but an attempt failed to load it: a person may try again
+    is_suspect: bool = False  # complete, but an attempt failed to load it; only the user may try it again
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The newest that may be used, and the newer ones that may not, the newest first."""
+    """The newest candidate that may be used, and the newer ones that may not, the newest first."""
 
     chosen: Candidate | None
     passed_over: tuple[Candidate, ...] = ()
 
     @property
     def is_refused(self) -> bool:
-        """There is something to lose and nothing to resume from: only a person may begin anew."""
+        """Checkpoints exist, but none can be resumed from: only the user may decide to start from scratch."""
         return self.chosen is None and bool(self.passed_over)
 
 
@@ -63,9 +63,9 @@ class EndingOfLoad:
     """How an attempt that had loaded a checkpoint ended."""
 
     cause: Cause
-    is_stop: bool  # somebody asked for the end
-    made_progress: bool  # a newer checkpoint
-    has_trained: bool  # its output counted steps
+    is_stop: bool  # it was stopped on request
+    made_progress: bool  # it wrote a newer checkpoint
+    has_trained: bool  # its output counted training steps
     duration_s: float
     output_tail: Sequence[str] = ()
 
@@ -85,8 +85,8 @@ def _age_key(candidate: Candidate) -> tuple[int, int, bool, str]:
 
 
 def outcome_of(ending: EndingOfLoad) -> str:
-    """A checkpoint is to blame only when the attempt failed while or right after loading it, by a cause that loading
-    can have. In doubt it is not: the same error again ends the restarts, and nothing is lost."""
+    """A checkpoint counts as bad only when the attempt failed while or right after loading it, for a reason that
+    loading can cause. In doubt it counts as good: if the same error recurs, restarts stop and nothing is lost."""
     if ending.made_progress or ending.has_trained or ending.cause == "finished":
         return ADVANCED
     if ending.is_stop or ending.duration_s > LOADED_AFTER_S:
@@ -97,7 +97,7 @@ def outcome_of(ending: EndingOfLoad) -> str:
 
 
 def tells_of_loading(tail: Sequence[str]) -> bool:
-    """Whether the last traceback, or else the last lines, speak of loading something. Paths do not count."""
+    """Whether the last traceback, or else the last lines, mention loading something. Paths do not count."""
     lines = [line for line in tail if not line.startswith("[jackline] ")][-200:]
     starts = [index for index, line in enumerate(lines) if line.startswith("Traceback ")]
     text = "\n".join(lines[starts[-1] :] if starts else lines[-_TAIL_LINES:])
@@ -120,7 +120,7 @@ def passed_over_words(candidate: Candidate) -> str:
 
 
 def refusal(run_name: str, choice: Choice) -> CannotResume:
-    """Says what each candidate is, and what to type."""
+    """The error that says why each candidate was refused, and which command to type."""
     shown = choice.passed_over[:_SHOWN]
     detail = [f"{candidate.path}: {candidate.problem}" for candidate in shown]
     if len(choice.passed_over) > _SHOWN:

@@ -1,7 +1,7 @@
-"""A stranger's run back from its mirror, onto a machine that has nothing of it.
+"""Downloads a run of a user's own script from its mirror, onto a machine that has no files of that run.
 
-The story goes into the runs folder, the newest finished checkpoint to where the script expects it, below the folder
-one stands in. Nothing that is here already is overwritten. Owns the way back; the way there is mirror.py.
+The run's record goes into the runs folder. The newest finished checkpoint goes to where the script expects it, below
+the current folder. Existing files are never overwritten. Owns the download; mirror.py owns the upload.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.run_file import check_name, read_run_file, write_run_file
 from jackline.supervisor.foreign.mirror import WHERE, whole_checkpoints
 
-_RUN_WORD = 3  # of `python -m jackline.trainer RUN_DIR RECIPE ...`
+_RUN_WORD = 3  # index of RUN_DIR in `python -m jackline.trainer RUN_DIR RECIPE ...`
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What came back."""
+    """What was downloaded."""
 
     run: RunDir
     checkpoint: Path | None
@@ -36,7 +36,7 @@ class Fetched:
 
 
 def is_mirror(word: str) -> bool:
-    """A URL, or a folder that holds a mirrored run or several."""
+    """Whether `word` is a URL, or a folder that holds one or more mirrored runs."""
     if "://" in word:
         return True
     path = Path(word).expanduser()
@@ -44,7 +44,7 @@ def is_mirror(word: str) -> bool:
 
 
 def fetch_stranger(word: str, runs: Path, cwd: Path) -> Fetched:
-    """`word` names a mirror with one run, or one run in a mirror. Raises when it is not clear or not whole."""
+    """`word` names a mirror with one run, or one run in a mirror. Raises when it is ambiguous or incomplete."""
     place, name = find_in_mirror(word)
     store = open_store(place)
     run = RunDir(runs / check_name(name))
@@ -70,8 +70,9 @@ def fetch_stranger(word: str, runs: Path, cwd: Path) -> Fetched:
 
 
 def argv_here(argv: Sequence[str], run: Path, place: str) -> tuple[str, ...]:
-    """The command for this machine. Of a person's command nothing is changed but a Python that is not here; our own
-    trainer's names its run's folder and its mirror, and both are elsewhere now. Pure but for that one look."""
+    """The command for this machine. In a user's own command only a Python path that does not exist here is replaced.
+    The command of our own trainer names its run's folder and its mirror, so both are replaced as well. Pure, except
+    that it checks whether that Python exists."""
     words = list(argv)
     is_python = bool(words) and Path(words[0]).name.startswith("python")
     if is_python and Path(words[0]).is_absolute() and not Path(words[0]).exists():
@@ -84,7 +85,7 @@ def argv_here(argv: Sequence[str], run: Path, place: str) -> tuple[str, ...]:
 
 
 def find_in_mirror(word: str) -> tuple[str, str]:
-    """The mirror's place and the run's name."""
+    """The location of the mirror and the name of the run."""
     parent, _, last = word.rstrip("/").rpartition("/")
     if parent and _has_story(open_store(parent), last):
         return parent, last
@@ -104,7 +105,7 @@ def _has_story(store: Store, name: str) -> bool:
 def _fetch_story(store: Store, name: str, run: RunDir) -> None:
     stories = [entry for entry in store.names(name) if entry.startswith("run-") and entry.endswith(".tar.gz")]
     for story in sorted(stories, reverse=True):
-        with contextlib.suppress(Exception):  # a torn archive: the one before it
+        with contextlib.suppress(Exception):  # an incomplete archive: try the one before it
             unpack_run(store.read(f"{name}/{story}"), run)
         if run.run_file.exists():
             return
@@ -140,7 +141,7 @@ def _put_back(store: Store, place: str, cwd: Path, said: list[str]) -> Path:
             if local.stat().st_size != int(size):
                 raise ValueError(f"{file} has {local.stat().st_size} bytes, {size} were uploaded")
         (draft / target.name).rename(target)
-        os.utime(target, None)  # it counts as written by this run, so that the supervisor may choose it
+        os.utime(target, None)  # with a new mtime it counts as written by this run, so the supervisor may choose it
         said.append(f"brought back {where['relative']} from the mirror")
     finally:
         _forget(draft)

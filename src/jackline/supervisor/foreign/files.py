@@ -1,7 +1,7 @@
-"""Is a checkpoint file of somebody else's format complete? Told from its ends and its table of contents.
+"""Checks whether a checkpoint file in a foreign format is complete, from its ends and its table of contents.
 
-Reads kilobytes, never the tensors, and never unpickles: a file cut off by a kill or a full disk is found, a flipped
-bit in the middle is not.
+Reads kilobytes, never the tensors, and never unpickles. So it detects a file that was cut off by a kill or a full
+disk, but not a flipped bit in the middle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # 10 ms, only where there is a zip to check
+if TYPE_CHECKING:  # importing it costs 10 ms, so only where there is a zip to check
     import zipfile
 
 _CHECKED_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".h5", ".hdf5", ".keras", ".npz"})
@@ -75,7 +75,7 @@ def check_directory(folder: Path, open_paths: set[str]) -> Wholeness:
 
 
 def _check_marks(folder: Path, inside: set[str]) -> Wholeness:
-    """What the known trainers write last, or promise in an index."""
+    """Check for the files that known trainers write last or list in an index."""
     if any(name.endswith(".distcp") for name in inside) and not any(
         os.path.basename(name) == ".metadata" for name in inside
     ):
@@ -83,7 +83,7 @@ def _check_marks(folder: Path, inside: set[str]) -> Wholeness:
     missing = _missing_shard(inside) or _missing_from_index(folder, inside)
     if missing:
         return False, f"{missing} is missing"
-    # accelerate's save_state uses the same folder name and no trainer_state.json, but always random states.
+    # accelerate's save_state uses the same folder name without trainer_state.json, but always writes RNG states.
     is_accelerate = any(re.fullmatch(r"random_states_\d+\.pkl", name) for name in inside)
     if re.fullmatch(r"checkpoint-\d+", folder.name) and not is_accelerate:
         if "trainer_state.json" not in inside:
@@ -100,7 +100,7 @@ def _missing_shard(inside: set[str]) -> str | None:
         if match:
             seen[match[1], match[3], match[4]].add(int(match[2]))
     for (stem, total, suffix), numbers in sorted(seen.items()):
-        # Most count from 1, some from 0.
+        # Most trainers number the shards from 1, some from 0.
         first = 0 if 0 in numbers else 1
         for number in range(first, first + int(total)):
             if number not in numbers:
@@ -142,7 +142,7 @@ def _check_zip(path: Path, size: int) -> Wholeness:
 
 def _has_record(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
     """Whether the record begins where the directory says and ends before the directory begins."""
-    # zipfile moves all places when bytes are missing before the directory, so a place may even be negative.
+    # zipfile shifts all offsets when bytes are missing before the directory, so an offset may even be negative.
     if entry.header_offset < 0 or entry.header_offset + entry.compress_size > archive.start_dir:
         return False
     assert archive.fp is not None
@@ -151,7 +151,7 @@ def _has_record(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
 
 
 def _check_hdf5(start: bytes, size: int) -> Wholeness:
-    """The superblock says where the file ends: in its third address, behind a head that depends on its version."""
+    """The third address in the superblock is the end of the file; where that address is depends on the version."""
     version = start[8]
     address = {0: 24, 1: 28}.get(version, 12)
     width = start[13] if version < 2 else start[9]

@@ -1,8 +1,8 @@
-"""Checkpoints of a stranger's script: which exist and which are whole.
+"""Finds the checkpoints that a user's own script writes, and tells which are complete.
 
-Owns finding them, and the words put on the command line to resume. Never loads one: unpickling runs code and needs
-torch. How the inside of a file is checked is in `foreign_files`, which one is used in `resume_choice`. Does not own
-Jackline's own checkpoints.
+Owns finding them, and the arguments added to the command line to resume. Never loads one: unpickling runs code and
+needs torch. files.py checks the inside of a file, choice.py decides which one is used. Does not own Jackline's own
+checkpoints.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from jackline.supervisor.foreign.files import check_directory, check_file
 
 PLACEHOLDER = "{checkpoint}"
 _NUMBER = re.compile(r"\d+")
-# Folders with ten thousands of files that never hold a person's checkpoints: walking them would cost seconds.
+# Folders with tens of thousands of files that never hold a user's checkpoints: walking them would cost seconds.
 _NEVER_ENTERED = frozenset({"node_modules", "site-packages", "dist-packages", "__pycache__"})
 
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """A file or a folder as it was found; `number` is the last one in its name."""
+    """A file or a folder as it was found; `number` is the last number in its name."""
 
     path: Path
     number: int | None
@@ -38,7 +38,7 @@ class ForeignCheckpoint:
 
 @dataclass(frozen=True)
 class Preset:
-    """What a known trainer calls its checkpoints, and its option to go on from one."""
+    """How a known trainer names its checkpoints, and its option to resume from one."""
 
     name: str
     checkpoints: str
@@ -63,7 +63,7 @@ def preset(name: str) -> Preset:
 
 
 def check_resume_arg(resume_arg: str) -> None:
-    """Wrong words should fail at the start, not after the first death at night."""
+    """Reject a wrong value at the start, not after the first crash hours later."""
     try:
         words = shlex.split(resume_arg)
     except ValueError as error:
@@ -80,8 +80,8 @@ def check_resume_arg(resume_arg: str) -> None:
 
 
 def resume_argv(argv: Sequence[str], resume_arg: str, checkpoint: Path | None) -> list[str]:
-    """The command of the next attempt. Without a checkpoint it is the command as it was typed; without a place for it
-    in `resume_arg` the command finds it itself."""
+    """The command of the next attempt. Without a checkpoint it is the command as it was typed. If `resume_arg` has no
+    placeholder, the command finds the checkpoint itself."""
     if checkpoint is None:
         return list(argv)
     # Split first, then fill in: a path with a space or a quote in it stays one word.
@@ -91,8 +91,8 @@ def resume_argv(argv: Sequence[str], resume_arg: str, checkpoint: Path | None) -
 def list_checkpoints(pattern: str, cwd: Path) -> list[ForeignCheckpoint]:
     """Everything the GLOB matches, the newest last: by the last number in the name, then by time.
 
-    Names without a number are common beside numbered ones (last.ckpt); then only time can order them all. Costs a
-    walk of the tree for `**`, so it is for the ends of attempts and for tens of seconds, not for every tick.
+    Names without a number (last.ckpt) are common beside numbered ones; then only the time can order them all. `**`
+    costs a walk of the tree, so call this at the end of attempts or every tens of seconds, not at every tick.
     """
     found = [entry for path in _expand(pattern, cwd) if (entry := describe(path)) is not None]
     if all(entry.number is not None for entry in found):
@@ -101,7 +101,7 @@ def list_checkpoints(pattern: str, cwd: Path) -> list[ForeignCheckpoint]:
 
 
 def is_whole(checkpoint: ForeignCheckpoint, open_paths: set[str]) -> tuple[bool, str]:
-    """Whether it can be trusted to be complete, and why or why not. `open_paths`: open for writing in the tree."""
+    """Whether it is complete, and why or why not. `open_paths`: files that the process tree has open for writing."""
     try:
         if checkpoint.is_directory:
             return check_directory(checkpoint.path, open_paths)
@@ -114,7 +114,7 @@ def is_whole(checkpoint: ForeignCheckpoint, open_paths: set[str]) -> tuple[bool,
 
 
 def newest_whole(checkpoints: Sequence[ForeignCheckpoint], open_paths: set[str]) -> ForeignCheckpoint | None:
-    """By time, then by number: two files that are written in turn have numbers too, and those say nothing."""
+    """Ordered by time, then by number: two files written in turn may have numbers that say nothing about order."""
     for checkpoint in sorted(checkpoints, key=lambda entry: (entry.mtime_s, entry.number or -1), reverse=True):
         if is_whole(checkpoint, open_paths)[0]:
             return checkpoint
@@ -139,7 +139,7 @@ def describe(path: Path) -> ForeignCheckpoint | None:
 
 
 def _newest_mtime_s(folder: Path) -> float:
-    """A folder's own time does not move when a file inside it grows."""
+    """The newest mtime of its files: a folder's own mtime does not change when a file inside it grows."""
     times = [folder.stat().st_mtime]
     with os.scandir(folder) as entries:
         times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
@@ -147,7 +147,7 @@ def _newest_mtime_s(folder: Path) -> float:
 
 
 def _expand(pattern: str, cwd: Path) -> list[Path]:
-    # Glob marks in the name of the working directory are not the person's.
+    # Glob characters in the name of the working directory are not part of the user's pattern.
     whole = os.path.join(glob.escape(str(cwd)), Path(pattern).expanduser())
     head, deep, tail = whole.partition("**")
     if not deep:
@@ -158,7 +158,7 @@ def _expand(pattern: str, cwd: Path) -> list[Path]:
 
 
 def _walk(root: str, wanted: re.Pattern[str]) -> Iterator[str]:
-    """Like glob's `**`, but never through links to folders (they may loop), and never into a match."""
+    """Like glob's `**`, but does not follow links to folders (they may loop) and does not descend into a match."""
     for folder, folders, files in os.walk(root):
         inside = os.path.relpath(folder, root)
         entered = []
@@ -176,7 +176,7 @@ def _walk(root: str, wanted: re.Pattern[str]) -> Iterator[str]:
 
 
 def _matches(wanted: re.Pattern[str], relative: str) -> bool:
-    """`**/a/b` means that the path ends in a/b at a folder's edge."""
+    """`**/a/b` matches a path that is a/b or ends in /a/b."""
     words = relative.split("/")
     return any(wanted.fullmatch("/".join(words[start:])) for start in range(len(words)))
 

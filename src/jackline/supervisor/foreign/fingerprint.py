@@ -1,7 +1,7 @@
-"""Which checkpoint a file or folder is, by content and time.
+"""Identifies a checkpoint file or folder by content and time.
 
-Reads small files whole, and of large ones both ends and samples between them: a gigabyte costs about a millisecond.
-A torch file's end lists the checksum of every tensor, so there nothing is missed.
+Reads small files completely, and of large ones both ends and samples between them: a gigabyte costs about a
+millisecond. The end of a torch file lists the checksum of every tensor, so no change in such a file is missed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def _of_folder(folder: Path, found: os.stat_result) -> Fingerprint:
-    """Over the names, sizes and contents of its files. Its time is that of the newest file, as a copy keeps it."""
+    """Covers the names, sizes and contents of its files. Its time is that of the newest file, which a copy keeps."""
     total, newest_ns, is_all_whole = 0, 0, True
     over = hashlib.blake2b(digest_size=16)
     files = sorted(Path(root) / name for root, _, names in os.walk(folder) for name in names)

@@ -1,8 +1,8 @@
-"""Copies of a stranger's good checkpoint, in the run's folder `kept/`, made before a restart that could overwrite it.
+"""Copies of the user's own good checkpoints in the run's folder `kept/`, made before a restart could overwrite them.
 
-A hard link would not do: open(path, "wb") truncates the very inode it shares. So the blocks are shared where the file
-system can (reflink), and copied where it cannot. At most two are kept, and a copy takes at most a quarter of the free
-space. Owns `kept/`; which checkpoint is worth keeping is decided in seen.py.
+A hard link is not enough, because open(path, "wb") truncates the shared inode. So blocks are shared where the file
+system supports it (reflink), and copied where it does not. At most two copies are kept, and a copy takes at most a
+quarter of the free space. Owns `kept/`; seen.py decides which checkpoint is worth keeping.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jackline.supervisor.foreign.fingerprint import fingerprint
 from jackline.units import format_bytes
 
 MAX_KEPT = 2
-FREE_SHARE = 4  # a copy may take one part in so many of the free space
+FREE_SHARE = 4  # a copy may take at most 1/FREE_SHARE of the free space
 TELL_EVERY_S = 2.0
 _FICLONE = 0x40049409
 _BLOCK_BYTES = 8 << 20
@@ -32,12 +32,12 @@ Tell = Callable[[str], None]
 
 
 class NotKept(Exception):
-    """Why there is no copy, in words for a person. The attempt starts all the same."""
+    """Why no copy was made, as text for the user. The attempt starts anyway."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A finished copy; `is_shared` when it took no space of its own."""
+    """A finished copy; `is_shared` when it shares its blocks and took no extra space."""
 
     path: Path
     is_shared: bool
@@ -62,7 +62,7 @@ def keep_copy(run: RunDir, source: Path, wanted: Fingerprint, number: int, *, te
 
 
 def put_back(copy: Path, target: Path) -> Path | None:
-    """A kept copy at the path the command looks at. What stands there is set aside, never deleted; returns where."""
+    """Put a kept copy where the command looks. A file there is moved aside, never deleted; returns its new path."""
     draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
     aside = None
     try:
@@ -84,7 +84,7 @@ def put_back(copy: Path, target: Path) -> Path | None:
 
 
 def drop_old(run: RunDir, used: Path | None) -> None:
-    """All but the last two, and never the one that is about to be used."""
+    """Delete all copies except the last two, and never the one that is about to be used."""
     try:
         found = sorted(path for path in run.kept.iterdir() if path.name.isdigit())
     except OSError:
@@ -99,7 +99,7 @@ def _aside_name(target: Path, number: int) -> Path:
 
 
 class _Copying:
-    """One copy of a file or folder under way, with the times of its files."""
+    """Copies one file or folder and keeps the times of its files."""
 
     def __init__(self, source: Path, total_bytes: int, tell: Tell) -> None:
         self._source = source

@@ -1,9 +1,10 @@
-"""A stranger's run, kept in a second place: its story and its newest whole checkpoint.
+"""Mirrors a run of a user's own script: uploads its record and its newest complete checkpoint to a second place.
 
-A process of its own (`start_mirror`), with its own cadence: a slow, hanging or broken store delays nobody. Layout:
+Runs in a process of its own (`start_mirror`) at its own interval, so a slow, hanging or broken store delays nothing
+else. Layout:
 
     NAME/run-000012.tar.gz                     settings, events, findings, end of the log
-    NAME/foreign/step-0040.pt-17a4.../         the checkpoint's files; where.json goes last and makes it count
+    NAME/foreign/step-0040.pt-17a4.../         the checkpoint's files; where.json is written last and makes it valid
 
 Owns mirror.json in the run. Jackline's own checkpoints are mirrored by `checkpoint.mirror`.
 """
@@ -45,7 +46,7 @@ _BOOT = (
 
 
 def start_mirror(run: RunDir, options: SuperviseOptions, *, every_s: float = EVERY_S) -> subprocess.Popen[bytes]:
-    """One that lives as long as this process and uploads once more after it."""
+    """Start a mirror process that runs as long as this process and uploads once more after it has exited."""
     words = [str(run.path), options.mirror or "", options.checkpoints or "", str(every_s), str(os.getpid())]
     return subprocess.Popen(
         [sys.executable, "-I", "-c", _BOOT, str(_PACKAGE_PARENT), *words],
@@ -63,7 +64,7 @@ def main(words: list[str]) -> None:
 
 
 def keep_mirrored(run: RunDir, place: str, pattern: str, *, every_s: float, owner: ProcessId | None) -> None:
-    """Uploads until the owner is gone, then until it worked once more."""
+    """Upload until the owner has exited, then until one more upload has succeeded."""
     state: dict[str, Any] = {"place": place, "story_at_s": None, "checkpoint": None, "trouble": None}
     next_s = 0.0
     while is_alive(owner):
@@ -78,7 +79,7 @@ def keep_mirrored(run: RunDir, place: str, pattern: str, *, every_s: float, owne
 
 
 def upload(run: RunDir, place: str, pattern: str, state: dict[str, Any]) -> bool:
-    """The newest whole checkpoint first, then the story, which tells of it. False when it must be tried again."""
+    """Upload the newest complete checkpoint, then the record that names it. False when it must be tried again."""
     try:
         store = open_store(place)
         checkpoint = newest_whole(run, pattern) if pattern else None
@@ -86,7 +87,7 @@ def upload(run: RunDir, place: str, pattern: str, state: dict[str, Any]) -> bool
             state["checkpoint"] = {"path": str(checkpoint.path), "at_s": checkpoint.mtime_s}
         upload_story(store, run)
         state.update(story_at_s=time.time(), trouble=None)
-    except Exception as problem:  # stores raise what they like
+    except Exception as problem:  # stores may raise any type of exception
         state["trouble"] = {"why": str(problem)[:300] or type(problem).__name__, "at_s": time.time()}
     with contextlib.suppress(OSError):
         atomic.write_json(run.mirror_file, state)
@@ -101,14 +102,14 @@ def newest_whole(run: RunDir, pattern: str) -> ForeignCheckpoint | None:
 
 
 def upload_checkpoint(store: Store, run: RunDir, checkpoint: ForeignCheckpoint) -> bool:
-    """True when it is there, now or already. A folder in the store counts only with its where.json."""
+    """True when the store has it, now or from before. A folder in the store is valid only with its where.json."""
     folder = f"{run.name}/foreign"
     name = f"{checkpoint.path.name}-{int(checkpoint.mtime_s * 1e6):x}"
     place = f"{folder}/{name}"
     if WHERE in store.names(place):
         return True
     if store.names(place):
-        store.delete(place)  # an upload that was cut off
+        store.delete(place)  # an upload that was interrupted
     cwd = Path(read_run_file(run).cwd)
     files = list_files(checkpoint.path)
     for file in files:

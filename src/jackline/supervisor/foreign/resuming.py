@@ -1,7 +1,7 @@
-"""Before an attempt starts: decide what it resumes from, keep a copy of that, and say so.
+"""Before an attempt starts: decides what it resumes from, keeps a copy of that checkpoint, and reports it.
 
-Effects only; the choice is choice.py. Refuses (CannotResume) rather than begin at zero over checkpoints of the
-run: only a person may ask for that.
+Acts only; choice.py makes the choice. Raises CannotResume instead of starting from scratch over existing checkpoints
+of the run: only the user may ask for that.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jackline.units import format_bytes, format_duration
 
 _PASSED_OVER_SHOWN = 3
 
-# event, text, and the checkpoint's path where there is one
+# arguments: event, text, and the checkpoint's path if there is one
 Say = Callable[[str, str, str | None], None]
 
 
 @dataclass(frozen=True)
 class Start:
-    """How the next attempt starts. `resumed_from` is None for the beginning."""
+    """How the next attempt starts. `resumed_from` is None when it starts from scratch."""
 
     argv: list[str]
     resumed_from: str | None
@@ -45,7 +45,7 @@ class Resuming:
         self._say = say
 
     def prepare(self, argv: Sequence[str], attempt: int, *, is_first: bool) -> Start:
-        """Everything before the command itself is started. Raises CannotResume when only a person may decide."""
+        """Do everything that comes before the command is started. Raises CannotResume when the user must decide."""
         if is_first:
             self._mention_older()
             return Start(list(argv), None)
@@ -69,7 +69,7 @@ class Resuming:
         return Start(resume_argv(argv, resume_arg, used.path) if resume_arg else list(argv), str(used.path))
 
     def refusal(self) -> CannotResume | None:
-        """Whether a restart would be refused now."""
+        """The error that a restart would raise now; None when a restart is possible."""
         if self._options.checkpoints is None:
             return None
         choice = self._seen.survey()
@@ -92,7 +92,7 @@ class Resuming:
         return choice
 
     def _named(self, path: Path) -> Candidate:
-        """The checkpoint a person named. It is used whatever is known against it, which is said."""
+        """The checkpoint that the user named. It is used even if it has a known problem; the problem is reported."""
         try:
             found = self._seen.candidate_at(path)
         except OSError as error:
@@ -124,7 +124,7 @@ class Resuming:
     # -- copies ------------------------------------------------------------------------------------------------------
 
     def _made_ready(self, chosen: Candidate) -> Candidate:
-        """Kept, if it could be overwritten; in its place, if it is a copy and the command looks there itself."""
+        """Keep a copy of `chosen`. If it is itself a kept copy and the command finds its file alone, put it back."""
         if not chosen.is_kept:
             self._keep(chosen)
             return chosen
@@ -178,7 +178,7 @@ class Resuming:
 
 
 def own_words(run: RunDir, attempt: int, own: str | None, now_s: float) -> str:
-    """For a command without --checkpoints: its own session's newest, or that nothing is known."""
+    """The text for a command without --checkpoints: its session's newest checkpoint, or that none is known."""
     if own is not None:
         age = format_duration(max(0.0, now_s - Path(own).stat().st_mtime)) if Path(own).exists() else "unknown time"
         return f"attempt {attempt} resumes from {own}, saved {age} ago"

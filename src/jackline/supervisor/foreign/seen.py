@@ -1,7 +1,7 @@
-"""The stranger's own checkpoints over the attempts of one run: what is there, who wrote it, what loading it came to.
+"""The user's own checkpoints across the attempts of one run: which exist, who wrote them, and how loading them went.
 
-Owns foreign.json (rundir/records/foreign.py has its form) and finding the candidates. How a file is checked is
-find.py, which candidate is used is choice.py, copies are kept.py.
+Owns foreign.json (its type is in rundir/records/foreign.py) and finding the candidates. find.py checks a file,
+choice.py decides which candidate is used, kept.py makes copies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GONE_SHOWN = 3
 
 
 class CheckpointsSeen:
-    """Live state over the attempts of one run. Reading it (`survey`) writes nothing, so `status` may do it too."""
+    """Live state across the attempts of one run. `survey` only reads, so `status` may call it too."""
 
     def __init__(self, run: RunDir, pattern: str | None, *, cwd: Path, since_s: float) -> None:
         self._run = run
@@ -45,7 +45,7 @@ class CheckpointsSeen:
     # -- while an attempt runs ---------------------------------------------------------------------------------------
 
     def look(self, now_s: float, tree: TreeReading) -> bool:
-        """True when a newer whole checkpoint has appeared since the last look. Compares time and size alone."""
+        """True when a newer complete checkpoint has appeared since the last call. Compares only time and size."""
         if self._pattern is None or now_s - self._last_look_s < LOOK_EVERY_S:
             return False
         self._last_look_s = now_s
@@ -55,13 +55,13 @@ class CheckpointsSeen:
         return is_new
 
     def newest_path(self) -> str | None:
-        """What the next attempt would resume from: a stranger's own checkpoint, else that of an attached session."""
+        """What the next attempt would resume from: the user's own checkpoint, else that of an attached session."""
         return str(self.newest.path) if self.newest is not None else own_newest(self._run)
 
     # -- between attempts --------------------------------------------------------------------------------------------
 
     def survey(self) -> Choice:
-        """What there is now, between attempts: on disk, and among the copies that were kept."""
+        """The choice between attempts, from the checkpoints on disk and the kept copies."""
         if self._pattern is None:
             return Choice(None)
         return choose_from(self.list_candidates())
@@ -78,7 +78,7 @@ class CheckpointsSeen:
         return on_disk + kept or self._gone()
 
     def note_found(self) -> None:
-        """Before an attempt: what is there and was not written under our eyes. Content that is known was copied."""
+        """Before an attempt: record checkpoints that no watched attempt wrote. One with known content is a copy."""
         for candidate in self.list_candidates():
             if not candidate.is_kept and not candidate.problem and self.record.find(candidate.fingerprint) is None:
                 former = self.record.find_content(candidate.fingerprint)
@@ -97,7 +97,7 @@ class CheckpointsSeen:
         self._write()
 
     def leave_behind(self, chosen: Candidate | None) -> None:
-        """A person went back: what is newer than `chosen` (all, without one) is not chosen by itself any more."""
+        """The user went back: checkpoints newer than `chosen` (all, if None) are no longer chosen automatically."""
         for candidate in self.list_candidates():
             if chosen is None or candidate.order_ns > chosen.order_ns:
                 self._set(replace(self._known(candidate), is_left_behind=True))
@@ -108,7 +108,7 @@ class CheckpointsSeen:
         return any((self._run.path / known.kept).exists() for known in found)
 
     def end_attempt(self, attempt: int) -> tuple[str | None, bool]:
-        """Notes what `attempt` wrote. Returns what the next would resume from, and whether this one got further."""
+        """Record what `attempt` wrote. Return what the next would resume from, and whether this one made progress."""
         if self._pattern is None:
             return None, False
         earlier = [known.order_ns for known in self.record.known if known.written_by != attempt]
@@ -119,7 +119,7 @@ class CheckpointsSeen:
             if not candidate.is_kept and not candidate.problem and self.record.find(candidate.fingerprint) is None
         ]
         for number, candidate in enumerate(sorted(new, key=lambda candidate: candidate.fingerprint.mtime_ns)):
-            # What an attempt wrote is newer than what those before it wrote, whatever a clock that was set back says.
+            # Checkpoints of this attempt are newer than those of earlier ones, even if the clock was set back.
             order_ns = max(candidate.fingerprint.mtime_ns, floor_ns + number)
             self._remember(replace(candidate, order_ns=order_ns), written_by=attempt)
         self._write()
@@ -129,7 +129,7 @@ class CheckpointsSeen:
         return str(after.path), before is None or not after.fingerprint.has_content_of(before.fingerprint)
 
     def judge_load(self, attempt: int, ending: EndingOfLoad) -> None:
-        """How the attempt ended, for the checkpoint it was started from."""
+        """Record how the attempt ended with the checkpoint that it was started from."""
         known = self.record.loaded_by(attempt)
         if known is None:
             return
@@ -146,7 +146,7 @@ class CheckpointsSeen:
     # -- candidates --------------------------------------------------------------------------------------------------
 
     def candidate_at(self, path: Path) -> Candidate | None:
-        """The one a person names, whatever is known against it; None when nothing is there."""
+        """The checkpoint at a path that the user names, even if it has a problem; None when nothing is there."""
         for candidate in [*self.list_candidates(), *self._left_behind_kept()]:
             if candidate.path == path:
                 return candidate
@@ -167,19 +167,19 @@ class CheckpointsSeen:
         )
 
     def list_older(self) -> list[ForeignCheckpoint]:
-        """What matches and is older than this run."""
+        """Checkpoints that match the pattern and are older than this run."""
         found = list_checkpoints(self._pattern, self._cwd) if self._pattern else []
         return [checkpoint for checkpoint in found if checkpoint.mtime_s < self._since_s]
 
     def _matching(self) -> list[ForeignCheckpoint]:
-        """Of this run: written since it began, or known by their path (a copy may have brought older times)."""
+        """Checkpoints of this run: written since it began, or known by path (a copy may have an older time)."""
         assert self._pattern is not None
         paths = {known.path for known in self.record.known}
         found = list_checkpoints(self._pattern, self._cwd)
         return [entry for entry in found if entry.mtime_s >= self._since_s or str(entry.path) in paths]
 
     def _candidate(self, checkpoint: ForeignCheckpoint) -> Candidate | None:
-        """None for one that a person has gone back behind."""
+        """None for a checkpoint that is newer than the one the user went back to."""
         try:
             mark = fingerprint(checkpoint.path)
         except OSError as error:
@@ -226,7 +226,7 @@ class CheckpointsSeen:
         return [found for known in entries if (found := self._kept_candidate(known)) is not None]
 
     def _problem(self, checkpoint: ForeignCheckpoint, mark: Fingerprint) -> tuple[str, bool]:
-        """Why it must not be used, and whether it is whole all the same."""
+        """Why it must not be used, and whether it is complete nevertheless."""
         good, why = is_whole(checkpoint, set())
         if not good:
             return why, False
@@ -234,7 +234,7 @@ class CheckpointsSeen:
         return ("", False) if attempt is None else (f"attempt {attempt} failed while it loaded this one", True)
 
     def _gone(self) -> list[Candidate]:
-        """This run had checkpoints, and none is left: that is not the same as never having had one."""
+        """Checkpoints that this run had and that no longer exist; a run that never had any returns none."""
         lost = [known for known in self.record.known if not known.is_left_behind][-_GONE_SHOWN:]
         return [
             Candidate(
@@ -265,7 +265,7 @@ class CheckpointsSeen:
 
     def _write(self) -> None:
         if self._pattern is not None:
-            with contextlib.suppress(OSError):  # a full disk: the run goes on with what is in memory
+            with contextlib.suppress(OSError):  # a full disk: the run continues with the record in memory
                 write_foreign_record(self._run, self.record)
 
 
@@ -274,9 +274,9 @@ def own_newest(run: RunDir) -> str | None:
     path = read_session(run).last_checkpoint.path
     if path is None or not Path(path).is_dir():
         return None
-    from jackline.checkpoint.format.catalogue import list_names  # 20 ms that a stranger's command does not need
+    from jackline.checkpoint.format.catalogue import list_names  # 20 ms, only for an attached session
 
-    # Somebody may have gone back since the session wrote its last words.
+    # The user may have gone back to an older checkpoint since the session wrote its last record.
     live = [str(name) for name in list_names(Path(path).parent)]
     return path if Path(path).name in live or not live else str(Path(path).with_name(live[0]))
 

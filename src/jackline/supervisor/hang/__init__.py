@@ -1,1 +1,1 @@
-"""What moved, what that means, and the file about it."""
+"""Hang detection: what moved in the process tree, the verdict from it, and the incident file."""

@@ -1,4 +1,4 @@
-"""The incident file: everything known at the moment of a SUSPECT or STUCK verdict, as text for people.
+"""The incident file: everything known at the time of a SUSPECT or STUCK verdict, as text for people.
 
 Owns the layout of incident-N.txt and the advice per label. Does not take stacks (`stacks`) or judge (`verdict`).
 """
@@ -53,7 +53,7 @@ def write_incident(
     now_s: float,
     native_text: str = "",
 ) -> None:
-    """Write everything whole or not at all. `now_s` is time.time()."""
+    """Write the file whole or not at all. `now_s` is time.time()."""
     text = incident_text(verdict, stacks, tree, now_s, native_text)
     write_whole(path, text.encode("utf-8", "replace"))
 
@@ -99,7 +99,7 @@ def process_line(process: ProcessReading, command: str = "") -> str:
 
 
 def stack_lines(stack: ProcessStack, *, only_user: bool = False) -> Iterator[str]:
-    """One process. With `only_user` the innermost frame and the person's own lines alone."""
+    """The stacks of one process. With `only_user`, only the innermost frame and lines of the user's own code."""
     if not stack.pid:
         yield f"({stack.problem})"
         return
@@ -124,7 +124,7 @@ def _thread_lines(thread: ThreadStack, *, only_user: bool) -> Iterator[str]:
 
 
 def read_source(file: str) -> str | None:
-    """The text of a source file, None when it cannot be had; called only after the same file was read in time."""
+    """The text of a source file; None when it is not readable. Called only if a recent read of it did not hang."""
     path = Path(file)
     try:
         if not path.is_absolute() or not path.is_file() or path.stat().st_size > _LARGEST_SOURCE_BYTES:

@@ -1,7 +1,8 @@
-"""Who waits for whom: locks that threads hold and want, read from the source around their lines.
+"""Deadlocks: which locks threads hold and wait for, inferred from the source code around their lines.
 
-A `with` statement around a thread's line holds what it names; the line itself wants what it names. That is evidence,
-not proof (two names may mean one lock, one name two), and the sentences say so. Pure: the caller reads the files.
+A thread inside the body of `with X:` holds X; a thread whose line is `with X:` or `X.acquire()` waits for X. That is
+evidence, not proof (two names may mean one lock, one name may mean two), and the printed sentences say so. Pure: the
+caller reads the files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ReadSource = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class LockView:
-    """What one waiting thread wants, and what it holds as far as the source shows."""
+    """Which lock one thread waits for, and which locks it holds as far as the source shows."""
 
     thread: ThreadStack
     frame: Frame
@@ -53,7 +54,7 @@ def _half_words(view: LockView, other: LockView) -> str:
 
 
 def view_of(thread: ThreadStack, read_source: ReadSource) -> LockView | None:
-    """None when the thread does not wait for a lock that its own line names."""
+    """None when the thread does not wait for a lock that its current line names."""
     if not thread.wait.startswith("lock") and thread.wait:
         return None
     users = [frame for frame in thread.frames if frame.is_user]
@@ -62,7 +63,7 @@ def view_of(thread: ThreadStack, read_source: ReadSource) -> LockView | None:
     wants = ""
     holds: list[str] = []
     for number, frame in enumerate(users):
-        # A source text in the frame means that the file was read just now: its disk answers.
+        # A frame with source text means that the file was read a moment ago, so its disk responds.
         tree = _parse(read_source(frame.file)) if frame.source else None
         if tree is None:
             continue
@@ -73,7 +74,7 @@ def view_of(thread: ThreadStack, read_source: ReadSource) -> LockView | None:
 
 
 def wanted_at(tree: ast.AST, line: int) -> str:
-    """What the statement at `line` wants: the `X` of `with X:` or `X.acquire()`; '' when it is neither."""
+    """The lock that the statement at `line` acquires: the `X` of `with X:` or `X.acquire()`; '' for neither."""
     for node in ast.walk(tree):
         if isinstance(node, ast.With) and node.lineno <= line < node.body[0].lineno:
             return _words(node.items[0].context_expr)
@@ -105,7 +106,7 @@ def _words(node: ast.expr) -> str:
 
 
 def _same(wanted: str, held: Sequence[str]) -> bool:
-    # 'self.lock' here may be 'cache.lock' there: the last part is what people name locks by.
+    # 'self.lock' in one place may be 'cache.lock' in another, so only the last part of the name is compared.
     return any(wanted.rpartition(".")[2] == other.rpartition(".")[2] for other in held)
 
 

@@ -1,7 +1,7 @@
-"""What moved between samples, and since when nothing did. Pure bookkeeping over samples.
+"""What moved between samples, and since when nothing has moved. Pure bookkeeping over samples.
 
-Owns the measured limits of "moves" and two clocks: `progress_at_s` (anything at all moved) and `moved_at_s` (a main
-thread moved; a chatty background thread does not count). Does not own verdicts or wording (`verdict`).
+Owns the measured limits of "moves" and two times: `progress_at_s` (when anything last moved) and `moved_at_s` (when a
+main thread last moved; a busy background thread does not count). Does not own verdicts or wording (`verdict`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from jackline.diagnosis.frames import ProcessStack, innermost_user_frame
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading
 from jackline.supervisor.stacks.take import main_hash
 
-LATE_S = 5.0  # a supervisor that comes this late slept with the whole machine
-CPU_CORES = 0.02  # times the square root of the number of processes: their noise adds up
+LATE_S = 5.0  # if the supervisor is this late, the whole machine was suspended
+CPU_CORES = 0.02  # times the square root of the number of processes, because their noise adds up
 STARVED_WANTS_CORES = 0.5
 STARVED_CPU_CORES = 0.005
 DISK_BYTES_PER_S = 1000.0
 TCP_BYTES_PER_S = 64.0
-BURST_S = 0.002  # a main thread's piece of work; waking up to look at a flag costs 0.02 to 0.2 ms
-BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, 1 to 3 ms
-DUMP_BYTES = 128_000  # stacks that our signal made it write are not its own work
+BURST_S = 0.002  # least CPU of real work in a main thread; waking up to check a flag costs 0.02 to 0.2 ms
+BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, which costs 1 to 3 ms
+DUMP_BYTES = 128_000  # up to this much may be a stack dump that our signal caused, not its own work
 GPU_MEMORY_PERCENT = 1
-GPU_POWER_FACTOR = 1.2  # over the lowest power seen
-# A card without a context draws less than one that holds an idle one (an H200: 80 and 125 of 700 W), so the lowest
-# power seen alone would call a spinning kernel work.
+GPU_POWER_FACTOR = 1.2  # relative to the lowest power seen
+# A GPU without a CUDA context draws less power than one with an idle context (an H200: 80 and 125 of 700 W). So by
+# the lowest power seen alone, a spinning kernel would count as work.
 GPU_POWER_SHARE = 0.25
 _MOST_INTERVALS = 256
 _MOST_DELTAS = 15
@@ -36,8 +36,8 @@ HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tenso
 
 @dataclass(frozen=True)
 class Sample:
-    """Everything seen at one instant. `stacks` only when they were taken then; `late_s` is how late the supervisor
-    came (a paused machine); `marks` counts signs of progress: bars, protocol lines, checkpoints."""
+    """All readings at one time. `stacks` is set only if stacks were taken then; `late_s` is how late the supervisor
+    took it (large after a suspend); `marks` counts signs of progress: bars, protocol lines, checkpoints."""
 
     at_s: float
     late_s: float
@@ -50,27 +50,27 @@ class Sample:
 
 @dataclass(frozen=True)
 class Stand:
-    """Where the main thread of one process stands, and since when."""
+    """The position of the main thread of one process in its code, and since when it has been there."""
 
     reading: ProcessReading
     moved_at_s: float
     hash_since_s: float
     stack: ProcessStack | None = None
     hash: str = ""
-    hash_seen_s: float = 0.0  # when the same place was seen last
+    hash_seen_s: float = 0.0  # when the same stack was seen last
     keyboard_since_s: float | None = None
-    # When it was last seen asleep or in the disk's hands: a loop of sleeps is awake in some samples.
+    # When it was last seen asleep or waiting for the disk: a loop of sleeps is awake in some samples.
     slept_at_s: float = -math.inf
     disk_at_s: float = -math.inf
     main_deltas_s: tuple[float, ...] = ()  # CPU of the main thread in the last intervals
     main_cores: float = 0.0
-    woke_s: float = 0.0  # CPU of the main thread since it moved last: 0 means it did not even wake up
+    woke_s: float = 0.0  # CPU time of the main thread since it last moved; 0 means it did not even wake up
     is_signalled: bool = False
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What the whole tree did in some time. `wants_s` adds the time spent in the queue for a CPU."""
+    """What the whole tree did in an interval. `wants_s` is CPU time plus the time spent waiting for a CPU."""
 
     cpu_s: float = 0.0
     wants_s: float = 0.0
@@ -91,8 +91,8 @@ class Totals:
 
     @property
     def is_starved(self) -> bool:
-        """As a rate: it works as much as a full machine lets it. Queueing alone proves nothing: on a full machine
-        a thread that only wakes up to look at a flag queues for as long as others compute."""
+        """For rates: it works as much as a fully loaded machine allows. Waiting for a CPU alone is no evidence: on
+        such a machine a thread that only wakes up to check a flag waits for as long as others compute."""
         return self.wants_s >= STARVED_WANTS_CORES and self.cpu_s >= STARVED_CPU_CORES
 
 
@@ -105,7 +105,7 @@ class Movement:
     moved_at_s: float
     output_at_s: float
     stands: Mapping[int, Stand] = field(default_factory=dict)
-    window: tuple[tuple[float, float, Totals], ...] = ()  # (until when, how long, what) of the last seconds
+    window: tuple[tuple[float, float, Totals], ...] = ()  # (end time, duration, totals) in the last seconds
     rates: Totals = Totals()
     background: Totals = Totals()
     output_intervals_s: tuple[float, ...] = ()
@@ -116,12 +116,12 @@ class Movement:
 
 
 def note(before: Movement | None, sample: Sample, *, window_s: float = 8.0) -> Movement:
-    """The next state. Costs some microseconds a process."""
+    """The next state. Costs a few microseconds per process."""
     if before is None:
         return _begin(sample)
     if sample.late_s > LATE_S:
-        # The machine was paused or the supervisor starved: nothing about that time is known, so nothing is held
-        # against the program.
+        # The machine was suspended or the supervisor got no CPU. Nothing is known about that time, so it does not
+        # count as time without progress.
         fresh = _begin(sample)
         stands = {pid: _remember(stand, before.stands.get(pid)) for pid, stand in fresh.stands.items()}
         return replace(
@@ -163,11 +163,11 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
     has_new_process = _live_pids(before.sample.tree) != _live_pids(sample.tree)
     has_moved = any(s.moved_at_s >= at_s and s.reading.comm not in HELPER_COMMS for s in stands.values())
     is_main_moving = has_mark or has_new_process or has_moved
-    # Output proves nothing when every main thread is known to have been asleep: a logger thread wrote it.
+    # Output is no evidence when every main thread is known to have been asleep: a logger thread wrote it.
     is_main_moving = is_main_moving or (has_output and not all(_is_idle(stand) for stand in stands.values()))
 
     def quiet_s(since_s: float) -> float:
-        return max(0.0, at_s - since_s - span_s)  # less our own period: an interval cannot be seen finer than that
+        return max(0.0, at_s - since_s - span_s)  # minus our sampling period, which is the resolution
 
     is_moving = is_main_moving or has_output or _is_busy(rates, stands) or gpu_works(sample, idle_power_w)
     return Movement(
@@ -188,7 +188,7 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
 
 
 def _between(before: TreeReading, after: TreeReading, signalled: set[int]) -> Totals:
-    """What the tree did between two readings. A newborn's whole life counts; a fall of a counter is nothing."""
+    """What the tree did between two readings. A new process counts in full; a counter that fell counts as zero."""
     old = {(process.pid, process.start_ticks): process for process in before.processes}
     cpu_s = wants_s = disk_bytes = 0.0
     for process in after.processes:
@@ -253,18 +253,18 @@ def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> St
 
 
 def _median(values: tuple[float, ...]) -> float:
-    """The upper one of two; `statistics` costs 30 ms to import."""
+    """The median, the upper one of two middle values. `statistics` is not used: it costs 30 ms to import."""
     return sorted(values)[len(values) // 2] if values else 0.0
 
 
 def _asks(stack: ProcessStack | None) -> bool:
-    """The person's own line is a question: then standard input is a keyboard to it, whatever it is connected to."""
+    """The user's line asks for input. Then stdin counts as a keyboard, whatever it is connected to."""
     frame = innermost_user_frame(stack.main) if stack else None
     return frame is not None and re.search(r"\b(input|getpass|breakpoint|set_trace)\(", frame.source) is not None
 
 
 def _main_cpu_s(before: ProcessReading, after: ProcessReading) -> float | None:
-    """On-CPU time of the main thread; of the process where it has no other thread to be told from."""
+    """CPU time of the main thread, or of the process if that has only one thread; None when unknown."""
     if before.main_cpu_s is not None and after.main_cpu_s is not None:
         return max(0.0, after.main_cpu_s - before.main_cpu_s)
     return max(0.0, after.cpu_s - before.cpu_s) if after.num_threads == 1 else None
@@ -277,7 +277,7 @@ def _main_wrote(old: Stand, process: ProcessReading) -> bool:
 
 
 def _is_idle(stand: Stand) -> bool:
-    """Its main thread is known to have written nothing and worked on nothing in the last interval."""
+    """Whether its main thread is known to have written nothing and computed nothing in the last interval."""
     is_known = stand.reading.main_wchar_bytes is not None and not stand.is_signalled
     return is_known and stand.main_cores < CPU_CORES
 
@@ -324,7 +324,7 @@ def _lowest_power(known: Mapping[int, float], gpus: tuple[GpuReading, ...]) -> d
 
 
 def gpu_works(sample: Sample, idle_power_w: Mapping[int, float]) -> bool:
-    """A card of ours really works. Utilisation proves nothing: a hung kernel shows 100 %."""
+    """Whether a GPU of ours really works. Utilisation is no evidence: a hung kernel shows 100 %."""
     return any(is_ours(gpu, sample.tree) and _gpu_works(gpu, idle_power_w) for gpu in sample.gpus)
 
 
@@ -337,13 +337,13 @@ def _gpu_works(gpu: GpuReading, idle_power_w: Mapping[int, float]) -> bool:
 
 
 def is_ours(gpu: GpuReading, tree: TreeReading) -> bool:
-    """Held by a process of the tree. In many containers nobody may see who holds it; then it counts as ours."""
+    """Whether a process of the tree uses it. Many containers hide which process does; then it counts as ours."""
     pids = {process.pid for process in tree.processes}
     return not gpu.processes or any(process.pid in pids for process in gpu.processes)
 
 
 def _spin_since(before: Movement, sample: Sample, idle_power_w: Mapping[int, float]) -> float | None:
-    """Since when a card of ours has been 'fully used' without touching its memory or drawing power."""
+    """Since when a GPU of ours has shown full utilisation without using its memory or drawing power."""
     for gpu in sample.gpus:
         is_full = (gpu.utilisation_percent or 0) >= 90 and gpu.memory_utilisation_percent == 0
         if is_full and gpu.power_w is not None and is_ours(gpu, sample.tree) and not _gpu_works(gpu, idle_power_w):

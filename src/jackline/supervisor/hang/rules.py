@@ -1,7 +1,7 @@
-"""The rules that tell stuck, suspect and busy apart, one a function. The first that answers decides. Pure.
+"""The rules that tell stuck, suspect and busy apart, one function each. The first that returns a verdict wins. Pure.
 
 To add a rule: write a function from Scene to a Verdict or None, and put it into RULES at its place. Nothing else
-needs a change. Numbers that a rule compares with stand at the top; what a rule may ask is scene.py.
+needs a change. The thresholds are at the top; the questions that a rule may ask are in scene.py.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from jackline.supervisor.hang.words import frame_of, place_words, stand_words
 from jackline.units import format_bytes, format_duration
 
 _BUSY_AFTER_S = 5.0
-# Above these a waiting main thread is being worked for: a pool of threads tokenises, a thread downloads.
+# Above these, others do work that a waiting main thread needs: a thread pool tokenises, a thread downloads.
 _STRONG_CPU_CORES, _STRONG_TCP, _STRONG_DISK = 0.1, 64_000.0, 256_000.0
-# Above these that is possible, but a logger that sends metrics can do as much.
+# Above these that is possible, but a logger that sends metrics can cause as much.
 _FAIR_TCP, _FAIR_DISK = 2_000.0, 16_000.0
 _FAIR_PATIENCE = 5.0
-# fsync moves no counter of its process while the kernel writes for minutes.
+# During fsync no counter of the process changes, while the kernel writes for minutes.
 _DISK_PATIENCE = 5.0
 
 
@@ -95,7 +95,7 @@ def gpu_spin(scene: Scene) -> Verdict | None:
     since_s = scene.state.spin_since_s
     if since_s is None or scene.now_s - since_s < scene.limits.stuck_after_s:
         return None
-    # The stack must not have moved either: short kernels that use no memory do exist.
+    # The stack must not have changed either, because short kernels that use no memory do exist.
     if scene.leader.hash and scene.leader.hash_since_s > since_s + 1:
         return None
     if scene.state.output_at_s > since_s:
@@ -127,7 +127,7 @@ def suspect(scene: Scene) -> Verdict | None:
 
 
 def busy(scene: Scene) -> Verdict | None:
-    """Python has been at the same line all the time, and CPU is used: one long call, or an endless loop."""
+    """Python stays at the same line and uses CPU: one long call, or an endless loop."""
     leader, state = scene.leader, scene.state
     is_same_place = bool(leader.hash) and leader.hash_seen_s - leader.hash_since_s >= _BUSY_AFTER_S
     if not is_same_place or state.output_at_s > leader.hash_since_s or state.rates.cpu_s < _STRONG_CPU_CORES:
@@ -180,5 +180,5 @@ def _progress_label(scene: Scene) -> tuple[str, str]:
     return words.get(kind, ("RUNNING_CPU", "running"))
 
 
-# In this order; `progress` is what remains when none of them answers.
+# Tried in this order. If none returns a verdict, the verdict is `progress`.
 RULES = (keyboard, stopped, stuck, gpu_spin, suspect, busy)

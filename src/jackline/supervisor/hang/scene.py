@@ -1,6 +1,6 @@
-"""What the rules look at: the processes of a run sorted by their part in it, and questions about them. Pure.
+"""The input of the hang rules: the processes of a run sorted by their role, and questions about them. Pure.
 
-Owns the verdict as data, its thresholds, and what several rules ask. The rules themselves are rules.py.
+Owns the Verdict type, its thresholds, and questions that several rules ask. The rules themselves are in rules.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Floors; the rhythm a run has shown can only lengthen them."""
+    """Lower bounds. If the run's own intervals between signs of progress are long, the limits become longer."""
 
     suspect_after_s: float = 120.0
     stuck_after_s: float = 60.0
@@ -32,8 +32,8 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`since_s` is the moment it began, on the clock of the samples. `frame` is where the main process stands in the
-    person's code, `pid` the process at fault: a worker when the main process only waits for it."""
+    """`since_s` is when the condition began, on the clock of the samples. `frame` is the main process's line in the
+    user's code. `pid` is the process at fault: a worker, when the main process only waits for it."""
 
     kind: Kind
     label: str
@@ -45,18 +45,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scene:
-    """The newest state, sorted by part: who leads, who works for it, what limits hold."""
+    """The newest state, sorted by role: the leading process, its workers, the others, and the limits in force."""
 
     state: Movement
     now_s: float
     leader: Stand
     workers: tuple[Stand, ...]  # descendants of the leader
-    others: tuple[Stand, ...]  # everybody else in the tree, helpers left out
+    others: tuple[Stand, ...]  # all other processes in the tree, without helpers
     limits: Thresholds
 
 
 def make_scene(state: Movement, limits: Thresholds) -> Scene:
-    """The outermost Python process leads: a shell around it only waits."""
+    """The outermost Python process is the leader, because a shell around it only waits."""
     stands = [stand for stand in state.stands.values() if not _is_helper(stand)]
     stands = stands or list(state.stands.values())
     leader = next((stand for stand in stands if stand.reading.is_python), stands[0])
@@ -71,12 +71,12 @@ def make_scene(state: Movement, limits: Thresholds) -> Scene:
 
 
 def is_asleep(scene: Scene) -> bool:
-    """The main thread sleeps by choice, with nobody working for it. A sleep ends by itself: no hurry to call it."""
+    """The main thread sleeps and has no live workers. A sleep ends by itself, so the verdict can wait."""
     return scene.now_s - scene.leader.slept_at_s <= _RECENT_S and not live(scene.workers)
 
 
 def sleep_patience(scene: Scene) -> float:
-    """A loop of short sleeps is what retries and slow data look like; one endless sleep is not."""
+    """Factor on the limit: 2 for a loop of short sleeps (retries, waits for slow data), 1 for one endless sleep."""
     return 1.0 if scene.leader.woke_s < 1e-5 and scene.leader.reading.main_cpu_s is not None else 2.0
 
 
@@ -103,7 +103,7 @@ def stuck_label(scene: Scene) -> str:
 
 
 def process_at_fault(scene: Scene) -> int:
-    """A dead worker nobody noticed, else a worker that is not merely waiting for work, else the main process."""
+    """A dead worker that was not noticed, else a worker that is not just waiting for work, else the main process."""
     if stuck_label(scene) != "STUCK_CHILD" or not scene.workers:
         return scene.leader.reading.pid
     dead = [stand for stand in scene.workers if stand.reading.state in ("Z", "X")]
@@ -112,13 +112,13 @@ def process_at_fault(scene: Scene) -> int:
 
 
 def _is_helper(stand: Stand) -> bool:
-    """A process that keeps house for others and always waits."""
+    """Whether it is a housekeeping process, such as the resource tracker, which always waits."""
     is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in _main_frames(stand))
     return is_tracker or stand.reading.comm in HELPER_COMMS
 
 
 def _waits_for_work(stand: Stand) -> bool:
-    """It waits for the next task, or for other ranks: the one that is somewhere else is at fault."""
+    """Whether it waits for its next task or for other ranks. Then a process that does neither is at fault."""
     parts = ("multiprocessing/", "concurrent/futures/", "torch/distributed/")
     inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(stand))
     return any(part in frame.file for frame in inside for part in parts)

@@ -1,11 +1,11 @@
-"""Is it making progress, busy in one place, suspect or stuck? Pure decisions over what moved.
+"""Decides whether a run makes progress, is busy in one place, is suspect or is stuck. Pure, from what moved.
 
-Owns how patient the rules are with this run: its floors, and the rhythm it has shown. What moved between two samples
-is `movement`, the rules are `rules`, the sentences about processes are `words`. Takes no sample itself, reads no
-clock and no /proc.
+Owns the time limits of the rules for this run: lower bounds, and what follows from the run's own intervals.
+`movement` tells what moved between two samples, `rules` holds the rules, `words` the sentences about processes. Takes
+no sample itself, reads no clock and no /proc.
 
-What cannot be told from outside: catastrophic backtracking, an endless loop and one long call into C look alike, so
-they are BUSY and never stuck; a loop that sleeps and looks at a flag looks like a hang, so it is called one late.
+Some cases look the same from outside. Catastrophic regex backtracking, an endless loop and one long call into C do,
+so they are BUSY and never stuck. A loop that sleeps and checks a flag looks like a hang, so it is reported late.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from jackline.supervisor.hang.scene import Kind, Thresholds, Verdict, make_scene
 
 __all__ = ["Judge", "Kind", "Sample", "Thresholds", "Verdict", "verdict"]
 
-_MOST_STUCK_AFTER_S = 900.0  # however slow its rhythm, a run in which nothing moves this long is stuck
+_MOST_STUCK_AFTER_S = 900.0  # a run in which nothing moves this long is stuck, however slow it usually is
 _MOST_SUSPECT_AFTER_S = 1800.0
 _INTERVALS_TO_LEARN = 5
 
 
 class Judge:
-    """Holds what is known of one attempt. Add every sample, about one a second; costs microseconds a process."""
+    """Holds what is known about one attempt. Add every sample, about one a second; costs microseconds per process."""
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._floor = thresholds or Thresholds()
@@ -52,7 +52,7 @@ def _window_s(thresholds: Thresholds) -> float:
 
 
 def decide(state: Movement, floor: Thresholds) -> Verdict:
-    """The verdict of the first rule that answers."""
+    """The verdict of the first rule that returns one."""
     if not state.stands:
         return Verdict("PROGRESS", "ENDED", state.sample.at_s, "it has ended")
     scene = make_scene(state, learned(state, floor))
@@ -60,7 +60,7 @@ def decide(state: Movement, floor: Thresholds) -> Verdict:
 
 
 def learned(state: Movement, floor: Thresholds) -> Thresholds:
-    """Ten times the slowest rhythm seen, but not less than the floor and not absurdly much."""
+    """Limits of ten times the slowest interval seen (99th percentile), between the floor and a maximum."""
     stuck_s = min(_MOST_STUCK_AFTER_S, 10 * _p99(state.progress_intervals_s))
     suspect_s = min(_MOST_SUSPECT_AFTER_S, 10 * _p99(state.output_intervals_s))
     return replace(

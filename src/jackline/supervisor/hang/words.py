@@ -1,4 +1,4 @@
-"""Where processes stand, as sentences for people: pid, what it waits on, file:line and the source text.
+"""Sentences for people about where processes are: pid, what it waits for, file:line and the source text.
 
 Pure wording over `movement.Stand`; decides nothing.
 """
@@ -37,7 +37,7 @@ def stand_words(stand: Stand) -> str:
 
 
 def other_threads(stand: Stand) -> list[str]:
-    """Threads beside the main one that are in the person's own code, a sentence each."""
+    """One sentence for each thread, other than the main one, that is in the user's own code."""
     sentences = []
     for thread in stand.stack.threads if stand.stack else ():
         frame = next((frame for frame in thread.frames if frame.is_user), None)
@@ -56,7 +56,7 @@ def thread_wait_words(thread: ThreadStack) -> str:
 
 
 def other_processes(stands: Sequence[Stand]) -> list[str]:
-    """Where the other processes stand; those that stand at the same place together."""
+    """Where the other processes are; those at the same place share a sentence."""
     groups: dict[str, list[Stand]] = {}
     for stand in stands:
         groups.setdefault(stand_words(stand), []).append(stand)

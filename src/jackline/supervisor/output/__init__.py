@@ -1,1 +1,1 @@
-"""The command's output: from raw bytes to out.log, progress and free disk."""
+"""The command's output: raw bytes become lines in out.log and progress, and their disk space is freed again."""

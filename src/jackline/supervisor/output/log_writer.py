@@ -1,7 +1,7 @@
 """out.log: every line of the child with its time, and our own notes among them.
 
-Owns: the stamp, whole lines only, and honesty about lines a full disk would not take. Never raises: a log that
-cannot be written must not end the run. Does not own: where the lines come from (reader.py).
+Owns: the timestamp, writing only whole lines, and reporting lines that are missing because the disk was full. Never
+raises: a log that cannot be written must not end the run. Does not own: where the lines come from (reader.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_LATE_NOTES = 100
 
 
 class LogWriter:
-    """The one writer of out.log. With `size_bytes` the file is cut back to what a former writer had recorded."""
+    """The only writer of out.log. With `size_bytes` the file is truncated to what a previous writer had recorded."""
 
     def __init__(self, path: Path, *, size_bytes: int | None = None) -> None:
         self._path = path
@@ -36,18 +36,18 @@ class LogWriter:
 
     @property
     def num_lost_lines(self) -> int:
-        """Lines not written since the disk would not take them; 0 again once the gap is noted in the log."""
+        """Lines not written because the disk was full; 0 again once the gap is noted in the log."""
         return self._num_lost
 
     def pause(self, why: str) -> None:
-        """Take nothing more: the room that is left is needed elsewhere."""
+        """Write nothing more: the space that is left is needed elsewhere."""
         self._paused = why
 
     def resume(self) -> None:
         self._paused = ""
 
     def write(self, texts: Iterable[str], now_s: float) -> bool:
-        """Append a line each. False when some are missing; how many is said in the log once there is room."""
+        """Append one line per text. False when some are missing; the log states how many once there is space."""
         lines = texts if isinstance(texts, Sequence) else list(texts)
         if not lines:
             return True
@@ -59,13 +59,13 @@ class LogWriter:
         return self._append(body.encode("utf-8", "backslashreplace"), now_s)
 
     def note(self, text: str, now_s: float) -> bool:
-        """A line of our own. Kept for later when it cannot be written now."""
+        """Write a line of our own. If that fails now, the line is written later."""
         line = f"{stamp(now_s)} {NOTE_MARK}{text}"
         if self._is_ready(now_s):
             num_lost = self._num_lost
             if self._append(line.encode("utf-8", "backslashreplace") + b"\n", now_s):
                 return True
-            self._num_lost = num_lost  # it is late, not lost
+            self._num_lost = num_lost  # the line is late, not lost
         if len(self._late_notes) < _MAX_LATE_NOTES:
             self._late_notes.append((line, now_s))
         return False
@@ -85,14 +85,14 @@ class LogWriter:
                 size = size_bytes
             self._size_bytes = size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                self._append(b"\n", 0.0)  # a torn last line must not swallow the next one
+                self._append(b"\n", 0.0)  # the next line must not be appended to an incomplete last line
             self.problem = ""
         except OSError as error:
             self.close()
             self.problem = f"out.log cannot be opened: {error.strerror}"
 
     def _is_ready(self, now_s: float) -> bool:
-        """Open, not paused, and the gap since the last failure noted."""
+        """Whether the file is open, not paused, and the gap since the last failure is noted."""
         if self._paused:
             self.problem = f"out.log is not written: {self._paused}"
             return False
@@ -125,7 +125,7 @@ class LogWriter:
         return True
 
     def _append(self, data: bytes, now_s: float) -> bool:
-        """All of it, or as many whole lines as the disk takes; the rest is counted as lost."""
+        """Write all of it, or as many whole lines as the disk takes; the rest counts as lost."""
         at = 0
         try:
             while at < len(data):
@@ -148,6 +148,6 @@ class LogWriter:
 
 
 def stamp(now_s: float) -> str:
-    """1794708819.17 -> '2026-11-15T02:13:39.1Z'. Tenths are cut off, so that stamps never run ahead."""
+    """1794708819.17 -> '2026-11-15T02:13:39.1Z'. Tenths are rounded down, so that a stamp is never in the future."""
     tenths = int(now_s * 10)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(tenths // 10)) + f".{tenths % 10}Z"

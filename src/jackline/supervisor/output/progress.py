@@ -1,6 +1,6 @@
-"""How far a program says it is: bars, step lines and our own protocol, read from its output.
+"""The progress that a program reports in its output: bars, step lines and our own protocol.
 
-Owns: recognising them, and the pace and time left that follow. Conservative: a number that only looks like
+Owns: recognising them, and the rate and time left that follow. Conservative: a number that only looks like
 progress is worse than none. Does not own: the stream (splitter.py) or what is shown (cli).
 """
 
@@ -21,7 +21,7 @@ Source = Literal["bar", "protocol", "line"]
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` `unit`s of one phase. None is 'not known'."""
+    """`done` of `total` `unit`s of one phase. None means unknown."""
 
     phase: str
     done: float
@@ -35,7 +35,7 @@ class Progress:
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _SIZE = rf"({_NUMBER})\s?((?:[kKMGTP](?:i(?=B))?)?)"
 _CLOCK = r"(?:\d+ days?, ?)?\d+(?::\d\d){1,2}"
-# Every pattern is anchored or a plain search, so that no text can make one slow.
+# Every pattern is anchored or a simple search, so that no text can make matching slow.
 _TQDM = re.compile(
     rf"%\|[^|]*\|\s*(?P<done>{_NUMBER})(?P<done_step>[kMGTP]?)[A-Za-z]*\s?/\s?"
     rf"(?P<total>{_NUMBER})(?P<total_step>[kMGTP]?)(?P<unit>[A-Za-z]*)\s*"
@@ -87,7 +87,7 @@ _BEFORE_TRAINING = re.compile(
 
 
 def is_later_step(before: Progress | None, now: Progress) -> bool:
-    """Whether steps of a training are counted. Bars over shards that are loaded, or over data, are not steps."""
+    """Whether training steps are counted. Bars over loaded shards or over data preparation are not steps."""
     return (
         before is not None
         and before.phase == now.phase
@@ -101,12 +101,12 @@ def parse_bar(text: str) -> Progress | None:
     text = text[:MAX_TEXT].rstrip()
     found = parse_known_bar(text) or _generic(text)
     if found is not None and found.total is not None and found.done >= found.total:
-        return replace(found, eta_s=0.0)  # rich shows the time it took where the time left was
+        return replace(found, eta_s=0.0)  # at the end rich shows the elapsed time in place of the time left
     return found
 
 
 def parse_known_bar(text: str) -> Progress | None:
-    """A bar whose shape is certain, so that it may also be looked for in ordinary lines."""
+    """A bar in an unambiguous format, so that it may also be searched for in ordinary lines."""
     text = text[:MAX_TEXT].rstrip()
     if "%|" in text:
         return _tqdm(text)
@@ -156,17 +156,17 @@ class Pace:
     """Turns successive reports into a rate and a time left.
 
     The rate is the median of the slopes over half the window (Theil-Sen): one compile or one pause for an
-    evaluation does not spoil it, yet pauses that recur are in it.
+    evaluation does not distort it, but recurring pauses are included.
     """
 
     def __init__(self, *, num_samples: int = 40, spacing_s: float = 0.5) -> None:
         self._num_samples = num_samples
         self._spacing_s = spacing_s
-        # One series for each bar, since nested bars report in turns.
+        # One series per bar, since nested bars report alternately.
         self._series: dict[tuple[str, str, float | None], deque[tuple[float, float]]] = {}
 
     def update(self, progress: Progress, now_s: float) -> Progress:
-        """The report with what it did not say itself filled in, where that can be known."""
+        """The same report, with the rate and time left filled in where it lacks them and they are known."""
         samples = self._samples_of(progress)
         if samples and progress.done < samples[-1][1]:
             samples.clear()
@@ -205,7 +205,7 @@ def _tqdm(text: str) -> Progress | None:
     phase = text[: percent.start()]
     match = _TQDM.match(text, at)
     if match is None:
-        return _percent(phase, percent[0])  # a bar_format of their own: the percentage is still certain
+        return _percent(phase, percent[0])  # a custom bar_format: the percentage is still certain
     done = _scaled(match["done"], match["done_step"])
     total = _scaled(match["total"], match["total_step"])
     rate, unit = _rate(match["rate"] or "")
@@ -238,7 +238,7 @@ def _keras(text: str) -> Progress | None:
 
 
 def _bar_of(text: str) -> Progress | None:
-    """rich with a count, pip: '━━━━ 12.3/45.6 MB 3.2 MB/s eta 0:00:10'."""
+    """A bar of rich with a count, or of pip: '━━━━ 12.3/45.6 MB 3.2 MB/s eta 0:00:10'."""
     run = _BAR_RUN.search(text)
     match = _BAR_OF.match(text, run.end()) if run else None
     if run is None or match is None:
@@ -298,7 +298,7 @@ def _at(text: str) -> Progress | None:
 
 
 def _finest(found: list[re.Match[str]]) -> re.Match[str] | None:
-    """Of several counters in a line the one that moves: 'Epoch 3/10, step 120/1000' is at step 120."""
+    """The fastest of several counters in a line: 'Epoch 3/10, step 120/1000' is at step 120."""
     return next((one for one in found if not one["word"].lower().startswith("epoch")), found[0] if found else None)
 
 

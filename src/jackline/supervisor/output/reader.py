@@ -1,7 +1,7 @@
-"""The child's output, read from the file it writes: into out.log, into progress, and off the disk again.
+"""Reads the child's output from its raw file, writes out.log, extracts progress, and frees the disk space again.
 
-Owns: where reading stands, what is logged of bars and protocol lines, and giving up what was read. Never raises to
-the supervisor: `problem` says what is wrong. Does not own: showing anything (the viewer reads the raw file itself).
+Owns: the read position, what is logged of bars and protocol lines, and freeing what was read. Never raises to the
+supervisor: `problem` says what is wrong. Does not own: showing anything (the viewer reads the raw file itself).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from jackline.units import format_bytes
 
 __all__ = ["LogWriter", "OutputNews", "OutputTail", "make_reserve", "release_reserve"]
 
-BLOCK_BYTES = MIB // 2  # a block of empty lines becomes a hundred times its size in pieces
+BLOCK_BYTES = MIB // 2  # a block of empty lines takes a hundred times its size in memory once split
 BUDGET_S = 0.25
-KEEP_BYTES = 64 * MIB  # so that a viewer may lag
+KEEP_BYTES = 64 * MIB  # kept after reading, so that a viewer may lag behind
 KEEP_WHEN_LOW_BYTES = MIB
 MAX_LINES = 200
-MAX_BARS_A_BLOCK = 5000  # the older ones are passed over: about 10 us each
+MAX_BARS_A_BLOCK = 5000  # older ones are skipped, since each costs about 10 us
 OUTRANKED_FOR_S = 30.0
 _RANK = {"line": 0, "bar": 1, "protocol": 2}
 
 
 @dataclass(frozen=True)
 class OutputNews:
-    """What one poll brought. `lines` are the last ones only; `num_lines` counts all."""
+    """What one poll read. `lines` holds only the last lines; `num_lines` counts all."""
 
     num_bytes: int = 0
     lines: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class OutputNews:
 
 
 class OutputTail:
-    """The supervisor's reader of one raw file. `consumed_bytes` is where another one would go on."""
+    """The supervisor's reader of one raw file. `consumed_bytes` is where another reader would continue."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class OutputTail:
         self._splitter = LineSplitter()
         self._cut = CutWatch()
         self._bars = BarFold()
-        self._is_after_bar = False  # then the next line may be that bar's last state
+        self._is_after_bar = False  # if so, the next line may be that bar's last state
         self._pace = Pace()
         self._partial_seen = b""
         self._progress: Progress | None = None
@@ -98,7 +98,7 @@ class OutputTail:
 
     @property
     def num_read_bytes(self) -> int:
-        """All that the child has written and we have seen, also of a line that has no end yet (dots, a prompt)."""
+        """All bytes of the child that we have read, including an unfinished line (dots, a prompt)."""
         return self._offset
 
     @property
@@ -107,11 +107,11 @@ class OutputTail:
 
     @property
     def is_short_of_space(self) -> bool:
-        """The disk is nearly full: poll as often as possible, the child lives on the blocks ahead of its file."""
+        """The disk is nearly full and the child has only the blocks ahead of its file: poll as often as possible."""
         return self._is_short
 
     def poll(self, now_s: float) -> OutputNews:
-        """Read on until caught up or a quarter of a second is gone. `now_s` is wall time, for the stamps."""
+        """Read until caught up or a quarter of a second has passed. `now_s` is wall time, for the stamps."""
         self._lines.clear()
         self._num_lines, self._last_text = 0, ""
         before = self._offset
@@ -145,7 +145,7 @@ class OutputTail:
         if self._fd < 0:
             return
         with contextlib.suppress(OSError):
-            # Cutting a file to its own length gives back the blocks beyond its end.
+            # Truncating a file to its own length frees the blocks allocated beyond its end.
             os.ftruncate(self._fd, os.fstat(self._fd).st_size)
         os.close(self._fd)
         self._fd = -1
@@ -153,7 +153,7 @@ class OutputTail:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read_block(self, now_s: float) -> bool:
-        """One block further; False when there was none."""
+        """Read one more block; False when there was none."""
         if self._fd < 0 and not self._open(now_s):
             return False
         self._make_room(now_s)
@@ -194,7 +194,8 @@ class OutputTail:
     # -- room --------------------------------------------------------------------------------------------------------
 
     def _make_room(self, now_s: float) -> None:
-        """Our own bytes give way first. One statvfs a block, about 2 us: a second is too long for a fast printer."""
+        """Free our own bytes first. Calls statvfs for each block (about 2 us): once a second would be too seldom for
+        a program that prints fast."""
         space = self._read_space(self._fd)
         short = shortage(space)
         if short != "none" and not self._is_short:
@@ -220,7 +221,7 @@ class OutputTail:
             self._hole_end = punch(self._fd, self._hole_end, end)
 
     def _take_blocks(self, space: Space | None) -> None:
-        """Keep blocks ahead of the end of the file; renewed when half of them are used."""
+        """Keep blocks allocated ahead of the end of the file; allocate more when half of them are used."""
         size = os.fstat(self._fd).st_size
         ahead = AHEAD_BYTES if space is None else min(AHEAD_BYTES, space.total_bytes // 4)
         if self._blocks_until - size > ahead // 2:
@@ -290,10 +291,10 @@ class OutputTail:
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def _latest_progress(self, now_s: float) -> Progress | None:
-        """What this poll said about progress: protocol and bars as they came, else the last telling line."""
+        """The progress found in this poll: from protocol lines and bars in order, else from the last such line."""
         partial = self._splitter.partial
         if partial and partial != self._partial_seen:
-            # tqdm begins a refresh with CR and ends it never: the newest state is always the unfinished one.
+            # tqdm begins a refresh with CR and never ends it, so the newest state is always the unfinished line.
             self._partial_seen = partial
             text = self._splitter.partial_text
             self._last_text = text.strip() or self._last_text
@@ -319,7 +320,7 @@ class OutputTail:
 def _describe(progress: Progress) -> str:
     total = f"/{_number(progress.total)}" if progress.total is not None else ""
     if progress.phase and not (progress.done or total or progress.unit):
-        return progress.phase  # it has begun and counts nothing: "0" would be a number of what?
+        return progress.phase  # it has begun and has no count: "0" would have no meaning
     return f"{progress.phase} {_number(progress.done)}{total} {progress.unit}".strip()
 
 

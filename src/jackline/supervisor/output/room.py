@@ -1,7 +1,7 @@
-"""Room on the disk for the child's output: what we hold back, and what we give up first.
+"""Disk space for the child's output: what we reserve, and what we free first.
 
-A child whose `print` meets a full disk dies of it. So its file always owns some blocks ahead of its end, our own
-bytes give way early, and a reserve file is let go when even that runs short. Owns: measuring free space, holes,
+A child that prints to a full disk crashes. So its file always has some blocks allocated ahead of its end, our own
+bytes are freed early, and a reserve file is deleted when even that is not enough. Owns: measuring free space, holes,
 blocks ahead, the reserve. Does not own: reading the output (reader.py).
 """
 
@@ -41,12 +41,12 @@ def read_space(path: Path | int) -> Space | None:
 
 
 def low_bytes(total_bytes: int) -> int:
-    """Below this much free space, output that was read already is given up at once."""
+    """Below this much free space, output that was already read is freed at once."""
     return min(max(256 * MIB, total_bytes // 50), total_bytes // 4)
 
 
 def critical_bytes(total_bytes: int) -> int:
-    """Below this, out.log takes nothing more: what is left belongs to the child."""
+    """Below this, out.log is not written any more: the rest of the space is for the child."""
     return min(32 * MIB, total_bytes // 8)
 
 
@@ -59,12 +59,12 @@ def shortage(space: Space | None) -> Shortage:
 
 
 def is_roomy(space: Space | None) -> bool:
-    """Clearly not short any more. Apart from `shortage`, so that we do not flutter around one number."""
+    """Clearly enough space again. The limit differs from that of `shortage` so that the state does not flap."""
     return space is None or space.free_bytes > low_bytes(space.total_bytes) * 3 // 2
 
 
 def make_reserve(path: Path, size: int = AHEAD_BYTES) -> int:
-    """Take real blocks for a bad day; at most an eighth of what is free. Returns the bytes taken, 0 for none."""
+    """Allocate real blocks as a reserve, at most an eighth of the free space. Returns the bytes taken, or 0."""
     space = read_space(path.parent)
     if space is not None:
         size = min(size, space.free_bytes // 8)
@@ -82,7 +82,7 @@ def make_reserve(path: Path, size: int = AHEAD_BYTES) -> int:
 
 
 def release_reserve(path: Path) -> bool:
-    """Give the blocks back; True when there were some."""
+    """Free the blocks; True when there were some."""
     try:
         os.unlink(path)
     except OSError:
@@ -91,7 +91,7 @@ def release_reserve(path: Path) -> bool:
 
 
 def punch(fd: int, start: int, end: int) -> int:
-    """Turn whole pages of [start, end) into a hole; returns where the hole now ends (`start` when nothing was done).
+    """Turn whole pages of [start, end) into a hole; return where the hole now ends (`start` when nothing was done).
 
     The file keeps its length, so whoever appends to it or reads it at an offset notices nothing.
     """
@@ -107,27 +107,27 @@ def take_blocks_ahead(fd: int, size: int, ahead_bytes: int) -> bool:
 
 
 def first_data(fd: int, offset: int) -> int | None:
-    """Where bytes that are really there go on from `offset`; None at the end of the file."""
+    """The first offset with data at or after `offset`; None when there is only a hole to the end."""
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
-        # ENXIO: only hole from here to the end. Anything else: a file system that knows no holes.
+        # ENXIO: only a hole from here to the end. Any other error: the file system does not support holes.
         return None if error.errno == errno.ENXIO else offset
 
 
 class CutWatch:
-    """Notices that a file was cut behind its reader's back, even when it has grown again since: `> /dev/stderr` in a
-    shell script opens the file behind that descriptor anew and empties it."""
+    """Detects that another process truncated the file, even when it has grown again since: `> /dev/stderr` in a
+    shell script reopens the file behind that descriptor and empties it."""
 
     def __init__(self) -> None:
         self._last = b""
 
     def note(self, data: bytes) -> None:
-        """The bytes that were just read."""
+        """Remember the bytes that were just read."""
         self._last = (self._last + data[-_REMEMBERED:])[-_REMEMBERED:]
 
     def is_cut(self, fd: int, offset: int) -> bool:
-        """Whether what stands before `offset` is no longer what was read there. A hole is our own doing."""
+        """Whether the bytes before `offset` differ from what was read there. A hole does not count: we made it."""
         if os.fstat(fd).st_size < offset:
             return True
         last = self._last[-offset:] if offset else b""
@@ -136,7 +136,7 @@ class CutWatch:
 
 
 def empty_files(paths: list[Path]) -> None:
-    """Give up the contents of files that nobody writes any more; their lengths stay, so offsets stay true."""
+    """Free the contents of files that no process writes any more. Lengths are kept, so offsets stay valid."""
     for path in paths:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -149,7 +149,7 @@ def empty_files(paths: list[Path]) -> None:
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
     if length <= 0:
         return False
-    import ctypes  # 5 ms, and those who only read need none of it
+    import ctypes  # importing it costs 5 ms, and callers that only read do not need it
 
     try:
         call = ctypes.CDLL(None, use_errno=True).fallocate

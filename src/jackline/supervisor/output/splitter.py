@@ -1,9 +1,9 @@
-"""From a stream of bytes to lines and progress-bar refreshes, however the bytes were cut.
+"""Splits a byte stream into lines and progress-bar refreshes, wherever the reads cut it.
 
-Owns: line ends (LF, CRLF, CR), what of a terminal's language may enter a log, and a buffer that stays small
-whatever comes. Does not own: what the text means (progress.py) or where it goes (reader.py).
+Owns: line ends (LF, CRLF, CR), which terminal sequences may enter a log, and a buffer that stays small for any
+input. Does not own: what the text means (progress.py) or where it goes (reader.py).
 
-A progress bar gets its first state into the log, then one line per 30 s or per 10 %, and its last state.
+The log gets a progress bar's first state, then one line per 30 s or per 10 %, and its last state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANSI = re.compile(
     r"\x1b(?:"
     r"\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves, erasing
     r"|\][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC: titles, links
-    r"|[PX^_][^\x1b]*\x1b\\"  # DCS and its kin
+    r"|[PX^_][^\x1b]*\x1b\\"  # DCS and similar strings
     r"|[ -/]*[0-~])"
 )
 _ROW_MOVE = re.compile(rb"\x1b\[(\d*)([ABEFHJ])")
@@ -41,22 +41,22 @@ class Piece(NamedTuple):
 
     text: str
     kind: Kind
-    is_continued: bool = False  # the line was too long: it goes on in the next piece
+    is_continued: bool = False  # the line was too long: it continues in the next piece
 
 
 class LineSplitter:
-    """Feed it bytes in any portions; the pieces are the same for every way of cutting them."""
+    """Takes bytes in portions of any size; the pieces do not depend on how the bytes were cut."""
 
     def __init__(self) -> None:
         self._held = b""
-        # A run of CRs at the very end is held as one, so that it cannot grow the buffer.
+        # A sequence of CRs at the very end is held as one, so that it cannot grow the buffer.
         self._num_dropped_crs = 0
-        # How far the cursor stands above the lowest row: a LF up there redraws, it does not add a line.
+        # How many rows the cursor is above the lowest row: there a LF redraws and does not add a line.
         self._rows_up = 0
 
     @property
     def partial(self) -> bytes:
-        """The unfinished last line as it came."""
+        """The unfinished last line, unchanged."""
         return self._held.rstrip(b"\r")
 
     @property
@@ -65,7 +65,7 @@ class LineSplitter:
 
     @property
     def num_pending_bytes(self) -> int:
-        """Bytes fed that are in no piece yet."""
+        """Number of bytes that were fed and are in no piece yet."""
         return len(self._held) + self._num_dropped_crs
 
     def feed(self, data: bytes) -> list[Piece]:
@@ -79,7 +79,7 @@ class LineSplitter:
         return self._scan(block)
 
     def flush(self) -> list[Piece]:
-        """The stream has ended: what is held is a last line without a newline."""
+        """At the end of the stream: return the held bytes as a last line without a newline."""
         held, self._held, self._num_dropped_crs = self._held, b"", 0
         if not held:
             return []
@@ -104,7 +104,7 @@ class LineSplitter:
         content_end = len(block.rstrip(b"\r")) if block.endswith(b"\r") else len(block)
         content_end = max(content_end, start)
         num_crs = len(block) - content_end
-        # Nothing ended in this block: the CRs dropped before belong to the same run.
+        # No line ended in this block, so the CRs dropped before belong to the same sequence.
         num_carried = self._num_dropped_crs if start == 0 else 0
         start = self._cut_long(block, start, content_end, pieces)
         self._held = block[start:content_end] + b"\r"[:num_crs]
@@ -127,7 +127,7 @@ class LineSplitter:
         return Piece(clean(raw), kind)
 
     def _follow_cursor(self, raw: bytes) -> None:
-        """rich and nested tqdm go up, rewrite rows and come down again by LF: those are refreshes, not lines."""
+        """rich and nested tqdm move up, rewrite rows and move down again by LF: those are refreshes, not lines."""
         rows = self._rows_up
         for number, move in _ROW_MOVE.findall(raw):
             count = int(number[:4] or b"1")
@@ -161,7 +161,7 @@ def _plain_lines(block: bytes) -> list[Piece]:
 def _ends(block: bytes) -> Iterator[tuple[int, int, bool]]:
     """Where each line or refresh ends, where the next begins, and whether it was a LF.
 
-    By find, because a regex takes 50 ns a byte: five seconds for a line of 100 MB.
+    Uses find, because a regex takes 50 ns a byte: five seconds for a line of 100 MB.
     """
     at, line_feed, carriage_return = 0, -2, -2
     while True:
@@ -183,9 +183,9 @@ def _ends(block: bytes) -> Iterator[tuple[int, int, bool]]:
 
 
 def _may_have_controls(raw: bytes) -> bool:
-    """Asked of bytes, since that is twenty times faster than a regex over text.
+    """Checks the bytes, since that is twenty times faster than a regex over text.
 
-    C1 controls are c2 80 to c2 9f; harmless signs like the degree begin with c2 too and only cost time.
+    C1 controls are c2 80 to c2 9f. Harmless characters (the degree sign) begin with c2 too; they only cost time.
     """
     return b"\xc2" in raw or len(raw.translate(None, _CONTROL_BYTES)) != len(raw)
 
@@ -199,7 +199,7 @@ def _has_short_lines(block: bytes) -> bool:
 
 
 def _cut_point(block: bytes, start: int) -> int:
-    """Not within a character and not within an escape sequence; told from the line's own bytes alone."""
+    """A position not within a character or an escape sequence; depends only on the bytes of the line."""
     cut = start + MAX_PIECE_BYTES
     for back in range(4):
         if block[cut - back] & 0xC0 != 0x80:
@@ -214,7 +214,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 EVERY_S = 30.0
-STEP_AT_MOST_EVERY_S = 0.9  # short bars that start again and again would fill the log
+STEP_AT_MOST_EVERY_S = 0.9  # short bars that restart again and again would fill the log
 _MAX_BARS = 64
 _VARYING = re.compile(r"[\d.,:%]+|[━╸╺█▏▎▍▌▋▊▉░▒▓#=>*⠀-⣿|/\\-]+")
 
@@ -229,7 +229,7 @@ class _Bar:
 
 
 class BarFold:
-    """The bars of one stream that are being redrawn now."""
+    """The progress bars of one stream that are being redrawn now, reduced to a few log lines."""
 
     def __init__(self, *, every_s: float = EVERY_S) -> None:
         self._bars: OrderedDict[str, _Bar] = OrderedDict()
@@ -251,18 +251,18 @@ class BarFold:
         if silent_s < (self._every_s if tenth == bar.logged_tenth else STEP_AT_MOST_EVERY_S):
             bar.pending = text
             return []
-        # A bar that starts again (the next epoch's) has a last state too.
+        # A bar that restarts (for the next epoch) has a last state too.
         restarted = [bar.pending] if tenth < bar.logged_tenth and bar.pending else []
         bar.logged, bar.logged_s, bar.logged_tenth, bar.pending = text, now_s, tenth, None
         return [*restarted, text]
 
     def end(self, text: str, progress: Progress | None) -> bool:
-        """A line end closes this bar. True when the log has this very state already (tqdm prints its last twice)."""
+        """A line end closes this bar. True when the log already has this state (tqdm prints its last state twice)."""
         bar = self._bars.pop(bar_key(text, progress), None)
         return bar is not None and bar.pending is None and bar.logged.rstrip() == text.rstrip()
 
     def overdue(self, now_s: float) -> list[str]:
-        """Last states of bars that nobody redraws any more; those bars are forgotten."""
+        """Last states of bars that are not redrawn any more; those bars are forgotten."""
         ended = [key for key, bar in self._bars.items() if now_s - bar.seen_s >= self._every_s]
         bars = [self._bars.pop(key) for key in ended]
         return [bar.pending for bar in bars if bar.pending is not None]

@@ -1,1 +1,1 @@
-"""Where every thread of every process is."""
+"""Stacks: where every thread of every process is in its code."""

@@ -1,4 +1,4 @@
-"""Stacks taken beside the loop, so that a slow py-spy never delays output or signals.
+"""Takes stacks in a thread beside the loop, so that a slow py-spy never delays output or signals.
 
 Owns one thread. Does not own how a stack is read (take.py).
 """
@@ -23,7 +23,7 @@ class StackRequest:
 
 @dataclass(frozen=True)
 class StackSample:
-    """`native_text` only when it was asked for."""
+    """One sample of stacks. `native_text` is set only when it was requested."""
 
     request: StackRequest
     stacks: tuple[ProcessStack, ...]
@@ -31,7 +31,7 @@ class StackSample:
 
 
 class StackSampler:
-    """At most one sample under way; a request while busy is refused, not queued."""
+    """Takes at most one sample at a time; a request while busy is refused, not queued."""
 
     def __init__(self, stacks_folder: Path) -> None:
         self._folder = stacks_folder
@@ -52,7 +52,7 @@ class StackSampler:
         return True
 
     def take(self) -> StackSample | None:
-        """A finished sample, once."""
+        """The finished sample, if there is one; each is returned once."""
         try:
             result = self._results.get_nowait()
         except queue.Empty:
@@ -69,6 +69,6 @@ class StackSampler:
                 stacks = sample_stacks(request.pids, stacks_folder=self._folder)
                 native = native_text(request.pids) if request.native else ""
                 self.problem = ""
-            except Exception as error:  # fail open: no stacks are better than a dead watcher
+            except Exception as error:  # fail open: having no stacks is better than a crashed watcher
                 self.problem = f"{type(error).__name__}: {error}"
             self._results.put(StackSample(request, stacks, native))

@@ -1,11 +1,11 @@
-"""Stacks of live processes, by the cheapest way that answers.
+"""Takes stacks of live processes, by the cheapest method that works.
 
-Owns the order: py-spy without stopping the process; where py-spy may not or cannot look at all, the faulthandler
-armed by the injected file; else what /proc says each thread waits on. Every way has a time limit.
+Owns the order: py-spy without stopping the process; where py-spy is not permitted or not able to read it, the
+faulthandler armed by the injected file; else what /proc says each thread waits for. Every method has a time limit.
 
-faulthandler asked for all threads of a busy process crashes it: it reads frames that running threads are freeing (a
-compile with 20 threads died of it within a minute). So it is asked for the main thread alone, and for all threads
-only at an incident, in a process in which nothing moves. A py-spy that was merely late is never replaced by a signal.
+faulthandler can crash a busy process when it dumps all threads: it reads frames that running threads are freeing (a
+compile with 20 threads crashed within a minute). So it dumps only the main thread, and all threads only at an
+incident, in a process in which no thread runs. If py-spy was only late, no signal is sent instead.
 Does not own the formats (`dumps`) or what a stack means (`jackline.diagnosis.doing`).
 """
 
@@ -33,7 +33,7 @@ from jackline.supervisor.stacks.dumps import SourceReader, fatal_part, parse_fau
 MOST_PIDS = 16
 _AT_ONCE = 4
 _MOST_THREADS = 64
-_ANSWER_S = 1.0  # a handler runs within milliseconds; a process that does not answer by then is not going to
+_ANSWER_S = 1.0  # a handler runs within milliseconds; a process that has not answered by then will not answer
 _STILL_S = 0.2
 _LARGEST_DUMP_BYTES = 1 << 20
 _sources = SourceReader()
@@ -42,10 +42,10 @@ _sources = SourceReader()
 def sample_stacks(
     pids: Sequence[int], *, stacks_folder: Path | None, deadline_s: float = 3.0, native: bool = False
 ) -> tuple[ProcessStack, ...]:
-    """The stacks of up to 16 processes, in the order given: put the main process first.
+    """The stacks of up to 16 processes, in the given order: put the main process first.
 
-    Costs about 40 ms of CPU a Python process and stops none, unless `native` (names C functions too; stops each
-    for about 0.15 s). When some are left out, a last entry with pid 0 says how many.
+    Costs about 40 ms of CPU per Python process and stops none, unless `native` (includes C functions; stops each
+    process for about 0.15 s). When some are left out, a last entry with pid 0 says how many.
     """
     wanted = list(dict.fromkeys(pids))
     end_s = time.monotonic() + deadline_s
@@ -59,12 +59,12 @@ def sample_stacks(
 
 
 def main_hash(stack: ProcessStack) -> str:
-    """Equal for equal places of the main thread; '' when its frames are not known."""
+    """A hash that is equal while the main thread is at the same place; '' when its frames are not known."""
     return _hash([stack.main] if stack.main else [])
 
 
 def all_hash(stack: ProcessStack) -> str:
-    """As `main_hash` over all threads, less those that only keep house (progress monitors, loggers)."""
+    """Like `main_hash`, but over all threads except housekeeping ones (progress monitors, loggers)."""
     return _hash([thread for thread in stack.threads if not is_housekeeping(thread)])
 
 
@@ -87,14 +87,14 @@ def is_housekeeping(thread: ThreadStack) -> bool:
 
 
 def _hash(threads: Sequence[ThreadStack]) -> str:
-    # py-spy says 'Thread.run' where faulthandler says 'run': only the last part counts, so that both agree.
+    # py-spy prints 'Thread.run' where faulthandler prints 'run'. Only the last part is used, so that both agree.
     places = [(frame.function.rpartition(".")[2], frame.file, frame.line) for t in threads for frame in t.frames]
     return hashlib.blake2b(repr(places).encode("utf-8", "replace"), digest_size=8).hexdigest() if places else ""
 
 
 @dataclass(frozen=True)
 class _Started:
-    """A py-spy at work. Its answer goes to memory, so that a large one cannot block on a full pipe."""
+    """A running py-spy. Its output goes to a file in memory, so that a large one cannot block on a full pipe."""
 
     pid: int
     process: subprocess.Popen[bytes]
@@ -115,19 +115,19 @@ def _sample_group(pids: Sequence[int], folder: Path | None, end_s: float, *, nat
 
 
 def _is_refused(problem: str) -> bool:
-    """py-spy has no right to look, or does not know this interpreter: it will not do better next time."""
+    """Whether py-spy lacks the permission or does not support this interpreter; a retry would fail too."""
     lowered = problem.lower()
     return any(word in lowered for word in ("permission", "not permitted", "eperm", "unsupported", "python version"))
 
 
 def find_tool(name: str) -> str | None:
-    """Beside our own interpreter first: there it was installed with us."""
+    """Look beside our own interpreter first, because it was installed there with us."""
     beside = Path(sys.executable).parent / name
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
 
 def _py_spy(tool: str, pid: int, *, native: bool) -> list[str]:
-    # Only the non-blocking way reads a stopped process; to stop one that is stopped already fails.
+    # Only the non-blocking mode can read a stopped process, since stopping it a second time fails.
     is_blocking = native and _state(pid) not in ("T", "t", "")
     return [tool, "dump", "--json", "--native" if is_blocking else "--nonblocking", "--pid", str(pid)]
 
@@ -143,7 +143,7 @@ def _start(command: list[str], pid: int) -> _Started | None:
 
 
 def _plain_environment() -> dict[str, str]:
-    """Without a preload of the person's, which could print into the answer."""
+    """The environment without the user's LD_PRELOAD, which could print into the answer."""
     return {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "RUST_LOG")}
 
 
@@ -167,7 +167,7 @@ def _answer(started: _Started, end_s: float) -> str | None:
         return os.pread(started.answer_fd, 64 << 20, 0).decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
         process.kill()
-        # One that hangs on a dead disk does not end even so: this thread is not the one that waits for it.
+        # A process that hangs on a dead disk does not exit even after a kill, so another thread waits for it.
         threading.Thread(target=process.wait, name="jackline-reaper", daemon=True).start()
         return None
     finally:
@@ -219,7 +219,7 @@ def _from_proc(pid: int, problem: str) -> ProcessStack:
 
 
 def is_still(pid: int) -> bool:
-    """No thread of it runs or wants to: looked at twice, a moment apart."""
+    """Whether none of its threads is running or runnable, checked twice with a short pause between."""
     before = _thread_times(pid)
     time.sleep(_STILL_S)
     return bool(before) and before == _thread_times(pid)
@@ -232,8 +232,8 @@ def _thread_times(pid: int) -> dict[int, bytes]:
 def ask_faulthandler(
     pid: int, folder: Path, *, limit_s: float, all_threads: bool = False
 ) -> tuple[tuple[ThreadStack, ...], str]:
-    """Signal the process and read what it appended to its dump file; nothing is sent unless it is sure to be caught
-    by our handler, because an uncaught signal kills. `all_threads` only for a process that is still."""
+    """Signal the process and read what it appended to its dump file. The signal is sent only if our handler is sure
+    to catch it, because an uncaught signal kills. Use `all_threads` only if no thread of the process runs."""
     path = folder / f"fh.{pid}"
     number = stack_signal(read_environ(pid)) + (1 if all_threads else 0)
     try:
@@ -251,12 +251,12 @@ def ask_faulthandler(
     text = _appended(path, before, limit_s)
     threads = parse_faulthandler(text, pid)
     if threads and path.stat().st_size > _LARGEST_DUMP_BYTES and not fatal_part(text):
-        os.truncate(path, 0)  # the writer appends, so it goes on at the new end
+        os.truncate(path, 0)  # the writer opened it for appending, so it continues at the new end
     return threads, "" if threads else "the process did not answer the signal"
 
 
 def _appended(path: Path, before: int, limit_s: float) -> str:
-    """What came after `before`, once it ends a line and has been quiet for a moment."""
+    """The text after offset `before`, once it ends with a newline and has not grown for a moment."""
     end_s = time.monotonic() + limit_s
     seen = before
     while time.monotonic() < end_s:
@@ -289,7 +289,7 @@ def _state(pid: int) -> str:
 
 
 def native_text(pids: Sequence[int], *, deadline_s: float = 10.0) -> str:
-    """Native stacks as text, for an incident file. Stops each process for 0.1 to 0.3 s: once per incident."""
+    """Native stacks as text, for an incident file. Stops each process for 0.1 to 0.3 s, so once per incident."""
     end_s = time.monotonic() + deadline_s
     parts = []
     for pid in list(dict.fromkeys(pids))[:_AT_ONCE]:
@@ -300,7 +300,7 @@ def native_text(pids: Sequence[int], *, deadline_s: float = 10.0) -> str:
 
 
 def _native_answers(pid: int, end_s: float) -> Iterator[str]:
-    # pystack knows C file and line where debug information is there; it is optional.
+    # pystack, which is optional, adds the C file and line where debug information exists.
     for name, words in (("pystack", ("remote", "--native")), ("py-spy", ("dump", "--native", "--pid"))):
         tool = find_tool(name)
         started = _start([tool, *words, str(pid)], pid) if tool else None
@@ -309,7 +309,7 @@ def _native_answers(pid: int, end_s: float) -> Iterator[str]:
 
 
 def forget_dead(stacks_folder: Path) -> int:
-    """Delete the empty dump files of processes that are gone; a run with many short children leaves thousands."""
+    """Delete the empty dump files of processes that have exited; many short-lived children leave thousands."""
     count = 0
     for path in stacks_folder.glob("fh.*"):
         with contextlib.suppress(OSError, ValueError):

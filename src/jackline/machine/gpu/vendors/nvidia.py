@@ -1,6 +1,6 @@
 """NVIDIA GPUs: NVML through the optional nvidia-ml-py and, without it, `nvidia-smi`.
 
-Inside a container NVML names pids of the host.
+Inside a container NVML reports pids of the host.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 _MIB = 2**20
 # Two starts of `nvidia-smi` take 0.05 s on an H200 and a second on a host of eight GPUs.
 _SMI_EVERY_S = 5.0
-# Free, not used: what the driver keeps for itself (0.6 GiB of an H200) is in neither, and is not available.
+# Query `free`, not `used`: what the driver keeps for itself (0.6 GiB of an H200) is in neither and is not available.
 _GPU_FIELDS = "uuid,index,name,memory.total,memory.free,utilization.gpu,utilization.memory,power.draw,power.limit"
 
 
 def find_source() -> str:
-    """Which way of reading is available: 'NVML', 'nvidia-smi' or ''."""
+    """Which interface is available: 'NVML', 'nvidia-smi' or ''."""
     if _import_nvml() is not None:
         return "NVML"
     return "nvidia-smi" if shutil.which("nvidia-smi") else ""
@@ -35,7 +35,7 @@ def open_reader() -> Callable[[], tuple[GpuReading, ...]] | None:
 def _import_nvml() -> Any:
     try:
         import pynvml
-    except Exception:  # a broken installation of somebody else's package is as good as none
+    except Exception:  # a broken installation of the package counts as none
         return None
     return pynvml
 
@@ -72,7 +72,7 @@ def _read_card(nvml: Any, index: int) -> GpuReading:
 
 
 def _or_none(ask: Callable[[], Any]) -> Any:
-    """Cards, drivers and MIG slices each leave out some of the figures."""
+    """None on an error: some GPUs, drivers and MIG slices do not report every figure."""
     try:
         return ask()
     except Exception:
@@ -101,7 +101,7 @@ def _open_smi() -> Callable[[], tuple[GpuReading, ...]] | None:
 
 
 def _run_smi(program: str, query: str) -> str:
-    # Runs in the thread that may hang: even after SIGKILL a process inside a dead driver cannot be waited for.
+    # Runs in the thread that may hang: a process inside a dead driver does not exit even after SIGKILL.
     done = subprocess.run(
         [program, query, "--format=csv,noheader,nounits"],
         capture_output=True,
@@ -114,7 +114,7 @@ def _run_smi(program: str, query: str) -> str:
 
 
 def parse_smi(cards: str, users: str) -> tuple[GpuReading, ...]:
-    """The two tables of `nvidia-smi --query-... --format=csv,noheader,nounits`; '[N/A]' where it does not know."""
+    """The two tables of `nvidia-smi --query-... --format=csv,noheader,nounits`; '[N/A]' where a value is unknown."""
     processes: dict[str, list[GpuProcess]] = {}
     for row in _rows(users, 3):
         if row[1].isdigit():

@@ -1,17 +1,17 @@
 # ruff: noqa: UP024, UP031, UP036, PTH100, PTH112, SIM105, PERF203, RUF100
 # mypy: ignore-errors
-"""Runs at the start of every Python of a supervised run, because its folder is first on PYTHONPATH.
+"""Runs at the start of every Python process of a supervised run, because its folder is first on PYTHONPATH.
 
 Owns: the file a process dumps its stacks to (JACKLINE_STACKS/fh.PID), the signal that asks for a dump, line
-buffering, and running the sitecustomize it stands in front of. It changes nothing else, imports nothing slow, and
-works (or does nothing) on every Python from 2.7 on: no syntax newer than that here.
+buffering, and running the user's own sitecustomize, which this file hides. It changes nothing else, imports nothing
+slow, and works (or does nothing) on every Python from 2.7 on, so it uses no newer syntax.
 """
 
 import os
 import sys
 
-# Far from the numbers a program gets for its own files: a script that closes descriptors 3 to 100 and opens others
-# must not find our dumps in them.
+# Far above the descriptors that a program gets for its own files: a script may close descriptors 3 to 100 and open
+# others, and our dumps must not go into those.
 _LOWEST_FD = 700
 _PR_SET_PTRACER = 0x59616D61
 _state = {"fd": -1, "inode": None, "folder": None}
@@ -44,12 +44,12 @@ def _arm():
 
     fd = _open_dump_file()
     _remember(fd)
-    if not faulthandler.is_enabled():  # -X faulthandler: the person wants it on stderr
+    if not faulthandler.is_enabled():  # already enabled with -X faulthandler: the user wants it on stderr
         faulthandler.enable(fd, all_threads=True)
     number = int(os.environ.get("JACKLINE_STACK_SIGNAL") or 61)
-    # The first signal dumps the thread that gets it: safe at any time. The second dumps all threads, which reads the
-    # frames of threads that may be running and then crashes the process (seen: five signals to a busy one); it is
-    # sent only to a process in which nothing moves.
+    # The first signal dumps the thread that receives it, which is safe at any time. The second dumps all threads. It
+    # reads frames of threads that may be running, and that can crash the process (seen after five signals to a busy
+    # one). So the second is sent only to a process in which no thread runs.
     for signum, all_threads in ((number, False), (number + 1, True)):
         if _signal.getsignal(signum) == _signal.SIG_DFL:
             faulthandler.register(signum, fd, all_threads=all_threads, chain=False)
@@ -60,13 +60,13 @@ def _arm():
 def _after_fork():
     """Give the child a file of its own at the same descriptor.
 
-    Nothing is registered again: faulthandler keeps writing to the number it has, so a handler or a file that the
-    person chose in the meantime stays theirs.
+    Nothing is registered again: faulthandler keeps writing to the same descriptor number. So a handler or a file that
+    the user's code has set since then stays in place.
     """
     try:
         status = os.fstat(_state["fd"])
         if (status.st_dev, status.st_ino) != _state["inode"]:
-            return  # closed by the program, and the number now belongs to another file
+            return  # the program closed it, and the number now belongs to another file
         fresh = _open_dump_file()
         os.dup2(fresh, _state["fd"], False)
         os.close(fresh)
@@ -77,7 +77,7 @@ def _after_fork():
 
 
 def _allow_reading():
-    """Where Yama lets only ancestors look into a process, allow the stack reader, which is a sibling."""
+    """Allow the stack reader, a sibling process, to read this one where Yama lets only ancestors do so."""
     try:
         with open("/proc/sys/kernel/yama/ptrace_scope", "rb") as file:
             is_guarded = file.read(1) == b"1"
@@ -90,8 +90,8 @@ def _allow_reading():
 
 
 def _buffer_by_line():
-    """One write a line. PYTHONUNBUFFERED alone writes the text and its line end apart, and lines of several
-    processes mix."""
+    """Write each line at once. PYTHONUNBUFFERED alone writes the text and its line end separately, and lines of
+    several processes mix."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, write_through=False)
@@ -103,7 +103,7 @@ def _other_folders():
 
 
 def _find_next():
-    """The sitecustomize that would have run without us, as something to call; None when there is none."""
+    """A callable that runs the sitecustomize which would have run without ours; None when there is none."""
     if sys.version_info < (3, 5):
         import imp
 
@@ -121,7 +121,7 @@ def _find_next():
 
 
 def _run(spec):
-    # The import machinery hands out whatever sys.modules holds in the end, so theirs takes our place there.
+    # `import` returns what sys.modules holds in the end, so the user's module replaces ours there.
     module = sys.modules["_frozen_importlib"].module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
@@ -144,4 +144,4 @@ try:
 except Exception:
     _next = None
 if _next is not None:
-    _next()  # outside `try`: an error of theirs is reported the way Python always reports it
+    _next()  # outside `try`, so that Python reports an error in the user's file as usual
