@@ -106,7 +106,7 @@ def test_memory_that_is_gone_breaks_the_copy_and_not_the_process() -> None:
     assert moving.is_broken and moving.over.is_set() and torch.equal(source[8192:], target[8192:])
 
 
-def test_while_another_thread_is_alive_a_copy_at_once_is_of_one_instant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_another_thread_is_alive_a_copy_at_once_is_of_one_instant() -> None:
     """The other thread fills one block after another with the next number, each in one call that keeps the GIL."""
     count, size = 64, 1 << 18
     source = torch.zeros(count * size, dtype=torch.uint8)
@@ -126,17 +126,19 @@ def test_while_another_thread_is_alive_a_copy_at_once_is_of_one_instant(monkeypa
     other = threading.Thread(target=write)
     other.start()
     assert has_begun.wait(30)
-    for _ in range(20):
-        assert module.has_other_threads()
-        module.copy_at_once(moves)
-        blocks = target.view(count, size)
-        assert bool((blocks == blocks[:, :1]).all()), "a block changed while it was copied"
-        firsts = blocks[:, 0].tolist()
-        at = next((n for n in range(1, count) if firsts[n] != firsts[0]), count)
-        rest = set(firsts[at:])
-        assert rest <= {(firsts[0] - 1) % 256}, "a block was copied that was written after one before it"
-    is_over.set()
-    other.join()
+    try:
+        for _ in range(20):
+            assert module.has_other_threads()
+            module.copy_at_once(moves)
+            blocks = target.view(count, size)
+            assert bool((blocks == blocks[:, :1]).all()), "a block changed while it was copied"
+            firsts = blocks[:, 0].tolist()
+            at = next((n for n in range(1, count) if firsts[n] != firsts[0]), count)
+            rest = set(firsts[at:])
+            assert rest <= {(firsts[0] - 1) % 256}, "a block was copied that was written after one before it"
+    finally:
+        is_over.set()
+        other.join()
 
 
 def test_our_own_threads_and_this_one_are_no_other_threads() -> None:
