@@ -60,7 +60,7 @@ def test_a_strangers_own_checkpoints_are_not_ours_to_choose_from(clean_environme
     write_exit(make, 1)
     assert refusal("theirs", "--step", "2") == (
         "error: --step is for Jackline's own checkpoints; run 'theirs' writes its own (out/*.pt)\n"
-        "hint: tell the command itself which one to load"
+        "hint: name the file or folder: jackline resume theirs --from PATH"
     )
 
 

@@ -115,8 +115,8 @@ SAVING = """
 import os, subprocess, sys, time
 work = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)\\n"
 work += "open(sys.argv[2], 'w').close()"
-for part in ("writer", "mirror"):
-    words = [f"may-{part}", f"{part}-done", "-m", f"jackline.checkpoint.{part}"]
+for part, module in (("writer", "WRITER"), ("mirror", "MIRROR")):
+    words = [f"may-{part}", f"{part}-done", "-m", module]
     process = subprocess.Popen([sys.executable, "-c", work, *words], start_new_session=True)
     open(f"{part}.tmp", "w").write(str(process.pid))
     os.rename(f"{part}.tmp", part)
@@ -129,7 +129,7 @@ def test_a_save_and_an_upload_under_way_outlive_a_killed_command(attempt: Attemp
 
     Waits for the end of everything else, which the keeper tells by being gone; nothing here depends on how long
     a save or an upload takes."""
-    command = start(attempt, SAVING)
+    command = start(attempt, SAVING.replace("WRITER", keeper.WRITER).replace("MIRROR", keeper.MIRROR))
     writer, mirror = (
         int(str(wait_for(lambda part=part: (attempt.path / part).exists() and (attempt.path / part).read_text())))
         for part in ("writer", "mirror")

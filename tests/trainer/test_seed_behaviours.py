@@ -40,7 +40,8 @@ def test_the_first_words_come_before_torch_and_from_the_interpreter_that_was_typ
     lines = done.out.splitlines()
     assert lines[0] == "[start] $ jackline train demo --quick --name early --restart 0 --when-done 'echo over'"
     assert re.fullmatch(rf"\[start\] process \d+, Python [\d.]+, run {shell.runs / 'early'}", lines[1])
-    assert lines[-2:] == ["[start] importing torch, usually 2 to 20 s", f"torch by {sys.executable}"]
+    told = [line for line in lines if not line.endswith(" so far")]  # signs of life, on a slow machine
+    assert told[-2:] == ["[start] importing torch, usually 2 to 20 s", f"torch by {sys.executable}"]
 
 
 def test_a_training_imports_neither_datasets_nor_transformers() -> None:

@@ -9,6 +9,8 @@ import click
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from jackline.rundir.find import find_only_live, find_run, runs_folder
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import is_alive
 from jackline.rundir.status import read_status
 from jackline.units import format_duration, parse_duration
 
@@ -36,7 +38,13 @@ def command(run: str | None, grace: str | None, runs_dir: str | None) -> None:
     if asked is None:
         raise UsageError(f"run '{found.name}' ended just now", hint=f"jackline why {found.name}")
     _say(f"asked run '{found.name}' to save and end; waiting (Ctrl-C leaves it to end by itself)")
-    sys.exit(_wait(found.name, lambda: read_status(found).state not in ("alive", "unwatched")))
+    sys.exit(_wait(found.name, lambda: _is_over(found)))
+
+
+def _is_over(run: RunDir) -> bool:
+    """Also its supervisor is gone: until then a hook may run, and the lock is held."""
+    status = read_status(run)
+    return status.state not in ("alive", "unwatched") and not is_alive(status.supervisor)
 
 
 def _wait(name: str, is_over: object) -> int:
