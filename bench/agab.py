@@ -12,7 +12,7 @@ kill     SIGKILL in the middle of an epoch, twice, then to the end: every bit of
          that was left alone
 rule     a planted rule with known noise: Spearman on antigens never seen, as a share of what noise leaves possible
 
-Tables are made here (CSV); nothing is downloaded. Needs no card, and uses one where there is one.
+Tables are made here (CSV); nothing is downloaded. Needs no GPU, and uses one where there is one.
 """
 
 from __future__ import annotations

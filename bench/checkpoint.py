@@ -153,7 +153,7 @@ def cpu_loop(state_gb: float) -> Loop:
             self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            # Added to what came in: through fifty plain layers the slopes become denormal numbers, with which this
+            # Added to what came in: through fifty plain layers the gradients become denormal numbers, with which this
             # processor calculates ten times as slowly; steps of 4 s instead of 1 s hid what a save costs.
             for layer in self.layers:
                 x = x + nn.functional.gelu(layer(x))
@@ -439,7 +439,7 @@ def bench_durable(state: dict[str, Any], work: Path, repeats: int, report: Repor
 
 
 def bench_load(state: dict[str, Any], work: Path, repeats: int, report: Report) -> None:
-    """Into tensors that exist: ours with every byte proved, safetensors without."""
+    """Into tensors that exist: ours with checksums verified, safetensors without."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
@@ -463,7 +463,7 @@ def bench_load(state: dict[str, Any], work: Path, repeats: int, report: Report) 
                 tensor.copy_(found[name])
 
     ways = {
-        "jackline, proved": lambda: ours.engine.load_newest(state),
+        "jackline, verified": lambda: ours.engine.load_newest(state),
         "safetensors, safe_open": by_tensor,
         "safetensors, load_file": by_file,
     }
@@ -483,10 +483,10 @@ def bench_load(state: dict[str, Any], work: Path, repeats: int, report: Report) 
             report.say(
                 f"  {how} {row.name:25}{row.median:9.3f} s   {row.spread()}  {size / row.median / 1e9:.2f} GB/s"
             )
-        best = min(row.median for name, row in rows.items() if name != "jackline, proved")
+        best = min(row.median for name, row in rows.items() if name != "jackline, verified")
         word = "cold" if is_cold else "warm"
         report.promise(
-            f"load, {word}: share of plain safetensors", best / rows["jackline, proved"].median, 0.9, is_upper=False
+            f"load, {word}: share of plain safetensors", best / rows["jackline, verified"].median, 0.9, is_upper=False
         )
     ours.close()
 

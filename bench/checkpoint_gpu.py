@@ -4,7 +4,7 @@
     python bench/checkpoint_gpu.py --cpu-smoke      the same code with a tiny shape, seconds
 
 Blocks of steps with one save alternate with blocks without one; the GPU's own clock stands between them, so neither
-the filling of the pipeline nor an idle pause (after which a card runs faster for a second) is counted. The excess of
+the filling of the pipeline nor an idle pause (after which a GPU runs faster for a second) is counted. The excess of
 a save is its block less the mean of the two beside it. "nothing" goes through the same and shows the noise.
 """
 
@@ -90,7 +90,7 @@ class Training:
             self.clock.ms(old, old)
 
     def settle(self, method: methods.Method, none: methods.Method) -> None:
-        """Until its files are read back and tidied away. Training goes on: a card that rests is faster afterwards."""
+        """Until its files are read back and tidied away. Training goes on: a GPU that rests is faster afterwards."""
         tidy = threading.Thread(target=method.end)
         tidy.start()
         while tidy.is_alive():

@@ -3,7 +3,7 @@
     python bench/gpu_supervisor.py                       a few minutes; skips with a line where there is no GPU
     python bench/gpu_supervisor.py "spinning kernel"     only this one
 
-Each program runs under `jackline run` with short thresholds; the table shows expected and seen. A GPU at 100 % proves
+Each program runs under `jackline run` with short thresholds; the table shows expected and seen. A GPU at 100 % is no
 nothing: a spinning kernel and real work differ only in power and memory traffic, which is what is tested here.
 """
 
@@ -110,7 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
-        print("power before any context:", [(card.power_w, card.power_limit_w) for card in read_gpus()])
+        print("power before any context:", [(gpu.power_w, gpu.power_limit_w) for gpu in read_gpus()])
         wanted = sys.argv[1:]
         for program in [one for one in PROGRAMS if not wanted or one.name in wanted]:
             seen = run_program(program, folder)

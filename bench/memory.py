@@ -2,8 +2,8 @@
 
     python bench/memory.py [--out results.json] [--smoke] [--budget-s 460] [--reserved]
 
-On a machine with an NVIDIA card: the grid of 116 configurations (49M, 125M, 350M; fp32 and bf16; with and without
-recomputation), simulated cards of 8 to 24 GiB, and the out-of-memory drill; at most 8 minutes. Without a card those
+On a machine with an NVIDIA GPU: the grid of 116 configurations (49M, 125M, 350M; fp32 and bf16; with and without
+recomputation), simulated GPUs of 8 to 24 GiB, and the out-of-memory drill; at most 8 minutes. Without a GPU those
 rows are skipped and the rest runs: time of a prediction, the drill on the CPU, and the host-memory drill. The table
 comes last; the exit code is 1 when a promise is broken. `--reserved` runs the grid twice instead, all 116 with
 default and with expandable segments, and lays the allocator's own history beside the replay where it is off.
@@ -82,7 +82,7 @@ def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
-# Rows that need a card.
+# Rows that need a GPU.
 
 
 def gpu_stages(stages: Stages) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def reserved_stages(stages: Stages) -> dict[str, Any]:
 def print_segments(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         print(
-            f"\n{line['key']}: reserved {line['reserved']:.3f} GiB; replay of the card's own events"
+            f"\n{line['key']}: reserved {line['reserved']:.3f} GiB; replay of the GPU's own events"
             f" {line['replay_of_the_cards_events']:.3f}, predicted {line['predicted']:.3f};"
             f" events {line['num_events'][0]} predicted, {line['num_events'][1]} measured"
         )
@@ -221,11 +221,11 @@ def off_row(what: str, off: Sequence[float], *, worst: float, median: float | No
 
 def cap_rows(lines: list[dict[str, Any]]) -> list[Row]:
     if not lines:
-        return [Row("simulated cards", "nothing was measured", is_kept=False)]
+        return [Row("simulated GPUs", "nothing was measured", is_kept=False)]
     wrong = sum(line["is_wrong"] or line["is_wrong_after"] for line in lines)
     near = [line["largest"] - line["after_rehearsal"] <= max(1, line["largest"] // 10) for line in lines]
     return [
-        Row("wrong 'it fits' on simulated cards", f"{wrong} of {len(lines)}", "0", wrong == 0),
+        Row("wrong 'it fits' on simulated GPUs", f"{wrong} of {len(lines)}", "0", wrong == 0),
         Row(
             "micro-batch after rehearsal, 90 % of the largest or within one",
             f"{sum(near)} of {len(near)}",
@@ -283,7 +283,7 @@ def prediction_row() -> Row:
         return Row("one prediction, 125M", done.stderr.strip().splitlines()[-1][:90], "2 s of CPU", False)
     told = json.loads(done.stdout)
     seen = f"{told['first_s']:.2f} s of CPU in a fresh process after importing torch, {told['next_s']:.2f} s the next"
-    return Row("one prediction, 125M, no card", seen, "2 s of CPU", told["first_s"] <= 2.0)
+    return Row("one prediction, 125M, no GPU", seen, "2 s of CPU", told["first_s"] <= 2.0)
 
 
 def cpu_drill_rows() -> list[Row]:
@@ -346,7 +346,7 @@ def attempt(what: str, rows: Callable[[], list[Row]]) -> list[Row]:
         return [Row(what, f"skipped: {error}")]
 
 
-def has_card() -> bool:
+def has_gpu() -> bool:
     try:
         import torch
     except ImportError:
@@ -375,7 +375,7 @@ def main() -> int:
     rows = [prediction_row(), *attempt("drill on the CPU", cpu_drill_rows)]
     if args.host_runs:
         rows += attempt("host memory", lambda: [host_row(args.host_runs)])
-    if has_card():
+    if has_gpu():
         with tempfile.TemporaryDirectory() as folder:
             stages = Stages(Path(folder), args.budget_s, is_smoke=args.smoke)
             data = reserved_stages(stages) if args.reserved else gpu_stages(stages)
@@ -387,7 +387,7 @@ def main() -> int:
         print("\nfacts:", json.dumps(next((line["facts"] for line in data["grid"] if "facts" in line), {})))
         rows += gpu_rows(data)
     else:
-        say("no CUDA card here: the grid, the simulated cards and the drill on a card are skipped")
+        say("no CUDA GPU here: the grid, the simulated GPUs and the drill on a GPU are skipped")
     print_table(rows)
     if args.out:
         args.out.write_text(json.dumps({"rows": [vars(row) for row in rows], **data}, indent=1))

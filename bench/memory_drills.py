@@ -1,4 +1,4 @@
-"""The drills of bench/memory.py: simulated cards, and running out of memory on purpose. Both need a card.
+"""The drills of bench/memory.py: simulated GPUs, and running out of memory on purpose. Both need a GPU.
 
 Run through memory_stage.py, in processes of their own.
 """
@@ -26,7 +26,7 @@ from jackline.memory.predict.step import replay, trace_step
 from jackline.memory.predict.trace import Trace
 from jackline.models.shapes import GPT2_VOCAB
 
-# Simulated cards.
+# Simulated GPUs.
 
 CAPS_GIB = (8, 12, 15, 24)
 
@@ -101,7 +101,7 @@ def planned(at: Callable[[int], Trace], budget: float) -> int:
 
 
 class Trial:
-    """A model on the card, tried with one micro-batch after another."""
+    """A model on the GPU, tried with one micro-batch after another."""
 
     def __init__(self, size: str, length: int, options: StepOptions) -> None:
         self._length, self._precision = length, options.precision
@@ -150,7 +150,7 @@ class Trial:
 
 
 def drill(write: Write, args: argparse.Namespace) -> None:
-    """A card of 14.5 GiB, 125M in float32, a batch of 32 x 1024: too large, recovered, compared, gone on with."""
+    """A GPU of 14.5 GiB, 125M in float32, a batch of 32 x 1024: too large, recovered, compared, gone on with."""
     torch.backends.cuda.matmul.allow_tf32 = False
     length, samples = (256, 16) if args.smoke else (1024, 32)
     cap_gib = 4.0 if args.smoke else 14.5

@@ -1,4 +1,4 @@
-"""The grid of bench/memory.py: which configurations, their predictions (CPU only), and what a card measures.
+"""The grid of bench/memory.py: which configurations, their predictions (CPU only), and what a GPU measures.
 
 Run through memory_stage.py, in processes of their own.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from jackline.memory.guard.safe_step import free_caches
-from jackline.memory.plan.cards import CARDS
+from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import replay, trace_step
 from jackline.memory.predict.trace import Trace
@@ -27,7 +27,7 @@ from jackline.models.gpt import GPT
 from jackline.models.shapes import GPT2_VOCAB, SHAPES
 
 GIB = 2**30
-CARD = CARDS["H200"]
+CARD = GPU_MODELS["H200"]
 Write = Callable[[dict[str, Any]], None]
 
 
@@ -81,7 +81,7 @@ def trace_of(config: Config) -> Trace:
     return trace_step(job, config.batch, CARD, options, is_accumulating=False).in_warm_process()
 
 
-# Predictions: no card.
+# Predictions: no GPU.
 
 
 def predict_all(write: Write, args: argparse.Namespace) -> None:
@@ -123,7 +123,7 @@ def live_at_peak(trace: Trace) -> Counter[tuple[int, str]]:
     return Counter((-(-size // 512) * 512, trace.allocations[index].part) for index, size in best.items())
 
 
-# On the card.
+# On the GPU.
 
 
 def autocast(precision: str) -> contextlib.AbstractContextManager[object]:

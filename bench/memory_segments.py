@@ -1,7 +1,7 @@
-"""Why is a reservation off: the replayed allocator, or the predicted order of events? Needs a card.
+"""Why is a reservation off: the replayed allocator, or the predicted order of events? Needs a GPU.
 
 Run through memory_stage.py. One configuration runs with the allocator's history on; its own allocations and frees are
-then replayed through `memory/arena.py` (which must give what the card reserved: else the replay is wrong), and laid
+then replayed through `memory/arena.py` (which must give what the GPU reserved: else the replay is wrong), and laid
 beside the predicted ones (the first that differ are what the trace has wrong).
 
 Seen this way on an H200, and now in the trace: sums of gradients in place, the rooms that sums over many rows and the
@@ -38,7 +38,7 @@ Event = tuple[str, int]  # 'alloc' or 'free', and the size as a whole number of 
 
 
 def segments(write: Write, args: argparse.Namespace) -> None:
-    """`reserved`: by the card, by the replay of the card's own events, by the prediction."""
+    """`reserved`: by the GPU, by the replay of the GPU's own events, by the prediction."""
     is_expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     card_facts()
     run_steps(Config("tiny", 4, 256, "bf16", True))  # every library has its room from here on
@@ -54,7 +54,7 @@ def segments(write: Write, args: argparse.Namespace) -> None:
                 "predicted": replayed(ours, is_expandable) / GIB,
                 "num_events": [len(ours), len(theirs)],
                 "first_differences": first_differences(ours, theirs),
-                # All of them, so that the replay can be mended without a card: size, and which block it is.
+                # All of them, so that the replay can be mended without a GPU: size, and which block it is.
                 "events": [[size if action == "alloc" else -size, block] for (action, size), block in theirs],
                 "segments": [event["size"] for event in history if event["action"] == "segment_alloc"][:400],
             }
@@ -74,7 +74,7 @@ def record(config: Config) -> tuple[list[dict[str, Any]], int]:
 
 
 def measured_events(history: list[dict[str, Any]], trace: Trace) -> Iterator[tuple[Event, int]]:
-    """(event, address) of what the card's allocator handed out and took back; the libraries' rooms, which are there
+    """(event, address) of what the GPU's allocator handed out and took back; the libraries' rooms, which are there
     from an earlier run, come first, as in the prediction."""
     live: dict[int, int] = {}
     rooms = [made.num_bytes for made in trace.allocations if made.part == "workspace"]
@@ -117,18 +117,18 @@ def first_differences(ours: list[tuple[Event, int]], theirs: list[tuple[Event, i
     return list(islice(kinds.values(), 30))
 
 
-def _differences(mine: list[Event], cards: list[Event]) -> Iterator[dict[str, Any]]:
+def _differences(mine: list[Event], gpus: list[Event]) -> Iterator[dict[str, Any]]:
     a = b = 0
-    while a < len(mine) and b < len(cards):
-        if mine[a] == cards[b]:
+    while a < len(mine) and b < len(gpus):
+        if mine[a] == gpus[b]:
             a, b = a + 1, b + 1
             continue
         # The nearest place at which the two go on alike again.
         steps = ((i, total - i) for total in range(1, _LOOKAHEAD) for i in range(total + 1))
-        i, j = next(((i, j) for i, j in steps if mine[a + i : a + i + 3] == cards[b + j : b + j + 3]), (1, 1))
+        i, j = next(((i, j) for i, j in steps if mine[a + i : a + i + 3] == gpus[b + j : b + j + 3]), (1, 1))
         yield {
             "event": a,
             "predicted": [list(one) for one in mine[a : a + i]],
-            "measured": [list(one) for one in cards[b : b + j]],
+            "measured": [list(one) for one in gpus[b : b + j]],
         }
         a, b = a + i, b + j

@@ -1,8 +1,8 @@
-"""Native Sparse Attention on one card: the m7c model and its attention alone, against dense attention. One run.
+"""Native Sparse Attention on one GPU: the m7c model and its attention alone, against dense attention. One run.
 
     python bench/nsa.py                     attention alone, then tokens/s of the model, 1k to 64k tokens
     python bench/nsa.py --only attention    one part: attention, model, profile
-    python bench/nsa.py --tune              the kernels alone with other tiles: what is fastest on this card
+    python bench/nsa.py --tune              the kernels alone with other tiles: what is fastest on this GPU
     python bench/nsa.py --small             tiny, on the CPU by the plain road: does the script run
 
 Model: 12 x 768, 12 heads, 2 key/value groups, vocabulary 50,304, bf16 weights, AdamW, compiled as a whole. The dense
@@ -37,7 +37,7 @@ LENGTHS = (1024, 4096, 16384, 32768, 65536)
 def main() -> int:
     options = _parse()
     if not torch.cuda.is_available() and not options.small:
-        print("bench/nsa.py: no CUDA card here, nothing measured; --small runs the script on the CPU")
+        print("bench/nsa.py: no CUDA GPU here, nothing measured; --small runs the script on the CPU")
         return 0
     if options.small:
         torch.set_num_threads(1)

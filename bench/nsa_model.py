@@ -26,9 +26,9 @@ from jackline.models.loss import why_no_kernel  # noqa: E402
 from jackline.models.nsa.model import NSAModel  # noqa: E402
 from jackline.models.nsa.shape import NSAShape  # noqa: E402
 
-# For the dense model, the first that can: cuDNN's is the fastest on Hopper cards.
+# For the dense model, the first that can: cuDNN's is the fastest on Hopper GPUs.
 _BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
-_AT_ONCE = 5  # models that compile at the same time: the first step of each takes up to 30 GiB of the card
+_AT_ONCE = 5  # models that compile at the same time: the first step of each takes up to 30 GiB of the GPU
 SMALL = NSAShape(
     num_layers=2, width=64, num_heads=4, num_groups=2, head_width=16, vocab_size=128,
     compressed_length=8, compressed_stride=4, block_length=16, num_blocks=4, window=24,

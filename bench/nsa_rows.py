@@ -69,10 +69,10 @@ def attention_inputs(clock: Any, shape: NSAShape, length: int, tokens: int) -> I
 
 
 def _both(forward: Callable[[], Tensor], inputs: list[Tensor]) -> Pair:
-    slope = torch.randn_like(forward())
+    gradient = torch.randn_like(forward())
 
     def forward_and_back() -> None:
-        torch.autograd.grad(forward(), inputs, slope, allow_unused=True)
+        torch.autograd.grad(forward(), inputs, gradient, allow_unused=True)
 
     def alone() -> None:
         with torch.no_grad():

@@ -324,7 +324,7 @@ class Result:
     texts: set[str] = field(default_factory=set)
 
 
-def live_and_die(way: Way, first: int, chance: random.Random) -> int:
+def live_and_die(way: Way, first: int, rng_state: random.Random) -> int:
     """One child that saves until it is killed within a save; returns the last step it had reported as saved."""
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -343,7 +343,7 @@ def live_and_die(way: Way, first: int, chance: random.Random) -> int:
     reported = os.read(read_end, 8)
     began_s = time.monotonic()
     reported = os.read(read_end, 8) or reported  # between two reports lies one save
-    time.sleep(chance.random() * 1.5 * (time.monotonic() - began_s))
+    time.sleep(rng_state.random() * 1.5 * (time.monotonic() - began_s))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while more := os.read(read_end, 8 << 10):
@@ -357,14 +357,14 @@ def silence() -> None:
     os.dup2(null, 2)
 
 
-def kill_again_and_again(kind: type[Way], work: Path, kills: int, chance: random.Random) -> Result:
+def kill_again_and_again(kind: type[Way], work: Path, kills: int, rng_state: random.Random) -> Result:
     result = Result()
     way = kind(work)
     way.warm()
     way.folder.mkdir()
     step = 1
     for _ in range(kills):
-        reported = live_and_die(way, step, chance)
+        reported = live_and_die(way, step, rng_state)
         result.kills += 1
         found = None
         try:
@@ -388,7 +388,7 @@ def kill_again_and_again(kind: type[Way], work: Path, kills: int, chance: random
     return result
 
 
-def damage_newest(kind: type[Way], work: Path, chance: random.Random) -> dict[str, str]:
+def damage_newest(kind: type[Way], work: Path, rng_state: random.Random) -> dict[str, str]:
     """Two good saves, then damage to the newest: what does the user get?"""
     outcomes = {}
     for how, spoil in DAMAGES.items():
@@ -408,7 +408,7 @@ def damage_newest(kind: type[Way], work: Path, chance: random.Random) -> dict[st
         os.waitpid(child, 0)
         path = way.victim()
         data = bytearray(path.read_bytes())
-        path.write_bytes(spoil(data, chance))
+        path.write_bytes(spoil(data, rng_state))
         try:
             found = judge(way.load())
         except BaseException as problem:
@@ -421,12 +421,12 @@ def damage_newest(kind: type[Way], work: Path, chance: random.Random) -> dict[st
     return outcomes
 
 
-def flip(data: bytearray, chance: random.Random) -> bytearray:
-    data[len(data) // 3 + chance.randrange(1000)] ^= 0x40  # well inside a tensor
+def flip(data: bytearray, rng_state: random.Random) -> bytearray:
+    data[len(data) // 3 + rng_state.randrange(1000)] ^= 0x40  # well inside a tensor
     return data
 
 
-def hole(data: bytearray, chance: random.Random) -> bytearray:
+def hole(data: bytearray, rng_state: random.Random) -> bytearray:
     start = len(data) // 3
     data[start : start + 4096] = bytes(4096)
     return data
@@ -435,8 +435,8 @@ def hole(data: bytearray, chance: random.Random) -> bytearray:
 DAMAGES: dict[str, Callable[[bytearray, random.Random], bytearray]] = {
     "bit flipped": flip,
     "4 KiB hole": hole,
-    "cut in half": lambda data, chance: data[: len(data) // 2],
-    "empty": lambda data, chance: bytearray(),
+    "cut in half": lambda data, rng_state: data[: len(data) // 2],
+    "empty": lambda data, rng_state: bytearray(),
 }
 
 
@@ -458,14 +458,14 @@ def main() -> None:
             if find_spec(kind.package) is None:
                 print(f"{kind.name}: left out, the package {kind.package} is not installed", flush=True)
                 continue
-            chance = random.Random(given.seed)
+            rng_state = random.Random(given.seed)
             began_s = time.monotonic()
             try:
-                results[kind.name] = kill_again_and_again(kind, work / kind.__name__, given.kills, chance)
+                results[kind.name] = kill_again_and_again(kind, work / kind.__name__, given.kills, rng_state)
             except OSError as problem:
                 print(f"{kind.name}: left out: {problem}", flush=True)
                 continue
-            results[kind.name].damage = damage_newest(kind, work / f"{kind.__name__}-damage", chance)
+            results[kind.name].damage = damage_newest(kind, work / f"{kind.__name__}-damage", rng_state)
             print(f"{kind.name}: {time.monotonic() - began_s:.0f} s", flush=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)

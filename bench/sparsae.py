@@ -11,7 +11,7 @@ candidate, share of the time at the default interval. speed: tokens/s with masks
 model through 20 steps on 540 MB of made-up text, all of it tokenised; what its processes hold at most, each shared
 page counted once, less what Python with torch holds. Held is what only swapping could take away: anonymous and shared
 memory. Unchanged pages of files (libraries, tokens) are the kernel's cache; they are printed apart, and so is the
-least there can be: on a card the copy that a save makes, on a CPU also weights, gradients, moments and teacher.
+least there can be: on a GPU the copy that a save makes, on a CPU also weights, gradients, moments and teacher.
 """
 
 from __future__ import annotations
@@ -213,13 +213,13 @@ def _write_text(path: Path, size: int) -> int:
     """Paragraphs of made-up words, as often as words of a language are, one paragraph a line."""
     import numpy as np
 
-    chance = np.random.default_rng(0)
+    rng_state = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
-    words = np.array(["".join(letters[chance.geometric(0.12, n) % 26]) for n in chance.integers(2, 11, 50_000)])
+    words = np.array(["".join(letters[rng_state.geometric(0.12, n) % 26]) for n in rng_state.integers(2, 11, 50_000)])
     written = 0
     with open(path, "w") as file:
         while written < size:
-            drawn = words[np.minimum(chance.zipf(1.3, 100_000) - 1, len(words) - 1)]
+            drawn = words[np.minimum(rng_state.zipf(1.3, 100_000) - 1, len(words) - 1)]
             lines = [" ".join(drawn[at : at + 60]) for at in range(0, len(drawn), 60)]
             written += file.write("\n".join(lines) + "\n")
     return written
@@ -369,15 +369,15 @@ def _search(request: dict[str, Any]) -> dict[str, Any]:
     with task.kernels():
         step_s = _timed(_step_of(task), 3 if request["is_small"] else 20)
         additions = task.additions
-        has_card = torch.cuda.is_available()
+        has_gpu = torch.cuda.is_available()
         took, extra = [], 0
         for _ in range(3):
             # A judging pass alone first: its activations are not the search's.
             additions._evaluate(0)
-            plain = torch.cuda.max_memory_allocated() if has_card else 0
+            plain = torch.cuda.max_memory_allocated() if has_gpu else 0
             began_s = time.perf_counter()
             additions.search.update(additions._evaluate, additions._gradients, additions._tensors())
-            if has_card:
+            if has_gpu:
                 torch.cuda.synchronize()
                 extra = max(extra, torch.cuda.max_memory_allocated() - plain)
                 torch.cuda.reset_peak_memory_stats()

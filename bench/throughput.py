@@ -7,7 +7,7 @@
 
 GPT-2 124M shape (12 x 768, 12 heads, vocabulary 50,304, sequence 1,024, no dropout), bf16, AdamW, clipping, tokens
 from a file. Each row is a process of its own; rounds are interleaved. `ours` is `jackline train` with all
-protections on and a save every 60 s. MFU counts 6N + 12 L d T per token against the card's own measured bf16 product.
+protections on and a save every 60 s. MFU counts 6N + 12 L d T per token against the GPU's own measured bf16 product.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults by sentence: `kill_at("state.replace", nth=3)`, `fail_at("log.write", with_errno=ENOSPC)`.
 
 The fault strikes a real process at a real call, without a hook in the product: the process gets a wrapped function.
-A `with` block that a fault does not strike in fails, because a test that injects nothing proves nothing.
+A `with` block that a fault does not strike in fails, because a test that injects nothing verifies nothing.
 """
 
 from __future__ import annotations
@@ -105,4 +105,4 @@ def _fault(point: str, **how: Any) -> Iterator[Fault]:
         spec = {"point": point, "function": function, "path": path, "goes_on": False, **how}
         fault = Fault({**spec, "fired": str(Path(folder) / "fired")})
         yield fault
-        assert fault.strikes(), f"the fault at {point} never struck: the test proved nothing"
+        assert fault.strikes(), f"the fault at {point} never struck: the test verified nothing"

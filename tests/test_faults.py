@@ -49,7 +49,7 @@ def test_a_stall_lets_the_call_happen_afterwards(tmp_path: Path) -> None:
 
 def test_a_fault_that_never_strikes_fails_the_test(tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match=r"the fault at state\.replace never struck: the test proved nothing"),
+        pytest.raises(AssertionError, match=r"the fault at state\.replace never struck: the test verified nothing"),
         kill_at("state.replace", nth=6) as fault,
     ):
         assert run_writer(tmp_path, fault.in_child(os.environ)).returncode == 0

@@ -54,12 +54,12 @@ ATTACH_SETTINGS = [
     "new",
     "on_change",
     "overlap",
-    "prove",
     "runs_dir",
     "save_every_s",
     "save_every_steps",
     "seed",
     "seekable",
+    "verify",
 ]
 INTEGRATIONS = {
     "accelerate": ["PreparedLoader", "attach", "unwrap"],

@@ -5,8 +5,8 @@ A settings class is a plain dataclass. `setting(...)` in the place of a default 
 default works too; its meaning is empty. A subclass that gives a field another default keeps the rest of the
 declaration.
 
-Does not own: reading values from the command line and files (trainer/words.py), and rules between two fields, which
-are beside their config.
+Does not own: reading values from the command line and files (trainer/overrides.py), and rules between two fields,
+which are beside their config.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A disk that fails, dies, stops or remembers, at any one call. A fault reads as a sentence and proves it fired.
+"""A disk that fails, dies, stops or remembers, at any one call. A fault reads as a sentence and verifies it fired.
 
 FaultyDisk(fail_at("sync_folder", nth=2, with_errno=EIO))
 FaultyDisk(kill_at(17, "after"))          # the 17th call of a save, whichever it is

@@ -155,13 +155,13 @@ class Crash:
 
 def crashes(calls: list[Call], folders: set[int], seed: int = 0) -> Iterator[Crash]:
     """Every legal state for a cut after every call; each state with the same acknowledgements once."""
-    chance = random.Random(seed)
+    rng_state = random.Random(seed)
     seen: set[Any] = set()
     for cut in range(len(calls) + 1):
         before = calls[:cut]
         certain, pending = _split(before)
         acknowledged = tuple(call.place for call in before if call.kind == "ack")
-        for chosen in _subsets(pending, chance):
+        for chosen in _subsets(pending, rng_state):
             tree = Tree()
             for number in sorted(certain | set(chosen)):
                 tree.apply(before[number])
@@ -191,7 +191,7 @@ def _split(before: list[Call]) -> tuple[set[int], list[int]]:
     return certain, pending[::-1]
 
 
-def _subsets(pending: list[int], chance: random.Random) -> Iterator[tuple[int, ...]]:
+def _subsets(pending: list[int], rng_state: random.Random) -> Iterator[tuple[int, ...]]:
     if len(pending) <= MAX_EXHAUSTIVE:
         for size in range(len(pending) + 1):
             yield from itertools.combinations(pending, size)
@@ -203,4 +203,4 @@ def _subsets(pending: list[int], chance: random.Random) -> Iterator[tuple[int, .
         yield tuple(pending[:number])
         yield tuple(pending[:number] + pending[number + 1 :])
     for _ in range(NUM_SAMPLES):
-        yield tuple(number for number in pending if chance.random() < 0.5)
+        yield tuple(number for number in pending if rng_state.random() < 0.5)

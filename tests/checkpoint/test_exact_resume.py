@@ -27,9 +27,9 @@ def test_a_run_killed_again_and_again_ends_bit_equal(nursery: Nursery, tmp_path:
     """Both kinds of save share one run and one calm one. A life waits for its kill, so that none ends before it."""
     calm_run = start(nursery, tmp_path / "calm", tmp_path / "calm.notes", "never")
     notes, run = tmp_path / "notes", tmp_path / "run"
-    chance = random.Random(1)
+    rng_state = random.Random(1)
     for mode in LIVES[:-1]:
-        wanted = len(lines_of(notes)) + chance.randrange(5, 40)
+        wanted = len(lines_of(notes)) + rng_state.randrange(5, 40)
         process = start(nursery, run, notes, mode, str(HOLD))
         while len(lines_of(notes)) < wanted and not process.has_ended:
             time.sleep(0.004)

@@ -45,10 +45,10 @@ def test_a_damaged_one_goes_once_two_newer_ones_are_good() -> None:
 @settings(deadline=None)
 @given(names, names, keeps, st.none() | st.builds(Name, st.integers(0, 60)))
 def test_the_last_two_good_ones_and_all_that_is_newer_never_go(
-    present: set[Name], proved: set[Name], keep: Keep, best: Name | None
+    present: set[Name], verified: set[Name], keep: Keep, best: Name | None
 ) -> None:
-    gone = set(checkpoints_to_delete(list(present), good=proved, keep=keep, best=[best] if best else []))
-    good = sorted(present & proved)
+    gone = set(checkpoints_to_delete(list(present), good=verified, keep=keep, best=[best] if best else []))
+    good = sorted(present & verified)
     assert gone <= present
     assert not gone & set(good[-2:])
     assert not gone & set(good[-keep.last :])

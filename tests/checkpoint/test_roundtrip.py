@@ -218,10 +218,10 @@ def test_chance_is_restored_last_so_that_what_draws_numbers_before_does_no_harm(
     state = {"random": ProcessRandom(), "drawing": Drawing()}
     path = save(tmp_path, state)
     expected = (torch.rand(2).tolist(), random.random(), np.random.rand())
-    chance = ProcessRandom()
-    load(path, {"random": chance, "drawing": Drawing()})
+    rng_state = ProcessRandom()
+    load(path, {"random": rng_state, "drawing": Drawing()})
     assert (torch.rand(2).tolist(), random.random(), np.random.rand()) == expected
-    chance.reapply()
+    rng_state.reapply()
     assert (torch.rand(2).tolist(), random.random(), np.random.rand()) == expected
 
 

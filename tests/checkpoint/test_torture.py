@@ -10,12 +10,12 @@ from tests.checkpoint import torture
 
 def test_chance_kills_lose_nothing_and_every_damage_is_found(tmp_path: Path) -> None:
     """Five lives, however long they take; each waits for its first acknowledged save, but for those killed early."""
-    chance = random.Random(7)
-    tally = torture.torture_by_kill(tmp_path / "run", chance, seconds=float("inf"), kills=5, size=100_000)
+    rng_state = random.Random(7)
+    tally = torture.torture_by_kill(tmp_path / "run", rng_state, seconds=float("inf"), kills=5, size=100_000)
     print(tally.line())
     assert tally.losses == [] and sum(tally.kills.values()) == 5 and tally.resumes > 0
     torture.save_calmly(tmp_path / "run", 2, size=100_000)  # a slow machine may have killed every save
-    damaged, detected = torture.damage_every_file(tmp_path / "run", chance, rounds=2, size=100_000)
+    damaged, detected = torture.damage_every_file(tmp_path / "run", rng_state, rounds=2, size=100_000)
     assert damaged == detected > 30
 
 

@@ -58,7 +58,9 @@ class Tally:
         )
 
 
-def torture_by_kill(folder: Path, chance: random.Random, *, seconds: float, kills: int, size: int = 300_000) -> Tally:
+def torture_by_kill(
+    folder: Path, rng_state: random.Random, *, seconds: float, kills: int, size: int = 300_000
+) -> Tally:
     """SIGKILL to trainer, writer or both at chance instants, again and again on the same run."""
     tally = Tally()
     acks = folder.parent / "acks"
@@ -66,17 +68,17 @@ def torture_by_kill(folder: Path, chance: random.Random, *, seconds: float, kill
     checkpoints.mkdir(parents=True)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and sum(tally.kills.values()) < kills and not tally.losses:
-        victim = chance.choice(VICTIMS)
-        _one_life(checkpoints, acks, victim, chance, size)
+        victim = rng_state.choice(VICTIMS)
+        _one_life(checkpoints, acks, victim, rng_state, size)
         tally.kills[victim] += 1
         _judge(checkpoints, acks, tally, size)
     return tally
 
 
-def _one_life(checkpoints: Path, acks: Path, victim: str, chance: random.Random, size: int) -> None:
+def _one_life(checkpoints: Path, acks: Path, victim: str, rng_state: random.Random, size: int) -> None:
     before = acks.stat().st_size if acks.exists() else 0
     # Now and then while it is still starting. Decided once a life: a slow machine must not have more of them.
-    early_s = time.monotonic() + chance.random() if chance.random() < EARLY else float("inf")
+    early_s = time.monotonic() + rng_state.random() if rng_state.random() < EARLY else float("inf")
     words = [sys.executable, str(PROGRAM), str(checkpoints), str(acks), str(size)]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + HANGS_S
@@ -86,7 +88,7 @@ def _one_life(checkpoints: Path, acks: Path, victim: str, chance: random.Random,
         if time.monotonic() > early_s:
             break
         time.sleep(0.002)
-    time.sleep(chance.random() ** 2 * 0.15)
+    time.sleep(rng_state.random() ** 2 * 0.15)
     writer = read_holder(checkpoints / LOCK).writer
     if victim in ("trainer", "both"):
         process.kill()
@@ -132,7 +134,7 @@ def save_calmly(folder: Path, saves: int, size: int) -> None:
         _end(trainer)
 
 
-def damage_every_file(folder: Path, chance: random.Random, *, rounds: int, size: int = 300_000) -> tuple[int, int]:
+def damage_every_file(folder: Path, rng_state: random.Random, *, rounds: int, size: int = 300_000) -> tuple[int, int]:
     """Flips, cuts, empties, deletes and swaps files of the newest checkpoint; returns (damaged, detected)."""
     checkpoints = folder / "checkpoints"
     names = list_names(checkpoints)
@@ -142,7 +144,7 @@ def damage_every_file(folder: Path, chance: random.Random, *, rounds: int, size:
         for file in sorted(path.name for path in newest.iterdir()):
             for how in ("flip", "cut", "empty", "delete", "swap", "hole"):
                 kept = (newest / file).read_bytes()
-                if not _damage(newest / file, older / file, how, chance):
+                if not _damage(newest / file, older / file, how, rng_state):
                     continue
                 damaged += 1
                 try:
@@ -154,23 +156,23 @@ def damage_every_file(folder: Path, chance: random.Random, *, rounds: int, size:
     return damaged, detected
 
 
-def _damage(path: Path, other: Path, how: str, chance: random.Random) -> bool:
+def _damage(path: Path, other: Path, how: str, rng_state: random.Random) -> bool:
     data = bytearray(path.read_bytes())
     if how == "delete":
         path.unlink()
         return True
     if how == "flip":
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        data[rng_state.randrange(len(data))] ^= 1 << rng_state.randrange(8)
         if path.name == "manifest.json" and _same_json(path.read_bytes(), bytes(data)):
             return False  # a blank became another blank: nothing is said differently
     elif how == "cut":
-        del data[chance.randrange(len(data) - 1) :]
+        del data[rng_state.randrange(len(data) - 1) :]
     elif how == "empty":
         data.clear()
     elif how == "swap":
         data = bytearray(other.read_bytes())
     elif how == "hole":
-        start = chance.randrange(len(data))
+        start = rng_state.randrange(len(data))
         data[start : start + 4096] = bytes(len(data[start : start + 4096]))
     if bytes(data) == path.read_bytes():
         return False
@@ -254,7 +256,7 @@ def cut_the_power(place: Path, saves: int) -> tuple[int, int]:
     return len(disk.calls), states
 
 
-def kill_real_training(place: Path, chance: random.Random, *, seconds: float) -> tuple[int, int]:
+def kill_real_training(place: Path, rng_state: random.Random, *, seconds: float) -> tuple[int, int]:
     """A real torch program, killed until the time is up, then left to end; returns (kills, differences)."""
     place.mkdir()
     (place / "calm").mkdir()
@@ -272,7 +274,7 @@ def kill_real_training(place: Path, chance: random.Random, *, seconds: float) ->
         size = (place / "notes").stat().st_size if (place / "notes").exists() else 0
         while process.poll() is None and (not (place / "notes").exists() or (place / "notes").stat().st_size == size):
             time.sleep(0.002)
-        time.sleep(chance.random() * 0.5)
+        time.sleep(rng_state.random() * 0.5)
         process.kill()
         kills += process.wait() == -9
     lines = (place / "notes").read_text().split("\n")[:-1]
@@ -291,16 +293,16 @@ def main() -> None:
     options.add_argument("--size", type=int, default=300_000, help="bytes of each of the two tensor files")
     options.add_argument("--folder", type=Path, default=None, help="where to work; default: a temporary folder")
     given = options.parse_args()
-    chance = random.Random(given.seed)
+    rng_state = random.Random(given.seed)
     place = Path(tempfile.mkdtemp(prefix="jackline-torture-", dir=given.folder))
     losses = 0
     try:
         seconds = given.minutes * 60
-        tally = torture_by_kill(place / "run", chance, seconds=seconds * 0.75, kills=given.kills, size=given.size)
+        tally = torture_by_kill(place / "run", rng_state, seconds=seconds * 0.75, kills=given.kills, size=given.size)
         print(f"seed {given.seed}: {tally.line()}", flush=True)
         losses += len(tally.losses)
         save_calmly(place / "run", 2, given.size)
-        damaged, detected = damage_every_file(place / "run", chance, rounds=20, size=given.size)
+        damaged, detected = damage_every_file(place / "run", rng_state, rounds=20, size=given.size)
         print(
             f"{damaged} times a file of the newest checkpoint damaged: {detected} detected and the one before it used"
         )
@@ -316,7 +318,7 @@ def main() -> None:
             f"power cut after each of {calls} calls: {states} possible disks, all load what was acknowledged",
             flush=True,
         )
-        kills, differences = kill_real_training(place / "real-training", chance, seconds=seconds * 0.25)
+        kills, differences = kill_real_training(place / "real-training", rng_state, seconds=seconds * 0.25)
         print(f"{kills} SIGKILLs of a real training: {differences} losses or states differ from the run never killed")
         losses += differences
         for loss in tally.losses:

@@ -110,7 +110,7 @@ in {run.checkpoints}"""
     for path in run.checkpoints.glob("step-*/state.json"):
         path.unlink()
     done = shown(call("prune", "--left-behind")).split("\n")
-    assert done[-1] == "nothing deleted: 0 could be proved whole, and one good one must stay"
+    assert done[-1] == "nothing deleted: 0 could be verified whole, and one good one must stay"
 
 
 def test_verify_reads_all_names_the_damage_and_fails(run: RunDir) -> None:
@@ -150,7 +150,7 @@ def test_prune_deletes_nothing_before_two_good_ones_are_proved(run: RunDir) -> N
         path = run.checkpoints / f"step-0000000{step}" / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     done = call("prune", "--keep", "1")
-    assert done.output.endswith("nothing deleted: 1 could be proved whole, and two good ones must stay\n")
+    assert done.output.endswith("nothing deleted: 1 could be verified whole, and two good ones must stay\n")
     assert len(list_names(run.checkpoints)) == 3
 
 

@@ -57,12 +57,12 @@ def test_everything_known_of_memory_is_told() -> None:
         " 200 MiB/s; it grows at train.py:41 `rows.append(row)`",
         "GPU memory: 9.0 GiB in tensors, 10.0 GiB reserved (at most 11.0 GiB and 12.0 GiB); micro-batch 8 after"
         " running out once",
-        "also on the card: pid 77 (python old.py), 2.0 GiB",
-        "also on the card: pid 78 (not visible from here: another container, or already dead), an unknown amount",
-        "the card's memory ran out at step 41, batch 16 x 1024: needed 2.0 GiB, 512 MiB free of 16.0 GiB",
+        "also on the GPU: pid 77 (python old.py), 2.0 GiB",
+        "also on the GPU: pid 78 (not visible from here: another container, or already dead), an unknown amount",
+        "the GPU's memory ran out at step 41, batch 16 x 1024: needed 2.0 GiB, 512 MiB free of 16.0 GiB",
         "  largest part: activations, gradients and temporaries, 9.0 GiB",
         "  about micro-batch 13 would have fitted; run.safe_step finds it and keeps the batch",
-        "  also on the card then: pid 4211 (not visible from here: another container, or already dead), 3.0 GiB",
+        "  also on the GPU then: pid 4211 (not visible from here: another container, or already dead), 3.0 GiB",
     ]
 
 

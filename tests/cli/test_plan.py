@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.memory.plan.cards import detect_card
+from jackline.memory.plan.gpus import detect_gpu
 
 MODEL = """
 import torch
@@ -43,7 +43,7 @@ def test_json_has_what_a_script_needs(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["micro_batch"], told["accumulation"], told["global_batch"]) == (48, 1, 48)
-    assert (told["card"], told["precision"], told["fit"]) == ("T4", "fp16", "fits")
+    assert (told["gpu"], told["precision"], told["fit"]) == ("T4", "fp16", "fits")
     assert sum(told["parts"].values()) == told["device_bytes"]
     assert told["peak_reserved_bytes"] >= told["peak_allocated_bytes"] > 0
 
@@ -71,24 +71,24 @@ def test_an_unknown_card_is_a_usage_error_that_lists_the_known_ones(folder: Path
     done = jackline("mine.py:make", "--gpu", "T5", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: there is no card 'T5' in the table\n"
-        "       known cards: T4, P100, V100-16, V100-32, L4, A10G, RTX4090, L40S, A100-40, A100-80, H100, H200\n"
+        "error: there is no GPU 'T5' in the table\n"
+        "       known GPUs: T4, P100, V100-16, V100-32, L4, A10G, RTX4090, L40S, A100-40, A100-80, H100, H200\n"
         "hint: or give its memory in GiB: --gpu 15\n"
     )
 
 
 def test_without_a_card_one_must_be_named(folder: Path) -> None:
-    if detect_card() is not None:
-        pytest.skip("this machine has a card")
+    if detect_gpu() is not None:
+        pytest.skip("this machine has a GPU")
     done = jackline("mine.py:make", cwd=folder)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no NVIDIA card here, so say which one is meant\n")
+    assert done.stderr.startswith("error: there is no NVIDIA GPU here, so say which one is meant\n")
 
 
 def test_a_model_that_cannot_be_traced_says_where(folder: Path) -> None:
     done = jackline("mine.py:reads_values", "--gpu", "T4", cwd=folder)
     assert done.returncode == 1
-    assert "mine.py:reads_values cannot be traced without a card" in done.stderr
+    assert "mine.py:reads_values cannot be traced without a GPU" in done.stderr
     assert "return super().forward(x).sum() * x.sum().item()" in done.stderr
     assert "hint: the rehearsal before step 0 measures it instead" in done.stderr
 

@@ -360,20 +360,20 @@ def test_curves_that_stopped_are_flagged_and_good_or_missing_ones_are_not(runs: 
     assert f"  curves:     {text}" in lines_of("train-1")
 
 
-def test_branch_commit_and_cards_of_the_run_are_shown(runs: Path) -> None:
+def test_branch_commit_and_gpus_of_the_run_are_shown(runs: Path) -> None:
     git = {"commit": "0123456789abcdef", "branch": "fix-\x1b[31mloss", "is_dirty": True}
     machine = {"num_cpus": 8, "cards": ["NVIDIA H200", "NVIDIA H200", "Tesla T4"], "card_bytes": [140 * GIB] * 2}
     run = make_run(runs / "train-1", git=git, machine=machine)
     write_exit(run, 0)
-    assert [line for line in lines_of("train-1") if line.startswith(("  code:", "  cards:"))] == [
+    assert [line for line in lines_of("train-1") if line.startswith(("  code:", "  gpus:"))] == [
         "  code:       branch fix-loss, commit 0123456789ab, with uncommitted changes",
-        "  cards:      2 x NVIDIA H200 (140 GiB), Tesla T4",
+        "  gpus:       2 x NVIDIA H200 (140 GiB), Tesla T4",
     ]
     found = json.loads("\n".join(lines_of("train-1", "--json")))
     assert (found["git"], found["machine"]) == (git, machine)
 
 
 @pytest.mark.parametrize("machine", [{}, {"cards": [], "card_bytes": []}, {"cards": "no list", "card_bytes": 3}])
-def test_without_cards_or_a_repository_nothing_is_said_of_them(runs: Path, machine: dict[str, Any]) -> None:
+def test_without_gpus_or_a_repository_nothing_is_said_of_them(runs: Path, machine: dict[str, Any]) -> None:
     write_exit(make_run(runs / "train-1", machine=machine), 0)
-    assert not [line for line in lines_of("train-1") if line.startswith(("  code:", "  cards:"))]
+    assert not [line for line in lines_of("train-1") if line.startswith(("  code:", "  gpus:"))]

@@ -1,4 +1,4 @@
-"""Graphics cards. Figures are those of real cards' texts; the driver that hangs is a real program that hangs."""
+"""Graphics GPUs. Figures are those of real GPUs' texts; the driver that hangs is a real program that hangs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jackline.machine.gpu.watch import find_source, is_hanging, read_gpus
 from jackline.machine.readings import GpuProcess, GpuReading
 from tests.machine.conftest import wait_until
 
-CARDS = """\
+GPU_MODELS = """\
 GPU-aaaa, 0, NVIDIA H200, 143771, 142241, 87, 22, 691.20, 700.00
 GPU-bbbb, 1, Tesla T4, 15360, 15357, [N/A], [N/A], [Not Supported], [Not Supported]
 """
@@ -29,7 +29,7 @@ GPU-cccc, 1, 5
 
 
 def test_the_two_tables_of_nvidia_smi_become_readings() -> None:
-    first, second = parse_smi(CARDS, USERS)
+    first, second = parse_smi(GPU_MODELS, USERS)
     assert first == GpuReading(
         index=0,
         name="NVIDIA H200",
@@ -45,8 +45,8 @@ def test_the_two_tables_of_nvidia_smi_become_readings() -> None:
 
 
 def test_a_card_that_does_not_tell_its_memory_is_listed() -> None:
-    (card,) = parse_smi("GPU-dddd, 0, NVIDIA GB10, [N/A], [N/A], 5, 1, 12.5, [N/A]\n", "")
-    assert (card.total_bytes, card.used_bytes, card.power_w) == (0, 0, 12.5)
+    (gpu,) = parse_smi("GPU-dddd, 0, NVIDIA GB10, [N/A], [N/A], 5, 1, 12.5, [N/A]\n", "")
+    assert (gpu.total_bytes, gpu.used_bytes, gpu.power_w) == (0, 0, 12.5)
 
 
 def test_text_that_is_no_table_gives_no_cards() -> None:
@@ -76,9 +76,9 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_without_nvml_the_program_is_asked_and_its_answer_kept_for_a_while(smi: Path) -> None:
     count = smi.parent / "count"
     smi.write_text(
-        f"#!/bin/sh\necho x >> {count}\ncase $1 in *gpu_uuid*) printf '{USERS}' ;; *) printf '{CARDS}' ;; esac\n"
+        f"#!/bin/sh\necho x >> {count}\ncase $1 in *gpu_uuid*) printf '{USERS}' ;; *) printf '{GPU_MODELS}' ;; esac\n"
     )
-    assert [card.name for card in read_gpus(20)] == ["NVIDIA H200", "Tesla T4"]
+    assert [gpu.name for gpu in read_gpus(20)] == ["NVIDIA H200", "Tesla T4"]
     assert len(read_gpus(20)[0].processes) == 2
     assert count.read_text() == "x\nx\n"
     assert find_source() == "nvidia-smi"
@@ -117,7 +117,7 @@ def test_neither_nvml_nor_the_program_is_remembered(smi: Path, monkeypatch: pyte
 
 
 class Library:
-    """The part of nvidia-ml-py we call, with a card that tells little, as a MIG slice does."""
+    """The part of nvidia-ml-py we call, with a GPU that tells little, as a MIG slice does."""
 
     class Error(Exception):
         pass
@@ -130,19 +130,19 @@ class Library:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def nvmlDeviceGetName(self, card: int) -> bytes:
+    def nvmlDeviceGetName(self, gpu: int) -> bytes:
         return b"NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 
-    def nvmlDeviceGetMemoryInfo(self, card: int) -> object:
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> object:
         return type("Memory", (), {"total": 100, "used": 7})
 
-    def nvmlDeviceGetUtilizationRates(self, card: int) -> object:
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> object:
         raise self.Error("Not Supported")
 
-    def nvmlDeviceGetPowerUsage(self, card: int) -> int:
+    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
         return 61500
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: int) -> list[object]:
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[object]:
         return [type("Process", (), {"pid": 9, "usedGpuMemory": None})]
 
 
@@ -156,7 +156,7 @@ def test_a_card_that_does_not_tell_everything_is_still_read(smi: Path, monkeypat
 def test_a_real_card_is_read_when_there_is_one() -> None:
     if not gpu.has_device_file():
         pytest.skip("no NVIDIA driver on this machine")
-    cards = read_gpus(20)
-    assert cards
-    assert cards[0].total_bytes > cards[0].used_bytes >= 0
-    assert cards[0].name != "unknown"
+    gpus = read_gpus(20)
+    assert gpus
+    assert gpus[0].total_bytes > gpus[0].used_bytes >= 0
+    assert gpus[0].name != "unknown"

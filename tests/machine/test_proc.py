@@ -110,7 +110,8 @@ def test_written_bytes_are_counted(start: Start, tmp_path: Path) -> None:
 
 def test_a_process_with_many_threads_is_read_by_its_sums(start: Start) -> None:
     code = (
-        "import threading\n"
+        "import threading, time\n"
+        "while time.process_time() < 0.05: pass\n"  # the kernel counts in hundredths of a second
         "for _ in range(100): threading.Thread(target=threading.Event().wait, daemon=True).start()\n" + SLEEPS
     )
     child = start(code)

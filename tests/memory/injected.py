@@ -1,4 +1,4 @@
-"""Out-of-memory errors where no card is: raised inside real operators, in the forward or the backward pass."""
+"""Out-of-memory errors where no GPU is: raised inside real operators, in the forward or the backward pass."""
 
 from __future__ import annotations
 

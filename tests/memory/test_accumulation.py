@@ -1,4 +1,4 @@
-"""Sums of gradients: in place on the card, and so in a trace, unless somebody else holds the first."""
+"""Sums of gradients: in place on the GPU, and so in a trace, unless somebody else holds the first."""
 
 from __future__ import annotations
 

@@ -1,31 +1,31 @@
-"""Cards: found by name or by size, matched to what the driver says."""
+"""GPUs: found by name or by size, matched to what the driver says."""
 
 from __future__ import annotations
 
 import pytest
 
 from jackline.errors import UsageError
-from jackline.memory.plan.cards import CARDS, GIB, find_card, match_card
+from jackline.memory.plan.gpus import GIB, GPU_MODELS, find_gpu, match_gpu
 
 
-@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("name", GPU_MODELS)
 def test_every_card_is_found_by_its_name_in_any_writing(name: str) -> None:
-    assert find_card(name) is find_card(name.lower()) is find_card(f"NVIDIA {name}") is CARDS[name]
+    assert find_gpu(name) is find_gpu(name.lower()) is find_gpu(f"NVIDIA {name}") is GPU_MODELS[name]
 
 
 @pytest.mark.parametrize("text", ["15", "15GiB", "15 gb"])
 def test_a_size_is_a_card(text: str) -> None:
-    card = find_card(text)
-    assert (card.usable_bytes, card.has_bf16, card.is_assumed) == (15 * GIB, True, True)
+    gpu = find_gpu(text)
+    assert (gpu.usable_bytes, gpu.has_bf16, gpu.is_assumed) == (15 * GIB, True, True)
 
 
 @pytest.mark.parametrize("text", ["T5", "0", "", "-3"])
 def test_an_unknown_card_is_an_error_that_lists_the_known_ones(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find_card(text)
+        find_gpu(text)
     assert str(caught.value) == (
-        f"error: there is no card '{text}' in the table\n"
-        "       known cards: T4, P100, V100-16, V100-32, L4, A10G, RTX4090, L40S, A100-40, A100-80, H100, H200\n"
+        f"error: there is no GPU '{text}' in the table\n"
+        "       known GPUs: T4, P100, V100-16, V100-32, L4, A10G, RTX4090, L40S, A100-40, A100-80, H100, H200\n"
         "hint: or give its memory in GiB: --gpu 15"
     )
     assert caught.value.exit_code == 2
@@ -47,15 +47,15 @@ def test_an_unknown_card_is_an_error_that_lists_the_known_ones(text: str) -> Non
     ],
 )
 def test_the_drivers_name_leads_to_the_card_and_the_drivers_size_counts(driver: str, gib: float, name: str) -> None:
-    card = match_card(driver, int(gib * GIB))
-    assert (card.name, card.usable_bytes) == (name, int(gib * GIB))
+    gpu = match_gpu(driver, int(gib * GIB))
+    assert (gpu.name, gpu.usable_bytes) == (name, int(gib * GIB))
 
 
 def test_a_card_nobody_knows_keeps_its_own_name() -> None:
-    card = match_card("NVIDIA GB999", 200 * GIB)
-    assert (card.name, card.is_assumed) == ("NVIDIA GB999", True)
+    gpu = match_gpu("NVIDIA GB999", 200 * GIB)
+    assert (gpu.name, gpu.is_assumed) == ("NVIDIA GB999", True)
 
 
 def test_cards_before_ampere_train_in_fp16() -> None:
-    old = {name for name, card in CARDS.items() if card.precision == "fp16"}
+    old = {name for name, gpu in GPU_MODELS.items() if gpu.precision == "fp16"}
     assert old == {"T4", "P100", "V100-16", "V100-32"}

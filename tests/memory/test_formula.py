@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jackline.memory.plan.cards import CARDS
+from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.predict.job import StepOptions
 from jackline.memory.predict.step import predict
 from jackline.models.shapes import SHAPES, count_parameters
@@ -27,7 +27,7 @@ def test_arithmetic_and_trace_agree(
     size: str, batch: int, length: int, is_low: bool, is_recomputing: bool, is_foreach: bool
 ) -> None:
     options = StepOptions("bf16" if is_low else "fp32", "foreach" if is_foreach else "fused", is_recomputing)
-    traced = predict(gpt_job(size, length=length), batch, CARDS["H200"], options, is_accumulating=False)
+    traced = predict(gpt_job(size, length=length), batch, GPU_MODELS["H200"], options, is_accumulating=False)
     shape = SHAPES[size]
     numbers = GptNumbers(count_parameters(shape), shape.num_layers, shape.num_heads, shape.width, shape.vocab_size)
     told = estimate_bytes(numbers, StepNumbers(batch, length, is_low, is_recomputing, is_foreach))

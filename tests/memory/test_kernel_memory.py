@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jackline.memory.plan.cards import CARDS
+from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.predict.kernels import scratch_of
 
 MIB = 2**20
-H200 = CARDS["H200"].processors
+H200 = GPU_MODELS["H200"].processors
 
 
-def taken(name: str, *args: object, card: str = "H200") -> list[int]:
-    return [one.num_bytes(CARDS[card].processors) for one in scratch_of(name, args)]
+def taken(name: str, *args: object, gpu: str = "H200") -> list[int]:
+    return [one.num_bytes(GPU_MODELS[gpu].processors) for one in scratch_of(name, args)]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_width_that_cannot_be_read_by_fours_takes_less_at_once() -> None:
 
 def test_a_card_with_fewer_processors_shares_the_work_among_fewer_blocks() -> None:
     grad = torch.empty((16384, 4096), device="meta")
-    rooms = {card: taken("sum", grad, [0], card=card)[0] for card in ("T4", "A100-80", "H200")}
+    rooms = {gpu: taken("sum", grad, [0], gpu=gpu)[0] for gpu in ("T4", "A100-80", "H200")}
     assert rooms == {"T4": 32 * MIB, "A100-80": 108 * MIB, "H200": 132 * MIB}
 
 

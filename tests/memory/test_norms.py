@@ -1,4 +1,4 @@
-"""RMSNorm on a card: one kernel, nothing in float32 but a number a row."""
+"""RMSNorm on a GPU: one kernel, nothing in float32 but a number a row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jackline.memory.plan.cards import CARDS
+from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.predict.cuda_rules import CudaRules, has_fused_rms_norm, leaf_functions
 from jackline.memory.predict.step import predict
 from jackline.memory.predict.trace import Recorder
@@ -67,5 +67,7 @@ def test_the_prediction_of_sparse_attention_meets_what_an_h200_measured() -> Non
     """`jackline train m7c` with a vocabulary of bytes, batch 16 x 1024, bf16 weights: 6.5 GiB allocated."""
     config = resolve_words("m7c", ["--tokenizer", "bytes", "--data", "python-stdlib"]).config
     assert (config.batch_size, config.seq_len) == (16, 1024)
-    made = predict(job_of(config, shape_of(config, 257), "bf16-weights"), 16, CARDS["H200"], is_accumulating=False)
+    made = predict(
+        job_of(config, shape_of(config, 257), "bf16-weights"), 16, GPU_MODELS["H200"], is_accumulating=False
+    )
     assert made.peak_allocated_bytes / GIB == pytest.approx(6.5, rel=0.01)

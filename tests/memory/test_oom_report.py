@@ -72,8 +72,8 @@ def test_others_on_the_card_are_named_with_their_pids() -> None:
     assert oom_text(OomFacts(3, 8, NUMBERS, others=others)) == (
         "error: out of GPU memory at step 3: needed 2.0 GiB, 614 MiB free of 23.6 GiB\n"
         "       micro-batch 8\n"
-        "       also on this card: pid 4211 (python old_run.py), 9.0 GiB\n"
-        "       also on this card: pid 77 (not visible from here, perhaps in another container or already dead),"
+        "       also on this GPU: pid 4211 (python old_run.py), 9.0 GiB\n"
+        "       also on this GPU: pid 77 (not visible from here, perhaps in another container or already dead),"
         " an unknown amount\n"
         "hint: ending the other processes frees 9.0 GiB"
     )
@@ -110,7 +110,7 @@ def test_without_a_card_there_is_nothing_to_clean_and_nothing_to_cap() -> None:
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("this machine has a card")
+        pytest.skip("this machine has a GPU")
     assert clean_up() == CleanUp(0, 0, 0)
     assert cap_allocator() is None
 

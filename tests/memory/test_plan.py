@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from jackline.memory.plan.cards import CARDS, Card
 from jackline.memory.plan.choose import Room, add_savings, largest_that, plan, room_of, split_batch
+from jackline.memory.plan.gpus import GPU_MODELS, GpuModel
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import StepOptions
 from jackline.memory.predict.step import replay, trace_step
@@ -51,20 +51,20 @@ def test_the_largest_number_is_found_whatever_it_is(limit: int, at_most: int) ->
     assert all(1 <= number <= at_most for number in asked)
 
 
-def card_of(num_bytes: int) -> Card:
-    return Card("test", num_bytes, 80, 0)
+def card_of(num_bytes: int) -> GpuModel:
+    return GpuModel("test", num_bytes, 80, 0)
 
 
 def test_the_choice_fits_and_one_more_does_not() -> None:
     job = gpt_job(SMALL, length=64, global_batch=500, options=StepOptions("bf16"))
-    card = card_of(128 * MIB)
-    made = plan(job, card)
+    gpu = card_of(128 * MIB)
+    made = plan(job, gpu)
     assert made.fit == "fits"
     budget = made.room.budget_bytes
     assert 1 < made.max_micro_batch < 500
-    replay(trace_step(job, made.max_micro_batch, card, job.options), 0, is_expandable=True, cap_bytes=budget)
+    replay(trace_step(job, made.max_micro_batch, gpu, job.options), 0, is_expandable=True, cap_bytes=budget)
     with pytest.raises(ArenaFull):
-        replay(trace_step(job, made.max_micro_batch + 1, card, job.options), 0, is_expandable=True, cap_bytes=budget)
+        replay(trace_step(job, made.max_micro_batch + 1, gpu, job.options), 0, is_expandable=True, cap_bytes=budget)
     assert made.micro_batch * (made.accumulation - 1) < 500 <= made.micro_batch * made.accumulation
     assert made.prediction.peak_reserved_bytes <= budget
 
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_fit_is_a_no_with_ways_out() -> None:
     job = gpt_job(SMALL, length=64, global_batch=4, options=StepOptions("fp32", "foreach", is_expandable=False))
     made = add_savings(job, plan(job, card_of(20 * MIB)))
     assert (made.fit, made.micro_batch, made.accumulation, made.max_micro_batch) == ("no", 1, 4, 0)
-    assert made.prediction.peak_reserved_bytes > made.room.card_bytes
+    assert made.prediction.peak_reserved_bytes > made.room.gpu_bytes
     names = [saving.name for saving in made.savings]
     assert names == [
         "fused AdamW",
@@ -91,18 +91,18 @@ def test_a_model_that_cannot_fit_is_a_no_with_ways_out() -> None:
 
 def test_savings_are_what_a_new_trace_says() -> None:
     job = gpt_job(SMALL, length=64, global_batch=64, options=StepOptions("bf16"))
-    card = card_of(100 * MIB)
-    made = add_savings(job, plan(job, card))
+    gpu = card_of(100 * MIB)
+    made = add_savings(job, plan(job, gpu))
     saving = next(one for one in made.savings if one.name == "loss in chunks")
     before, after = (
-        replay(trace_step(job, made.micro_batch, card, options), 0, is_expandable=True).peak_reserved_bytes
+        replay(trace_step(job, made.micro_batch, gpu, options), 0, is_expandable=True).peak_reserved_bytes
         for options in (job.options, replace(job.options, loss_chunk_rows=2048))
     )
     assert saving.saved_bytes == before - after
 
 
 def test_the_parts_add_up_to_what_nvidia_smi_will_show() -> None:
-    made = plan(gpt_job(SMALL, length=64), CARDS["T4"])
+    made = plan(gpt_job(SMALL, length=64), GPU_MODELS["T4"])
     assert sum(made.parts().values()) == made.device_bytes
     assert {"weights", "optimizer", "activations", "logits", "workspace", "fragmentation", "context"} <= set(
         made.parts()
@@ -110,9 +110,9 @@ def test_the_parts_add_up_to_what_nvidia_smi_will_show() -> None:
 
 
 def test_memory_that_others_hold_is_not_planned_with() -> None:
-    card = CARDS["T4"]
-    assert room_of(card, free_bytes=4 * GIB).card_bytes == 4 * GIB - card.context_bytes
-    assert room_of(card).card_bytes == card.usable_bytes - card.context_bytes
+    gpu = GPU_MODELS["T4"]
+    assert room_of(gpu, free_bytes=4 * GIB).gpu_bytes == 4 * GIB - gpu.context_bytes
+    assert room_of(gpu).gpu_bytes == gpu.usable_bytes - gpu.context_bytes
 
 
 def test_a_rehearsal_that_measured_more_makes_the_room_smaller() -> None:

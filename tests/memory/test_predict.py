@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jackline.memory.plan.cards import CARDS, Precision
+from jackline.memory.plan.gpus import GPU_MODELS, Precision
 from jackline.memory.plan.scale import make_line
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import CannotTrace, Prediction, meta_copy, predict, replay, trace_step
@@ -17,7 +17,7 @@ from tests.memory.jobs import gpt_job
 from tests.memory.recorded import BF16, BF16_RECOMPUTED, FLOAT32_RECOMPUTED
 
 GIB = 2**30
-H200 = CARDS["H200"]
+H200 = GPU_MODELS["H200"]
 STOCK = {"optimizer": "foreach", "is_expandable": False}
 SMALL = GPTShape(2, 4, 64, context=64, vocab_size=997)
 
@@ -99,9 +99,9 @@ def test_the_backward_pass_of_a_layer_is_an_h200s_event_for_event(
 def test_a_trace_serves_every_card_that_differs_in_its_processors_alone() -> None:
     options = StepOptions(precision="fp32")
     job = gpt_job(GPTShape(1, 4, 256, context=1024, vocab_size=97), length=1024)
-    one, other = (trace_step(job, 16, CARDS[name], options) for name in ("RTX4090", "L4"))
+    one, other = (trace_step(job, 16, GPU_MODELS[name], options) for name in ("RTX4090", "L4"))
     assert one.allocations != other.allocations
-    assert one.on(CARDS["L4"].processors) == other
+    assert one.on(GPU_MODELS["L4"].processors) == other
 
 
 def test_a_real_run_on_the_cpu_allocates_what_was_predicted() -> None:
@@ -264,7 +264,7 @@ def test_a_model_that_reads_its_values_is_named_with_its_line() -> None:
     job = Job("mine", lambda _: ReadsItsValues(), lambda n: torch.zeros(n, 4), lambda model, x: model(x), 8)
     with pytest.raises(CannotTrace) as caught:
         predict(job, 2, H200)
-    assert caught.value.message.startswith("mine cannot be traced without a card: ")
+    assert caught.value.message.startswith("mine cannot be traced without a GPU: ")
     assert "test_predict.py" in caught.value.detail[0]
     assert "if out.sum().item() > 0:" in caught.value.detail[0]
     assert caught.value.hint == (

@@ -1,4 +1,4 @@
-"""A model that cannot be traced is measured instead; on the CPU here, as on a card elsewhere."""
+"""A model that cannot be traced is measured instead; on the CPU here, as on a GPU elsewhere."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jackline.memory.plan.cards import Card
 from jackline.memory.plan.choose import Room, plan
+from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.probe import plan_by_measuring
 from jackline.memory.plan.target import job_of
 from jackline.memory.predict.job import StepOptions
@@ -15,7 +15,7 @@ from jackline.memory.predict.step import CannotTrace
 from tests.memory.injected import OutOfMemoryAt
 
 MIB = 2**20
-CARD = Card("test", 64 * MIB, 80, 0)
+CARD = GpuModel("test", 64 * MIB, 80, 0)
 
 
 class ReadsItsValues(nn.Module):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jackline.memory.plan.cards import CARDS
 from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Room
+from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.plan.rehearse import (
     Peaks,
     Rehearsal,
@@ -94,7 +94,7 @@ def test_nothing_is_left_of_it(tmp_path: Path) -> None:
 def test_the_step_needs_what_was_predicted() -> None:
     shape = GPTShape(2, 4, 64, context=64, vocab_size=997)
     job = gpt_job(shape, length=64, options=StepOptions("fp32", "foreach"))
-    predicted = predict(job, 8, CARDS["H200"], is_accumulating=False)
+    predicted = predict(job, 8, GPU_MODELS["H200"], is_accumulating=False)
     model = GPT(shape)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
@@ -138,7 +138,7 @@ def measured_of(allocated: int, failed_act: str = "") -> Rehearsal:
 
 
 def test_more_than_three_percent_off_means_a_new_plan() -> None:
-    predicted = predict(gpt_job(SHAPE, length=32), 2, CARDS["T4"])
+    predicted = predict(gpt_job(SHAPE, length=32), 2, GPU_MODELS["T4"])
     peak = predicted.peak_allocated_bytes
     for share, expected in ((1.0, False), (1.02, False), (0.98, False), (1.04, True), (0.95, True)):
         measured = measured_of(int(peak * share))
@@ -149,14 +149,14 @@ def test_more_than_three_percent_off_means_a_new_plan() -> None:
 
 def test_the_corrected_room_is_smaller_and_has_less_margin() -> None:
     room = corrected_room(Room(1000), 1.1)
-    assert (room.margin, room.correction, room.card_bytes) == (MARGIN_AFTER_REHEARSAL, 1.1, 1000)
+    assert (room.margin, room.correction, room.gpu_bytes) == (MARGIN_AFTER_REHEARSAL, 1.1, 1000)
     assert room.budget_bytes == int(1000 * (1 - MARGIN_AFTER_REHEARSAL) / 1.1)
 
 
 def test_the_correction_is_kept_in_the_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert load_correction(run) is None
-    predicted = predict(gpt_job(SHAPE, length=32), 2, CARDS["T4"])
+    predicted = predict(gpt_job(SHAPE, length=32), 2, GPU_MODELS["T4"])
     store_correction(run, predicted, measured_of(int(predicted.peak_allocated_bytes * 1.25)))
     assert load_correction(run) == pytest.approx(1.25, rel=1e-6)
     run.memory_file.write_text('{"correction": "much"}')

@@ -10,16 +10,16 @@ from torch import nn
 
 from jackline.errors import UsageError
 from jackline.memory.__main__ import choose
-from jackline.memory.plan.cards import CARDS, Card
 from jackline.memory.plan.choose import Room, plan
 from jackline.memory.plan.explain import fit_table
+from jackline.memory.plan.gpus import GPU_MODELS, GpuModel
 from jackline.memory.plan.target import Candidate, job_of, load_candidates
 from jackline.memory.predict.job import StepOptions
 from jackline.models.shapes import GPTShape
 from tests.memory.jobs import gpt_job
 
 MIB = 2**20
-CARD = CARDS["L4"]
+CARD = GPU_MODELS["L4"]
 
 MINE = """
 import torch
@@ -108,20 +108,20 @@ SIZES = {
 
 def test_auto_takes_the_largest_size_that_is_not_cut_into_many_slices() -> None:
     found = [Candidate(gpt_job(shape, length=64, global_batch=16), {"size": name}) for name, shape in SIZES.items()]
-    card = Card("test", 400 * MIB, 80, 0)
-    sizes = {num_mib: choose(found, card, Room(num_mib * MIB))[0].shown["size"] for num_mib in (30, 45, 400)}
+    gpu = GpuModel("test", 400 * MIB, 80, 0)
+    sizes = {num_mib: choose(found, gpu, Room(num_mib * MIB))[0].shown["size"] for num_mib in (30, 45, 400)}
     assert sizes == {30: "little", 45: "little", 400: "large"}
 
 
 def test_the_table_says_for_every_card_what_a_plan_would_say() -> None:
-    cards = [Card("old", 90 * MIB, 75, 0), Card("small", 60 * MIB, 80, 0), Card("big", 2000 * MIB, 90, 0)]
+    gpus = [GpuModel("old", 90 * MIB, 75, 0), GpuModel("small", 60 * MIB, 80, 0), GpuModel("big", 2000 * MIB, 90, 0)]
     jobs = {name: gpt_job(shape, length=64, global_batch=32) for name, shape in SIZES.items()}
-    cells = fit_table(jobs, (2, 32), cards)
+    cells = fit_table(jobs, (2, 32), gpus)
     for name, job in jobs.items():
-        for card in cards:
-            precision = card.precision
-            made = plan(gpt_job(SIZES[name], length=64, global_batch=32, options=StepOptions(precision)), card)
+        for gpu in gpus:
+            precision = gpu.precision
+            made = plan(gpt_job(SIZES[name], length=64, global_batch=32, options=StepOptions(precision)), gpu)
             word = {1: "fits"}.get(made.accumulation, f"at {made.max_micro_batch}")
-            assert cells[name, 32, card.name] == word, (name, card.name)
+            assert cells[name, 32, gpu.name] == word, (name, gpu.name)
         assert job.global_batch == 32
     assert cells["large", 32, "small"].startswith("at ")

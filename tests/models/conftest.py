@@ -1,4 +1,4 @@
-"""A card's context is opened before the first test: torch warns when a backward pass has to do it."""
+"""A GPU's context is opened before the first test: torch warns when a backward pass has to do it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def open_card() -> None:
+def open_gpu() -> None:
     if torch.cuda.is_available():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The one-pass loss kernel against plain cross-entropy; needs a card and Triton."""
+"""The one-pass loss kernel against plain cross-entropy; needs a GPU and Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 from jackline.models.loss import IGNORED, summed_cross_entropy, why_no_kernel
 
 needs_card = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA card: the kernel runs on nothing else"
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: the kernel runs on nothing else"
 )
 
 
@@ -45,7 +45,7 @@ def test_the_kernel_gives_loss_and_slopes_of_plain_cross_entropy(vocab: int) -> 
 
 
 @needs_card
-@pytest.mark.filterwarnings("ignore")  # torch.compile has its own to say on some cards
+@pytest.mark.filterwarnings("ignore")  # torch.compile has its own to say on some GPUs
 def test_the_kernel_gives_the_same_bits_twice_and_within_a_compiled_model() -> None:
     head, hidden, targets = _case(50_304)
 
@@ -62,4 +62,4 @@ def test_the_kernel_gives_the_same_bits_twice_and_within_a_compiled_model() -> N
 
 def test_a_head_that_the_kernel_cannot_do_is_told_apart_with_a_reason() -> None:
     assert why_no_kernel(nn.Linear(4, 5)) == "the head is more than one matrix"
-    assert why_no_kernel(nn.Linear(4, 5, bias=False)) == "it needs bf16 weights on a card"
+    assert why_no_kernel(nn.Linear(4, 5, bias=False)) == "it needs bf16 weights on a GPU"

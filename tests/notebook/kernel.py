@@ -26,14 +26,14 @@ class Cell:
 
     id: str
     printed: str = ""
-    cards: list[str] = field(default_factory=list)  # every state of the block that is replaced
+    gpus: list[str] = field(default_factory=list)  # every state of the block that is replaced
     num_displays: int = 0
     error: list[str] = field(default_factory=list)
     is_idle: bool = False
 
     @property
     def text(self) -> str:
-        return "\n".join([self.printed, *self.cards[-1:], *self.error])
+        return "\n".join([self.printed, *self.gpus[-1:], *self.error])
 
 
 class Kernel:
@@ -96,7 +96,7 @@ class Kernel:
             cell.printed += content["text"]
         elif kind in ("display_data", "update_display_data"):
             assert set(content["data"]) == {"text/plain"}
-            cell.cards.append(content["data"]["text/plain"])
+            cell.gpus.append(content["data"]["text/plain"])
             cell.num_displays += kind == "display_data"
         elif kind == "error":
             cell.error = content["traceback"]

@@ -60,7 +60,7 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(person: Shell, tmp_pa
     (run,) = [path for path in person.runs.iterdir() if path.is_dir()]
     assert f"[jackline] run '{run.name}' is going, attempt 1: {run}\n" in train
     assert train.endswith(f"[jackline] run '{run.name}' has finished\n")
-    (card,) = [output for output in code_cells(book)[3].outputs if output.output_type == "display_data"]
-    assert "[end] saved     " in card.data["text/plain"]
+    (gpu,) = [output for output in code_cells(book)[3].outputs if output.output_type == "display_data"]
+    assert "[end] saved     " in gpu.data["text/plain"]
     assert why.startswith(f"run '{run.name}' finished at ")
     assert list((tmp_path / "saved" / run.name / "checkpoints").glob("step-00000010-*"))

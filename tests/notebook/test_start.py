@@ -139,4 +139,4 @@ def test_an_own_script_goes_on_from_the_save_folder_after_the_machine_is_lost(pe
 def test_a_question_about_another_card_goes_to_jackline_plan_and_tries_nothing() -> None:
     with pytest.raises(UsageError) as caught:
         notebook.plan("demo", quick=True, gpu="T400")
-    assert str(caught.value).startswith("error: there is no card 'T400' in the table")
+    assert str(caught.value).startswith("error: there is no GPU 'T400' in the table")

@@ -1,3 +1,3 @@
-"""As for all tests of models: a card's context is opened before the first of them."""
+"""As for all tests of models: a GPU's context is opened before the first of them."""
 
-from tests.models.conftest import open_card  # noqa: F401
+from tests.models.conftest import open_gpu  # noqa: F401

@@ -75,7 +75,7 @@ SESSION = {
             "phase": "backward",
             "text": "words",
         },
-        "card": {
+        "gpu": {
             "allocated_bytes": 1,
             "reserved_bytes": 2,
             "peak_allocated_bytes": 3,
@@ -166,7 +166,7 @@ NASTY: list[Any] = [
 ]
 
 
-def mutations(value: Any, chance: random.Random) -> Iterator[Any]:
+def mutations(value: Any, rng_state: random.Random) -> Iterator[Any]:
     """`value` with one part of it, at any depth, lost or replaced; then with several."""
     places = list(all_places(value))
     for place in places:
@@ -174,8 +174,8 @@ def mutations(value: Any, chance: random.Random) -> Iterator[Any]:
             yield replaced(value, [(place, nasty)])
         yield removed(value, place)
     for _ in range(200):
-        chosen = chance.sample(places, min(len(places), chance.randint(2, 6)))
-        yield replaced(value, [(place, chance.choice(NASTY)) for place in chosen])
+        chosen = rng_state.sample(places, min(len(places), rng_state.randint(2, 6)))
+        yield replaced(value, [(place, rng_state.choice(NASTY)) for place in chosen])
 
 
 def all_places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -340,3 +340,8 @@ def test_an_end_without_a_supervisor_has_the_fields_it_always_had(tmp_path: Path
     )
     assert list(atomic.read_json(attempt.exit_file) or {}) == [*wanted.split(), "findings", "is_bare"]
     assert not attempt.findings_file.exists()
+
+
+def test_the_gpu_of_an_older_session_file_is_still_read() -> None:
+    found = SessionRecord.from_json({"memory": {"card": {"allocated_bytes": 7}}})
+    assert found.memory.gpu.allocated_bytes == 7

@@ -18,7 +18,7 @@ from jackline.rundir.run_file import (
     describe_run,
     read_git,
     read_run_file,
-    with_cards,
+    with_gpus,
     write_run_file,
 )
 
@@ -49,9 +49,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_the_cards_of_the_machine_are_kept_with_it(tmp_path: Path) -> None:
     run = make(tmp_path / "train")
     before = read_run_file(run)
-    cards = {"cards": ["NVIDIA A100-SXM4-80GB"] * 2, "card_bytes": [85_899_345_920] * 2}
-    write_run_file(run, with_cards(before, cards["cards"], cards["card_bytes"]))
-    assert read_run_file(run).machine == {**before.machine, **cards}
+    gpus = {"cards": ["NVIDIA A100-SXM4-80GB"] * 2, "card_bytes": [85_899_345_920] * 2}
+    write_run_file(run, with_gpus(before, gpus["cards"], gpus["card_bytes"]))
+    assert read_run_file(run).machine == {**before.machine, **gpus}
     assert set(before.machine) == {"system", "num_cpus"}
 
 

@@ -262,7 +262,7 @@ def train(given: argparse.Namespace) -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = {"model": model, "optimizer": optimizer, "target": target, "ema": average, "loose": make_loose(device)}
     data = torch.utils.data.TensorDataset(torch.randn(64, WIDTH))
-    settings = {"runs_dir": given.runs_dir, "name": f"boundary-{given.seed}", "prove": False, "new": True}
+    settings = {"runs_dir": given.runs_dir, "name": f"boundary-{given.seed}", "verify": False, "new": True}
     with jackline.attach(
         **state,
         loader=torch.utils.data.DataLoader(data, batch_size=8),

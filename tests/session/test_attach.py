@@ -97,7 +97,7 @@ def test_everything_that_makes_up_a_training_comes_back(nursery: Nursery, tmp_pa
     assert found == wanted
     assert re.search(
         r"going on from step-000000\d\d: model, optimizer, ema, scaler, plateau, generator, rng, meter, "
-        r"curriculum, all random generators; [\d.]+ KiB, every byte proved, in [\d.]+ s\n",
+        r"curriculum, all random generators; [\d.]+ KiB, checksums verified, in [\d.]+ s\n",
         output,
     ), output
 
@@ -327,7 +327,7 @@ show()
 TRACE = """
 random.seed(1); np.random.seed(2)
 out = []
-with jackline.attach(model=model, optimizer=optimizer, loader=loader, prove=PROVE, save_every_steps=SAVE) as run:
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, verify=PROVE, save_every_steps=SAVE) as run:
     for batch in run.steps(total=25):
         out.append(train(batch).item() + random.random() + np.random.randn() + torch.rand(()).item())
 print("final", [value.hex() for value in out])
@@ -336,10 +336,10 @@ print("final", [value.hex() for value in out])
 
 def test_proof_and_saves_leave_no_trace(nursery: Nursery, tmp_path: Path) -> None:
     found = set()
-    for number, (prove, save) in enumerate([("True", "3"), ("False", "1000000"), ("False", "3")]):
+    for number, (verify, save) in enumerate([("True", "3"), ("False", "1000000"), ("False", "3")]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        ended = nursery.run(HEAD + TRACE.replace("PROVE", prove).replace("SAVE", save), [], folder)
+        ended = nursery.run(HEAD + TRACE.replace("PROVE", verify).replace("SAVE", save), [], folder)
         found.add(final(ended.output))
     assert len(found) == 1
 
@@ -355,7 +355,7 @@ extra = Forgetful()
 """,
         "error: what was saved does not come back the same\n"
         "       extra.state.decay: 0.9 -> 0.5\n"
-        "hint: its state_dict() and load_state_dict() do not match; attach(prove=False) goes on regardless\n",
+        "hint: its state_dict() and load_state_dict() do not match; attach(verify=False) goes on regardless\n",
     ),
     "unsavable": (
         """

@@ -32,7 +32,7 @@ data = torch.utils.data.TensorDataset(torch.randn(64, 2048))
 loader = torch.utils.data.DataLoader(data, batch_size=4)
 wrong, expected = [], {}
 with jackline.attach(model=model, target=target, optimizer=optimizer, loader=loader, runs_dir=sys.argv[1],
-                     save_every_steps=5, prove=False, memory_guard=False) as run:
+                     save_every_steps=5, verify=False, memory_guard=False) as run:
     engine = run._attached.saver.engine
     for (batch,) in run.steps(total=27):
         saved = run.step

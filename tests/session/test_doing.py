@@ -31,9 +31,9 @@ def before_forward(*_):
         time.sleep(0.01)
 model = torch.nn.Linear(3, 1)
 model.register_forward_pre_hook(before_forward)
-model.weight.register_hook(lambda slope: seen.append(f"slope: {run.doing}"))
+model.weight.register_hook(lambda gradient: seen.append(f"gradient: {run.doing}"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with jackline.attach(model=model, optimizer=optimizer, average=Average(), loader=Data(), name="x", prove=False,
+with jackline.attach(model=model, optimizer=optimizer, average=Average(), loader=Data(), name="x", verify=False,
                      save_every_steps=1) as run:
     optimizer.register_step_pre_hook(lambda *_: seen.append(f"update: {run.doing}"))
     for batch in run.steps():
@@ -46,7 +46,7 @@ Path("seen.json").write_text(json.dumps(seen))
 """
 STEP = [
     "data: fetch",
-    *("model: forward 1 of 2", "slope: backward 1 of 2", "model: forward 2 of 2", "slope: backward 2 of 2"),
+    *("model: forward 1 of 2", "gradient: backward 1 of 2", "model: forward 2 of 2", "gradient: backward 2 of 2"),
     *("update: optimizer", "phase: ", "state: save"),
 ]
 

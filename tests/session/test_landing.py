@@ -31,13 +31,13 @@ class LateStream:
 
 
 class Far(torch.Tensor):
-    """Says that it is on a card. What happens to it is what happens to a tensor there, but on the host."""
+    """Says that it is on a GPU. What happens to it is what happens to a tensor there, but on the host."""
 
     is_cuda = True  # type: ignore[assignment]
 
 
 class HostLanes:
-    """Lanes for such tensors: real pages, without a card to pin them for."""
+    """Lanes for such tensors: real pages, without a GPU to pin them for."""
 
     def __init__(self, stream: LateStream) -> None:
         self.stream = stream

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from jackline.memory.guard.safe_step import Slicing
-from jackline.session.memory.gpu import CardMemory
+from jackline.session.memory.gpu import GpuMemory
 from tests.memory.injected import OutOfMemoryAt
 from tests.session.nursery import ROOT, Ended, Nursery
 
@@ -91,7 +91,7 @@ def test_one_sample_that_does_not_fit_ends_the_run_with_an_account_of_it(nursery
     assert (account["step"], account["micro_batch"], account["shape"]) == (1, 1, "16 x 8")
     assert account["wanted_bytes"] == 2 * 2**30
     assert "error: out of GPU memory at step 1: needed 2.0 GiB, 614 MiB free of 15.9 GiB" in ended.output
-    assert "also on this card: pid 4211" in ended.output
+    assert "also on this GPU: pid 4211" in ended.output
 
 
 def test_switched_off_the_step_is_the_plain_one(nursery: Nursery, tmp_path: Path) -> None:
@@ -142,21 +142,21 @@ def test_a_loop_without_safe_step_that_runs_out_is_told_what_would_have_fitted(
 
 def test_it_grows_back_only_when_the_loop_asks_for_another_size() -> None:
     model = torch.nn.Linear(8, 4)
-    card = CardMemory({"model": model}, [], lambda *_, **__: None)
+    gpu = GpuMemory({"model": model}, [], lambda *_, **__: None)
     batch = torch.randn(16, 8)
 
     def sizes(asked: int | None, max_rows: int = 99) -> tuple[int, int]:
         model.zero_grad()
         with OutOfMemoryAt(max_rows=max_rows):
-            result = card.step(lambda part: (model(part).sum(), len(part)), batch, Slicing(asked), step=1)
+            result = gpu.step(lambda part: (model(part).sum(), len(part)), batch, Slicing(asked), step=1)
         return result.micro_batch, result.num_slices
 
     assert sizes(16, max_rows=4) == (4, 4)
     assert sizes(16) == (4, 4)
     assert sizes(8) == (8, 2)
     assert sizes(8, max_rows=4) == (4, 4)
-    kept = card.state()
-    again = CardMemory({"model": model}, [], lambda *_, **__: None)
+    kept = gpu.state()
+    again = GpuMemory({"model": model}, [], lambda *_, **__: None)
     again.restore(kept)
-    card = again
+    gpu = again
     assert sizes(8) == (4, 4)

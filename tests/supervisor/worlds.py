@@ -129,5 +129,5 @@ def first(verdicts: list[Verdict], kind: str) -> int:
 
 
 def gpu(**changes: object) -> GpuReading:
-    card = GpuReading(0, "H200", 140 << 30, 10 << 30, 0, 0, 124.0)
-    return replace(card, **changes)  # type: ignore[arg-type]
+    gpu = GpuReading(0, "H200", 140 << 30, 10 << 30, 0, 0, 124.0)
+    return replace(gpu, **changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The one-pass AdamW kernel against the operators of torch that it stands for; needs a card and Triton."""
+"""The one-pass AdamW kernel against the operators of torch that it stands for; needs a GPU and Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from jackline.trainer.optim.optimizer import MasterAdamW, clip_gradients, make_optimizer
 
 needs_card = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA card: the kernel runs on nothing else"
+    not torch.cuda.is_available(), reason="needs a CUDA GPU: the kernel runs on nothing else"
 )
 
 

@@ -21,13 +21,13 @@ from jackline.trainer.doctor.findings import (
     StepTaken,
     TimeFacts,
     count_kept,
-    judge_card,
     judge_disk,
+    judge_gpu,
     judge_memory,
     judge_schedule,
     judge_step,
     judge_time,
-    judge_unused_card,
+    judge_unused_gpu,
     judge_vocabulary,
     runs_on,
 )
@@ -53,14 +53,14 @@ def _one_thread() -> Iterator[None]:
 
 
 def test_a_card_this_torch_has_no_code_for_is_a_problem_though_it_is_available() -> None:
-    assert judge_card("Tesla P100-PCIE-16GB", (6, 0), BUILT_FOR, "2.11.0+cu128") == Finding(
+    assert judge_gpu("Tesla P100-PCIE-16GB", (6, 0), BUILT_FOR, "2.11.0+cu128") == Finding(
         "device",
         "problem",
         "torch 2.11.0+cu128 has no code for Tesla P100-PCIE-16GB (sm_60); it was built for sm_75, sm_80, sm_86,"
         " sm_90, sm_100, sm_120",
-        "install a torch build for this card, or use another card; device=cpu trains without it",
+        "install a torch build for this GPU, or use another GPU; device=cpu trains without it",
     )
-    assert judge_card("NVIDIA H200", (9, 0), BUILT_FOR, "2.11.0") == Finding(
+    assert judge_gpu("NVIDIA H200", (9, 0), BUILT_FOR, "2.11.0") == Finding(
         "device", "ok", "NVIDIA H200 (sm_90); torch 2.11.0 has code for it"
     )
 
@@ -84,10 +84,10 @@ def test_which_code_runs_on_which_card(capability: tuple[int, int], built_for: l
 
 
 def test_a_card_that_torch_does_not_see_is_a_problem() -> None:
-    assert judge_unused_card("NVIDIA L4", "2.13.0+cpu", None).text == (
+    assert judge_unused_gpu("NVIDIA L4", "2.13.0+cpu", None).text == (
         "NVIDIA L4 is here, but torch 2.13.0+cpu cannot use it: it was built without CUDA"
     )
-    assert judge_unused_card("NVIDIA L4", "2.13.0", "13.0").text == (
+    assert judge_unused_gpu("NVIDIA L4", "2.13.0", "13.0").text == (
         "NVIDIA L4 is here, but torch 2.13.0 cannot use it: it was built for CUDA 13.0, which this driver may be too"
         " old for"
     )
@@ -163,11 +163,11 @@ def test_a_first_step_shows_what_would_never_learn() -> None:
 
 
 def test_memory_is_a_problem_only_when_it_is_not_there() -> None:
-    assert judge_memory(4 * GIB, 8 * GIB, "on the card", "measured") == Finding(
-        "memory", "ok", "measured 4.0 GiB of 8.0 GiB free on the card"
+    assert judge_memory(4 * GIB, 8 * GIB, "on the GPU", "measured") == Finding(
+        "memory", "ok", "measured 4.0 GiB of 8.0 GiB free on the GPU"
     )
-    assert judge_memory(int(7.5 * GIB), 8 * GIB, "on the card", "x").state == "note"
-    assert judge_memory(9 * GIB, 8 * GIB, "on the card", "x").state == "problem"
+    assert judge_memory(int(7.5 * GIB), 8 * GIB, "on the GPU", "x").state == "note"
+    assert judge_memory(9 * GIB, 8 * GIB, "on the GPU", "x").state == "problem"
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jackline.errors import UsageError
-from jackline.memory.plan.cards import CARDS
+from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.recipes.sparsae.recipe import SparsaeConfig, candidates
 from jackline.trainer.config import resolve
+from jackline.trainer.overrides import parse_settings
 from jackline.trainer.recipe import RECIPES, find_recipe
-from jackline.trainer.words import parse_settings
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_the_seeds_own_flags_are_understood() -> None:
 
 
 def test_an_explicit_size_is_the_only_candidate_and_auto_tries_the_largest_first() -> None:
-    card = CARDS["T4"]
-    assert [c.shown["model_size"] for c in candidates(card, ["model_size=tiny"])] == ["tiny"]
-    found = candidates(card, ["model_size=auto"])
+    gpu = GPU_MODELS["T4"]
+    assert [c.shown["model_size"] for c in candidates(gpu, ["model_size=tiny"])] == ["tiny"]
+    found = candidates(gpu, ["model_size=auto"])
     assert [c.shown["model_size"] for c in found] == ["medium", "small", "tiny"]
     assert [c.shown["max_train_examples"] for c in found] == [100_000, 50_000, 30_000]
     assert [c.job.global_batch for c in found] == [16, 8, 4]
 
 
 def test_old_cards_get_fp16_and_new_ones_bf16_unless_asked_otherwise() -> None:
-    assert candidates(CARDS["T4"], [])[0].job.options.precision == "fp16"
-    assert candidates(CARDS["L4"], [])[0].job.options.precision == "bf16-weights"  # as the trainer takes there
-    assert candidates(CARDS["L4"], ["precision=fp32"])[0].job.options.precision == "fp32"
+    assert candidates(GPU_MODELS["T4"], [])[0].job.options.precision == "fp16"
+    assert candidates(GPU_MODELS["L4"], [])[0].job.options.precision == "bf16-weights"  # as the trainer takes there
+    assert candidates(GPU_MODELS["L4"], ["precision=fp32"])[0].job.options.precision == "fp32"

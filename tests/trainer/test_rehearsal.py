@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from jackline.errors import UsageError
-from jackline.memory.plan.cards import find_card
 from jackline.memory.plan.choose import Room
+from jackline.memory.plan.gpus import find_gpu
 from jackline.memory.plan.rehearse import load_correction
 from jackline.rundir.layout import RunDir
 from jackline.trainer.build import build_language
@@ -33,8 +33,8 @@ def task(corpus: Path, tmp_path: Path) -> Iterator[LanguageTask]:
 
 
 def _planned(task: LanguageTask, room: Room) -> LanguageTask:
-    """As if this were a card with that much memory."""
-    plan_again = partial(plan_on, task.config, task.shape, task.learner.precision, find_card("T4"))
+    """As if this were a GPU with that much memory."""
+    plan_again = partial(plan_on, task.config, task.shape, task.learner.precision, find_gpu("T4"))
     made = plan_again(room)
     return replace(task, chosen=Chosen(made.micro_batch, made.accumulation, "planned", made, plan_again))
 

@@ -258,11 +258,11 @@ def test_a_drop_is_told_with_what_the_machine_says() -> None:
 
     assert cause(calm) == "the cause was not found"
     hot = replace(calm, gpu_slowdown="too hot", gpu_clock_share=0.55)
-    assert cause(hot) == "the card slowed itself down: too hot (clock at 55 % of its highest)"
+    assert cause(hot) == "the GPU slowed itself down: too hot (clock at 55 % of its highest)"
     shared = replace(calm, gpu_others=("pid 42 (python other.py)",))
-    assert cause(shared) == "others work on the same card: pid 42 (python other.py)"
+    assert cause(shared) == "others work on the same GPU: pid 42 (python other.py)"
     full = replace(calm, allocator_retries=3)
-    assert cause(full) == "the card's memory is full: the allocator gave memory back and asked anew 3 times"
+    assert cause(full) == "the GPU's memory is full: the allocator gave memory back and asked anew 3 times"
     assert cause(replace(calm, swapped_bytes=1 << 30)) == "1.0 GiB of it were swapped to disk"
     busy = replace(calm, others_cpu_s=206.0, queued_s=9.0)
     waits = "other processes use 1.5 CPUs, and threads of this one wait 1.0 s a second for theirs"

@@ -1,4 +1,4 @@
-"""model=auto: the largest size that a card can train, and the same size for every attempt of a run."""
+"""model=auto: the largest size that a GPU can train, and the same size for every attempt of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jackline.memory.plan.cards import find_card
+from jackline.memory.plan.gpus import find_gpu
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import resolve, save_config
 from jackline.trainer.report.console import Console
@@ -17,14 +17,14 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("card", "free_gib", "size", "batch"),
+    ("gpu", "free_gib", "size", "batch"),
     [("8", 6.5, "small", 8)],
 )
 def test_the_size_goes_with_the_card_and_brings_batch_and_data(
-    card: str, free_gib: float, size: str, batch: int
+    gpu: str, free_gib: float, size: str, batch: int
 ) -> None:
     chosen = choose_size(
-        resolve("sparsae", ["model_size=auto"]), find_card(card), int(free_gib * GIB), Console()
+        resolve("sparsae", ["model_size=auto"]), find_gpu(gpu), int(free_gib * GIB), Console()
     ).config
 
     assert (chosen.model, chosen.batch_size) == (size, batch)

@@ -130,7 +130,7 @@ def test_an_embedding_that_is_only_looked_up_is_no_arithmetic() -> None:
         ("NVIDIA GeForce RTX 4090", "bf16", 165),
         ("Tesla T4", "bf16", None),
         ("cpu", "fp32", None),
-        ("Some Other Card", "bf16", None),
+        ("Some Other GPU", "bf16", None),
     ],
 )
 def test_a_peak_is_known_by_the_drivers_name_or_not_at_all(

@@ -187,15 +187,15 @@ def _line_buffering() -> Protection:
 
 def _nvml() -> Protection:
     source = gpu.find_source()
-    cards = gpu.read_gpus(deadline_s=3.0) if source else ()
-    if cards:
-        return Protection("gpu", True, f"{len(cards)} by {source}")
+    gpus = gpu.read_gpus(deadline_s=3.0) if source else ()
+    if gpus:
+        return Protection("gpu", True, f"{len(gpus)} by {source}")
     if source and gpu.is_hanging():
         return Protection(
             "gpu", False, "the driver does not answer", "`nvidia-smi` hangs too? The machine needs a restart"
         )
     if source:
-        return Protection("gpu", False, f"{source} finds no card")
+        return Protection("gpu", False, f"{source} finds no GPU")
     if gpu.has_device_file():
         return Protection(
             "gpu", False, "neither nvidia-ml-py nor nvidia-smi is installed", "`pip install nvidia-ml-py`"

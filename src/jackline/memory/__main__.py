@@ -17,10 +17,10 @@ from typing import Any
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.oom_report import other_users
-from jackline.memory.plan.cards import CARDS, Card, find_card, match_card
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
 from jackline.memory.plan.explain import fit_table, plan_json, plan_text, table_text
-from jackline.memory.plan.probe import has_card, plan_by_measuring
+from jackline.memory.plan.gpus import GPU_MODELS, GpuModel, find_gpu, match_gpu
+from jackline.memory.plan.probe import has_gpu, plan_by_measuring
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace
 from jackline.pipes import drop_output
@@ -70,18 +70,18 @@ def _answer(request: dict[str, Any]) -> int:
     if request["output"] == "table":
         _print_table(request["target"], request["gpu"], words)
         return EXIT_DONE
-    card, room = _card_and_room(request["gpu"])
-    found = load_candidates(request["target"], card, words)
+    gpu, room = _gpu_and_room(request["gpu"])
+    found = load_candidates(request["target"], gpu, words)
     try:
-        chosen, made = choose(found, card, room)
+        chosen, made = choose(found, gpu, room)
         if made.fit != "fits" or request["output"] != "text":
             made = add_savings(chosen.job, made)
     except CannotTrace as error:
-        if request["gpu"] or not has_card():
+        if request["gpu"] or not has_gpu():
             raise
-        _say(f"{error.message}; measuring on the card instead")
+        _say(f"{error.message}; measuring on the GPU instead")
         chosen = found[0]
-        made = plan_by_measuring(chosen.job, card, room=room)
+        made = plan_by_measuring(chosen.job, gpu, room=room)
     if request["output"] == "json":
         print(json.dumps(plan_json(made, chosen.shown), indent=1))
     else:
@@ -89,29 +89,29 @@ def _answer(request: dict[str, Any]) -> int:
     return EXIT_DONE if made.fit != "no" else EXIT_FAILED
 
 
-def _card_and_room(text: str | None) -> tuple[Card, Room]:
+def _gpu_and_room(text: str | None) -> tuple[GpuModel, Room]:
     """The GPU to plan for, and how much of it may be used.
 
     A GPU named by the user counts as empty. Of this machine's GPU only the free memory counts; the processes that
     hold the rest are printed.
     """
     if text:
-        card = find_card(text)
-        return card, room_of(card)
+        gpu = find_gpu(text)
+        return gpu, room_of(gpu)
     gpus = read_gpus()
     if not gpus:
-        raise UsageError("there is no NVIDIA card here, so say which one is meant")
-    card = match_card(gpus[0].name, gpus[0].total_bytes)
+        raise UsageError("there is no NVIDIA GPU here, so say which one is meant")
+    gpu = match_gpu(gpus[0].name, gpus[0].total_bytes)
     for user in other_users(gpus[:1], ()):
         size = format_bytes(user.used_bytes) if user.used_bytes is not None else "some memory"
-        _say(f"on this card already: pid {user.pid} ({user.name or 'not visible from here'}), {size}")
-    return card, room_of(card, free_bytes=gpus[0].total_bytes - gpus[0].used_bytes)
+        _say(f"on this GPU already: pid {user.pid} ({user.name or 'not visible from here'}), {size}")
+    return gpu, room_of(gpu, free_bytes=gpus[0].total_bytes - gpus[0].used_bytes)
 
 
-def choose(found: Sequence[Candidate], card: Card, room: Room) -> tuple[Candidate, Plan]:
+def choose(found: Sequence[Candidate], gpu: GpuModel, room: Room) -> tuple[Candidate, Plan]:
     """The largest candidate that fits without being cut into many slices; the smallest when none does."""
     for candidate in found:
-        made = plan(candidate.job, card, room=room)
+        made = plan(candidate.job, gpu, room=room)
         if candidate is found[-1] or (made.fit == "fits" and made.accumulation <= MAX_ACCUMULATION):
             return candidate, made
         _say(f"{candidate.job.name}: {made.fit}, accumulated {made.accumulation} times; trying a smaller size")
@@ -119,19 +119,19 @@ def choose(found: Sequence[Candidate], card: Card, room: Room) -> tuple[Candidat
 
 
 def _print_table(target: str, gpu: str | None, words: Sequence[str]) -> None:
-    cards = [find_card(gpu)] if gpu else list(CARDS.values())
-    candidates = _all_sizes(target, cards[0], words)
+    gpus = [find_gpu(gpu)] if gpu else list(GPU_MODELS.values())
+    candidates = _all_sizes(target, gpus[0], words)
     jobs = {str(candidate.shown.get("model_size", candidate.job.name)): candidate.job for candidate in candidates}
-    print(table_text(fit_table(jobs, _TABLE_BATCHES, cards), cards))
+    print(table_text(fit_table(jobs, _TABLE_BATCHES, gpus), gpus))
 
 
-def _all_sizes(target: str, card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+def _all_sizes(target: str, gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     if ":" in target:
-        return load_candidates(target, card, words)
+        return load_candidates(target, gpu, words)
     try:
-        return load_candidates(target, card, [*words, "model_size=auto"])
+        return load_candidates(target, gpu, [*words, "model_size=auto"])
     except UsageError:  # this recipe has no `model_size=auto`: it trains the size it is given
-        return load_candidates(target, card, words)
+        return load_candidates(target, gpu, words)
 
 
 def _say(text: str) -> None:

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from jackline.models import unfilled
 
 IGNORED = -100
-_PROOF_ROWS = 16
-_PROOF_LIMIT = 0.02  # bf16 has 8 bits of precision; a wrong kernel is off by far more
+_CHECK_ROWS = 16
+_CHECK_LIMIT = 0.02  # bf16 has 8 bits of precision; a wrong kernel is off by far more
 
 
 def summed_cross_entropy(
@@ -51,7 +51,7 @@ def why_no_kernel(head: nn.Module) -> str:
         return "the head is more than one matrix"
     weight = head.weight
     if not weight.is_cuda or weight.dtype != torch.bfloat16:
-        return "it needs bf16 weights on a card"
+        return "it needs bf16 weights on a GPU"
     try:
         from jackline.models.loss_kernel import head_loss
 
@@ -64,17 +64,17 @@ def why_no_kernel(head: nn.Module) -> str:
         return (
             f"{type(problem).__name__}: {str(problem).strip().splitlines()[0][:100] if str(problem).strip() else ''}"
         )
-    return f"it is off by {off:.1%} from the plain loss" if off > _PROOF_LIMIT else ""
+    return f"it is off by {off:.1%} from the plain loss" if off > _CHECK_LIMIT else ""
 
 
 def _compare(head: nn.Linear, head_loss: Any) -> float:
     """The largest relative difference of loss and gradients between the kernel and plain operators on a few rows."""
     weight = head.weight.detach().clone().requires_grad_()
-    chance = torch.Generator(weight.device).manual_seed(1)
+    rng_state = torch.Generator(weight.device).manual_seed(1)
     rows = torch.randn(
-        _PROOF_ROWS, weight.shape[1], generator=chance, device=weight.device, dtype=weight.dtype
+        _CHECK_ROWS, weight.shape[1], generator=rng_state, device=weight.device, dtype=weight.dtype
     ).requires_grad_()
-    labels = torch.randint(0, weight.shape[0], (_PROOF_ROWS,), generator=chance, device=weight.device)
+    labels = torch.randint(0, weight.shape[0], (_CHECK_ROWS,), generator=rng_state, device=weight.device)
     labels[0] = IGNORED
     plain = functional.cross_entropy((rows @ weight.t()).float(), labels, ignore_index=IGNORED, reduction="sum")
     found = head_loss(rows, weight, labels)[0]

@@ -24,7 +24,7 @@ IGNORED = -100
 
 # Triton interprets annotations, so its functions have no others than Triton's own.
 @triton.jit
-def _loss_and_slope(logits, labels, losses, width, ignored: tl.constexpr, block: tl.constexpr):
+def _loss_and_gradient(logits, labels, losses, width, ignored: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     label = tl.load(labels + row)
@@ -44,14 +44,14 @@ def _loss_and_slope(logits, labels, losses, width, ignored: tl.constexpr, block:
     for begin in range(0, width, block):
         at = begin + tl.arange(0, block)
         value = tl.load(logits + at, mask=at < width, other=-float("inf")).to(tl.float32)
-        slope = tl.exp(value - largest) * share - tl.where(at == label, 1.0, 0.0)
-        tl.store(logits + at, slope.to(logits.dtype.element_ty), mask=at < width)
+        gradient = tl.exp(value - largest) * share - tl.where(at == label, 1.0, 0.0)
+        tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < width)
 
 
-def overwrite_with_slopes(logits: Tensor, labels: Tensor) -> Tensor:
+def overwrite_with_gradients(logits: Tensor, labels: Tensor) -> Tensor:
     """The loss of each row. Afterwards `logits` holds the gradient of each row's own loss."""
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    _loss_and_slope[(logits.shape[0],)](
+    _loss_and_gradient[(logits.shape[0],)](
         logits, labels, losses, logits.shape[1], ignored=IGNORED, block=_BLOCK, num_warps=_NUM_WARPS
     )
     return losses
@@ -61,7 +61,7 @@ def overwrite_with_slopes(logits: Tensor, labels: Tensor) -> Tensor:
 def head_loss(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The summed loss, and the gradients of the logits for the backward pass."""
     logits = rows @ weight.t()
-    losses = overwrite_with_slopes(logits, labels.contiguous())
+    losses = overwrite_with_gradients(logits, labels.contiguous())
     return losses.sum(), logits
 
 
@@ -76,10 +76,10 @@ def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Ten
     ctx.set_materialize_grads(False)  # else torch allocates zeros of the logits' size for an unused output
 
 
-def _go_back(ctx: Any, slope: Tensor, _unused: Tensor | None) -> tuple[Tensor, Tensor, None]:
-    rows, weight, slopes = ctx.saved_tensors
+def _go_back(ctx: Any, gradient: Tensor, _unused: Tensor | None) -> tuple[Tensor, Tensor, None]:
+    rows, weight, gradients = ctx.saved_tensors
     # The gradient of the loss scales the results of both products, which are smaller than the logits.
-    return (slopes @ weight) * slope, (slopes.t() @ rows) * slope, None
+    return (gradients @ weight) * gradient, (gradients.t() @ rows) * gradient, None
 
 
 head_loss.register_autograd(_go_back, setup_context=_remember)

@@ -107,7 +107,7 @@ def follow(run: RunDir) -> RunView:
     """Draw until the run has ended."""
     from jackline.cli.view.notes import Notes
 
-    card = Card()
+    gpu = GpuModel()
     notes = Notes(run, read_status(run).attempt, from_start=False)
     draw_at_s = 0.0
     while True:
@@ -119,7 +119,7 @@ def follow(run: RunDir) -> RunView:
         if is_over or time.monotonic() >= draw_at_s:
             draw_at_s = time.monotonic() + DRAW_EVERY_S
             view = read_view(run, now_s=time.time())
-            card.show(card_text(view))
+            gpu.show(gpu_text(view))
         for text in notes.read(time.time()):
             say(text)
         if is_over:
@@ -164,7 +164,7 @@ _TAIL_BYTES = 16 << 10
 _STAMP = re.compile(r"^\S+Z ")
 
 
-class Card:
+class GpuModel:
     """The block. It belongs to the cell in which it was first shown."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class Card:
             self._handle.update({"text/plain": text}, raw=True)
 
 
-def card_text(view: RunView) -> str:
+def gpu_text(view: RunView) -> str:
     lines = last_lines(Path(view.log.path))
     return "\n".join([status_text(view), *(["", *lines] if lines else [])])
 

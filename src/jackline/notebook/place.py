@@ -34,7 +34,7 @@ def setup(save_to: str | os.PathLike[str] | None = None) -> None:
     place = None if save_to is None else find_place(os.fspath(save_to), find_notebook(os.environ))
     folder = runs_folder()
     if place is not None:
-        prove_writable(place)
+        check_writable(place)
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_json(folder / MEMORY, {"save_to": place})
     say(f"runs are in {folder}")
@@ -87,7 +87,7 @@ def mount_drive(point: Path) -> Path:
     return files
 
 
-def prove_writable(place: str) -> None:
+def check_writable(place: str) -> None:
     """Fail now if the place cannot be written. A URL is checked only by the run's first upload."""
     check_mirror(place)
     if "://" in place:

@@ -15,11 +15,11 @@ from jackline.rundir.status import read_status
 def plan(target: str, *words: str, name: str | None = None, gpu: str | None = None, **settings: Any) -> None:
     """Check whether a run will fit and finish: `jackline doctor`, and with a GPU `jackline plan --explain`.
 
-    gpu="T4" asks about another card, model_size="auto" asks which size suits this one; both only compute and run
+    gpu="T4" asks about another GPU, model_size="auto" asks which size suits this one; both only compute and run
     nothing. Raises when there is a problem, so that the cells below do not run. While the same run (`name`, if it was
     given one) is alive, nothing is run beside it.
     """
-    from jackline.memory.plan.cards import detect_card
+    from jackline.memory.plan.gpus import detect_gpu
     from jackline.trainer.recipe import is_own_file
 
     asked = [*words, *as_words(settings)]
@@ -37,7 +37,7 @@ def plan(target: str, *words: str, name: str | None = None, gpu: str | None = No
         raise JacklineError(
             "this would not go well: the problem is named above", hint="put it right here and in the cell that trains"
         ) from None
-    if detect_card() is not None:
+    if detect_gpu() is not None:
         call(["plan", target, *asked, "--explain"])
 
 

@@ -83,10 +83,10 @@ def describe_run(
     )
 
 
-def with_cards(contents: RunFile, names: Sequence[str], sizes_bytes: Sequence[int] = ()) -> RunFile:
+def with_gpus(contents: RunFile, names: Sequence[str], sizes_bytes: Sequence[int] = ()) -> RunFile:
     """The same with the machine's GPUs. The creator of a run queries them, because a driver may be slow."""
-    cards = {"cards": list(names), "card_bytes": list(sizes_bytes)}
-    return replace(contents, machine={**contents.machine, **cards})
+    gpus = {"cards": list(names), "card_bytes": list(sizes_bytes)}
+    return replace(contents, machine={**contents.machine, **gpus})
 
 
 def write_run_file(run: RunDir, contents: RunFile) -> None:

@@ -19,7 +19,7 @@ from jackline.session.attachment import Attachment
 from jackline.session.feeds.choose import choose_feed
 from jackline.session.feeds.feed import Feed
 from jackline.session.home import Home, command_line, find_home, is_notebook, write_ending
-from jackline.session.memory.gpu import CardMemory, prepare_card
+from jackline.session.memory.gpu import GpuMemory, prepare_gpu
 from jackline.session.memory.host import loading_of, settings_to_start_with, use_less
 from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Reporter, keep_standard_descriptors, say
@@ -75,7 +75,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     feed = choose_feed(loader, settings, say)  # first, because it may raise: then no run is created
     if settings.exact:
         make_exact()
-    prepare_card()
+    prepare_gpu()
     home = find_home(settings)
     for note in home.notes:
         say(note)
@@ -86,8 +86,8 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         leave_out_frozen=settings.leave_out_frozen,
     )
     engine = CheckpointEngine(home.run, engine_settings)
-    chance = ProcessRandom()
-    whole = {**state, "random": chance, "session": None, "values": values}
+    rng_state = ProcessRandom()
+    whole = {**state, "random": rng_state, "session": None, "values": values}
     saver = Saver(engine, whole, settings)
     scalars = Scalars()
     fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
@@ -109,10 +109,10 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         scalars=scalars,
         reporter=reporter,
         stop=stop,
-        chance=chance,
+        rng_state=rng_state,
         fingerprint=fingerprint,
         values=values,
-        card=CardMemory(state, stepper.optimizers, reporter.event, pulse.now),
+        gpu=GpuMemory(state, stepper.optimizers, reporter.event, pulse.now),
         pulse=pulse,
         best=BestKeeper(settings.keep_best, engine.folder),
     )
@@ -154,7 +154,7 @@ def _restore(attached: Attachment) -> None:
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
     _judge(attached, receipt, session)
     attached.feed.restore(session["feed"]["state"])
-    attached.card.restore(session.get("safe_step"))
+    attached.gpu.restore(session.get("safe_step"))
     for line in receipt_lines(receipt, attached.feed, session):
         event("resumed", line, is_loud=True, step=receipt.step)
     first = FirstLoss(attached.home.run, 0, receipt.step, event)

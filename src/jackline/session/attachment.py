@@ -18,13 +18,13 @@ from jackline.rundir.intent import write_intent
 from jackline.rundir.process_id import identify
 from jackline.session.feeds.feed import Feed
 from jackline.session.home import Home, read_grace_s, write_ending
-from jackline.session.memory.gpu import CardMemory
+from jackline.session.memory.gpu import GpuMemory
 from jackline.session.memory.host import HostMemory, SaveCost
 from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Reporter, say
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.phase import Phase, phase
-from jackline.session.saving import proof
+from jackline.session.saving import roundtrip
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
 from jackline.session.saving.saver import Saver
@@ -56,10 +56,10 @@ class Attachment:
     scalars: Scalars
     reporter: Reporter
     stop: StopRequest
-    chance: ProcessRandom
+    rng_state: ProcessRandom
     fingerprint: Fingerprint
     values: dict[str, Any]
-    card: CardMemory
+    gpu: GpuMemory
     best: BestKeeper
     position: Position = field(default_factory=Position)
     restored: dict[str, Any] | None = None
@@ -110,7 +110,7 @@ class Attachment:
             is_first = True
         self.feed.open(self.position.epoch, self.position.batch)
         if is_first:
-            self.chance.reapply()  # creating an iterator may have drawn random numbers
+            self.rng_state.reapply()  # creating an iterator may have drawn random numbers
         self.come_round()
 
     def reopen(self) -> None:
@@ -122,7 +122,7 @@ class Attachment:
         self.pulse.now("fetch")
         batch = self.feed.take()
         self.pulse.now("")
-        self.card.look_at(batch)
+        self.gpu.look_at(batch)
         return batch
 
     def between_passes(self) -> None:
@@ -218,7 +218,7 @@ class Attachment:
         if why:
             self.best.refuse(step, why, self.reporter.event)
             return False
-        with self.best.as_marked(self.chance):
+        with self.best.as_marked(self.rng_state):
             return self.save(is_last=True, is_repeated=True, takes_back=takes_back)
 
     def note_schedule(self, **words: Any) -> None:
@@ -252,7 +252,7 @@ class Attachment:
             self.reporter.event("complete", f"complete at step {step}", step=step)
             self.best.tell_unseen(self.scalars.known(), self.reporter.event)
         cause, code = _cause(error)
-        needs_new_process = self.card.note_error(error, self.label)
+        needs_new_process = self.gpu.note_error(error, self.label)
         if self.host is not None:
             self.host.stop()
         if isinstance(error, Stopped):
@@ -283,7 +283,7 @@ class Attachment:
             "loss_bounds": self.saver.bounds(newest),
             "last_checkpoint": newest,
             "metrics": dict(self.scalars.latest),
-            "memory": {**self.card.read(), "host": self.host.read() if self.host is not None else None},
+            "memory": {**self.gpu.read(), "host": self.host.read() if self.host is not None else None},
             "stop_requested_by": self.stop.by or None,
             "protections_off": [self.saver.why_off] if self.saver.why_off else [],
         }
@@ -298,10 +298,10 @@ class Attachment:
             grace_s = read_grace_s(self.home.run, self.settings.grace_s)
             if waited_s > _PATIENCE * grace_s and not self.is_over:
                 self._has_warned = True
-                stands = self.saver.what_stands(self.stepper.steps_done)
+                views = self.saver.what_stands(self.stepper.steps_done)
                 text = (
                     f"{self.stop.by} came {format_duration(waited_s)} ago and this step has not ended; the grace is "
-                    f"over after {format_duration(grace_s)}. If it is killed, {stands}"
+                    f"over after {format_duration(grace_s)}. If it is killed, {views}"
                 )
                 self.reporter.event("grace", text, is_loud=True)
 
@@ -329,15 +329,15 @@ class Attachment:
             return
         self.saver.state["session"] = self._session_state()
         self.saver.state["values"] = dict(self.values)
-        if not self.settings.prove or self.saver.why_off:
+        if not self.settings.verify or self.saver.why_off:
             return
         with phase("prove that saving works"):
             try:
-                proof.prove(self.saver.engine, self.saver.state, step=self.stepper.steps_done)
+                roundtrip.verify(self.saver.engine, self.saver.state, step=self.stepper.steps_done)
             except JacklineError:
                 raise
             except Exception as problem:
-                text = f"saving could not be proved ({type(problem).__name__}: {problem}); training goes on"
+                text = f"saving could not be verified ({type(problem).__name__}: {problem}); training goes on"
                 self.reporter.event("unproved", text, is_loud=True)
         self.saver.poll(time.monotonic(), is_urgent=True)
         self.saver.begin(self.stepper.steps_done)
@@ -349,7 +349,7 @@ class Attachment:
             "batch": self.position.batch,
             "feed": {"kind": self.feed.kind, "state": self.feed.state(takes_back=takes_back)},
             "fingerprint": self.fingerprint,
-            "safe_step": self.card.state(),
+            "safe_step": self.gpu.state(),
         }
 
     def _mind_memory(self, now_s: float) -> None:
@@ -370,7 +370,7 @@ class Attachment:
         self.stop.ask(leave.why)
 
     def _save_cost(self) -> SaveCost:
-        state_bytes = self.card.state_bytes()
+        state_bytes = self.gpu.state_bytes()
         # The first save allocates host memory; later ones reuse it.
         return SaveCost(self.saver.expected_s(state_bytes), state_bytes if self.saver.last_step is None else 0)
 

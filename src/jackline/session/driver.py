@@ -72,10 +72,10 @@ class Driver:
     def load(self, state: Mapping[str, Any]) -> bool:
         """Fill the objects in `state` from the newest checkpoint; False when there is none.
 
-        `reapply_chance` restores the RNG states, once the framework has created its iterators.
+        `reapply_rng_state` restores the RNG states, once the framework has created its iterators.
         """
         attached = self._attached
-        whole = {**state, "random": attached.chance, "session": None, "values": {}}
+        whole = {**state, "random": attached.rng_state, "session": None, "values": {}}
         attached.saver.state = whole
         receipt = attached.saver.engine.load_newest(whole)
         if receipt is None:
@@ -94,8 +94,8 @@ class Driver:
         found: dict[str, Any] = into["checkpoint"]
         return found
 
-    def reapply_chance(self) -> None:
-        self._attached.chance.reapply()
+    def reapply_rng_state(self) -> None:
+        self._attached.rng_state.reapply()
 
     def before_change(self) -> None:
         """Call it before an optimizer steps, when copies may overlap."""
@@ -114,7 +114,7 @@ class Driver:
         attached = self._attached
         step = attached.stepper.steps_done
         session = {"step": step, "epoch": 0, "batch": 0, "feed": {"kind": "none", "state": {}}, "notes": dict(notes)}
-        attached.saver.state = {**state, "random": attached.chance, "session": session, "values": {}}
+        attached.saver.state = {**state, "random": attached.rng_state, "session": session, "values": {}}
         is_last = is_waited_for or self.should_stop
         metrics = attached.best.label(attached.scalars.known_at(step), step)
         is_best = attached.best.wants_save(step)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
-from jackline.machine.gpu.watch import card_names, card_sizes
+from jackline.machine.gpu.watch import gpu_names, gpu_sizes
 from jackline.rundir.create import Claim, claim_run, find_existing
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
@@ -38,7 +38,7 @@ from jackline.rundir.records.start import StartRecord, write_start
 from jackline.rundir.records.stop_request import read_stop_request
 from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.registry import register
-from jackline.rundir.run_file import check_name, describe_run, with_cards
+from jackline.rundir.run_file import check_name, describe_run, with_gpus
 from jackline.rundir.status import read_status
 from jackline.session.settings import Settings
 
@@ -137,7 +137,7 @@ def _refuse(decision: Any, run: RunDir) -> None:
 
 def _claim(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> Claim:
     contents = describe_run(run.name, kind="run", argv=argv, settings=wanted, options={}, cwd=Path.cwd())
-    contents = with_cards(contents, card_names(), card_sizes())
+    contents = with_gpus(contents, gpu_names(), gpu_sizes())
     claim = claim_run(run, contents, hint=_OTHER_PLACE)
     if claim is None:
         raise UsageError(

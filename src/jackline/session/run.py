@@ -140,7 +140,7 @@ class Run:
         slice size is `micro_batch` at first, the whole batch by default; a size it shrank to is kept in checkpoints.
         """
         self._require_entered()
-        return self._attached.card.step(fn, batch, Slicing(micro_batch, weight, count), step=self._attached.label)
+        return self._attached.gpu.step(fn, batch, Slicing(micro_batch, weight, count), step=self._attached.label)
 
     def save(self, **metrics: float) -> None:
         """Save at the next boundary: immediately between epochs and after the loop, else when this step ends.

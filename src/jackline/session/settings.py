@@ -89,7 +89,7 @@ class Settings:
             group=_RESUMING,
         ),
     )
-    prove: bool = setting(True, "Save, load and compare once before step 1.", group=_SAVING)
+    verify: bool = setting(True, "Save, load and compare once before step 1.", group=_SAVING)
     overlap: bool = setting(
         False,
         "Copy beside the next step: you promise that only optimizer.step() changes what is saved.",

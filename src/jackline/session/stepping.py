@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from jackline.errors import UsageError
-from jackline.session.saving.rng import Chance
+from jackline.session.saving.rng import RngState
 
 _version = operator.attrgetter("_version")
 
@@ -37,7 +37,7 @@ class Stepper:
         for number, optimizer in enumerate(self.optimizers):
             self._handles.append(optimizer.register_step_pre_hook(self._on_begin))
             self._handles.append(optimizer.register_step_post_hook(self._on_end(number)))
-        self._chance = Chance()
+        self._rng_state = RngState()
         self._state = state
         self.tensors = find_tensors(state)
         self._places = find_places(state)
@@ -117,7 +117,7 @@ class Stepper:
     def _read(self) -> tuple[Any, ...]:
         # Torch counts in-place changes of each tensor: 0.3 us a tensor, against reading all of it.
         versions = sum(map(_version, self.tensors))
-        return versions, read_cuda_offsets(), self._chance.mark()
+        return versions, read_cuda_offsets(), self._rng_state.mark()
 
 
 def _is_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:

@@ -53,7 +53,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     console.say(f"device {device_name(device)}, torch {torch.__version__}", "start")
     precision = choose_precision(config.precision, device)
     attention = choose_attention(config.attention, device)
-    card = process.open_card(device)
+    gpu = process.open_gpu(device)
     if _may_compile(config, device):
         _load_compiler(device, compiling.cache_folder(folder, attention), console)
     corpus = open_corpus(config, console)
@@ -63,7 +63,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     _check_vocabulary(config, corpus)
     shape = shape_of(config, corpus.train.vocab_size)
     with console.phase("model", describe_shape(config.model, shape)):
-        process.wait_for(card)  # before the seed: one that is set while a card opens may miss the card's generator
+        process.wait_for(gpu)  # before the seed: one that is set while a GPU opens may miss the GPU's generator
         network = make_network(config, shape, device)
         additions = config.make_additions(network) or NoAdditions()  # may change weights before masters are taken
         learner = make_learner(network, config, precision, device)
@@ -75,7 +75,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     with console.phase("plan", "which micro-batch fits"):
         # What an earlier attempt's rehearsal measured, so that this one need not plan twice.
         correction = load_correction(RunDir(folder))
-        chosen = choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda", correction=correction)
+        chosen = choose_micro_batch(config, shape, precision, is_on_gpu=device.type == "cuda", correction=correction)
         console.say(plan_text(config, chosen, precision, total_steps))
         console.say(describe_schedule(schedule))
     task = LanguageTask(
@@ -111,7 +111,7 @@ def _may_compile(config: TrainConfig, device: torch.device) -> bool:
 def _load_compiler(device: torch.device, cache: Path, console: Console) -> None:
     """Torch's compiler chooses a folder when it is imported, so it is told before."""
     compiling.use_cache(cache)
-    what = "opening the card and loading" if device.type == "cuda" else "loading"
+    what = "opening the GPU and loading" if device.type == "cuda" else "loading"
     with console.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
         process.import_compiler()
 
@@ -143,7 +143,7 @@ def compile_if_it_pays(task: LanguageTask, console: Console, folder: Path) -> No
     cache = compiling.cache_folder(folder, task.attention)
     decision = compiling.decide(
         config.compile,
-        has_card=device.type == "cuda",
+        has_gpu=device.type == "cuda",
         can_compile=compiling.why_not(device) if config.compile != "off" else "",
         steps_left=task.total_steps - steps_done(folder),
         eager_step_s=guess_step_s(task),

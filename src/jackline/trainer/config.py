@@ -16,6 +16,7 @@ from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.settings import validate
+from jackline.trainer.overrides import find_settings_file, read_words, read_yaml
 from jackline.trainer.recipe import RecipeHooks, load_recipe
 from jackline.trainer.setting_groups import (
     CheckpointSettings,
@@ -27,7 +28,6 @@ from jackline.trainer.setting_groups import (
     RunSettings,
     ValidationSettings,
 )
-from jackline.trainer.words import find_settings_file, read_words, read_yaml
 
 QUIET_FIELDS = (
     "verbose",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 from jackline.models import shapes
 from jackline.models.gpt import GPT
 from jackline.models.loss import why_no_kernel
@@ -62,11 +62,11 @@ def context_of(shape: Shape) -> int | None:
 
 
 def use_kernels(model: Network, precision: Precision) -> str:
-    """Our own kernels where they are proven on this card, before it is compiled; a sentence about it, or nothing."""
+    """Our own kernels where they are verified on this GPU, before it is compiled; a sentence about it, or nothing."""
     model.has_loss_kernel = precision == "bf16-weights" and not why_no_kernel(model.head)
     if not isinstance(model, NSAModel):
         return ""
     why_not = model.use_kernels(_CAST.get(precision))
     if why_not:
         return f"attention in plain torch, with memory for the square of the sequence; no kernels: {why_not}"
-    return "attention by our own kernels: compared with plain torch on this card, outputs, slopes and chosen blocks"
+    return "attention by our own kernels: compared with plain torch on this GPU, outputs, gradients and chosen blocks"

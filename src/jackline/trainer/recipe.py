@@ -17,7 +17,7 @@ from jackline.memory.plan.own_file import load_file
 if TYPE_CHECKING:
     from torch import nn
 
-    from jackline.memory.plan.cards import Precision
+    from jackline.memory.plan.gpus import Precision
     from jackline.memory.predict.job import Job
     from jackline.trainer.corpus import TrainText
     from jackline.trainer.language import Additions
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 
-# name -> (module, one line of help). The module has `candidates(card, words)` for the memory plan and, when it can
+# name -> (module, one line of help). The module has `candidates(gpu, words)` for the memory plan and, when it can
 # be trained, `recipe()`.
 RECIPES = {
     "demo": ("jackline.recipes.demo.recipe", "A small GPT on the Python standard library's own sources."),

@@ -1,6 +1,6 @@
-"""The kernels of sparse attention against plain torch: on a card, or on a CPU by Triton's interpreter.
+"""The kernels of sparse attention against plain torch: on a GPU, or on a CPU by Triton's interpreter.
 
-TRITON_INTERPRET=1 pytest tests/models/nsa/test_kernels.py     with Triton installed, without a card
+TRITON_INTERPRET=1 pytest tests/models/nsa/test_kernels.py     with Triton installed, without a GPU
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jackline.models.nsa import blocks, proof, reference
+from jackline.models.nsa import blocks, kernel_check, reference
 from jackline.models.nsa.model import NSAModel
 from jackline.models.nsa.reference import Memory
 from jackline.models.nsa.shape import NSAShape
@@ -22,9 +22,9 @@ HAS_CARD = torch.cuda.is_available()
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(
     not (HAS_TRITON and (HAS_CARD or os.environ.get("TRITON_INTERPRET") == "1")),
-    reason="needs Triton and a CUDA card, or Triton and TRITON_INTERPRET=1",
+    reason="needs Triton and a CUDA GPU, or Triton and TRITON_INTERPRET=1",
 )
-needs_card = pytest.mark.skipif(not (HAS_CARD and HAS_TRITON), reason="needs a CUDA card and Triton")
+needs_card = pytest.mark.skipif(not (HAS_CARD and HAS_TRITON), reason="needs a CUDA GPU and Triton")
 DEVICE = torch.device("cuda" if HAS_CARD else "cpu")
 
 SMALL = NSAShape(
@@ -34,14 +34,14 @@ SMALL = NSAShape(
 
 
 def draw(*sizes: int) -> Tensor:
-    chance = torch.Generator().manual_seed(sum(sizes))
-    return torch.randn(*sizes, generator=chance).to(DEVICE).requires_grad_()
+    rng_state = torch.Generator().manual_seed(sum(sizes))
+    return torch.randn(*sizes, generator=rng_state).to(DEVICE).requires_grad_()
 
 
 def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    slope = draw(*found.shape).detach()
-    ours, right = (torch.autograd.grad(out, inputs, slope, allow_unused=True) for out in (found, expected))
+    gradient = draw(*found.shape).detach()
+    ours, right = (torch.autograd.grad(out, inputs, gradient, allow_unused=True) for out in (found, expected))
     for left, other in zip(ours, right, strict=True):
         torch.testing.assert_close(left, other, rtol=1e-4, atol=1e-4)
 
@@ -185,20 +185,20 @@ def test_a_compiler_sees_the_kernels_as_operators_of_one_graph() -> None:
 
 @needs_triton
 def test_the_proof_compares_outputs_slopes_and_choice() -> None:
-    off, same = proof.compare(SMALL, DEVICE, torch.float32)
+    off, same = kernel_check.compare(SMALL, DEVICE, torch.float32)
     assert off < 1e-4
     assert same == 1.0
 
 
 @needs_triton
-@pytest.mark.skipif(HAS_CARD, reason="float32 in tiles made for bf16 does not fit into a card's shared memory")
+@pytest.mark.skipif(HAS_CARD, reason="float32 in tiles made for bf16 does not fit into a GPU's shared memory")
 def test_the_tiles_made_for_a_card_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from jackline.models.nsa import band_kernel, choice_kernel, selected_kernel
 
     monkeypatch.setattr(band_kernel, "_WIDE_TILES", band_kernel.TILES["forward"])
     monkeypatch.setattr(choice_kernel, "_WIDE_TILES", choice_kernel.TILES["score"])
     monkeypatch.setattr(selected_kernel, "_WIDE_TILES", selected_kernel.TILES["backward"])
-    off, same = proof.compare(replace(SMALL, block_length=32, num_heads=6, width=96), DEVICE, torch.float32)
+    off, same = kernel_check.compare(replace(SMALL, block_length=32, num_heads=6, width=96), DEVICE, torch.float32)
     assert off < 1e-4
     assert same == 1.0
 
@@ -206,7 +206,7 @@ def test_the_tiles_made_for_a_card_read_the_same(monkeypatch: pytest.MonkeyPatch
 @needs_card
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_card_may_use_the_kernels_for_the_real_shape(dtype: torch.dtype) -> None:
-    assert proof.why_no_kernels(NSAShape(), DEVICE, dtype) == ""
+    assert kernel_check.why_no_kernels(NSAShape(), DEVICE, dtype) == ""
 
 
 @needs_card
@@ -229,14 +229,14 @@ def test_the_real_shape_in_bf16_agrees_with_plain_torch_and_repeats_its_bits(len
     total = sum(branch.square().sum() for branch in expected[:3])
     right = [*expected[:3], *torch.autograd.grad(total, exact)]
     for left, other in zip(runs[0][:3] + runs[0][4:], right, strict=True):
-        # A lone token's choice has no slope: there float32's rounding of v . slope (64 terms, about 128) times a key
-        # times 1/8 is left, 16 units in the last place for every number.
+        # A lone token's choice has no gradient: there float32's rounding of v . gradient (64 terms, about 128) times
+        # a key times 1/8 is left, 16 units in the last place for every number.
         rounding = 4 * 16 * 2**-24 * left.numel() ** 0.5
         assert (left.float() - other).norm() <= 0.02 * other.norm() + rounding
 
 
 @needs_card
-@pytest.mark.filterwarnings("ignore")  # torch.compile has its own to say on some cards
+@pytest.mark.filterwarnings("ignore")  # torch.compile has its own to say on some GPUs
 @pytest.mark.parametrize("is_recomputing", [False, True])
 def test_a_compiled_model_in_bf16_has_the_loss_of_the_plain_one(is_recomputing: bool) -> None:
     torch.manual_seed(0)
@@ -256,9 +256,9 @@ def test_a_compiled_model_in_bf16_has_the_loss_of_the_plain_one(is_recomputing: 
 def test_what_the_kernels_cannot_do_goes_the_plain_way() -> None:
     model = NSAModel(SMALL)
 
-    assert model.use_kernels() == "they need bf16 or float32 on a card"
+    assert model.use_kernels() == "they need bf16 or float32 on a GPU"
     assert not any(block.attention.has_kernels for block in model.blocks)
     odd = replace(SMALL, head_width=24)
-    assert proof.why_no_kernels(odd, torch.device("cuda"), torch.bfloat16) == (
+    assert kernel_check.why_no_kernels(odd, torch.device("cuda"), torch.bfloat16) == (
         "their tiles are made for a head_width of 16, 32, 64 or 128, not 24"
     )

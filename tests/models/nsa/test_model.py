@@ -91,8 +91,8 @@ def test_each_branch_reads_exactly_the_keys_it_may(length: int) -> None:
     found = reference.attend(query, memory, SMALL)
     for branch, first in ((found.compressed, 0), (found.selected, 2), (found.window, 4)):
         for t in range(length):
-            slope = torch.autograd.grad(branch[:, t].sum(), memory[first + 1], retain_graph=True)[0]
-            read = {int(at) for at in slope[0, :, 0].abs().sum(dim=-1).nonzero().flatten()}
+            gradient = torch.autograd.grad(branch[:, t].sum(), memory[first + 1], retain_graph=True)[0]
+            read = {int(at) for at in gradient[0, :, 0].abs().sum(dim=-1).nonzero().flatten()}
             if first == 0:
                 expected = set(range(4 * ((t + 1) // 4))) if t >= 7 else set()
             elif first == 4:
@@ -177,7 +177,7 @@ def test_loss_and_gradients_agree_with_float64(dtype: torch.dtype, length: int) 
     for (name, right), left in zip(exact.named_parameters(), low.parameters(), strict=True):
         assert right.grad is not None and left.grad is not None
         assert right.grad.norm() > 0, name
-        if "gate" not in name:  # these slopes are differences of nearly equal numbers
+        if "gate" not in name:  # these gradients are differences of nearly equal numbers
             assert (left.grad.double() - right.grad).norm() <= loose * right.grad.norm(), name
 
 

@@ -1,4 +1,4 @@
-"""The order of pairs and their features: every pair once an epoch, any place found again, the same on a card."""
+"""The order of pairs and their features: every pair once an epoch, any place found again, the same on a GPU."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ def test_features_are_the_same_from_a_map_and_from_the_devices_memory() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_on_a_card_embeddings_that_fit_are_kept_there_and_give_the_same_features() -> None:
-    data, card = make_data(), torch.device("cuda")
-    rows = next(PairLoader(data, PairSettings(8, 42), card)).rows
-    resident, mapped = Pairs(data, card), Pairs(data, card, is_resident=False)
+    data, gpu = make_data(), torch.device("cuda")
+    rows = next(PairLoader(data, PairSettings(8, 42), gpu)).rows
+    resident, mapped = Pairs(data, gpu), Pairs(data, gpu, is_resident=False)
     assert resident.is_resident and rows.device.type == "cuda"
     for one, other in zip(resident.gather(rows), mapped.gather(rows), strict=True):
         assert one.device.type == other.device.type == "cuda" and torch.equal(one, other)

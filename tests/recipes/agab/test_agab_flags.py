@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jackline.errors import EXIT_USAGE, UsageError
-from jackline.memory.plan.cards import find_card
 from jackline.memory.plan.choose import plan
+from jackline.memory.plan.gpus import find_gpu
 from jackline.recipes.agab.recipe import AgabConfig, candidates
 from jackline.trainer.config import Resolved, config_text, resolve, resolve_words
 from tests.recipes.agab.data.planted import write_small
@@ -203,8 +203,8 @@ def test_doctor_tries_the_head_on_the_table(shell: Shell) -> None:
 
 
 def test_the_memory_of_the_head_is_planned_without_data() -> None:
-    card = find_card("T4")
-    (found,) = candidates(card, ["--batch_size", "64"])
+    gpu = find_gpu("T4")
+    (found,) = candidates(gpu, ["--batch_size", "64"])
     shown = {"inputs": 2304, "parameters": 3_053_057, "batch_size": 64, "precision": "fp32"}
     assert found.shown == shown
-    assert plan(found.job, card).fit == "fits"
+    assert plan(found.job, gpu).fit == "fits"

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from jackline.data.spec import DataSpec
-from jackline.machine.gpu.watch import card_names
+from jackline.machine.gpu.watch import gpu_names
 from jackline.memory.__main__ import _all_sizes
-from jackline.memory.plan.cards import find_card
+from jackline.memory.plan.gpus import find_gpu
 from jackline.memory.predict.step import predict
 from jackline.models.nsa.attention import SparseAttention
 from jackline.models.nsa.model import NSAModel
@@ -51,7 +51,7 @@ from tests.trainer.test_tensorboard import points
 
 needs_card = pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
-    reason="needs a CUDA card and Triton: compiled with our kernels it was not tried",
+    reason="needs a CUDA GPU and Triton: compiled with our kernels it was not tried",
 )
 GATES = ("gate_compressed", "gate_selected", "gate_window")
 STEP = StepFacts(step=0)
@@ -108,7 +108,7 @@ def test_every_flag_at_once_really_trains_on_fineweb_and_tells_what_gates_and_bl
     assert re.findall(r"^\[eval\] step (\d+): val_loss ", done.out, re.M) == ["6", "12"]
     assert "[end] end       finished at step 12 of 12" in done.out
 
-    assert json.loads((shell.runs / "m" / "run.json").read_text())["machine"]["cards"] == card_names()
+    assert json.loads((shell.runs / "m" / "run.json").read_text())["machine"]["cards"] == gpu_names()
     lines = [json.loads(line) for line in (shell.runs / "m" / "metrics-0.jsonl").read_text().splitlines()]
     facts = {line["step"]: line for line in lines if "gate_entropy" in line}
     assert list(facts) == [1, 5, 10]  # and no other step waits for them
@@ -146,8 +146,10 @@ def test_a_real_training_on_256_random_symbols_never_predicts_one(trainings: Tra
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "symbols.json"))
-    chance = random.Random(0)
-    write_fineweb(tmp_path / "noise", [" ".join(f"w{chance.randrange(256)}" for _ in range(2000)) for _ in range(40)])
+    rng_state = random.Random(0)
+    write_fineweb(
+        tmp_path / "noise", [" ".join(f"w{rng_state.randrange(256)}" for _ in range(2000)) for _ in range(40)]
+    )
     words = ("seq_len=128", "batch_size=8", "max_steps=45", "lr=4e-3", "warmup_steps=4", "save_every_steps=0")
     sources = (
         f"data={tmp_path / 'noise'}",
@@ -167,13 +169,13 @@ def test_a_real_training_on_256_random_symbols_never_predicts_one(trainings: Tra
 def test_on_a_card_it_is_compiled_in_bf16_and_read_by_our_kernels(recompute: str, shell: Shell) -> None:
     typed = (
         "--model smoke --tokenizer bytes --data python-stdlib --seq-len 512 --batch-size 16 --steps 40 --lr 1e-3 "
-        f"--warmup 4 --stats-every 20 --compile on --recompute {recompute} --name card"
+        f"--warmup 4 --stats-every 20 --compile on --recompute {recompute} --name gpu"
     )
     done = shell.jackline("train", "m7c", *typed.split())
     assert done.code == 0, done
     assert "[model] attention by our own kernels: " in done.out
     assert "[plan] compiled: compile=on\n" in done.out
-    lines = [json.loads(line) for line in (shell.runs / "card" / "metrics-0.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (shell.runs / "gpu" / "metrics-0.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[0] > 5.5 and losses[-1] < 3.5
     assert [line["step"] for line in lines if "gate_entropy" in line] == [1, 20, 40]
@@ -262,13 +264,13 @@ def test_statistics_that_fail_are_told_once_and_never_end_a_training() -> None:
 
 
 def test_the_plan_knows_that_kernels_take_no_square_of_the_sequence_and_plain_torch_does() -> None:
-    card = find_card("H200")
+    gpu = find_gpu("H200")
     peaks = {}
-    for is_on_card in (True, False):
+    for is_on_gpu in (True, False):
         for seq_len in (2048, 8192):
             config = resolve("m7c", ["--model", "toy", "--tokenizer", "bytes", f"--seq-len={seq_len}"]).config
-            job = job_of(config, shape_of(config, 257), "bf16-weights", is_on_card=is_on_card)
-            peaks[is_on_card, seq_len] = predict(job, 1, card).peak_allocated_bytes
+            job = job_of(config, shape_of(config, 257), "bf16-weights", is_on_gpu=is_on_gpu)
+            peaks[is_on_gpu, seq_len] = predict(job, 1, gpu).peak_allocated_bytes
     assert peaks[True, 8192] < 5 * peaks[True, 2048]
     assert peaks[False, 8192] > 12 * peaks[False, 2048]
 
@@ -277,26 +279,26 @@ def test_the_plan_knows_that_kernels_take_no_square_of_the_sequence_and_plain_to
 def test_what_stands_for_the_turn_in_a_plan_keeps_what_the_turn_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve("m7c", ["--model", "smoke", "--tokenizer", "bytes", "--seq-len=1024"]).config
     job = job_of(config, shape_of(config, 257), "bf16-weights")
-    quick = predict(job, 2, find_card("H200")).peak_allocated_bytes
+    quick = predict(job, 2, find_gpu("H200")).peak_allocated_bytes
     monkeypatch.setattr(PlannedAttention, "_turn", SparseAttention._turn)
-    assert quick == pytest.approx(predict(job, 2, find_card("H200")).peak_allocated_bytes, rel=0.005)
+    assert quick == pytest.approx(predict(job, 2, find_gpu("H200")).peak_allocated_bytes, rel=0.005)
 
 
 def test_the_plan_shows_the_parameters_there_are() -> None:
-    shown = candidates(find_card("H200"), ["--seq-len", "4096"])[0].shown
+    shown = candidates(find_gpu("H200"), ["--seq-len", "4096"])[0].shown
     assert (shown["parameters"], shown["batch_size"], shown["precision"]) == (155_169_060, 16, "bf16-weights")
-    shown = candidates(find_card("H200"), ["--config", "m7c_125m_fast_log", "--model", "toy"])[0].shown
+    shown = candidates(find_gpu("H200"), ["--config", "m7c_125m_fast_log", "--model", "toy"])[0].shown
     assert (shown["model"], shown["batch_size"]) == ("toy", 16)
-    table = _all_sizes("jackline.recipes.m7c.recipe", find_card("T4"), [])  # for `plan --table`
+    table = _all_sizes("jackline.recipes.m7c.recipe", find_gpu("T4"), [])  # for `plan --table`
     assert [candidate.job.name for candidate in table] == ["m7c 125m"]
 
 
 def test_on_a_cpu_as_many_sequences_at_a_time_as_their_square_leaves_room_for() -> None:
     large, small = (resolve("m7c", words).config for words in ([], ["--quick"]))
-    chosen = choose_micro_batch(large, NSAShape(), "fp32", is_on_card=False)
+    chosen = choose_micro_batch(large, NSAShape(), "fp32", is_on_gpu=False)
     square = "plain attention takes memory with the square of the sequence"
     assert (chosen.micro_batch, chosen.accumulation, chosen.text) == (1, 16, square)
-    assert choose_micro_batch(small, NSAShape(), "fp32", is_on_card=False).micro_batch == small.batch_size == 8
+    assert choose_micro_batch(small, NSAShape(), "fp32", is_on_gpu=False).micro_batch == small.batch_size == 8
 
 
 @pytest.mark.slow

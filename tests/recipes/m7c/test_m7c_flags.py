@@ -95,8 +95,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "--local-path x --data y": ("data=y and x are both asked for", "--data SOURCE alone is enough"),
     "--ddp 1": (
-        "ddp=1: training on several cards is not there yet",
-        "--ddp 0 trains on one card; batch_size, lr and steps mean the same there",
+        "ddp=1: training on several GPUs is not there yet",
+        "--ddp 0 trains on one GPU; batch_size, lr and steps mean the same there",
     ),
     "--ddp 2": ("ddp=2 is too large", "it must be from -1 to 1"),
     "--no-gc --recompute": (
@@ -247,7 +247,7 @@ def test_variables_that_decided_once_are_named_with_what_decides_now() -> None:
         "NSA_USE_SEL_MASK": "1",
         "HOME": "/root",
     }
-    road = "nothing to choose: kernels where they are proven on this card, plain torch elsewhere, tested equal"
+    road = "nothing to choose: kernels where they are verified on this GPU, plain torch elsewhere, tested equal"
     assert first_screen(M7cConfig(recipe="m7c"), environ) == [
         "$CONFIG=configs/train_showcase.yaml is not read: --config FILE",
         "$NSA_FWE_Q=8 is not read: data is read and tokenised ahead by a process of its own",

@@ -66,7 +66,7 @@ def test_the_candidate_with_the_lowest_loss_is_taken_and_is_what_was_tried() -> 
 
 
 def test_a_rejected_candidate_leaves_no_trace_even_a_full_reshuffle() -> None:
-    world = World(reset_chance=1.0, weight_diversity=0.0, weight_activity=0.0)
+    world = World(reset_probability=1.0, weight_diversity=0.0, weight_activity=0.0)
     for weight in world.weights.values():  # a good network, which every reshuffle makes worse
         weight.data.mul_(0.01)
     world.wanted.mul_(0.01)

@@ -112,14 +112,14 @@ def test_set_drops_the_smallest_and_rigl_grows_where_the_gradient_is_largest() -
     masks = masks_of(model, 0.5)
     masks.zero(dict(masks.weights))
     weight, flat = model[0].weight.detach().flatten(), masks.on["0.weight"].flatten()  # type: ignore[union-attr]
-    slope = torch.randn(600)
-    change = masks.drop_and_grow(0.1, 0, {"0.weight": slope.view(30, 20)})["0.weight"]
+    gradient = torch.randn(600)
+    change = masks.drop_and_grow(0.1, 0, {"0.weight": gradient.view(30, 20)})["0.weight"]
     kept = flat.clone()
     kept[change.off] = False
     assert weight[change.off].abs().max() <= weight[kept].abs().min()
     rest = ~flat
     rest[change.on] = False
-    assert slope[change.on].abs().min() >= slope[rest].abs().max()
+    assert gradient[change.on].abs().min() >= gradient[rest].abs().max()
     grown = masks.drop_and_grow(0.1, 7)["0.weight"]
     assert not flat[grown.on].any() and torch.equal(grown.off.sort().values, change.off.sort().values)
 

@@ -125,8 +125,8 @@ def test_the_divergence_and_its_slopes_are_kl_divs_to_the_bit() -> None:
     def run(divergence: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         student = functional.log_softmax(logits, dim=-1)
         loss, found = functional.nll_loss(student, targets, reduction="sum"), divergence(student)
-        [slope] = torch.autograd.grad(loss + 0.37 * found, logits)
-        return found.detach(), slope
+        [gradient] = torch.autograd.grad(loss + 0.37 * found, logits)
+        return found.detach(), gradient
 
     plain = run(lambda student: functional.kl_div(teacher, student, log_target=True, reduction="sum"))
     ours = run(lambda student: divergence_sum(teacher.clone(), student))

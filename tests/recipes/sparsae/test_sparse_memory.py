@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jackline.memory.plan.cards import find_card
+from jackline.memory.plan.gpus import find_gpu
 from jackline.memory.predict.step import trace_step
 from jackline.memory.predict.trace import Recorder, Trace
 from jackline.recipes.sparsae.memory import SparsaeModule
@@ -48,7 +48,7 @@ def test_weights_teacher_masks_masters_and_moments_are_planned_as_they_are_kept(
     additions = cast(SparseAdditions, task.additions)
     job = task.config.memory_job(task.shape, task.learner.precision)
     assert job is not None
-    trace = trace_step(job, 1, find_card("A100-40"), job.options)
+    trace = trace_step(job, 1, find_gpu("A100-40"), job.options)
 
     kept = num_bytes(task.learner.model.parameters()) + num_bytes(additions.teacher.parameters())
     assert planned(trace, "weights") == kept + num_bytes(iter(additions.search.masks.on.values()))

@@ -53,7 +53,7 @@ class Receipt:
         manifest = self.restored.manifest
         lines = [
             f"going on from {self.name}: {', '.join(self.restored.keys)}; "
-            f"{format_bytes(manifest.size_bytes)}, every byte proved, in {format_duration(self.took_s)}"
+            f"{format_bytes(manifest.size_bytes)}, checksums verified, in {format_duration(self.took_s)}"
         ]
         lines += [f"  {refusal.name} is not whole and was passed over: {refusal.why}" for refusal in self.refused]
         lines += [f"  not restored: {what}" for what in self.restored.not_restored]

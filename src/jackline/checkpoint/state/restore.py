@@ -81,8 +81,8 @@ def _fit(node: Any, existing: Any, where: str, fitting: Fitting) -> Any:
         return optimizer
     if kind == "stateful":
         return _fit_stateful(node, existing, where, fitting)
-    if kind is not None and kind in _CHANCE:
-        return _fit_chance(node, existing, where, fitting)
+    if kind is not None and kind in _RNG_STATE:
+        return _fit_rng_state(node, existing, where, fitting)
     if isinstance(existing, dict) and _is_mapping(node):
         return _fit_mapping(node, existing, where, fitting)
     if isinstance(existing, list) and isinstance(node, list):
@@ -106,8 +106,8 @@ def _fresh(node: dict[str, Any], where: str, fitting: Fitting) -> Any:
         return getattr(torch, str(node["name"])) if str(node["name"]).isidentifier() else None
     if kind == "device":
         return torch.device(str(node["name"]))
-    if kind in _CHANCE:
-        return _fit_chance(node, None, where, fitting)
+    if kind in _RNG_STATE:
+        return _fit_rng_state(node, None, where, fitting)
     if kind in ("module", "optimizer", "stateful"):
         raise CannotResume(f"{where} was a {node.get('class')} when it was saved and is missing now", hint=HINT)
     return NOT_A_LEAF
@@ -139,15 +139,15 @@ def _fit_stateful(node: dict[str, Any], existing: Any, where: str, fitting: Fitt
             f"{where} was a {node.get('class')} when it was saved and is a {type(existing).__name__} now", hint=HINT
         )
     value = decode(node["state"], where, lambda part, at: _fresh(part, at, fitting))
-    is_chance = isinstance(existing, random_state.ProcessRandom)
-    (fitting.at_last if is_chance else fitting.then).append(lambda: existing.load_state_dict(value))
+    is_rng_state = isinstance(existing, random_state.ProcessRandom)
+    (fitting.at_last if is_rng_state else fitting.then).append(lambda: existing.load_state_dict(value))
     return existing
 
 
-_CHANCE = ("torch generator", "python random", "numpy generator", "numpy random state")
+_RNG_STATE = ("torch generator", "python random", "numpy generator", "numpy random state")
 
 
-def _fit_chance(node: dict[str, Any], existing: Any, where: str, fitting: Fitting) -> Any:
+def _fit_rng_state(node: dict[str, Any], existing: Any, where: str, fitting: Fitting) -> Any:
     kind = node[KIND]
     state = decode(node["state"], where, lambda *_: NOT_A_LEAF)
     if kind == "torch generator":
@@ -158,10 +158,10 @@ def _fit_chance(node: dict[str, Any], existing: Any, where: str, fitting: Fittin
         own = existing if isinstance(existing, random.Random) else random.Random()
         fitting.at_last.append(lambda: own.setstate(random_state.unpack_python(state)))
         return own
-    return _fit_numpy_chance(kind, state, existing, fitting)
+    return _fit_numpy_rng_state(kind, state, existing, fitting)
 
 
-def _fit_numpy_chance(kind: str, state: Any, existing: Any, fitting: Fitting) -> Any:
+def _fit_numpy_rng_state(kind: str, state: Any, existing: Any, fitting: Fitting) -> Any:
     import numpy
 
     unpacked = random_state.unpack_numpy(state)

@@ -42,11 +42,11 @@ def checkpoints_to_delete(
     Without two good ones nothing is deleted at all. One newer than the second newest good one is never deleted,
     whatever its state: it may be the one that is being verified.
     """
-    proved = sorted(set(good) & set(names), reverse=True)
-    if len(proved) < ALWAYS_KEPT:
+    verified = sorted(set(good) & set(names), reverse=True)
+    if len(verified) < ALWAYS_KEPT:
         return []
-    kept = set(proved[: max(keep.last, ALWAYS_KEPT)])
-    oldest_safe = proved[ALWAYS_KEPT - 1]
+    kept = set(verified[: max(keep.last, ALWAYS_KEPT)])
+    oldest_safe = verified[ALWAYS_KEPT - 1]
     return sorted(
         name
         for name in names

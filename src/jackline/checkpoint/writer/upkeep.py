@@ -95,8 +95,8 @@ class Upkeep:
     def _unread(self, now_s: float) -> Iterator[Name]:
         for name in catalogue.list_names(self.folder):
             note = self.notes.get(name, {})
-            is_proved = _is_within(note.get("verified_at_s"), REREAD_AFTER_S, now_s)
-            if not is_proved and not _is_within(note.get("unreadable_at_s"), RETRY_AFTER_S, now_s):
+            is_verified = _is_within(note.get("verified_at_s"), REREAD_AFTER_S, now_s)
+            if not is_verified and not _is_within(note.get("unreadable_at_s"), RETRY_AFTER_S, now_s):
                 yield name
 
     def _found_damaged(self, name: Name, why: str) -> Report:

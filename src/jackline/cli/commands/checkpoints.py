@@ -47,7 +47,7 @@ def command() -> None:
     """
 
 
-@command.command("list", short_help="Step, age, size, proved, mirrored, best.")
+@command.command("list", short_help="Step, age, size, verified, mirrored, best.")
 @run_argument
 @json_option
 @runs_dir_option
@@ -107,7 +107,7 @@ def _is_deleted(path: Path) -> bool:
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @runs_dir_option
 def prune(run: str | None, left_behind: bool, dry_run: bool, runs_dir: str | None, **given: Any) -> None:
-    """Delete old checkpoints of RUN. Those that stay are read first: nothing goes before two good ones are proved."""
+    """Delete old checkpoints of RUN. Those that stay are read first: nothing is deleted before two are verified."""
     from jackline.checkpoint.writer.retention import Keep
 
     folder = _folder(run, runs_dir)
@@ -115,7 +115,7 @@ def prune(run: str | None, left_behind: bool, dry_run: bool, runs_dir: str | Non
     listed = catalogue.list_checkpoints(folder)
     # With --left-behind one good checkpoint is enough, the one that the run resumes from: there may be no second yet.
     num_asked = 1 if left_behind else max(wanted.last, 2)
-    good = _prove_newest(listed, num_asked)
+    good = _verify_newest(listed, num_asked)
     if not left_behind:
         victims = _old_ones(listed, good, wanted)
     else:
@@ -134,7 +134,7 @@ def _old_ones(listed: list[Listed], good: list[Name], keep: Keep) -> list[Listed
     while (name := best_checkpoint(metrics, keep.best)) is not None:
         best.append(name)
         del metrics[name]
-        if name in good or _prove_newest([by_name[name]], 1):
+        if name in good or _verify_newest([by_name[name]], 1):
             break
     victims = checkpoints_to_delete(list(by_name), good=good, keep=keep, best=best)
     return [entry for entry in listed if entry.name in victims]
@@ -200,7 +200,7 @@ def _names(folder: Path, step: int | None) -> list[Name]:
     return chosen
 
 
-def _prove_newest(listed: list[Listed], count: int) -> list[Name]:
+def _verify_newest(listed: list[Listed], count: int) -> list[Name]:
     """Read the newest checkpoints until `count` of them are verified."""
     from jackline.checkpoint.format.verify import verify_checkpoint
 

@@ -135,7 +135,7 @@ def _doctor_recipe(request: RecipeRequest, folder: Path) -> None:
 
 def read_machine(folder: Path) -> Machine:
     gpus = read_gpus(GPU_DEADLINE_S)
-    pids = {process.pid for card in gpus for process in card.processes}
+    pids = {process.pid for gpu in gpus for process in gpu.processes}
     return Machine(
         host=describe_host(),
         memory=read_memory([os.getpid()]),
@@ -152,9 +152,9 @@ def read_machine(folder: Path) -> Machine:
 def check_machine(machine: Machine) -> list[Check]:
     """Findings that matter before a start. Plain facts are in the report's first part."""
     checks = [*_check_disk(machine), *_check_memory(machine)]
-    for card in machine.gpus:
-        if card.total_bytes and card.used_bytes > NEARLY_FULL * card.total_bytes:
-            text = f"GPU {card.index} has only {format_bytes(card.total_bytes - card.used_bytes)} free"
+    for gpu in machine.gpus:
+        if gpu.total_bytes and gpu.used_bytes > NEARLY_FULL * gpu.total_bytes:
+            text = f"GPU {gpu.index} has only {format_bytes(gpu.total_bytes - gpu.used_bytes)} free"
             checks.append(Check("gpu", "note", text, "end what holds it, listed above"))
     if machine.port_holder is not None:
         pid = machine.port_holder
@@ -202,7 +202,7 @@ def to_json(machine: Machine, checks: list[Check], argv: tuple[str, ...]) -> dic
         "shm_free_bytes": machine.shm_free_bytes,
         "runs_folder": machine.runs_folder,
         "disk": asdict(machine.disk) if machine.disk else None,
-        "gpus": [_gpu_json(card, machine.gpu_commands) for card in machine.gpus],
+        "gpus": [_gpu_json(gpu, machine.gpu_commands) for gpu in machine.gpus],
         "protections": [asdict(protection) for protection in machine.protections],
         "command": list(argv) or None,
         "checks": [asdict(check) for check in checks],
@@ -212,8 +212,8 @@ def to_json(machine: Machine, checks: list[Check], argv: tuple[str, ...]) -> dic
     }
 
 
-def _gpu_json(card: GpuReading, commands: dict[int, str]) -> dict[str, Any]:
-    value = asdict(card)
+def _gpu_json(gpu: GpuReading, commands: dict[int, str]) -> dict[str, Any]:
+    value = asdict(gpu)
     for process in value["processes"]:
         seen = commands.get(process["pid"], "")
         process.update(command=seen or None, end_with=f"kill {process['pid']}" if seen else None)
@@ -262,11 +262,11 @@ def gpu_lines(machine: Machine) -> list[str]:
     if not machine.gpus:
         return [_row("gpu", "none")]
     lines = []
-    for card in machine.gpus:
-        free = format_bytes(card.total_bytes - card.used_bytes)
-        text = f"{card.name}: {format_bytes(card.used_bytes)} used, {free} free of {format_bytes(card.total_bytes)}"
-        lines.append(_row(f"gpu {card.index}", text))
-        lines += [_row("", _gpu_process_text(process, machine.gpu_commands)) for process in card.processes]
+    for gpu in machine.gpus:
+        free = format_bytes(gpu.total_bytes - gpu.used_bytes)
+        text = f"{gpu.name}: {format_bytes(gpu.used_bytes)} used, {free} free of {format_bytes(gpu.total_bytes)}"
+        lines.append(_row(f"gpu {gpu.index}", text))
+        lines += [_row("", _gpu_process_text(process, machine.gpu_commands)) for process in gpu.processes]
     return lines
 
 

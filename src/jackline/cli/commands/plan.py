@@ -13,7 +13,7 @@ import sys
 import click
 
 from jackline.errors import UsageError
-from jackline.memory.plan.cards import CARDS, detect_card, find_card
+from jackline.memory.plan.gpus import GPU_MODELS, detect_gpu, find_gpu
 from jackline.trainer.recipe import find_recipe
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -22,8 +22,8 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 @click.command(context_settings=_SETTINGS, short_help="Will it fit, with which micro-batch; where the memory goes.")
 @click.argument("target")
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
-@click.option("--gpu", metavar="CARD", help="T4, L4, A100-40, H100 ... or GiB; default: the card of this machine.")
-@click.option("--table", "is_table", is_flag=True, help="Sizes and batches against all cards, or the one of --gpu.")
+@click.option("--gpu", metavar="GPU", help="T4, L4, A100-40, H100 ... or GiB; default: the GPU of this machine.")
+@click.option("--table", "is_table", is_flag=True, help="Sizes and batches against all GPUs, or the one of --gpu.")
 @click.option("--explain", "is_explaining", is_flag=True, help="Where each byte goes, and what would save some.")
 @click.option("--json", "is_json", is_flag=True, help="The plan as JSON.")
 def command(
@@ -42,11 +42,11 @@ def command(
     if is_table and (is_json or is_explaining):
         raise UsageError("--table goes alone: it cannot be joined with --json or --explain")
     reference = target if ":" in target else find_recipe(target)
-    card = find_card(gpu) if gpu else detect_card()
-    if card is None and not is_table:
+    model = find_gpu(gpu) if gpu else detect_gpu()
+    if model is None and not is_table:
         raise UsageError(
-            "there is no NVIDIA card here, so say which one is meant",
-            detail=("known cards: " + ", ".join(CARDS),),
+            "there is no NVIDIA GPU here, so say which one is meant",
+            detail=("known GPUs: " + ", ".join(GPU_MODELS),),
             hint="jackline plan ... --gpu T4",
         )
     request = {

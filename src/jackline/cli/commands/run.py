@@ -31,7 +31,7 @@ from jackline.rundir.identity import (
     numbered_name,
 )
 from jackline.rundir.layout import RunDir
-from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run_file, with_cards, write_run_file
+from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run_file, with_gpus, write_run_file
 from jackline.supervisor.foreign.find import check_resume_arg, preset
 from jackline.supervisor.options import SuperviseOptions
 from jackline.units import parse_duration
@@ -230,12 +230,12 @@ def full_place(place: str | None) -> str | None:
 
 
 def describe_here(name: str, argv: list[str], settings: dict[str, Any], options: SuperviseOptions) -> RunFile:
-    from jackline.machine.gpu.watch import card_names, card_sizes
+    from jackline.machine.gpu.watch import gpu_names, gpu_sizes
 
     contents = describe_run(
         name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
     )
-    return with_cards(contents, card_names(), card_sizes())
+    return with_gpus(contents, gpu_names(), gpu_sizes())
 
 
 def is_another_command(run: RunDir, settings: dict[str, Any]) -> bool:

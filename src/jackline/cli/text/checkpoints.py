@@ -100,7 +100,7 @@ def verify_line(result: dict[str, Any]) -> str:
 def prune_summary(count: int, freed: int, *, num_good: int, dry_run: bool, num_asked: int = 2) -> str:
     if num_good < num_asked:
         must = "two good ones" if num_asked == 2 else "one good one"
-        return f"nothing deleted: {num_good} could be proved whole, and {must} must stay"
+        return f"nothing deleted: {num_good} could be verified whole, and {must} must stay"
     if not count:
         return "nothing to delete"
     verb = "would free" if dry_run else "freed"

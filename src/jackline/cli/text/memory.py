@@ -21,11 +21,11 @@ def memory_section(session: SessionRecord, state: SupervisorRecord, attempt: int
     host = host_line(state, session if is_ours else SessionRecord())
     if host:
         yield f"host memory: {host}"
-    card = card_line(session) if is_ours else ""
-    if card:
-        yield f"GPU memory: {card}"
+    gpu = gpu_line(session) if is_ours else ""
+    if gpu:
+        yield f"GPU memory: {gpu}"
     for other in others_beside(state):
-        yield f"also on the card: {other}"
+        yield f"also on the GPU: {other}"
     if is_ours:
         yield from oom_lines(session)
 
@@ -51,13 +51,13 @@ def host_line(state: SupervisorRecord, session: SessionRecord) -> str:
     return "; ".join(parts)
 
 
-def card_line(session: SessionRecord) -> str:
+def gpu_line(session: SessionRecord) -> str:
     """The statistics of PyTorch's allocator for this process, and its current micro-batch."""
     memory = session.memory
-    card, parts = memory.card, []
-    if card.allocated_bytes is not None and card.reserved_bytes is not None:
-        text = f"{format_bytes(card.allocated_bytes)} in tensors, {format_bytes(card.reserved_bytes)} reserved"
-        most, kept = card.peak_allocated_bytes, card.peak_reserved_bytes
+    gpu, parts = memory.gpu, []
+    if gpu.allocated_bytes is not None and gpu.reserved_bytes is not None:
+        text = f"{format_bytes(gpu.allocated_bytes)} in tensors, {format_bytes(gpu.reserved_bytes)} reserved"
+        most, kept = gpu.peak_allocated_bytes, gpu.peak_reserved_bytes
         if most is not None and kept is not None:
             text += f" (at most {format_bytes(most)} and {format_bytes(kept)})"
         parts.append(text)
@@ -84,7 +84,7 @@ def oom_lines(session: SessionRecord) -> Iterator[str]:
     if account.step is None:
         return
     shape = f", batch {safe_text(account.shape, 60)}" if account.shape else ""
-    yield f"the card's memory ran out at step {account.step}{shape}{_needed(account)}"
+    yield f"the GPU's memory ran out at step {account.step}{shape}{_needed(account)}"
     if account.parts:
         largest = max(account.parts, key=lambda part: account.parts[part])
         yield f"  largest part: {safe_text(largest, 60)}, {format_bytes(account.parts[largest])}"
@@ -97,7 +97,7 @@ def oom_lines(session: SessionRecord) -> Iterator[str]:
         yield "  what is left is split between blocks: only a new process gets it back"
     for user in account.others[:_MAX_OTHERS]:
         if user.pid is not None:
-            yield f"  also on the card then: {_other(user)}"
+            yield f"  also on the GPU then: {_other(user)}"
 
 
 def _needed(account: OomRecord) -> str:

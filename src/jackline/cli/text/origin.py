@@ -15,7 +15,7 @@ _SHORT = 12
 
 def origin_lines(contents: RunFile) -> list[tuple[str, str]]:
     """Label and text; an empty text where it is unknown."""
-    return [("code", code_text(contents.git)), ("cards", cards_text(contents.machine))]
+    return [("code", code_text(contents.git)), ("gpus", gpus_text(contents.machine))]
 
 
 def code_text(git: dict[str, Any]) -> str:
@@ -27,7 +27,7 @@ def code_text(git: dict[str, Any]) -> str:
     return f"{branch}commit {safe_text(git['commit'], 64)[:_SHORT]}{changes}"
 
 
-def cards_text(machine: dict[str, Any]) -> str:
+def gpus_text(machine: dict[str, Any]) -> str:
     """'2 x NVIDIA H200 (140 GiB)', as found when the run was created; '' if there were none."""
     names, sizes = (_listing(machine.get(name)) for name in ("cards", "card_bytes"))
     sizes += [None] * (len(names) - len(sizes))
@@ -35,7 +35,7 @@ def cards_text(machine: dict[str, Any]) -> str:
         safe_text(name, 60) + (f" ({format_bytes(number(size) or 0)})" if number(size) else "")
         for name, size in zip(names, sizes, strict=False)
     )
-    return ", ".join(f"{count} x {card}" if count > 1 else card for card, count in counted.items())
+    return ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in counted.items())
 
 
 def _listing(value: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jackline.cli.text.clock import clock
-from jackline.cli.text.memory import card_line, oom_lines, others_beside
+from jackline.cli.text.memory import gpu_line, oom_lines, others_beside
 from jackline.cli.text.origin import origin_lines
 from jackline.cli.text.safety import safe_lines, safe_text
 from jackline.cli.view.run_view import RunView
@@ -116,7 +116,7 @@ def _live_lines(view: RunView) -> list[str]:
         ("verdict", verdict_line(view)),
         ("memory", memory_line(view)),
         *[(f"gpu {index}", line) for index, line in gpu_lines(view)],
-        ("card", card_line(view.session)),
+        ("gpu", gpu_line(view.session)),
         *[("also there", line) for line in others_beside(view.state)],
         *[("ran out", line.strip()) for line in oom_lines(view.session)],
         ("cpu", rates_line(view)),

@@ -23,8 +23,8 @@ from jackline.machine.proc import read_tree
 from jackline.machine.procfs import read_bytes
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading
 from jackline.supervisor.hang.incident import advice, process_line, stack_lines
+from jackline.supervisor.hang.text import place_text
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
-from jackline.supervisor.hang.words import place_words
 from jackline.supervisor.stacks.take import sample_stacks
 from jackline.units import format_bytes, format_duration
 
@@ -183,7 +183,7 @@ def _after_colon(text: str) -> str:
 
 def look_lines(look: Look, *, show_all: bool) -> Iterator[str]:
     """Numbers, stacks and files; the caller has already printed which run or process it is."""
-    place = place_words(look.doing.frame)
+    place = place_text(look.doing.frame)
     yield f"doing: {look.doing.what}{f' at {place}' if place else ''}"
     yield resources_line(look)
     now_s = time.time()

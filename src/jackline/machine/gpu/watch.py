@@ -80,13 +80,13 @@ def read_gpus(deadline_s: float = 1.0) -> tuple[GpuReading, ...]:
     return _reader.read(deadline_s)
 
 
-def card_names() -> list[str]:
-    return [card.name for card in read_gpus()]
+def gpu_names() -> list[str]:
+    return [gpu.name for gpu in read_gpus()]
 
 
-def card_sizes() -> list[int]:
+def gpu_sizes() -> list[int]:
     """The total memory of each GPU in bytes; 0 where the driver does not report it."""
-    return [card.total_bytes for card in read_gpus()]
+    return [gpu.total_bytes for gpu in read_gpus()]
 
 
 def is_hanging() -> bool:

@@ -56,7 +56,7 @@ def _lines(facts: OomFacts) -> Iterator[str]:
     elif size_words:
         yield f"       {size_words}"
     for other in facts.others:
-        yield f"       also on this card: {_other(other)}"
+        yield f"       also on this GPU: {_other(other)}"
     yield f"hint: {_hint(facts)}"
 
 

@@ -33,10 +33,10 @@ class Generators:
     @classmethod
     def take(cls) -> Generators:
         numpy = sys.modules.get("numpy")
-        is_on_card = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return cls(
             torch.get_rng_state(),
-            tuple(torch.cuda.get_rng_state_all()) if is_on_card else (),
+            tuple(torch.cuda.get_rng_state_all()) if is_on_gpu else (),
             random.getstate(),
             numpy.random.get_state() if numpy is not None else None,
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jackline.memory.plan.cards import Card
+from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.scale import Line, make_line
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
@@ -33,17 +33,17 @@ _WHOLE_MAY_FIT = 1.4
 class Room:
     """The GPU memory that PyTorch's allocator may use. `correction` is measured / predicted, from a rehearsal."""
 
-    card_bytes: int
+    gpu_bytes: int
     margin: float = MARGIN_BEFORE_REHEARSAL
     correction: float = 1.0
 
     @property
     def budget_bytes(self) -> int:
-        return int(self.card_bytes * (1 - self.margin) / self.correction)
+        return int(self.gpu_bytes * (1 - self.margin) / self.correction)
 
     @property
     def limit_bytes(self) -> int:
-        return int(self.card_bytes / self.correction)
+        return int(self.gpu_bytes / self.correction)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Saving:
 @dataclass(frozen=True)
 class Plan:
     job: str
-    card: Card
+    gpu: GpuModel
     options: StepOptions
     global_batch: int
     micro_batch: int
@@ -76,20 +76,20 @@ class Plan:
     @property
     def device_bytes(self) -> int:
         """What nvidia-smi will show."""
-        return self.prediction.peak_reserved_bytes + self.card.context_bytes
+        return self.prediction.peak_reserved_bytes + self.gpu.context_bytes
 
     def parts(self) -> dict[str, int]:
         """Where every byte of `device_bytes` goes."""
         made: dict[str, int] = {str(part): size for part, size in self.prediction.parts.items() if size}
         made["fragmentation"] = self.prediction.peak_reserved_bytes - self.prediction.peak_allocated_bytes
-        made["context"] = self.card.context_bytes
+        made["context"] = self.gpu.context_bytes
         return made
 
 
-def room_of(card: Card, *, free_bytes: int | None = None) -> Room:
+def room_of(gpu: GpuModel, *, free_bytes: int | None = None) -> Room:
     """The whole GPU except the driver's context; or what is actually free now, when that is known."""
-    usable = card.usable_bytes if free_bytes is None else min(free_bytes, card.usable_bytes)
-    return Room(max(0, usable - card.context_bytes))
+    usable = gpu.usable_bytes if free_bytes is None else min(free_bytes, gpu.usable_bytes)
+    return Room(max(0, usable - gpu.context_bytes))
 
 
 def split_batch(global_batch: int, max_micro_batch: int) -> tuple[int, int]:
@@ -116,10 +116,10 @@ def largest_that(fits: Callable[[int], bool], at_most: int) -> int:
     return low
 
 
-def plan(job: Job, card: Card, *, room: Room | None = None) -> Plan:
+def plan(job: Job, gpu: GpuModel, *, room: Room | None = None) -> Plan:
     """Trace, search, then trace the chosen micro-batch itself: 3 or 4 traces."""
-    room = room or room_of(card)
-    ladder = _Ladder(job, card, job.options)
+    room = room or room_of(gpu)
+    ladder = _Ladder(job, gpu, job.options)
     largest = ladder.largest(room.budget_bytes)
     micro_batch, accumulation = split_batch(job.global_batch, largest)
     prediction, fit = ladder.verdict(micro_batch, accumulation, room)
@@ -130,7 +130,7 @@ def plan(job: Job, card: Card, *, room: Room | None = None) -> Plan:
         prediction, fit = ladder.verdict(micro_batch, accumulation, room)
     return Plan(
         job=job.name,
-        card=card,
+        gpu=gpu,
         options=job.options,
         global_batch=job.global_batch,
         micro_batch=micro_batch,
@@ -139,7 +139,7 @@ def plan(job: Job, card: Card, *, room: Room | None = None) -> Plan:
         fit=fit,
         prediction=prediction,
         room=room,
-        notes=tuple(_notes(job, card, prediction)),
+        notes=tuple(_notes(job, gpu, prediction)),
     )
 
 
@@ -148,11 +148,11 @@ def add_savings(job: Job, made: Plan) -> Plan:
     return replace(made, savings=tuple(_savings(job, made)))
 
 
-def _notes(job: Job, card: Card, prediction: Prediction) -> Iterator[str]:
+def _notes(job: Job, gpu: GpuModel, prediction: Prediction) -> Iterator[str]:
     if job.note:
         yield job.note
-    if card.is_assumed:
-        yield f"{card.name} is not in the table: taken as a card with bf16 and flash attention"
+    if gpu.is_assumed:
+        yield f"{gpu.name} is not in the table: taken as a GPU with bf16 and flash attention"
     if prediction.unknowns:
         names = ", ".join(prediction.unknowns[:3])
         yield f"{names} may need memory that cannot be foretold: an estimate, the rehearsal decides"
@@ -161,8 +161,8 @@ def _notes(job: Job, card: Card, prediction: Prediction) -> Iterator[str]:
 class _Ladder:
     """The predictions of one job under one set of options, at any micro-batch, with as few traces as possible."""
 
-    def __init__(self, job: Job, card: Card, options: StepOptions) -> None:
-        self._job, self._card, self._options = job, card, options
+    def __init__(self, job: Job, gpu: GpuModel, options: StepOptions) -> None:
+        self._job, self._gpu_model, self._options = job, gpu, options
         self._traces: dict[tuple[int, bool], Trace] = {}
         self._line: Line | None = None
 
@@ -170,7 +170,7 @@ class _Ladder:
         key = (micro_batch, is_accumulating)
         if key not in self._traces:
             self._traces[key] = trace_step(
-                self._job, micro_batch, self._card, self._options, is_accumulating=is_accumulating
+                self._job, micro_batch, self._gpu_model, self._options, is_accumulating=is_accumulating
             )
         return self._traces[key]
 
@@ -243,7 +243,7 @@ def _cheaper(job: Job) -> Iterator[tuple[str, str, StepOptions]]:
 
 
 def _savings(job: Job, made: Plan) -> Iterator[Saving]:
-    ladder, is_accumulating = _Ladder(job, made.card, job.options), made.accumulation > 1
+    ladder, is_accumulating = _Ladder(job, made.gpu, job.options), made.accumulation > 1
     before = ladder.reserved_bytes(made.micro_batch, is_accumulating)
     if made.micro_batch > 1:
         half = -(-made.micro_batch // 2)
@@ -251,6 +251,6 @@ def _savings(job: Job, made: Plan) -> Iterator[Saving]:
         name = f"micro-batch {half}, accumulated {-(-job.global_batch // half)} times"
         yield Saving(name, "a little speed", saved, made.max_micro_batch, job.options)
     for name, price, options in _cheaper(job):
-        other = _Ladder(job, made.card, options)
+        other = _Ladder(job, made.gpu, options)
         saved = before - other.reserved_bytes(made.micro_batch, is_accumulating)
         yield Saving(name, price, saved, other.about_largest(made.room.budget_bytes, made.micro_batch), options)

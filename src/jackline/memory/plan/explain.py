@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jackline.memory.plan.cards import Card
 from jackline.memory.plan.choose import Plan, Room, Saving, largest_that, room_of
+from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.scale import Line, make_line
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
@@ -43,7 +43,7 @@ _WORTH_A_LINE = 2**20
 
 def plan_text(made: Plan, shown: Mapping[str, object], *, is_explaining: bool = False) -> str:
     """The choice and whether it fits; with `is_explaining` also where the bytes go and what would save some."""
-    lines = [f"{made.job} on {made.card.name}: {_verdict(made)}", *_choice(made, shown), _peaks(made)]
+    lines = [f"{made.job} on {made.gpu.name}: {_verdict(made)}", *_choice(made, shown), _peaks(made)]
     lines += [f"note: {note}" for note in made.notes]
     if is_explaining:
         lines += ["", *_parts(made), "", *_savings(_useful(made))]
@@ -76,7 +76,7 @@ def _peaks(made: Plan) -> str:
     allocated, reserved = made.prediction.peak_allocated_bytes, made.prediction.peak_reserved_bytes
     return (
         f"  peak {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved,"
-        f" {format_bytes(made.device_bytes)} of {format_bytes(made.card.usable_bytes)} in nvidia-smi"
+        f" {format_bytes(made.device_bytes)} of {format_bytes(made.gpu.usable_bytes)} in nvidia-smi"
     )
 
 
@@ -87,7 +87,7 @@ def _parts(made: Plan) -> Iterator[str]:
     for part, size in sorted(parts.items(), key=lambda item: -item[1]):
         if size >= _WORTH_A_LINE:
             yield f"  {format_bytes(size):>10}  {100 * size / total:4.0f} %  {_PART_WORDS.get(part, part)}"
-    free = made.card.usable_bytes - made.device_bytes
+    free = made.gpu.usable_bytes - made.device_bytes
     yield (
         f"  {format_bytes(free):>10}          free" if free >= 0 else f"  {format_bytes(-free):>10}          too much"
     )
@@ -119,8 +119,8 @@ def plan_json(made: Plan, shown: Mapping[str, object]) -> dict[str, Any]:
     peak = made.prediction
     return {
         "job": made.job,
-        "card": made.card.name,
-        "card_bytes": made.card.usable_bytes,
+        "gpu": made.gpu.name,
+        "card_bytes": made.gpu.usable_bytes,
         "fit": made.fit,
         "global_batch": made.global_batch,
         "micro_batch": made.micro_batch,
@@ -138,14 +138,14 @@ def plan_json(made: Plan, shown: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def table_text(cells: Mapping[tuple[str, int, str], str], cards: list[Card]) -> str:
+def table_text(cells: Mapping[tuple[str, int, str], str], gpus: list[GpuModel]) -> str:
     """Rows are size and batch, columns are GPUs. `cells` maps (size, batch, GPU) to the word in its cell."""
     rows = list(dict.fromkeys((size, batch) for size, batch, _ in cells))
-    width = max(8, *(len(card.name) for card in cards), *(len(cell) for cell in cells.values()))
-    head = f"{'size':<10} {'batch':>5}  " + "  ".join(f"{card.name:>{width}}" for card in cards)
+    width = max(8, *(len(gpu.name) for gpu in gpus), *(len(cell) for cell in cells.values()))
+    head = f"{'size':<10} {'batch':>5}  " + "  ".join(f"{gpu.name:>{width}}" for gpu in gpus)
     lines = [head]
     for size, batch in rows:
-        words = "  ".join(f"{cells[size, batch, card.name]:>{width}}" for card in cards)
+        words = "  ".join(f"{cells[size, batch, gpu.name]:>{width}}" for gpu in gpus)
         lines.append(f"{size:<10} {batch:>5}  {words}")
     lines.append(
         "fits: the whole batch at once; at N: in micro-batches of N; tight: nothing to spare; no: not at all"
@@ -173,55 +173,55 @@ class Fits:
         self._job = job
         self._lines: dict[tuple[_Kind, bool], Line | None] = {}
 
-    def cell(self, card: Card, batch: int) -> str:
-        room, options = room_of(card), self._options(card)
-        if self._holds(card, options, batch, room.budget_bytes, is_accumulating=False):
+    def cell(self, gpu: GpuModel, batch: int) -> str:
+        room, options = room_of(gpu), self._options(gpu)
+        if self._holds(gpu, options, batch, room.budget_bytes, is_accumulating=False):
             return "fits"
-        smaller = self._largest(card, options, batch, room)
+        smaller = self._largest(gpu, options, batch, room)
         if smaller:
             return f"at {smaller}"
-        is_tight = self._holds(card, options, 1, room.limit_bytes, is_accumulating=batch > 1)
+        is_tight = self._holds(gpu, options, 1, room.limit_bytes, is_accumulating=batch > 1)
         return "tight" if is_tight else "no"
 
-    def _options(self, card: Card) -> StepOptions:
+    def _options(self, gpu: GpuModel) -> StepOptions:
         asked = self._job.options
         is_automatic = asked.precision in ("bf16", "fp16")
-        return replace(asked, precision=card.precision) if is_automatic else asked
+        return replace(asked, precision=gpu.precision) if is_automatic else asked
 
-    def _largest(self, card: Card, options: StepOptions, batch: int, room: Room) -> int:
+    def _largest(self, gpu: GpuModel, options: StepOptions, batch: int, room: Room) -> int:
         budget = room.budget_bytes
-        return largest_that(lambda n: self._holds(card, options, n, budget, is_accumulating=True), batch - 1)
+        return largest_that(lambda n: self._holds(gpu, options, n, budget, is_accumulating=True), batch - 1)
 
-    def _holds(self, card: Card, options: StepOptions, batch: int, cap: int, *, is_accumulating: bool) -> bool:
-        trace = self._trace(card, options, batch, is_accumulating)
+    def _holds(self, gpu: GpuModel, options: StepOptions, batch: int, cap: int, *, is_accumulating: bool) -> bool:
+        trace = self._trace(gpu, options, batch, is_accumulating)
         try:
             replay(trace, batch, is_expandable=options.is_expandable, cap_bytes=cap)
         except ArenaFull:
             return False
         return True
 
-    def _trace(self, card: Card, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
+    def _trace(self, gpu: GpuModel, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
         key = (
-            _Kind(options, card.has_flash_attention, card.has_cudnn_attention, card.workspace_bytes),
+            _Kind(options, gpu.has_flash_attention, gpu.has_cudnn_attention, gpu.workspace_bytes),
             is_accumulating,
         )
         if key not in self._lines:
             first, second = (
-                trace_step(self._job, n, card, options, is_accumulating=is_accumulating) for n in _THROUGH
+                trace_step(self._job, n, gpu, options, is_accumulating=is_accumulating) for n in _THROUGH
             )
             self._lines[key] = make_line(first, _THROUGH[0], second, _THROUGH[1])
         line = self._lines[key]
         if line is not None:
-            return line.at(batch).on(card.processors)
-        return trace_step(self._job, batch, card, options, is_accumulating=is_accumulating)
+            return line.at(batch).on(gpu.processors)
+        return trace_step(self._job, batch, gpu, options, is_accumulating=is_accumulating)
 
 
-def fit_table(jobs: dict[str, Job], batches: Iterable[int], cards: list[Card]) -> dict[tuple[str, int, str], str]:
+def fit_table(jobs: dict[str, Job], batches: Iterable[int], gpus: list[GpuModel]) -> dict[tuple[str, int, str], str]:
     """(size, batch, GPU) -> 'fits', 'at N', 'tight' or 'no'."""
     cells = {}
     for size, job in jobs.items():
         fits = Fits(job)
         for batch in batches:
-            for card in cards:
-                cells[size, batch, card.name] = fits.cell(card, batch)
+            for gpu in gpus:
+                cells[size, batch, gpu.name] = fits.cell(gpu, batch)
     return cells

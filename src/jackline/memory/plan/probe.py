@@ -13,8 +13,8 @@ import torch
 
 from jackline.memory.guard.oom import is_out_of_memory
 from jackline.memory.guard.safe_step import free_caches
-from jackline.memory.plan.cards import Card
 from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Plan, Room, room_of, split_batch
+from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.rehearse import CpuMeter, CudaMeter, Meter, Peaks
 from jackline.memory.predict.job import Job
 from jackline.memory.predict.step import Prediction
@@ -22,14 +22,14 @@ from jackline.memory.predict.step import Prediction
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def has_card() -> bool:
+def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def plan_by_measuring(job: Job, card: Card, *, device: str = "cuda", room: Room | None = None) -> Plan:
+def plan_by_measuring(job: Job, gpu: GpuModel, *, device: str = "cuda", room: Room | None = None) -> Plan:
     """Steps with one and two samples give the line. The chosen micro-batch is then really run, and made smaller until
     it fits."""
-    room = room or Room(room_of(card).card_bytes, MARGIN_AFTER_REHEARSAL)
+    room = room or Room(room_of(gpu).gpu_bytes, MARGIN_AFTER_REHEARSAL)
     trials = _Trials(job, device, room.budget_bytes)
     one, two = trials.peaks(1), trials.peaks(2) if job.global_batch > 1 else None
     largest = _on_the_line(one, two, room.budget_bytes, job.global_batch)
@@ -39,10 +39,10 @@ def plan_by_measuring(job: Job, card: Card, *, device: str = "cuda", room: Room 
         largest = micro_batch * 9 // 10 if micro_batch > 10 else micro_batch - 1
         micro_batch, accumulation = split_batch(job.global_batch, largest)
         peaks = trials.peaks(micro_batch)
-    measured = peaks or Peaks(room.card_bytes, room.card_bytes)
+    measured = peaks or Peaks(room.gpu_bytes, room.gpu_bytes)
     return Plan(
         job=job.name,
-        card=card,
+        gpu=gpu,
         options=job.options,
         global_batch=job.global_batch,
         micro_batch=micro_batch,
@@ -57,7 +57,7 @@ def plan_by_measuring(job: Job, card: Card, *, device: str = "cuda", room: Room 
             "a measured step",
         ),
         room=room,
-        notes=("measured by real steps on this card, because the model cannot be traced",),
+        notes=("measured by real steps on this GPU, because the model cannot be traced",),
     )
 
 
@@ -77,11 +77,11 @@ class _Trials:
         self._job, self._device, self._budget = job, device, budget_bytes
         with torch.device(device):
             self._model = job.build(job.options).to(device).train()
-        is_on_card = device == "cuda"
+        is_on_gpu = device == "cuda"
         weights = [weight for weight in self._model.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(weights, lr=0.0, fused=is_on_card)
+        self._optimizer = torch.optim.AdamW(weights, lr=0.0, fused=is_on_gpu)
         held = [*self._model.parameters(), *self._model.buffers()]
-        self._meter: Meter = CudaMeter() if is_on_card else CpuMeter(held)
+        self._meter: Meter = CudaMeter() if is_on_gpu else CpuMeter(held)
 
     def peaks(self, micro_batch: int) -> Peaks | None:
         """The peaks of two updates with two slices each; None when they run out of memory or exceed the budget."""

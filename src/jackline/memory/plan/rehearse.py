@@ -185,7 +185,7 @@ def must_plan_again(correction: float, measured: Rehearsal) -> bool:
 
 def corrected_room(room: Room, correction: float) -> Room:
     """The room with the correction and a smaller margin: what no trace can know has now been measured."""
-    return Room(room.card_bytes, MARGIN_AFTER_REHEARSAL, correction)
+    return Room(room.gpu_bytes, MARGIN_AFTER_REHEARSAL, correction)
 
 
 def store_correction(run: RunDir, predicted: Prediction, measured: Rehearsal) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from jackline.errors import UsageError
-from jackline.memory.plan.cards import Card, Precision
+from jackline.memory.plan.gpus import GpuModel, Precision
 from jackline.memory.plan.own_file import load_file
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import meta_copy
@@ -33,16 +33,16 @@ class Candidate:
     shown: Mapping[str, object]
 
 
-def load_candidates(target: str, card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
-    """'file.py:function' or 'package.module'; the latter has `candidates(card, words)`."""
+def load_candidates(target: str, gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """'file.py:function' or 'package.module'; the latter has `candidates(gpu, words)`."""
     path, colon, function = target.rpartition(":")
     if colon:
-        return (_from_function(path, function, card, words),)
-    found: Callable[[Card, Sequence[str]], tuple[Candidate, ...]] = importlib.import_module(target).candidates
-    return found(card, words)
+        return (_from_function(path, function, gpu, words),)
+    found: Callable[[GpuModel, Sequence[str]], tuple[Candidate, ...]] = importlib.import_module(target).candidates
+    return found(gpu, words)
 
 
-def _from_function(path: str, name: str, card: Card, words: Sequence[str]) -> Candidate:
+def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
     made = _called(path, name)
     model, batch, loss = made if len(made) == 3 else (*made, _call)
     options = dict(word.partition("=")[::2] for word in words)
@@ -51,7 +51,7 @@ def _from_function(path: str, name: str, card: Card, words: Sequence[str]) -> Ca
         raise UsageError(
             f"unknown setting '{sorted(unknown)[0]}' for {path}:{name}", hint="known settings: batch_size, precision"
         )
-    precision = options.get("precision", card.precision)
+    precision = options.get("precision", gpu.precision)
     if precision not in _PRECISIONS:
         raise UsageError(f"precision is one of {', '.join(_PRECISIONS)}, not '{precision}'")
     size = _batch_size(batch, path, name)

@@ -246,8 +246,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        slopes = [
+        gradients = [
             torch.empty(part.shape, dtype=part.dtype, device=part.device) if part is not None else None
             for part in saved[:2]
         ]
-        return *slopes, None
+        return *gradients, None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 
 OptimizerKind = Literal["fused", "foreach", "for-loop"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jackline.memory.plan.cards import Processors
+from jackline.memory.plan.gpus import Processors
 
 _WARP = 32
 _MAX_THREADS = 512  # in a thread block that sums

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from jackline.errors import JacklineError
-from jackline.memory.plan.cards import Card
+from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.predict.allocator import Arena
 from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
 from jackline.memory.predict.job import Job, OptimizerKind, StepOptions
@@ -50,20 +50,20 @@ class Prediction:
 
 
 def trace_step(
-    job: Job, micro_batch: int, card: Card, options: StepOptions, *, is_accumulating: bool = True
+    job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, *, is_accumulating: bool = True
 ) -> Trace:
     """Trace two training steps. When gradients are accumulated, those of the first step stay for the second, because
     every slice of a step but the first one finds gradients. Two slices a step would take twice the time to trace."""
     with _explained(job.name):
-        return _trace(job, micro_batch, card, options, is_accumulating)
+        return _trace(job, micro_batch, gpu, options, is_accumulating)
 
 
-def _trace(job: Job, micro_batch: int, card: Card, options: StepOptions, is_accumulating: bool) -> Trace:
-    recorder = Recorder(processors=card.processors, workspace_bytes=card.workspace_bytes)
+def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_accumulating: bool) -> Trace:
+    recorder = Recorder(processors=gpu.processors, workspace_bytes=gpu.workspace_bytes)
     rules = CudaRules(
         _LOW.get(options.precision),
-        has_flash=card.has_flash_attention,
-        has_cudnn=card.has_cudnn_attention,
+        has_flash=gpu.has_flash_attention,
+        has_cudnn=gpu.has_cudnn_attention,
         on_weight_copy=lambda copy: recorder.add(copy, "weight_copies"),
     )
     with torch.device("meta"), Unfilled():  # type: ignore[no-untyped-call]
@@ -144,10 +144,10 @@ def replay(trace: Trace, micro_batch: int, *, is_expandable: bool, cap_bytes: in
 
 
 def predict(
-    job: Job, micro_batch: int, card: Card, options: StepOptions | None = None, *, is_accumulating: bool = True
+    job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions | None = None, *, is_accumulating: bool = True
 ) -> Prediction:
     options = options or job.options
-    trace = trace_step(job, micro_batch, card, options, is_accumulating=is_accumulating)
+    trace = trace_step(job, micro_batch, gpu, options, is_accumulating=is_accumulating)
     return replay(trace, micro_batch, is_expandable=options.is_expandable)
 
 
@@ -157,7 +157,7 @@ def _explained(name: str) -> Iterator[None]:
         yield
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         raise CannotTrace(
-            f"{name} cannot be traced without a card: {_first_line(error)}",
+            f"{name} cannot be traced without a GPU: {_first_line(error)}",
             detail=(f"at {_place(error)}",) if _place(error) else (),
             hint="the rehearsal before step 0 measures it instead; or give shapes that do not depend on values",
         ) from error

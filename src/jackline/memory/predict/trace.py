@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jackline.memory.plan.cards import CARDS, Processors
+from jackline.memory.plan.gpus import GPU_MODELS, Processors
 from jackline.memory.predict.kernels import Scratch, scratch_of
 from jackline.memory.predict.shortcuts import run_meta
 
@@ -64,7 +64,7 @@ class Trace:
     allocations: tuple[Allocation, ...]
     events: tuple[int, ...]
     unknowns: tuple[str, ...] = ()  # operators whose kernels take memory that cannot be predicted
-    processors: Processors = CARDS["A100-80"].processors
+    processors: Processors = GPU_MODELS["A100-80"].processors
 
     def in_warm_process(self) -> Trace:
         """The trace in a process that has multiplied matrices before: the libraries already have their workspaces, in
@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         device_type: str = "meta",
-        processors: Processors = CARDS["A100-80"].processors,
+        processors: Processors = GPU_MODELS["A100-80"].processors,
         workspace_bytes: int = 0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -106,7 +106,7 @@ def _forward(queries, keys, values, out, logs, length, num_keys, scale, reach, h
 
 
 @triton.jit
-def _query_part(total, query, slope, log, delta, position, keys, values, begin, end, num_keys, row, scale, reach,
+def _query_part(total, query, gradient, log, delta, position, keys, values, begin, end, num_keys, row, scale, reach,
                 stride: tl.constexpr, last: tl.constexpr, is_edge: tl.constexpr,
                 tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
     lane = tl.arange(0, width)
@@ -121,13 +121,13 @@ def _query_part(total, query, slope, log, delta, position, keys, values, begin, 
             score = tl.where((distance >= 0) & (distance < reach) & there[None, :], score, -float("inf"))
         share = tl.exp2(score - log[:, None])
         v = tl.load(values + at, mask=there[None, :], other=0.0)
-        change = share * (tl.dot(slope, v, input_precision="ieee") - delta[:, None])
+        change = share * (tl.dot(gradient, v, input_precision="ieee") - delta[:, None])
         total = tl.dot(change.to(k.dtype), tl.trans(k), total, input_precision="ieee")
     return total
 
 
 @triton.jit
-def _backward_query(queries, keys, values, slopes, logs, deltas, out, length, num_keys, scale, reach,
+def _backward_query(queries, keys, values, gradients, logs, deltas, out, length, num_keys, scale, reach,
                     heads: tl.constexpr, per_group: tl.constexpr, stride: tl.constexpr, last: tl.constexpr,
                     is_endless: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr,
                     width: tl.constexpr):  # fmt: skip
@@ -140,7 +140,7 @@ def _backward_query(queries, keys, values, slopes, logs, deltas, out, length, nu
     base = batch * length * heads * width
     memory = batch * num_keys * groups * width + (head // per_group) * width
     query = tl.load(queries + base + at, mask=inside[:, None], other=0.0)
-    slope = tl.load(slopes + base + at, mask=inside[:, None], other=0.0)
+    gradient = tl.load(gradients + base + at, mask=inside[:, None], other=0.0)
     line = (batch * heads + head) * length + position
     log = tl.load(logs + line, mask=inside, other=float("inf"))
     delta = tl.load(deltas + line, mask=inside, other=0.0)
@@ -152,17 +152,17 @@ def _backward_query(queries, keys, values, slopes, logs, deltas, out, length, nu
     keys, values, row = keys + memory, values + memory, groups * width
     if is_endless:
         inner = _count_until(first, stride, last) // tile * tile
-        total = _query_part(total, query, slope, log, delta, position, keys, values, begin, inner, num_keys, row,
+        total = _query_part(total, query, gradient, log, delta, position, keys, values, begin, inner, num_keys, row,
                             scale, reach, stride, last, False, tile, width)  # fmt: skip
         begin = inner
-    total = _query_part(total, query, slope, log, delta, position, keys, values, begin, end, num_keys, row,
+    total = _query_part(total, query, gradient, log, delta, position, keys, values, begin, end, num_keys, row,
                         scale, reach, stride, last, True, tile, width)  # fmt: skip
     total = total * (scale / 1.4426950408889634)
     tl.store(out + base + at, total.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
-def _key_part(slope_k, slope_v, k, v, key, queries, slopes, logs, deltas, begin, end, length, row, scale, reach,
+def _key_part(grad_k, grad_v, k, v, key, queries, gradients, logs, deltas, begin, end, length, row, scale, reach,
               stride: tl.constexpr, last: tl.constexpr, is_edge: tl.constexpr,
               rows: tl.constexpr, width: tl.constexpr):  # fmt: skip
     lane = tl.arange(0, width)
@@ -177,16 +177,16 @@ def _key_part(slope_k, slope_v, k, v, key, queries, slopes, logs, deltas, begin,
             score = tl.where((distance >= 0) & (distance < reach), score, -float("inf"))
         log = tl.load(logs + position, mask=inside, other=float("inf"))
         share = tl.exp2(score - log[None, :])
-        slope = tl.load(slopes + at, mask=inside[:, None], other=0.0)
-        slope_v = tl.dot(share.to(slope.dtype), slope, slope_v, input_precision="ieee")
+        gradient = tl.load(gradients + at, mask=inside[:, None], other=0.0)
+        grad_v = tl.dot(share.to(gradient.dtype), gradient, grad_v, input_precision="ieee")
         delta = tl.load(deltas + position, mask=inside, other=0.0)
-        change = share * (tl.dot(v, tl.trans(slope), input_precision="ieee") - delta[None, :])
-        slope_k = tl.dot(change.to(query.dtype), query, slope_k, input_precision="ieee")
-    return slope_k, slope_v
+        change = share * (tl.dot(v, tl.trans(gradient), input_precision="ieee") - delta[None, :])
+        grad_k = tl.dot(change.to(query.dtype), query, grad_k, input_precision="ieee")
+    return grad_k, grad_v
 
 
 @triton.jit
-def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, length, num_keys, scale, reach,
+def _backward_keys(queries, keys, values, gradients, logs, deltas, out_k, out_v, length, num_keys, scale, reach,
                    heads: tl.constexpr, per_group: tl.constexpr, at_once: tl.constexpr, stride: tl.constexpr,
                    last: tl.constexpr, is_endless: tl.constexpr, span: tl.constexpr, rows: tl.constexpr,
                    tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
@@ -214,33 +214,33 @@ def _backward_keys(queries, keys, values, slopes, logs, deltas, out_k, out_v, le
     inner = end
     if is_endless:
         inner = tl.maximum(begin, tl.minimum(tl.cdiv(final * stride + last, rows) * rows, end))
-    slope_k, slope_v = tl.zeros([tile, width], tl.float32), tl.zeros([tile, width], tl.float32)
+    grad_k, grad_v = tl.zeros([tile, width], tl.float32), tl.zeros([tile, width], tl.float32)
     row = heads * width
     for number in range(at_once):
         head = slot * at_once + number
         base = batch * length * row + head * width
         line = (batch * heads + head) * length
-        slope_k, slope_v = _key_part(slope_k, slope_v, k, v, key, queries + base, slopes + base, logs + line,
+        grad_k, grad_v = _key_part(grad_k, grad_v, k, v, key, queries + base, gradients + base, logs + line,
                                      deltas + line, begin, inner, length, row, scale, reach, stride, last, True,
                                      rows, width)  # fmt: skip
         if is_endless:
-            slope_k, slope_v = _key_part(slope_k, slope_v, k, v, key, queries + base, slopes + base, logs + line,
+            grad_k, grad_v = _key_part(grad_k, grad_v, k, v, key, queries + base, gradients + base, logs + line,
                                          deltas + line, inner, end, length, row, scale, reach, stride, last, False,
                                          rows, width)  # fmt: skip
-    slope_k = slope_k * (scale / 1.4426950408889634)
+    grad_k = grad_k * (scale / 1.4426950408889634)
     to = ((part * tl.num_programs(2) + batch) * num_keys + key[:, None]) * (slots * width) + slot * width + lane
-    tl.store(out_k + to, slope_k.to(out_k.dtype.element_ty), mask=there)
-    tl.store(out_v + to, slope_v.to(out_v.dtype.element_ty), mask=there)
+    tl.store(out_k + to, grad_k.to(out_k.dtype.element_ty), mask=there)
+    tl.store(out_v + to, grad_v.to(out_v.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _row_products(out, slopes, deltas, count, length, heads: tl.constexpr, is_by_head: tl.constexpr,
+def _row_products(out, gradients, deltas, count, length, heads: tl.constexpr, is_by_head: tl.constexpr,
                   rows: tl.constexpr, width: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     at = row[:, None] * width + tl.arange(0, width)[None, :]
     inside = row < count
     left = tl.load(out + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    right = tl.load(slopes + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    right = tl.load(gradients + at, mask=inside[:, None], other=0.0).to(tl.float32)
     to = row
     if is_by_head:
         token = row // heads
@@ -248,14 +248,14 @@ def _row_products(out, slopes, deltas, count, length, heads: tl.constexpr, is_by
     tl.store(deltas + to, tl.sum(left * right, 1), mask=inside)
 
 
-def row_products(out: Tensor, slopes: Tensor, *, is_by_head: bool) -> Tensor:
+def row_products(out: Tensor, gradients: Tensor, *, is_by_head: bool) -> Tensor:
     """The dot product of output and gradient for every row, as (batch, heads, length) or (batch, length, heads)."""
     batch, length, heads, width = out.shape
     sizes = (batch, heads, length) if is_by_head else (batch, length, heads)
     deltas = torch.empty(sizes, dtype=torch.float32, device=out.device)
     count, rows = batch * length * heads, 64
     _row_products[(triton.cdiv(count, rows),)](
-        out, slopes, deltas, count, length, heads=heads, is_by_head=is_by_head, rows=rows, width=width
+        out, gradients, deltas, count, length, heads=heads, is_by_head=is_by_head, rows=rows, width=width
     )
     return deltas
 
@@ -292,21 +292,21 @@ def band_attention(
 
 @custom_op("jackline::band_attention_back", mutates_args=())
 def _band_back(
-    tensors: list[Tensor], slopes: Tensor, stride: int, last: int, reach: int
+    tensors: list[Tensor], gradients: Tensor, stride: int, last: int, reach: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     query, keys, values, out, logs = (part.contiguous() for part in tensors)
-    slopes = slopes.contiguous()
+    gradients = gradients.contiguous()
     batch, length, heads, width = query.shape
     num_keys, groups = keys.shape[1:3]
-    deltas = row_products(out, slopes, is_by_head=True)
-    slope_q = torch.empty_like(query)
+    deltas = row_products(out, gradients, is_by_head=True)
+    grad_q = torch.empty_like(query)
     shared = {"stride": stride, "last": last, "is_endless": reach >= ENDLESS, **_sizes(query, keys)}
     scale, sizes = _scale(query), _tiles("queries", query)
     _backward_query[(triton.cdiv(length, sizes["rows"]), heads, batch)](
-        query, keys, values, slopes, logs, deltas, slope_q, length, num_keys, scale, reach, **shared, **sizes
+        query, keys, values, gradients, logs, deltas, grad_q, length, num_keys, scale, reach, **shared, **sizes
     )  # fmt: skip
     if not num_keys:
-        return slope_q, torch.zeros_like(keys), torch.zeros_like(values)
+        return grad_q, torch.zeros_like(keys), torch.zeros_like(values)
     sizes = _tiles("keys", query)
     tiles = triton.cdiv(num_keys, sizes["tile"])
     parts = triton.cdiv(length, _SPAN) if reach >= ENDLESS else 1
@@ -321,13 +321,13 @@ def _band_back(
         for _ in range(2)
     ]
     _backward_keys[(parts * tiles, slots, batch)](
-        query, keys, values, slopes, logs, deltas, *found, length, num_keys, scale, reach,
+        query, keys, values, gradients, logs, deltas, *found, length, num_keys, scale, reach,
         at_once=heads // slots, span=_SPAN, **shared, **sizes,
     )  # fmt: skip
     if is_final:
-        return slope_q, found[0][0], found[1][0]
+        return grad_q, found[0][0], found[1][0]
     summed = [part.view(parts, batch, num_keys, groups, -1, width).sum(dim=(0, 4)).to(keys.dtype) for part in found]
-    return slope_q, summed[0], summed[1]
+    return grad_q, summed[0], summed[1]
 
 
 @band_attention.register_fake
@@ -340,7 +340,7 @@ def _(query: Tensor, keys: Tensor, values: Tensor, stride: int, last: int, reach
 
 
 @_band_back.register_fake
-def _(tensors: list[Tensor], slopes: Tensor, stride: int, last: int, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(tensors: list[Tensor], gradients: Tensor, stride: int, last: int, reach: int) -> tuple[Tensor, Tensor, Tensor]:
     query, keys, values = (part.new_empty(part.shape) for part in tensors[:3])
     return query, keys, values
 
@@ -351,10 +351,10 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.set_materialize_grads(False)
 
 
-def _go_back(ctx: Any, slope: Tensor | None, _unused: Tensor | None) -> tuple[Tensor | None, ...]:
-    if slope is None:
+def _go_back(ctx: Any, gradient: Tensor | None, _unused: Tensor | None) -> tuple[Tensor | None, ...]:
+    if gradient is None:
         return (None,) * 6
-    return (*_band_back(list(ctx.saved_tensors), slope, *ctx.band), None, None, None)
+    return (*_band_back(list(ctx.saved_tensors), gradient, *ctx.band), None, None, None)
 
 
 band_attention.register_autograd(_go_back, setup_context=_remember)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from jackline.models.embedding import embed
 from jackline.models.loss import summed_cross_entropy
 from jackline.models.nsa.attention import BRANCHES, SparseAttention
-from jackline.models.nsa.proof import why_no_kernels
+from jackline.models.nsa.kernel_check import why_no_kernels
 from jackline.models.nsa.shape import NSAShape
 
 _INIT_STD = 0.02

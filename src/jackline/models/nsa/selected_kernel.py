@@ -141,8 +141,8 @@ def _fold(partial, logs, selection, out, sums, length, groups: tl.constexpr, per
 
 
 @triton.jit
-def _backward(queries, keys, values, slopes, sums, deltas, entries, begins, before, owners, partial, part_k, part_v,
-              length, num_blocks, scale, groups: tl.constexpr, per_group: tl.constexpr, slots: tl.constexpr,
+def _backward(queries, keys, values, gradients, sums, deltas, entries, begins, before, owners, partial, part_k,
+              part_v, length, num_blocks, scale, groups: tl.constexpr, per_group: tl.constexpr, slots: tl.constexpr,
               span: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr, width: tl.constexpr):  # fmt: skip
     place = tl.program_id(1).to(tl.int64)
     number = place * tl.num_programs(0) + tl.program_id(0)
@@ -160,7 +160,7 @@ def _backward(queries, keys, values, slopes, sums, deltas, entries, begins, befo
         count = (tl.minimum(first + span, tl.load(bounds + 1)) - first) * per_group
         entries += place * length * slots + first
         heads: tl.constexpr = groups * per_group
-        slope_k, slope_v = tl.zeros([tile, width], tl.float32), tl.zeros([tile, width], tl.float32)
+        grad_k, grad_v = tl.zeros([tile, width], tl.float32), tl.zeros([tile, width], tl.float32)
         for start in range(0, count, rows):
             row = start + tl.arange(0, rows)
             inside = row < count
@@ -168,23 +168,23 @@ def _backward(queries, keys, values, slopes, sums, deltas, entries, begins, befo
             token, head = entry // slots, row % per_group
             line = (batch * length + token) * heads + group * per_group + head
             query = tl.load(queries + line[:, None] * width + lane, mask=inside[:, None], other=0.0)
-            slope = tl.load(slopes + line[:, None] * width + lane, mask=inside[:, None], other=0.0)
+            gradient = tl.load(gradients + line[:, None] * width + lane, mask=inside[:, None], other=0.0)
             log = tl.load(sums + line, mask=inside, other=float("inf"))
             delta = tl.load(deltas + line, mask=inside, other=0.0)
             score = tl.dot(k, tl.trans(query), input_precision="ieee") * scale
             score = tl.where(key[:, None] <= token[None, :], score, -float("inf"))
             share = tl.exp2(score - log[None, :])
-            slope_v = tl.dot(share.to(slope.dtype), slope, slope_v, input_precision="ieee")
-            change = share * (tl.dot(v, tl.trans(slope), input_precision="ieee") - delta[None, :])
+            grad_v = tl.dot(share.to(gradient.dtype), gradient, grad_v, input_precision="ieee")
+            change = share * (tl.dot(v, tl.trans(gradient), input_precision="ieee") - delta[None, :])
             change = change.to(query.dtype)
-            slope_k = tl.dot(change, query, slope_k, input_precision="ieee")
-            slope_q = tl.dot(tl.trans(change), k, input_precision="ieee") * (scale / 1.4426950408889634)
+            grad_k = tl.dot(change, query, grad_k, input_precision="ieee")
+            grad_q = tl.dot(tl.trans(change), k, input_precision="ieee") * (scale / 1.4426950408889634)
             to = (place * length * slots + entry) * per_group + head
-            tl.store(partial + to[:, None] * width + lane, slope_q.to(partial.dtype.element_ty),
+            tl.store(partial + to[:, None] * width + lane, grad_q.to(partial.dtype.element_ty),
                      mask=inside[:, None])  # fmt: skip
         to = number * (tile * width) + tl.arange(0, tile)[:, None] * width + lane
-        tl.store(part_k + to, slope_k * (scale / 1.4426950408889634))
-        tl.store(part_v + to, slope_v)
+        tl.store(part_k + to, grad_k * (scale / 1.4426950408889634))
+        tl.store(part_v + to, grad_v)
 
 
 @triton.jit
@@ -267,34 +267,34 @@ def _selected(
 
 @custom_op("jackline::selected_attention_back", mutates_args=())
 def _selected_back(
-    tensors: list[Tensor], slopes: Tensor, choice: list[Tensor], block_length: int
+    tensors: list[Tensor], gradients: Tensor, choice: list[Tensor], block_length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     query, keys, values, out, sums = (part.contiguous() for part in tensors)
     selection, entries, begins = choice
-    slopes = slopes.contiguous()
+    gradients = gradients.contiguous()
     length, width = query.shape[1], query.shape[3]
     places, slots = query.shape[0] * keys.shape[2], selection.shape[3]
     before, owners = _spans(begins, length * slots, _SPAN)
     num_spans, num_blocks = owners.shape[1], begins.shape[1] - 1
-    deltas = row_products(out, slopes, is_by_head=False)
+    deltas = row_products(out, gradients, is_by_head=False)
     sizes = _sizes(query, keys, selection)
     partial = query.new_empty((places, length, slots, sizes["per_group"], width))
     parts = [query.new_empty((places, num_spans, block_length, width), dtype=torch.float32) for _ in range(2)]
     _backward[(num_spans, places)](
-        query, keys, values, slopes, sums, deltas, entries, begins, before, owners, partial, *parts, length,
+        query, keys, values, gradients, sums, deltas, entries, begins, before, owners, partial, *parts, length,
         num_blocks, _scale(query), span=_SPAN, tile=block_length, **sizes, **_tiles("backward", query),
     )  # fmt: skip
-    slope_q, found = torch.empty_like(query), [torch.empty_like(keys), torch.empty_like(values)]
+    grad_q, found = torch.empty_like(query), [torch.empty_like(keys), torch.empty_like(values)]
     rows = 64
     _add_slots[(triton.cdiv(length * sizes["per_group"], rows), places)](
-        partial, selection, slope_q, length, rows=rows, **sizes, num_warps=4
+        partial, selection, grad_q, length, rows=rows, **sizes, num_warps=4
     )
     for part, total in zip(parts, found, strict=True):
         _add_spans[(num_blocks, places)](
             part, before, total, length, num_spans, num_blocks, groups=sizes["groups"], tile=block_length,
             width=width, num_warps=4,
         )  # fmt: skip
-    return slope_q, found[0], found[1]
+    return grad_q, found[0], found[1]
 
 
 @_selected.register_fake
@@ -304,7 +304,7 @@ def _(query: Tensor, keys: Tensor, values: Tensor, choice: list[Tensor], block_l
 
 @_selected_back.register_fake
 def _(
-    tensors: list[Tensor], slopes: Tensor, choice: list[Tensor], block_length: int
+    tensors: list[Tensor], gradients: Tensor, choice: list[Tensor], block_length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     query, keys, values = (part.new_empty(part.shape) for part in tensors[:3])
     return query, keys, values
@@ -316,11 +316,11 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
     ctx.set_materialize_grads(False)
 
 
-def _go_back(ctx: Any, slope: Tensor | None, _unused: Tensor | None) -> tuple[Any, ...]:
-    if slope is None:
+def _go_back(ctx: Any, gradient: Tensor | None, _unused: Tensor | None) -> tuple[Any, ...]:
+    if gradient is None:
         return None, None, None, [None] * 3, None
     saved = list(ctx.saved_tensors)
-    return (*_selected_back(saved[:5], slope, saved[5:], ctx.block_length), [None] * 3, None)
+    return (*_selected_back(saved[:5], gradient, saved[5:], ctx.block_length), [None] * 3, None)
 
 
 _selected.register_autograd(_go_back, setup_context=_remember)

@@ -27,7 +27,7 @@ from jackline.recipes.agab.data.prepared import AffinityData
 Rows = NDArray[np.int64]
 Tell = Callable[[str], None]
 
-_SHARE_OF_FREE = 0.5  # of the card's memory for embeddings; a head needs next to nothing
+_SHARE_OF_FREE = 0.5  # of the GPU's memory for embeddings; a head needs next to nothing
 _COPY_ROWS = 1 << 16
 _CHANGED = "the table has changed since this run was started, or the split, or an encoder's weights"
 BIN_PKD = 1.0  # width of a bin of the stratified order
@@ -84,7 +84,7 @@ class PairLoader:
         return PairBatch(self._on_device[begin:end], epoch, begin, self._order[begin:end])
 
     def state(self) -> dict[str, Any]:
-        """Where the next batch begins, and what proves that it is the same data in the same order."""
+        """Where the next batch begins, and what verifies that it is the same data in the same order."""
         return {
             **self._identity(),
             "fingerprint": self._data.fingerprint,
@@ -169,7 +169,7 @@ class Pairs:
     """All pairs with their embeddings: on the device when they fit, else mapped from the cache and gathered there."""
 
     def __init__(self, data: AffinityData, device: torch.device, *, is_resident: bool | None = None) -> None:
-        """`is_resident`: None decides by the card's free memory."""
+        """`is_resident`: None decides by the GPU's free memory."""
         self.data, self.device = data, device
         self.num_inputs = int(data.antibody.shape[1] + data.antigen.shape[1])
         self.is_resident = fits_on(data, device) if is_resident is None else is_resident

@@ -119,7 +119,7 @@ def _where(pairs: Pairs) -> str:
     data = pairs.data
     size = format_bytes(data.antibody.nbytes + data.antigen.nbytes)
     kinds = f"{len(data.antibody):,} antibodies x {data.antibody.shape[1]:,} and {len(data.antigen):,} antigens x"
-    place = "on the card" if pairs.is_resident else "mapped from the cache, gathered as needed"
+    place = "on the GPU" if pairs.is_resident else "mapped from the cache, gathered as needed"
     return f"embeddings of {kinds} {data.antigen.shape[1]:,}, {size}, {place}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.recipes.agab.head import AffinityHead, count_parameters, focal_loss
 from jackline.trainer.config import TrainConfig

@@ -16,7 +16,7 @@ from jackline.settings import at_least, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
-    from jackline.memory.plan.cards import Card
+    from jackline.memory.plan.gpus import GpuModel
     from jackline.memory.plan.target import Candidate
     from jackline.recipes.agab.data.prepared import AffinitySettings
     from jackline.recipes.agab.task import AffinityTask
@@ -197,7 +197,7 @@ def recipe() -> AgabConfig:
     return AgabConfig()
 
 
-def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan agab`: no data is opened, so the head is that over IgT5 and ESM-2 650M."""
     from jackline.memory.plan.target import Candidate
     from jackline.recipes.agab.head import count_parameters

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jackline.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
-    from jackline.memory.plan.cards import Card
+    from jackline.memory.plan.gpus import GpuModel
     from jackline.memory.plan.target import Candidate
 
 
@@ -34,9 +34,9 @@ def recipe() -> TrainConfig:
     )
 
 
-def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan demo`."""
     from jackline.trainer.config import resolve_words
     from jackline.trainer.planning.plan import candidate_of
 
-    return (candidate_of(resolve_words("demo", words).config, card),)
+    return (candidate_of(resolve_words("demo", words).config, gpu),)

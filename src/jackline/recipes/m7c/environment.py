@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 PREFIX = "NSA_"
-_ONE_ROAD = "nothing to choose: kernels where they are proven on this card, plain torch elsewhere, tested equal"
-_ONE_CARD = "training on several cards is not there yet"
+_ONE_ROAD = "nothing to choose: kernels where they are verified on this GPU, plain torch elsewhere, tested equal"
+_ONE_GPU = "training on several GPUs is not there yet"
 _SCALER = "torch's own growth; --precision bf16 or auto needs no scaler"
 _WATCHED = "always on, at no cost for a step"
 _READ_AHEAD = "data is read and tokenised ahead by a process of its own"
@@ -34,9 +34,9 @@ OLD_ENVIRONMENT: Mapping[str, str] = {
     "NSA_DEBUG_LOSS": _FINDS,
     "NSA_TRACE_GRADS": _FINDS,
     "NSA_TRACE_MODULE_BWD": _FINDS,
-    "NSA_TRACE_DDP_BUCKETS": _ONE_CARD,
-    "NSA_PG_TIMEOUT_MIN": _ONE_CARD,
-    "TORCH_BACKEND": _ONE_CARD,
+    "NSA_TRACE_DDP_BUCKETS": _ONE_GPU,
+    "NSA_PG_TIMEOUT_MIN": _ONE_GPU,
+    "TORCH_BACKEND": _ONE_GPU,
     "NSA_STOPGRAD_GATES": "gates are always learnt",
     "NSA_ROPE_SCALE": "positions are turned by their own number",
     "NSA_STRICT_ASSERTS": "shapes and settings are checked before the first step",
@@ -44,7 +44,7 @@ OLD_ENVIRONMENT: Mapping[str, str] = {
 # The rest of them by how their names begin.
 _FAMILIES = (
     ("NSA_SCALER_", _SCALER),
-    ("NSA_DDP_", _ONE_CARD),
+    ("NSA_DDP_", _ONE_GPU),
     ("NSA_FWE_", _READ_AHEAD),
     ("NSA_GC_", "--recompute yes recomputes every layer"),
     ("NSA_", _ONE_ROAD),

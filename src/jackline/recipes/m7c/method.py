@@ -1,7 +1,7 @@
 """The plain step, and now and then what gates and selection of sparse attention do.
 
 Owns when that is looked at: every `stats_every` steps, by a forward pass of its own over one sequence of the batch
-just trained on, outside of compiled code and without gradients. That pass waits for the card; no other step does.
+just trained on, outside of compiled code and without gradients. That pass waits for the GPU; no other step does.
 What goes wrong in it ends the looking and not the training.
 """
 

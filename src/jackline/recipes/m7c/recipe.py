@@ -19,7 +19,7 @@ from jackline.trainer.config import TrainConfig, resolve_words
 if TYPE_CHECKING:
     from torch import nn
 
-    from jackline.memory.plan.cards import Card
+    from jackline.memory.plan.gpus import GpuModel
     from jackline.memory.plan.target import Candidate
     from jackline.recipes.m7c.method import AttentionStatistics
 
@@ -96,7 +96,7 @@ class M7cConfig(TrainConfig):
         "local_path": "",
         "accum_batches": 0,
     }
-    ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1}}  # one process on one card
+    ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1}}  # one process on one GPU
     SMALLEST: ClassVar[str] = "toy"
 
     def __post_init__(self) -> None:
@@ -193,8 +193,8 @@ def _with_data(config: M7cConfig, origins: Mapping[str, str]) -> M7cConfig:
 def _check_processes(ddp: int) -> None:
     if ddp == 1:
         raise UsageError(
-            "ddp=1: training on several cards is not there yet",
-            hint="--ddp 0 trains on one card; batch_size, lr and steps mean the same there",
+            "ddp=1: training on several GPUs is not there yet",
+            hint="--ddp 0 trains on one GPU; batch_size, lr and steps mean the same there",
         )
 
 
@@ -202,8 +202,8 @@ def recipe() -> M7cConfig:
     return M7cConfig()
 
 
-def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan m7c`."""
     from jackline.trainer.planning.plan import candidate_of
 
-    return (candidate_of(resolve_words("m7c", words).config, card),)
+    return (candidate_of(resolve_words("m7c", words).config, gpu),)

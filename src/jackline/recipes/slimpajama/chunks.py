@@ -33,7 +33,7 @@ from jackline.trainer.config import TrainConfig
 from jackline.trainer.report.console import Console
 
 SAY_EVERY_SAMPLES = 100
-SAY_CHUNK_EVERY_S = 1.0  # a card may do fifty chunks a second; more lines than that are noise
+SAY_CHUNK_EVERY_S = 1.0  # a GPU may do fifty chunks a second; more lines than that are noise
 _LOOK_EVERY_S = 0.2
 _PHASE_AFTER_S = 1.0
 
@@ -167,7 +167,7 @@ class ChunkLoader:
 
     def state(self) -> dict[str, Any]:
         """Where the next chunk begins: the state of the source before the piece that was begun, the tokens of that
-        piece that are behind, and a hash that proves the piece when it is gone back to."""
+        piece that are behind, and a hash that verifies the piece when it is gone back to."""
         held = self._held
         cursor = Cursor(held.block.before, self._skip, self.total_samples) if held else None
         return {

@@ -18,7 +18,7 @@ from jackline.trainer.config import TrainConfig, resolve_words
 if TYPE_CHECKING:
     from torch import nn
 
-    from jackline.memory.plan.cards import Card
+    from jackline.memory.plan.gpus import GpuModel
     from jackline.memory.plan.target import Candidate
     from jackline.recipes.slimpajama.chunks import ChunkSource
     from jackline.recipes.slimpajama.method import ChunkAdditions
@@ -165,8 +165,8 @@ def recipe() -> SlimpajamaConfig:
     return SlimpajamaConfig()
 
 
-def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
+def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan slimpajama`."""
     from jackline.trainer.planning.plan import candidate_of
 
-    return (candidate_of(resolve_words("slimpajama", words).config, card),)
+    return (candidate_of(resolve_words("slimpajama", words).config, gpu),)

@@ -29,8 +29,8 @@ class SearchSettings:
     method: Method = "es"
     num_mutants: int = 3
     swap_share: float = 0.005
-    reset_chance: float = 0.01
-    boosted_reset_chance: float = 0.10
+    reset_probability: float = 0.01
+    boosted_reset_probability: float = 0.10
     boosted_updates: int = 2
     patience: int = 3
     drop_share: float = 0.3  # SET and RigL, falling to 0 along a cosine
@@ -160,8 +160,8 @@ class MaskSearch:
     ) -> tuple[list[Record], Change]:
         share = drop_share_at(number, self.planned, self.settings.drop_share)
         ce = evaluate(number)
-        slopes = gradients() if self.settings.method == "rigl" else None
-        change = self.masks.drop_and_grow(share, seed_of(self.seed, number), slopes)
+        grads = gradients() if self.settings.method == "rigl" else None
+        change = self.masks.drop_and_grow(share, seed_of(self.seed, number), grads)
         self.masks.take(change, tensors)
         flips = sum(part.count for part in change.values())
         known = ce if math.isfinite(ce) else None
@@ -207,8 +207,8 @@ class MaskSearch:
 
     def _kind_of(self, number: int, candidate: int) -> str:
         settings = self.settings
-        chance = settings.boosted_reset_chance if self.stagnation.boosted_left else settings.reset_chance
-        return "reset" if (seed_of(self.seed, number, candidate, 1) % 10**6) / 10**6 < chance else "swap"
+        rng_state = settings.boosted_reset_probability if self.stagnation.boosted_left else settings.reset_probability
+        return "reset" if (seed_of(self.seed, number, candidate, 1) % 10**6) / 10**6 < rng_state else "swap"
 
     def _make(self, kind: str, number: int, candidate: int) -> Change:
         seed = seed_of(self.seed, number, candidate)
@@ -283,6 +283,6 @@ def _known(one: Measured) -> tuple[float | None, float | None, float | None]:
 
 
 def _energy(values: Tensor) -> Tensor:
-    """The sum of squares. Not square(): on a card its code takes 20 MB of the host's memory, a product's is there."""
+    """The sum of squares. Not square(): on a GPU its code takes 20 MB of the host's memory, a product's is there."""
     exact = values.float()
     return (exact * exact).sum()

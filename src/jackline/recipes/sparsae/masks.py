@@ -91,7 +91,7 @@ class Masks:
     def zero(self, tensors: Mapping[str, Tensor]) -> None:
         """Zeros in `tensors` (weights, gradients, moments, masters) wherever the mask is off."""
         for name, tensor in tensors.items():
-            # Not masked_fill_(~on): on a card its code and that of ~ take 90 MB of the host's memory, for this alone.
+            # Not masked_fill_(~on): on a GPU its code and that of ~ take 90 MB of the host's memory, for this alone.
             torch.where(self.on[name], tensor, tensor.new_zeros(()), out=tensor)
 
     # -- changes -------------------------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ class Masks:
                 generator = torch.Generator(flat.device).manual_seed(seed_of(seed, 8, number))
                 on = draw_where(flat, False, count, generator)
             else:
-                slope = gradients[name].flatten().abs().float().masked_fill(flat, -1.0)
-                on = torch.topk(slope, count, sorted=False).indices
+                gradient = gradients[name].flatten().abs().float().masked_fill(flat, -1.0)
+                on = torch.topk(gradient, count, sorted=False).indices
             found[name] = Flips(off, on, torch.zeros(count, dtype=weight.dtype, device=weight.device))
         return found
 

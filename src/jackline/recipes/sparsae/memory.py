@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 from jackline.memory.predict.cuda_rules import CudaRules
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.models.gpt import GPT
@@ -25,8 +25,8 @@ def make_gpt(shape: GPTShape, options: StepOptions) -> GPT:
 def divergence_sum(teacher: Tensor, student: Tensor) -> Tensor:
     """KL(student || teacher) of logarithms, summed; `teacher` is overwritten.
 
-    The bits of `kl_div(teacher, student, log_target=True, reduction="sum")` and of its slopes, with one tensor of the
-    logits' size less. Those are the largest of a step: 0.1 GB each for the tiny model and a batch of two.
+    The bits of `kl_div(teacher, student, log_target=True, reduction="sum")` and of its gradients, with one tensor
+    of the logits' size less. Those are the largest of a step: 0.1 GB each for the tiny model and a batch of two.
     """
     return (student.exp() * teacher.neg_().add_(student)).sum()
 

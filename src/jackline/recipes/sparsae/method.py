@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from jackline.data.loader.batches import ToDevice
 from jackline.errors import UsageError
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 from jackline.recipes.sparsae.mask_search import MaskSearch, Record
 from jackline.recipes.sparsae.masks import Change, Masks, maskable
 from jackline.recipes.sparsae.memory import divergence_sum
@@ -134,8 +134,8 @@ class SparseAdditions(Additions):
         return loss + self._alpha * divergence, count
 
     def before_update(self) -> None:
-        slopes = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
-        self.search.masks.zero(slopes)
+        gradients = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
+        self.search.masks.zero(gradients)
         self.burn_in.before(self._masters())
 
     @torch.no_grad()

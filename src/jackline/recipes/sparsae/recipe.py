@@ -16,7 +16,7 @@ from jackline.trainer.config import TrainConfig, resolve_words
 if TYPE_CHECKING:
     from torch import nn
 
-    from jackline.memory.plan.cards import Card, Precision
+    from jackline.memory.plan.gpus import GpuModel, Precision
     from jackline.memory.plan.target import Candidate
     from jackline.memory.predict.job import Job
     from jackline.recipes.sparsae.mask_search import SearchSettings
@@ -137,17 +137,17 @@ def recipe() -> SparsaeConfig:
     return SparsaeConfig()
 
 
-def candidates(card: Card, words: Sequence[str]) -> tuple[Candidate, ...]:
-    """What could be trained on this card, largest first; one unless model_size=auto. An explicit size is kept."""
+def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """What could be trained on this GPU, largest first; one unless model_size=auto. An explicit size is kept."""
     resolved = resolve_words("sparsae", words)
     config, origins = resolved.config, resolved.origins
     assert isinstance(config, SparsaeConfig)
     if config.model != "auto":
-        return (_candidate(config, card),)
-    return tuple(_candidate(replace(config, model=name).settle(origins), card) for name in SIZES)  # type: ignore[arg-type]
+        return (_candidate(config, gpu),)
+    return tuple(_candidate(replace(config, model=name).settle(origins), gpu) for name in SIZES)  # type: ignore[arg-type]
 
 
-def _candidate(config: SparsaeConfig, card: Card) -> Candidate:
+def _candidate(config: SparsaeConfig, gpu: GpuModel) -> Candidate:
     from jackline.memory.plan.target import Candidate
     from jackline.models.shapes import GPT2_VOCAB, count_parameters, find_shape
 
@@ -157,7 +157,7 @@ def _candidate(config: SparsaeConfig, card: Card) -> Candidate:
         vocab_size=config.vocab_size or GPT2_VOCAB,
         dropout=config.dropout,
     )
-    wanted: Precision = "bf16-weights" if card.has_bf16 else "fp16"  # as the trainer chooses on such a card
+    wanted: Precision = "bf16-weights" if gpu.has_bf16 else "fp16"  # as the trainer chooses on such a GPU
     precision = wanted if config.precision == "auto" else config.precision
     job = config.memory_job(shape, precision)
     shown = {

@@ -95,12 +95,12 @@ class HostGuardRecord:
 
 @dataclass(frozen=True)
 class SessionMemoryRecord:
-    """Memory of the training process. `card` is the GPU, if there is one."""
+    """Memory of the training process. `gpu` is the GPU, if there is one."""
 
     micro_batch: int | None = None
     num_shrinks: int | None = None
     last_oom: OomRecord = OomRecord()
-    card: GpuBooksRecord = GpuBooksRecord()
+    gpu: GpuBooksRecord = GpuBooksRecord()
     host: HostGuardRecord = HostGuardRecord()
 
 
@@ -113,12 +113,20 @@ _OF_MEMORY = {
     "GpuBooksRecord": _part(GpuBooksRecord),
     "HostGuardRecord": _part(HostGuardRecord),
 }
+
+
+def _read_memory(value: Any) -> SessionMemoryRecord:
+    older = {"gpu": value["card"]} if isinstance(value, dict) and "card" in value else {}  # its name before 0.2
+    found: SessionMemoryRecord = decode(SessionMemoryRecord, {**older, **value} if older else value, _OF_MEMORY)
+    return found
+
+
 _OWN = {
     "PlaceRecord": _part(PlaceRecord),
     "BestRecord": _part(BestRecord),
     "LossBoundsRecord": _part(LossBoundsRecord),
     "SavedRecord": _part(SavedRecord),
-    "SessionMemoryRecord": _part(SessionMemoryRecord, _OF_MEMORY),
+    "SessionMemoryRecord": _read_memory,
 }
 
 

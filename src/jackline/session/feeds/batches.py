@@ -25,7 +25,7 @@ from torch.utils.data import (
 from jackline.data.loader.order import Blocks, Permutation, mix
 from jackline.errors import CannotResume
 from jackline.session.feeds.own_generators import OwnGenerators
-from jackline.session.saving.rng import Chance
+from jackline.session.saving.rng import RngState
 
 Place = tuple[int, Any]  # epoch, and the indices passed to the dataset
 _CHUNK = 256  # batches of indices drawn at a time: saving and restoring the generators costs 0.3 ms
@@ -100,7 +100,7 @@ class ReplayedBatches:
         self.seed = seed
         self._own = OwnGenerators(source)
         self._base = self._own.initial_seed()
-        self._chance = Chance()
+        self._rng_state = RngState()
         self._epoch = 0
         self._start = 0
         self._next_epoch = 0  # the sampler's own count: how many passes were requested from it
@@ -191,20 +191,20 @@ class ReplayedBatches:
     def _draw(self, epoch: int) -> Iterator[Any]:
         """One pass over the sampler. It has its own RNG state, also between chunks."""
         self._next_epoch = epoch + 1
-        with self._chance.set_aside():
+        with self._rng_state.set_aside():
             key = mix(self.seed, self._base, epoch)
-            self._chance.seed(key)
+            self._rng_state.seed(key)
             self._own.seed(key)
             _set_epoch(self.source, epoch)
             pass_over = iter(self.source)
             chunk = list(itertools.islice(pass_over, _CHUNK))
-            inside = self._chance.copy()
+            inside = self._rng_state.copy()
         while chunk:
             yield from chunk
-            with self._chance.set_aside():
-                self._chance.put_back(inside)
+            with self._rng_state.set_aside():
+                self._rng_state.put_back(inside)
                 chunk = list(itertools.islice(pass_over, _CHUNK))
-                inside = self._chance.copy()
+                inside = self._rng_state.copy()
 
 
 def _set_epoch(sampler: Any, epoch: int) -> None:

@@ -22,7 +22,7 @@ from jackline.errors import UsageError
 from jackline.session.feeds.batches import ReplayedBatches, SeekableBatches
 from jackline.session.feeds.keyed import KeyedDataset
 from jackline.session.phase import phase
-from jackline.session.saving.rng import Chance
+from jackline.session.saving.rng import RngState
 from jackline.units import format_duration
 
 END = object()
@@ -106,7 +106,7 @@ class MapFeed:
         self._expected = state.get("last_indices")
 
     def describe(self) -> list[str]:
-        return [*self._describe_order(), *self._describe_chance()]
+        return [*self._describe_order(), *self._describe_rng_state()]
 
     def _describe_order(self) -> list[str]:
         batches = self.batches
@@ -119,7 +119,7 @@ class MapFeed:
             words += "; those of earlier epochs too, since it may change from epoch to epoch"
         return [words]
 
-    def _describe_chance(self) -> list[str]:
+    def _describe_rng_state(self) -> list[str]:
         if not self.dataset.is_keyed:
             return ["random augmentation is left alone (keyed_random=False): exact with the same workers only"]
         own = self.dataset.own_names
@@ -204,7 +204,7 @@ class SkippingFeed:
         self._loader = loader
         self._seed = seed
         self._say = say
-        self._chance = Chance()
+        self._rng_state = RngState()
         self._inside: dict[str, Any] | None = None
         self._batches: Iterator[Any] | None = None
         self._num_taken, self._taking_s, self._s_per_batch = 0, 0.0, 0.0
@@ -214,10 +214,10 @@ class SkippingFeed:
         if hasattr(self._loader, "set_epoch"):
             self._loader.set_epoch(epoch)
         self._num_taken = 0
-        with self._chance.set_aside():
-            self._chance.seed(mix(self._seed, epoch))
+        with self._rng_state.set_aside():
+            self._rng_state.seed(mix(self._seed, epoch))
             self._batches = iter(self._loader)
-            self._inside = self._chance.copy()
+            self._inside = self._rng_state.copy()
         if start:
             self._skip(start)
 
@@ -256,21 +256,21 @@ class SkippingFeed:
         After three batches that drew nothing they are only watched: 0.3 ms less.
         """
         assert self._batches is not None and self._inside is not None
-        with self._chance.set_aside():
-            self._chance.put_back(self._inside)
-            mark = self._chance.mark()
+        with self._rng_state.set_aside():
+            self._rng_state.put_back(self._inside)
+            mark = self._rng_state.mark()
             batch = next(self._batches, END)
-            has_drawn = bool(self._chance.changed(mark))
-            self._inside = self._chance.copy()
+            has_drawn = bool(self._rng_state.changed(mark))
+            self._inside = self._rng_state.copy()
         if self._num_taken >= 2 and not has_drawn:
             self._inside = None
         return batch
 
     def _take_watched(self) -> Any:
         assert self._batches is not None
-        mark = self._chance.mark()
+        mark = self._rng_state.mark()
         batch = next(self._batches, END)
-        if not self._has_warned and self._chance.changed(mark):
+        if not self._has_warned and self._rng_state.changed(mark):
             self._has_warned = True
             self._say("these data draw random numbers in the training process now and then: resume is not bit-exact")
         return batch

@@ -18,7 +18,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate, default_con
 
 from jackline.data.loader.order import mix
 from jackline.session.feeds.own_generators import OwnGenerators
-from jackline.session.saving.rng import SOURCES, Chance
+from jackline.session.saving.rng import SOURCES, RngState
 
 _CAREFUL_BATCHES = 8  # at first full copies are taken in the training process: data that draws does so early
 
@@ -53,7 +53,7 @@ class KeyedDataset:
         self._drawn: set[str] = set()
         self._is_still = is_still(dataset, collate)
         self._own = OwnGenerators(dataset, collate) if is_keyed and not self._is_still else OwnGenerators()
-        self._chance: Chance | None = None
+        self._rng_state: RngState | None = None
         self._pid = 0
         self._count = 0
 
@@ -99,36 +99,36 @@ class KeyedDataset:
         if self._is_still or not self._is_keyed:
             return self._read(place, 0)
         if self._pid != os.getpid():
-            self._chance, self._pid = Chance(), os.getpid()
-        assert self._chance is not None
+            self._rng_state, self._pid = RngState(), os.getpid()
+        assert self._rng_state is not None
         is_worker = get_worker_info() is not None
-        return self._in_worker(place, self._chance) if is_worker else self._in_trainer(place, self._chance)
+        return self._in_worker(place, self._rng_state) if is_worker else self._in_trainer(place, self._rng_state)
 
-    def _in_worker(self, place: tuple[int, Any], chance: Chance) -> Any:
-        mark = chance.mark()
+    def _in_worker(self, place: tuple[int, Any], rng_state: RngState) -> Any:
+        mark = rng_state.mark()
         batch = self._read(place, self._key(place))
-        news = chance.changed(mark) - self._drawn
+        news = rng_state.changed(mark) - self._drawn
         if not news:
             return batch
         self._drawn |= news
-        return self._in_worker(place, chance)
+        return self._in_worker(place, rng_state)
 
-    def _in_trainer(self, place: tuple[int, Any], chance: Chance) -> Any:
+    def _in_trainer(self, place: tuple[int, Any], rng_state: RngState) -> Any:
         self._count += 1
-        copy = chance.copy(SOURCES if self._count <= _CAREFUL_BATCHES else self._drawn)
+        copy = rng_state.copy(SOURCES if self._count <= _CAREFUL_BATCHES else self._drawn)
         own = self._own.copy()
-        mark = chance.mark()
+        mark = rng_state.mark()
         try:
             batch = self._read(place, self._key(place))
-            news = chance.changed(mark) - self._drawn
-            chance.go_back(mark, news - set(copy))
+            news = rng_state.changed(mark) - self._drawn
+            rng_state.go_back(mark, news - set(copy))
         finally:
-            chance.put_back(copy)
+            rng_state.put_back(copy)
             self._own.put_back(own)
         if not news:
             return batch
         self._drawn |= news
-        return self._in_trainer(place, chance)
+        return self._in_trainer(place, rng_state)
 
     def _key(self, place: tuple[int, Any]) -> int:
         return mix(self._seed, place[0]) if self._drawn or self._own else 0
@@ -157,8 +157,8 @@ class KeyedDataset:
             return
         key = mix(key, index if isinstance(index, int) else _number(index))
         if self._drawn:
-            assert self._chance is not None
-            self._chance.seed(key, self._drawn)
+            assert self._rng_state is not None
+            self._rng_state.seed(key, self._drawn)
         self._own.seed(key)
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from jackline.data.loader.order import mix
 from jackline.errors import CannotResume
 from jackline.session.feeds.feed import END
-from jackline.session.saving.rng import Chance
+from jackline.session.saving.rng import RngState
 
 _FILLER = "jackline: a place in a batch that was consumed before"
 
@@ -49,12 +49,12 @@ class TaggedStream(IterableDataset[Any]):
             self.dataset.load_state_dict(position["state"])
         if self._is_over:
             return  # it ended with the last consumed batch; since then its state may mean "at the beginning"
-        chance, size = Chance(), self.batch_size or 1
-        chance.seed(mix(self.seed, self.epoch, worker, self._count))
+        rng_state, size = RngState(), self.batch_size or 1
+        rng_state.seed(mix(self.seed, self.epoch, worker, self._count))
         items = iter(self.dataset)
         while True:
             if self._count % size == 0:
-                chance.seed(mix(self.seed, self.epoch, worker, self._count, 1))
+                rng_state.seed(mix(self.seed, self.epoch, worker, self._count, 1))
             try:
                 item = next(items)
             except StopIteration:
@@ -85,7 +85,7 @@ class StreamFeed:
         self._stream = TaggedStream(loader.dataset, loader.collate_fn, batch_size=loader.batch_size, seed=seed)
         self._generator = torch.Generator()
         self._loader = _rebuild(loader, self._stream, self._generator)
-        self._chance = Chance()
+        self._rng_state = RngState()
         self._positions: dict[int, dict[str, Any]] = {}
         self._last_worker = -1
         self._is_over = False
@@ -106,7 +106,7 @@ class StreamFeed:
             stream.dataset.set_epoch(epoch)
         self._generator.manual_seed(mix(stream.seed, epoch) >> 1)
         self._batches = iter(()) if self._is_over else iter(self._loader)
-        self._inside = self._chance.copy()
+        self._inside = self._rng_state.copy()
 
     def take(self) -> Any:
         assert self._batches is not None
@@ -145,10 +145,10 @@ class StreamFeed:
     def _take_here(self) -> Any:
         """Take a batch; the training process's own generators are saved before and restored after."""
         assert self._batches is not None
-        with self._chance.set_aside():
-            self._chance.put_back(self._inside)
+        with self._rng_state.set_aside():
+            self._rng_state.put_back(self._inside)
             found = next(self._batches, None)
-            self._inside = self._chance.copy()
+            self._inside = self._rng_state.copy()
         return found
 
 

@@ -24,7 +24,7 @@ from jackline.rundir import atomic
 from jackline.session.driver import Driver
 from jackline.session.off import is_off
 
-_CHANCE = "jackline_random"
+_RNG_STATE = "jackline_random"
 _MARK = "jackline_step"
 
 
@@ -94,7 +94,7 @@ class JacklineCallback(Callback):
     def __init__(self, io: JacklineIO) -> None:
         self._driver, self._io = io.driver, io
         self._last_step = -1
-        self._chance: ProcessRandom | None = None
+        self._rng_state: ProcessRandom | None = None
         self._seen: dict[str, Any] = {}  # Lightning's metrics, as last seen
         self._validated: dict[str, float] = {}  # the metrics of the last validation
 
@@ -105,9 +105,9 @@ class JacklineCallback(Callback):
         self._last_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._chance is not None:  # the iterators exist by now
-            self._chance.reapply()
-            self._chance = None
+        if self._rng_state is not None:  # the iterators exist by now
+            self._rng_state.reapply()
+            self._rng_state = None
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self._driver is not None:
@@ -144,12 +144,12 @@ class JacklineCallback(Callback):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if self._driver is not None:
-            checkpoint[_CHANCE] = ProcessRandom().state_dict()
+            checkpoint[_RNG_STATE] = ProcessRandom().state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if self._driver is not None:
-            self._chance = ProcessRandom()
-            self._chance.restored = checkpoint[_CHANCE]
+            self._rng_state = ProcessRandom()
+            self._rng_state.restored = checkpoint[_RNG_STATE]
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._driver is not None:

@@ -100,7 +100,7 @@ class ExactResume:
 
     def _load_rng_state(self, folder: Any) -> Any:
         if folder == self._resumed_from and folder and self._driver is not None:
-            return self._driver.reapply_chance()
+            return self._driver.reapply_rng_state()
         return super()._load_rng_state(folder)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *more: Any, **options: Any) -> Any:

@@ -28,7 +28,7 @@ Tell = Callable[..., None]  # Reporter.event
 Fn = Callable[[Any], Any]
 
 
-class CardMemory:
+class GpuMemory:
     """The GPU memory of one session. `tell` writes an event."""
 
     def __init__(
@@ -114,7 +114,7 @@ class CardMemory:
             "last_oom": self.last_oom,
         }
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            found["card"] = {
+            found["gpu"] = {
                 "allocated_bytes": torch.cuda.memory_allocated(),
                 "reserved_bytes": torch.cuda.memory_reserved(),
                 "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
@@ -227,7 +227,7 @@ def _others(numbers: OomNumbers) -> tuple[GpuUser, ...]:
     return (*found, *(GpuUser(pid, "", size) for pid, size in numbers.neighbours if pid not in known))
 
 
-def prepare_card() -> None:
+def prepare_gpu() -> None:
     """Before CUDA starts: use expandable segments unless the user chose otherwise.
 
     Also set a cap where the driver would spill into host memory. What cannot be set is left unchanged.

@@ -29,7 +29,7 @@ def receipt_lines(receipt: Receipt, feed: Feed, session: dict[str, Any]) -> list
     keys = [key for key in restored.keys if key not in OURS]
     lines = [
         f"going on from {receipt.name}: {', '.join([*keys, 'all random generators'])}; "
-        f"{format_bytes(restored.manifest.size_bytes)}, every byte proved, in {format_duration(receipt.took_s)}"
+        f"{format_bytes(restored.manifest.size_bytes)}, checksums verified, in {format_duration(receipt.took_s)}"
     ]
     lines += [f"  {refusal.name} is not whole and was passed over: {refusal.why}" for refusal in receipt.refused]
     lines += _left_behind_lines(receipt)

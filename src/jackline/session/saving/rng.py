@@ -22,7 +22,7 @@ _WORDS = struct.Struct("<i624I")
 _HEAD_BYTES = object.__basicsize__
 
 
-class Chance:
+class RngState:
     """Stateless except for two addresses that were checked once."""
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ def incident_text(
     lines = [f"{verdict.kind} ({verdict.label}) at {stamp}", "", verdict.text, ""]
     locks = [sentence for stack in stacks for sentence in explain_locks(stack.threads, read_source)]
     if locks:
-        lines += ["Who waits for whom (read from the source, not proven)", *(f"  - {line}" for line in locks), ""]
+        lines += ["Who waits for whom (read from the source, not verified)", *(f"  - {line}" for line in locks), ""]
     lines += ["What to do next", *(f"  - {line}" for line in advice(verdict)), ""]
     lines += [f"Processes ({len(tree.processes)})", *_process_lines(tree, stacks), ""]
     lines += ["Stacks, innermost line first; > marks your own code", ""]

@@ -49,7 +49,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Stand:
+class ProcessView:
     """The position of the main thread of one process in its code, and since when it has been there."""
 
     reading: ProcessReading
@@ -104,7 +104,7 @@ class Movement:
     progress_at_s: float
     moved_at_s: float
     output_at_s: float
-    stands: Mapping[int, Stand] = field(default_factory=dict)
+    views: Mapping[int, ProcessView] = field(default_factory=dict)
     window: tuple[tuple[float, float, Totals], ...] = ()  # (end time, duration, totals) in the last seconds
     rates: Totals = Totals()
     background: Totals = Totals()
@@ -123,10 +123,10 @@ def note(before: Movement | None, sample: Sample, *, window_s: float = 8.0) -> M
         # The machine was suspended or the supervisor got no CPU. Nothing is known about that time, so it does not
         # count as time without progress.
         fresh = _begin(sample)
-        stands = {pid: _remember(stand, before.stands.get(pid)) for pid, stand in fresh.stands.items()}
+        views = {pid: _remember(view, before.views.get(pid)) for pid, view in fresh.views.items()}
         return replace(
             fresh,
-            stands=stands,
+            views=views,
             output_intervals_s=before.output_intervals_s,
             progress_intervals_s=before.progress_intervals_s,
             idle_power_w=before.idle_power_w,
@@ -137,45 +137,45 @@ def note(before: Movement | None, sample: Sample, *, window_s: float = 8.0) -> M
 
 def _begin(sample: Sample) -> Movement:
     at_s = sample.at_s
-    stands = {process.pid: Stand(process, at_s, at_s) for process in sample.tree.processes}
-    state = Movement(sample, at_s, at_s, at_s, stands, idle_power_w=_lowest_power({}, sample.gpus))
-    return replace(state, stands=_with_stacks(stands, sample), has_stacks=bool(sample.stacks))
+    views = {process.pid: ProcessView(process, at_s, at_s) for process in sample.tree.processes}
+    state = Movement(sample, at_s, at_s, at_s, views, idle_power_w=_lowest_power({}, sample.gpus))
+    return replace(state, views=_with_stacks(views, sample), has_stacks=bool(sample.stacks))
 
 
-def _remember(stand: Stand, old: Stand | None) -> Stand:
-    if old is None or stand.hash:
-        return stand
-    return replace(stand, stack=old.stack, hash=old.hash, is_signalled=old.is_signalled)
+def _remember(view: ProcessView, old: ProcessView | None) -> ProcessView:
+    if old is None or view.hash:
+        return view
+    return replace(view, stack=old.stack, hash=old.hash, is_signalled=old.is_signalled)
 
 
 def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
     at_s = sample.at_s
     span_s = max(1e-3, at_s - before.sample.at_s)
-    signalled = {pid for pid, stand in before.stands.items() if stand.is_signalled}
+    signalled = {pid for pid, view in before.views.items() if view.is_signalled}
     did = _between(before.sample.tree, sample.tree, signalled)
     window = tuple(part for part in before.window if part[0] > at_s - window_s) + ((at_s, span_s, did),)
     rates = _sum(part[2] for part in window).per_s(sum(part[1] for part in window))
-    stands = _with_stacks(_step_stands(before, sample, span_s), sample)
+    views = _with_stacks(_step_views(before, sample, span_s), sample)
     idle_power_w = _lowest_power(before.idle_power_w, sample.gpus)
 
     has_output = sample.output_bytes > before.sample.output_bytes
     has_mark = sample.marks > before.sample.marks
     has_new_process = _live_pids(before.sample.tree) != _live_pids(sample.tree)
-    has_moved = any(s.moved_at_s >= at_s and s.reading.comm not in HELPER_COMMS for s in stands.values())
+    has_moved = any(s.moved_at_s >= at_s and s.reading.comm not in HELPER_COMMS for s in views.values())
     is_main_moving = has_mark or has_new_process or has_moved
     # Output is no evidence when every main thread is known to have been asleep: a logger thread wrote it.
-    is_main_moving = is_main_moving or (has_output and not all(_is_idle(stand) for stand in stands.values()))
+    is_main_moving = is_main_moving or (has_output and not all(_is_idle(view) for view in views.values()))
 
     def quiet_s(since_s: float) -> float:
         return max(0.0, at_s - since_s - span_s)  # minus our sampling period, which is the resolution
 
-    is_moving = is_main_moving or has_output or _is_busy(rates, stands) or gpu_works(sample, idle_power_w)
+    is_moving = is_main_moving or has_output or _is_busy(rates, views) or gpu_works(sample, idle_power_w)
     return Movement(
         sample=sample,
         progress_at_s=at_s if is_moving else before.progress_at_s,
         moved_at_s=at_s if is_main_moving else before.moved_at_s,
         output_at_s=at_s if has_output or has_mark else before.output_at_s,
-        stands=stands,
+        views=views,
         window=window,
         rates=rates,
         background=Totals() if is_main_moving else before.background.plus(did),
@@ -212,27 +212,27 @@ def _sum(parts: Iterable[Totals]) -> Totals:
     return total
 
 
-def _is_busy(rates: Totals, stands: Mapping[int, Stand]) -> bool:
+def _is_busy(rates: Totals, views: Mapping[int, ProcessView]) -> bool:
     return (
-        rates.cpu_s >= CPU_CORES * math.sqrt(max(1, len(stands)))
+        rates.cpu_s >= CPU_CORES * math.sqrt(max(1, len(views)))
         or rates.is_starved
         or rates.disk_bytes >= DISK_BYTES_PER_S
         or rates.tcp_bytes >= TCP_BYTES_PER_S
     )
 
 
-def _step_stands(before: Movement, sample: Sample, span_s: float) -> dict[int, Stand]:
-    stands = {}
+def _step_views(before: Movement, sample: Sample, span_s: float) -> dict[int, ProcessView]:
+    views = {}
     for process in sample.tree.processes:
-        old = before.stands.get(process.pid)
+        old = before.views.get(process.pid)
         if old is None or old.reading.start_ticks != process.start_ticks:
-            stands[process.pid] = Stand(process, sample.at_s, sample.at_s)
+            views[process.pid] = ProcessView(process, sample.at_s, sample.at_s)
         else:
-            stands[process.pid] = _step(old, process, sample.at_s, span_s)
-    return stands
+            views[process.pid] = _step(old, process, sample.at_s, span_s)
+    return views
 
 
-def _step(old: Stand, process: ProcessReading, at_s: float, span_s: float) -> Stand:
+def _step(old: ProcessView, process: ProcessReading, at_s: float, span_s: float) -> ProcessView:
     spent_s = _main_cpu_s(old.reading, process)
     usual_s = _median(old.main_deltas_s)
     burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
@@ -270,35 +270,35 @@ def _main_cpu_s(before: ProcessReading, after: ProcessReading) -> float | None:
     return max(0.0, after.cpu_s - before.cpu_s) if after.num_threads == 1 else None
 
 
-def _main_wrote(old: Stand, process: ProcessReading) -> bool:
+def _main_wrote(old: ProcessView, process: ProcessReading) -> bool:
     if old.is_signalled or old.reading.main_wchar_bytes is None or process.main_wchar_bytes is None:
         return False
     return process.main_wchar_bytes > old.reading.main_wchar_bytes
 
 
-def _is_idle(stand: Stand) -> bool:
+def _is_idle(view: ProcessView) -> bool:
     """Whether its main thread is known to have written nothing and computed nothing in the last interval."""
-    is_known = stand.reading.main_wchar_bytes is not None and not stand.is_signalled
-    return is_known and stand.main_cores < CPU_CORES
+    is_known = view.reading.main_wchar_bytes is not None and not view.is_signalled
+    return is_known and view.main_cores < CPU_CORES
 
 
-def _with_stacks(stands: Mapping[int, Stand], sample: Sample) -> dict[int, Stand]:
-    updated = dict(stands)
+def _with_stacks(views: Mapping[int, ProcessView], sample: Sample) -> dict[int, ProcessView]:
+    updated = dict(views)
     for stack in sample.stacks or ():
-        stand = updated.get(stack.pid)
-        if stand is None:
+        view = updated.get(stack.pid)
+        if view is None:
             continue
         new = main_hash(stack)
-        is_comparable = bool(new and stand.hash) and stand.stack is not None and stand.stack.method == stack.method
-        is_elsewhere = is_comparable and new != stand.hash
+        is_comparable = bool(new and view.hash) and view.stack is not None and view.stack.method == stack.method
+        is_elsewhere = is_comparable and new != view.hash
         updated[stack.pid] = replace(
-            stand,
-            stack=stack if new or not stand.hash else stand.stack,
-            hash=new or stand.hash,
-            hash_since_s=sample.at_s if is_elsewhere or not stand.hash else stand.hash_since_s,
-            hash_seen_s=sample.at_s if new else stand.hash_seen_s,
-            moved_at_s=sample.at_s if is_elsewhere else stand.moved_at_s,
-            is_signalled=stand.is_signalled or stack.method == "faulthandler",
+            view,
+            stack=stack if new or not view.hash else view.stack,
+            hash=new or view.hash,
+            hash_since_s=sample.at_s if is_elsewhere or not view.hash else view.hash_since_s,
+            hash_seen_s=sample.at_s if new else view.hash_seen_s,
+            moved_at_s=sample.at_s if is_elsewhere else view.moved_at_s,
+            is_signalled=view.is_signalled or stack.method == "faulthandler",
         )
     return updated
 

@@ -6,7 +6,7 @@ needs a change. The thresholds are at the top; the questions that a rule may ask
 
 from __future__ import annotations
 
-from jackline.supervisor.hang.movement import Stand, gpu_works
+from jackline.supervisor.hang.movement import ProcessView, gpu_works
 from jackline.supervisor.hang.scene import (
     WORKER_WAITS,
     Kind,
@@ -20,7 +20,7 @@ from jackline.supervisor.hang.scene import (
     still_moving,
     stuck_label,
 )
-from jackline.supervisor.hang.words import frame_of, place_words, stand_words
+from jackline.supervisor.hang.text import frame_of, place_text, view_text
 from jackline.units import format_bytes, format_duration
 
 _BUSY_AFTER_S = 5.0
@@ -39,36 +39,36 @@ def keyboard(scene: Scene) -> Verdict | None:
     is_busy = last_did is not None and last_did[2].cpu_s / last_did[1] >= 0.15
     if is_busy or scene.now_s - max(scene.state.moved_at_s, scene.state.output_at_s) < after_s:
         return None
-    for stand in (scene.leader, *scene.workers, *scene.others):
-        since_s = stand.keyboard_since_s
+    for view in (scene.leader, *scene.workers, *scene.others):
+        since_s = view.keyboard_since_s
         if since_s is None or scene.now_s - since_s < after_s:
             continue
         kind: Kind = "STUCK" if scene.now_s - since_s >= scene.limits.stuck_after_s else "SUSPECT"
-        return _asking(scene, stand, kind, since_s)
+        return _asking(scene, view, kind, since_s)
     return None
 
 
-def _asking(scene: Scene, stand: Stand, kind: Kind, since_s: float) -> Verdict:
-    place = place_words(frame_of(stand) or frame_of(scene.leader))
+def _asking(scene: Scene, view: ProcessView, kind: Kind, since_s: float) -> Verdict:
+    place = place_text(frame_of(view) or frame_of(scene.leader))
     text = f"waiting for keyboard input for {format_duration(scene.now_s - since_s)}{f' at {place}' if place else ''}"
-    text += f" (process {stand.reading.pid}); nobody can type unless it was started with --tty"
-    return Verdict(kind, "KEYBOARD", since_s, text, frame_of(scene.leader), stand.reading.pid)
+    text += f" (process {view.reading.pid}); nobody can type unless it was started with --tty"
+    return Verdict(kind, "KEYBOARD", since_s, text, frame_of(scene.leader), view.reading.pid)
 
 
 def stopped(scene: Scene) -> Verdict | None:
     quiet_s = scene.now_s - scene.state.progress_at_s
-    stopped = [stand for stand in (scene.leader, *scene.workers, *scene.others) if stand.reading.state == "T"]
+    stopped = [view for view in (scene.leader, *scene.workers, *scene.others) if view.reading.state == "T"]
     if not stopped or quiet_s < min(scene.limits.stopped_after_s, scene.limits.stuck_after_s):
         return None
     first = stopped[0]
     is_leader = first is scene.leader
     kind: Kind = "STUCK" if quiet_s >= scene.limits.stuck_after_s else "SUSPECT"
     name = "the main process" if is_leader else f"process {first.reading.pid} ({first.reading.comm})"
-    place = place_words(frame_of(first))
+    place = place_text(frame_of(first))
     text = f"{name} is stopped (SIGSTOP or Ctrl-Z){f' at {place}' if place else ''}"
     text += f" and nothing has moved for {format_duration(quiet_s)}"
     if not is_leader:
-        text += f"; the main thread (pid {scene.leader.reading.pid}) {stand_words(scene.leader)}"
+        text += f"; the main thread (pid {scene.leader.reading.pid}) {view_text(scene.leader)}"
     text += f"; `kill -CONT {first.reading.pid}` lets it go on"
     label = "STOPPED" if is_leader else "STUCK_CHILD"
     return Verdict(kind, label, scene.state.progress_at_s, text, frame_of(scene.leader), first.reading.pid)
@@ -133,11 +133,11 @@ def busy(scene: Scene) -> Verdict | None:
     if not is_same_place or state.output_at_s > leader.hash_since_s or state.rates.cpu_s < _STRONG_CPU_CORES:
         return None
     for_words = format_duration(scene.now_s - leader.hash_since_s)
-    place = place_words(frame_of(leader))
+    place = place_text(frame_of(leader))
     if leader.main_cores >= 0.05 or not leader.reading.wait.kind.startswith(("child", *WORKER_WAITS, "lock")):
         text = f"busy in {place} for {for_words} ({state.rates.cpu_s:.1f} cores)"
         return Verdict("BUSY", "RUNNING_NATIVE", leader.hash_since_s, text, frame_of(leader), leader.reading.pid)
-    busiest = max(scene.workers, key=lambda stand: stand.main_cores, default=None)
+    busiest = max(scene.workers, key=lambda view: view.main_cores, default=None)
     is_child = busiest is not None and busiest.main_cores >= 0.05
     whom = f"process {busiest.reading.pid} ({busiest.reading.comm}) works" if busiest and is_child else "others work"
     text = f"waiting at {place} for {for_words} while {whom} ({state.rates.cpu_s:.1f} cores)"

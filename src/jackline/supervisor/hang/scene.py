@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jackline.diagnosis.frames import Frame
-from jackline.supervisor.hang.movement import HELPER_COMMS, Movement, Stand
-from jackline.supervisor.hang.words import other_processes, other_threads, stand_words
+from jackline.supervisor.hang.movement import HELPER_COMMS, Movement, ProcessView
+from jackline.supervisor.hang.text import other_processes, other_threads, view_text
 
 Kind = Literal["PROGRESS", "BUSY", "SUSPECT", "STUCK"]
 
@@ -49,24 +49,24 @@ class Scene:
 
     state: Movement
     now_s: float
-    leader: Stand
-    workers: tuple[Stand, ...]  # descendants of the leader
-    others: tuple[Stand, ...]  # all other processes in the tree, without helpers
+    leader: ProcessView
+    workers: tuple[ProcessView, ...]  # descendants of the leader
+    others: tuple[ProcessView, ...]  # all other processes in the tree, without helpers
     limits: Thresholds
 
 
 def make_scene(state: Movement, limits: Thresholds) -> Scene:
     """The outermost Python process is the leader, because a shell around it only waits."""
-    stands = [stand for stand in state.stands.values() if not _is_helper(stand)]
-    stands = stands or list(state.stands.values())
-    leader = next((stand for stand in stands if stand.reading.is_python), stands[0])
+    views = [view for view in state.views.values() if not _is_helper(view)]
+    views = views or list(state.views.values())
+    leader = next((view for view in views if view.reading.is_python), views[0])
     family = {leader.reading.pid}
-    for stand in stands:  # parents come before their children
-        if stand.reading.ppid in family:
-            family.add(stand.reading.pid)
-    rest = [stand for stand in stands if stand is not leader]
-    workers = tuple(stand for stand in rest if stand.reading.pid in family)
-    others = tuple(stand for stand in rest if stand.reading.pid not in family)
+    for view in views:  # parents come before their children
+        if view.reading.ppid in family:
+            family.add(view.reading.pid)
+    rest = [view for view in views if view is not leader]
+    workers = tuple(view for view in rest if view.reading.pid in family)
+    others = tuple(view for view in rest if view.reading.pid not in family)
     return Scene(state, state.sample.at_s, leader, workers, others, limits)
 
 
@@ -81,14 +81,14 @@ def sleep_patience(scene: Scene) -> float:
 
 
 def is_on_disk(scene: Scene) -> bool:
-    stands = (scene.leader, *scene.workers, *scene.others)
+    views = (scene.leader, *scene.workers, *scene.others)
     threads = scene.leader.stack.threads if scene.leader.stack else ()
-    is_main = any(scene.now_s - stand.disk_at_s <= _RECENT_S for stand in stands)
+    is_main = any(scene.now_s - view.disk_at_s <= _RECENT_S for view in views)
     return is_main or any(thread.wait.startswith("disk") for thread in threads)
 
 
-def live(stands: Sequence[Stand]) -> list[Stand]:
-    return [stand for stand in stands if stand.reading.state not in ("Z", "X")]
+def live(views: Sequence[ProcessView]) -> list[ProcessView]:
+    return [view for view in views if view.reading.state not in ("Z", "X")]
 
 
 def stuck_label(scene: Scene) -> str:
@@ -106,34 +106,34 @@ def process_at_fault(scene: Scene) -> int:
     """A dead worker that was not noticed, else a worker that is not just waiting for work, else the main process."""
     if stuck_label(scene) != "STUCK_CHILD" or not scene.workers:
         return scene.leader.reading.pid
-    dead = [stand for stand in scene.workers if stand.reading.state in ("Z", "X")]
-    busy = [stand for stand in scene.workers if not _waits_for_work(stand)]
+    dead = [view for view in scene.workers if view.reading.state in ("Z", "X")]
+    busy = [view for view in scene.workers if not _waits_for_work(view)]
     return (dead or busy or list(scene.workers))[0].reading.pid
 
 
-def _is_helper(stand: Stand) -> bool:
+def _is_helper(view: ProcessView) -> bool:
     """Whether it is a housekeeping process, such as the resource tracker, which always waits."""
-    is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in _main_frames(stand))
-    return is_tracker or stand.reading.comm in HELPER_COMMS
+    is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in _main_frames(view))
+    return is_tracker or view.reading.comm in HELPER_COMMS
 
 
-def _waits_for_work(stand: Stand) -> bool:
+def _waits_for_work(view: ProcessView) -> bool:
     """Whether it waits for its next task or for other ranks. Then a process that does neither is at fault."""
     parts = ("multiprocessing/", "concurrent/futures/", "torch/distributed/")
-    inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(stand))
+    inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(view))
     return any(part in frame.file for frame in inside for part in parts)
 
 
-def _main_frames(stand: Stand) -> tuple[Frame, ...]:
-    return stand.stack.main.frames if stand.stack and stand.stack.main else ()
+def _main_frames(view: ProcessView) -> tuple[Frame, ...]:
+    return view.stack.main.frames if view.stack and view.stack.main else ()
 
 
 def positions(scene: Scene) -> str:
-    parts = [f"the main thread (pid {scene.leader.reading.pid}) {stand_words(scene.leader)}"]
+    parts = [f"the main thread (pid {scene.leader.reading.pid}) {view_text(scene.leader)}"]
     parts += other_threads(scene.leader)
     at_fault = process_at_fault(scene)
-    others = [*scene.workers, *(stand for stand in scene.others if stand.reading.is_python)]
-    parts += other_processes(sorted(others, key=lambda stand: stand.reading.pid != at_fault))
+    others = [*scene.workers, *(view for view in scene.others if view.reading.is_python)]
+    parts += other_processes(sorted(others, key=lambda view: view.reading.pid != at_fault))
     return "; ".join(parts)
 
 

@@ -53,7 +53,7 @@ def _window_s(thresholds: Thresholds) -> float:
 
 def decide(state: Movement, floor: Thresholds) -> Verdict:
     """The verdict of the first rule that returns one."""
-    if not state.stands:
+    if not state.views:
         return Verdict("PROGRESS", "ENDED", state.sample.at_s, "it has ended")
     scene = make_scene(state, learned(state, floor))
     return next((found for rule in RULES if (found := rule(scene)) is not None), None) or progress(scene)

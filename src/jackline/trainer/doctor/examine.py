@@ -28,14 +28,14 @@ from jackline.trainer.doctor.findings import (
     Finding,
     TimeFacts,
     count_kept,
-    judge_card,
     judge_context,
     judge_disk,
+    judge_gpu,
     judge_memory,
     judge_schedule,
     judge_step,
     judge_time,
-    judge_unused_card,
+    judge_unused_gpu,
     judge_vocabulary,
 )
 from jackline.trainer.optim.schedule import schedule_of
@@ -140,22 +140,22 @@ def versions_finding(torch_version: str) -> Finding:
 
 
 def device_findings(config: TrainConfig) -> Iterator[Finding]:
-    """The card against this torch, and the precision against the card."""
+    """The GPU against this torch, and the precision against the GPU."""
     import torch
 
     from jackline.trainer.startup.device import choose_device, device_name
     from jackline.trainer.startup.precision import choose_precision
 
     version, device = torch.__version__, choose_device(config)
-    cards = read_gpus(5.0)
+    gpus = read_gpus(5.0)
     if device.type == "cuda" and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability(device)
-        yield judge_card(device_name(device), capability, torch.cuda.get_arch_list(), version)
-    elif device.type == "cuda" or (cards and config.device == "auto"):
-        if cards:
-            yield judge_unused_card(cards[0].name, version, torch.version.cuda)
+        yield judge_gpu(device_name(device), capability, torch.cuda.get_arch_list(), version)
+    elif device.type == "cuda" or (gpus and config.device == "auto"):
+        if gpus:
+            yield judge_unused_gpu(gpus[0].name, version, torch.version.cuda)
         else:
-            yield Finding("device", "problem", "device=cuda, but no NVIDIA card is to be seen", "device=auto")
+            yield Finding("device", "problem", "device=cuda, but no NVIDIA GPU is to be seen", "device=auto")
         return
     else:
         is_small = config.model == config.SMALLEST or not config.is_language
@@ -166,7 +166,7 @@ def device_findings(config: TrainConfig) -> Iterator[Finding]:
     except JacklineError as error:
         yield Finding("precision", "problem", error.message, error.hint or "")
         return
-    has_bf16 = "" if device.type != "cuda" else f"; bf16 on this card: {'yes' if precision_bf16(device) else 'no'}"
+    has_bf16 = "" if device.type != "cuda" else f"; bf16 on this GPU: {'yes' if precision_bf16(device) else 'no'}"
     asked = "chosen for this device" if config.precision == "auto" else "as asked"
     yield Finding("precision", "ok", f"{precision}, {asked}{has_bf16}")
 
@@ -297,15 +297,15 @@ def _try_task(task: Task, first: Any, request: Request, console: Console, tell: 
 
 
 def _try_saving(task: Task, runs_folder: Path) -> Finding:
-    from jackline.trainer.doctor.trial import prove_save
+    from jackline.trainer.doctor.trial import verify_save
 
     try:
-        proved = prove_save(task, runs_folder)
+        verified = verify_save(task, runs_folder)
     except (JacklineError, OSError) as error:
         text = " ".join((error.message, *error.detail)) if isinstance(error, JacklineError) else str(error)
         return Finding("saving", "problem", text, "another place for runs: --runs-dir PATH")
-    text = f"{format_bytes(proved.checkpoint_bytes)} saved, loaded and equal in every bit"
-    return Finding("saving", "ok", f"{text}, in {format_duration(proved.took_s)}")
+    text = f"{format_bytes(verified.checkpoint_bytes)} saved, loaded and equal in every bit"
+    return Finding("saving", "ok", f"{text}, in {format_duration(verified.took_s)}")
 
 
 @dataclass(frozen=True)
@@ -318,9 +318,9 @@ def _try_memory(task: Task, free_bytes: int, console: Console) -> _Memory:
     """Rehearsed, and measured."""
     from jackline.trainer.planning.rehearsal import rehearse_step
 
-    chosen, is_on_card = task.chosen, task.learner.device.type == "cuda"
+    chosen, is_on_gpu = task.chosen, task.learner.device.type == "cuda"
     plan = f"batch {task.config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch}"
-    where = "on the card" if is_on_card else "of host memory"
+    where = "on the GPU" if is_on_gpu else "of host memory"
     try:
         with task.kernels():
             found = rehearse_step(task, console)
@@ -342,7 +342,7 @@ def _time_facts(config: TrainConfig, task: Task, step_s: float) -> TimeFacts:
     forward_s = step_s / 3 / max(1, task.counting.per_step) * config.val_tokens
     decision = decide(
         config.compile,
-        has_card=task.learner.device.type == "cuda",
+        has_gpu=task.learner.device.type == "cuda",
         can_compile=why_not(task.learner.device) if config.compile != "off" else "",
         steps_left=task.total_steps,
         eager_step_s=guess_step_s(task),

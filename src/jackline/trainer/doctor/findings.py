@@ -36,8 +36,8 @@ class Finding:
         return asdict(self)
 
 
-def judge_card(name: str, capability: tuple[int, int], built_for: Sequence[str], torch_version: str) -> Finding:
-    """Whether this torch has code for the card. `is_available()` says yes to cards it cannot run anything on."""
+def judge_gpu(name: str, capability: tuple[int, int], built_for: Sequence[str], torch_version: str) -> Finding:
+    """Whether this torch has code for the GPU. `is_available()` says yes to GPUs it cannot run anything on."""
     major, minor = capability
     own = f"sm_{major}{minor}"
     if runs_on(capability, built_for):
@@ -47,12 +47,12 @@ def judge_card(name: str, capability: tuple[int, int], built_for: Sequence[str],
         "device",
         "problem",
         f"torch {torch_version} has no code for {name} ({own}); it was built for {known or 'no card at all'}",
-        "install a torch build for this card, or use another card; device=cpu trains without it",
+        "install a torch build for this GPU, or use another GPU; device=cpu trains without it",
     )
 
 
 def runs_on(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
-    """Machine code runs on cards of the same major number and the same or a higher minor one; PTX on all newer."""
+    """Machine code runs on GPUs of the same major number and the same or a higher minor one; PTX on all newer."""
     for word in built_for:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", word)
         if found is None:
@@ -70,14 +70,14 @@ def _same_major(capability: tuple[int, int], built: tuple[int, int]) -> bool:
     return capability[0] == built[0] and capability[1] >= built[1]
 
 
-def judge_unused_card(card: str, torch_version: str, cuda: str | None) -> Finding:
-    """A card is here and torch does not see it."""
+def judge_unused_gpu(gpu: str, torch_version: str, cuda: str | None) -> Finding:
+    """A GPU is here and torch does not see it."""
     why = f"was built for CUDA {cuda}, which this driver may be too old for" if cuda else "was built without CUDA"
     return Finding(
         "device",
         "problem",
-        f"{card} is here, but torch {torch_version} cannot use it: it {why}",
-        "install torch with CUDA, or say device=cpu to train without the card",
+        f"{gpu} is here, but torch {torch_version} cannot use it: it {why}",
+        "install torch with CUDA, or say device=cpu to train without the GPU",
     )
 
 

@@ -29,10 +29,10 @@ from jackline.data.loader.loader import Batch
 from jackline.data.progress import Progress, describe
 from jackline.data.sources.bytefile import SourceUnavailable
 from jackline.memory.guard.safe_step import SafeStep
-from jackline.memory.plan.cards import Card, Precision
+from jackline.memory.plan.gpus import GpuModel, Precision
 from jackline.memory.predict.step import CannotTrace, predict
 from jackline.rundir.layout import RunDir
-from jackline.session.saving.proof import prove
+from jackline.session.saving.roundtrip import verify
 from jackline.session.stopping import NoMoreWaiting
 from jackline.trainer.build import make_network
 from jackline.trainer.config import TrainConfig
@@ -134,7 +134,7 @@ def make_task(config: TrainConfig, device: torch.device, precision: Precision, f
         loader=found.loader,
         shape=shape,
         attention=choose_attention(config.attention, device),
-        chosen=choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda"),
+        chosen=choose_micro_batch(config, shape, precision, is_on_gpu=device.type == "cuda"),
         schedule=schedule_of(config, total_steps),
         total_steps=total_steps,
         additions=additions,
@@ -145,8 +145,8 @@ def make_task(config: TrainConfig, device: torch.device, precision: Precision, f
 
 def predict_host_bytes(config: TrainConfig, vocab_size: int, precision: Precision) -> int:
     """Of a step on the CPU, by tracing it without values, before anything is built; 0 where it cannot be traced."""
-    job = job_of(config, shape_of(config, vocab_size), precision, is_on_card=False)
-    host = Card("this CPU", 1 << 40, compute_capability=80, context_bytes=0)
+    job = job_of(config, shape_of(config, vocab_size), precision, is_on_gpu=False)
+    host = GpuModel("this CPU", 1 << 40, compute_capability=80, context_bytes=0)
     micro_batch = config.micro_batch or config.cpu_micro_batch
     try:
         found = predict(job, micro_batch, host, is_accumulating=micro_batch < config.batch_size)
@@ -205,12 +205,12 @@ def _is_tensor(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Proved:
+class VerifiedSave:
     checkpoint_bytes: int
     took_s: float
 
 
-def prove_save(task: Task, runs: Path) -> Proved:
+def verify_save(task: Task, runs: Path) -> VerifiedSave:
     """Save, load, compare every bit, on the disk the run will be on; then remove it. Raises Unproved."""
     made = [folder for folder in (runs, *runs.parents) if not folder.exists()]
     runs.mkdir(parents=True, exist_ok=True)
@@ -221,12 +221,12 @@ def prove_save(task: Task, runs: Path) -> Proved:
         try:
             learner = task.learner
             state = {"model": learner.model, "optimizer": learner.optimizer}
-            prove(engine, {**state, **({"scaler": learner.scaler} if learner.scaler is not None else {})}, step=0)
+            verify(engine, {**state, **({"scaler": learner.scaler} if learner.scaler is not None else {})}, step=0)
             took_s = time.monotonic() - began_s
         finally:
             engine.close()
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return Proved(size, took_s)
+        return VerifiedSave(size, took_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for empty in made:

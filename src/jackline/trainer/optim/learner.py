@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 from jackline.trainer.optim.optimizer import clip_gradients, make_optimizer
 from jackline.trainer.startup.device import device_name
 from jackline.trainer.startup.precision import autocast, make_scaler

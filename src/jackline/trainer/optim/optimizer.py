@@ -1,7 +1,7 @@
 """AdamW for the trainer: torch's own fused one, or one that keeps float32 masters of bf16 weights.
 
 Owns the update and the clipping that goes with it. Masters are state like the moments ("master"), so checkpoints,
-retention and restore treat them as they treat any optimizer. On a card one Triton kernel does widening, clipping,
+retention and restore treat them as they treat any optimizer. On a GPU one Triton kernel does widening, clipping,
 update and rounding in a single pass over memory (adamw_kernel.py); elsewhere torch's operators do the same.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 from jackline.trainer.startup.precision import lower_weights
 
 _EPS = 1e-8
@@ -55,7 +55,7 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:
     # In float32 whatever they are in: a norm in bf16 has two digits.
     norms = torch._foreach_norm(gradients, 2, torch.float32)
     every = torch.stack(norms)
-    return (every * every).sum().sqrt()  # vector_norm's code takes 47 MB of the host's memory on a card
+    return (every * every).sum().sqrt()  # vector_norm's code takes 47 MB of the host's memory on a GPU
 
 
 class MasterAdamW(torch.optim.Optimizer):

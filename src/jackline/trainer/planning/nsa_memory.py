@@ -70,8 +70,8 @@ class _Turned(torch.autograd.Function):
         return heads.new_empty(heads.shape)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope.new_empty(slope.shape)
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.new_empty(gradient.shape)
 
 
 class _Partial(torch.autograd.Function):
@@ -86,7 +86,7 @@ class _Partial(torch.autograd.Function):
         return selected.view_as(selected)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        partial = slope.new_empty((ctx.slots, *slope.shape))
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        partial = gradient.new_empty((ctx.slots, *gradient.shape))
         del partial
-        return slope, None
+        return gradient, None

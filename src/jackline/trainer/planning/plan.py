@@ -1,4 +1,4 @@
-"""From a config to a memory plan: which micro-batch fits on this card.
+"""From a config to a memory plan: which micro-batch fits on this GPU.
 
 Owns the Job that stands for a config (the same model, batch and loss as the loop's). memory/plan/choose.py searches.
 """
@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from jackline.memory.plan.cards import Card, Precision, match_card
 from jackline.memory.plan.choose import Plan, Room, plan, room_of
+from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu
 from jackline.memory.plan.rehearse import corrected_room
 from jackline.memory.plan.target import Candidate
 from jackline.memory.predict.job import Job, StepOptions
@@ -38,9 +38,9 @@ class Chosen:
     plan_again: Callable[[Room], Plan] | None = None  # with what a rehearsal has measured
 
 
-def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_card: bool = True) -> Job:
+def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_gpu: bool = True) -> Job:
     # The kernels are for bf16 and float32; what they keep is not what plain torch would.
-    has_kernels = is_on_card and isinstance(shape, NSAShape) and precision != "fp16"
+    has_kernels = is_on_gpu and isinstance(shape, NSAShape) and precision != "fp16"
 
     def build(options: StepOptions) -> nn.Module:
         make = make_planned if has_kernels else make_model
@@ -65,10 +65,10 @@ def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_car
     )
 
 
-def candidate_of(config: TrainConfig, card: Card) -> Candidate:
+def candidate_of(config: TrainConfig, gpu: GpuModel) -> Candidate:
     """For `jackline plan RECIPE`: no data is opened, so the vocabulary is that of the named tokenizer."""
     shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
-    wanted = ("bf16-weights" if card.has_bf16 else "fp16") if config.precision == "auto" else config.precision
+    wanted = ("bf16-weights" if gpu.has_bf16 else "fp16") if config.precision == "auto" else config.precision
     job = job_of(config, shape, wanted)
     shown: dict[str, object] = {
         "model": config.model,
@@ -81,30 +81,30 @@ def candidate_of(config: TrainConfig, card: Card) -> Candidate:
 
 
 def choose_micro_batch(
-    config: TrainConfig, shape: Shape, precision: Precision, *, is_on_card: bool, correction: float | None = None
+    config: TrainConfig, shape: Shape, precision: Precision, *, is_on_gpu: bool, correction: float | None = None
 ) -> Chosen:
-    """An asked one is kept. On a CPU the whole batch; on a card what the traced step says fits.
+    """An asked one is kept. On a CPU the whole batch; on a GPU what the traced step says fits.
 
     `correction` is measured over predicted, from a rehearsal of this run.
     """
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")
-    if not is_on_card:
+    if not is_on_gpu:
         micro_batch = min(config.batch_size, config.cpu_micro_batch)
         whole = "the whole batch: on a CPU nothing is gained by slices"
         square = "plain attention takes memory with the square of the sequence"
         return _chosen(config, micro_batch, whole if micro_batch == config.batch_size else square)
     properties = torch.cuda.get_device_properties(0)
-    card = match_card(properties.name, properties.total_memory)
+    gpu = match_gpu(properties.name, properties.total_memory)
     # What this process holds already (context, weights) is in the prediction too. Asked of the driver and not of
-    # nvidia-smi, which counts all cards of the machine and not those that this process may see.
-    free_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() + card.context_bytes
+    # nvidia-smi, which counts all GPUs of the machine and not those that this process may see.
+    free_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() + gpu.context_bytes
     try:
-        plan_again = partial(plan_on, config, shape, precision, card)
-        made = plan_again(_room(card, free_bytes, correction))
+        plan_again = partial(plan_on, config, shape, precision, gpu)
+        made = plan_again(_room(gpu, free_bytes, correction))
     except CannotTrace as error:
         return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
-    needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(card.usable_bytes)} on {card.name}"
+    needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(gpu.usable_bytes)} on {gpu.name}"
     return replace(_chosen(config, made.micro_batch, f"{made.fit}, {needs}"), made=made, plan_again=plan_again)
 
 
@@ -113,13 +113,13 @@ def rehearsed(config: TrainConfig, micro_batch: int) -> Chosen:
     return _chosen(config, micro_batch, "as rehearsed")
 
 
-def plan_on(config: TrainConfig, shape: Shape, precision: Precision, card: Card, room: Room) -> Plan:
+def plan_on(config: TrainConfig, shape: Shape, precision: Precision, gpu: GpuModel, room: Room) -> Plan:
     job = config.memory_job(shape, precision) or job_of(config, shape, precision)
-    return plan(job, card, room=room)
+    return plan(job, gpu, room=room)
 
 
-def _room(card: Card, free_bytes: int, correction: float | None) -> Room:
-    room = room_of(card, free_bytes=free_bytes)
+def _room(gpu: GpuModel, free_bytes: int, correction: float | None) -> Room:
+    room = room_of(gpu, free_bytes=free_bytes)
     return room if correction is None else corrected_room(room, correction)
 
 

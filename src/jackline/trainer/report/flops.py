@@ -1,7 +1,7 @@
-"""How much arithmetic a token costs, and what share of the card's best that is (MFU).
+"""How much arithmetic a token costs, and what share of the GPU's best that is (MFU).
 
 Owns the count (6 N + 12 L d T a token: forward and backward, attention included, recomputation not) and the table of
-peaks. Knows nothing of timing: whoever measured tokens/s divides. On a CPU and on cards that are not in the table
+peaks. Knows nothing of timing: whoever measured tokens/s divides. On a CPU and on GPUs that are not in the table
 there is no peak, so no MFU is shown rather than a wrong one.
 """
 
@@ -14,7 +14,7 @@ from jackline.models.nsa.shape import NSAShape
 from jackline.models.shapes import GPTShape, count_parameters
 
 _TERA = 1e12
-# (pattern of the driver's name, bf16, fp16, fp32), dense, in TFLOP/s, first match wins. None: the card cannot.
+# (pattern of the driver's name, bf16, fp16, fp32), dense, in TFLOP/s, first match wins. None: the GPU cannot.
 # Data sheets, but for the H200: there 780 is the best a plain 8192^3 bf16 product reached, and what we count against.
 _PEAKS: tuple[tuple[str, float | None, float, float], ...] = (
     (r"\bH200\b", 780, 780, 67),
@@ -46,7 +46,7 @@ def flops_per_token(shape: GPTShape | NSAShape, seq_len: int) -> float:
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s at best, None where nobody knows: a CPU, an unknown card, a precision the card has no unit for."""
+    """FLOP/s at best, None where nobody knows: a CPU, an unknown GPU, a precision the GPU has no unit for."""
     name = re.sub(r"[-_]", " ", device_name).upper()
     for pattern, bf16, fp16, fp32 in _PEAKS:
         if re.search(pattern, name):

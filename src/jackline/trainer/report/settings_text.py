@@ -1,6 +1,6 @@
 """The settings of a recipe as text: `--show` (values, origins, meanings, what follows) and `--help-settings`.
 
-Owns the layout; what is said about a setting is declared with it. Needs torch only where there is a card to plan for.
+Owns the layout; what is said about a setting is declared with it. Needs torch only where there is a GPU to plan for.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def chosen_values(config: TrainConfig) -> Mapping[str, str]:
     """What a run would use here: batch, micro-batch, accumulation, loader threads, precision."""
     if not config.is_language:  # nothing is planned
         return {"-> batch": f"{config.batch_size} samples, {config.micro_batch or config.batch_size} at a time"}
-    has_card = config.device != "cpu" and bool(read_gpus())
-    if has_card:
+    has_gpu = config.device != "cpu" and bool(read_gpus())
+    if has_gpu:
         micro_batch, precision, why = _planned(config)
     else:
         micro_batch = config.micro_batch or config.cpu_micro_batch
@@ -98,7 +98,7 @@ def _planned(config: TrainConfig) -> tuple[int, str, str]:
     device = choose_device(config)
     precision = choose_precision(config.precision, device)
     shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
-    chosen = choose_micro_batch(config, shape, precision, is_on_card=device.type == "cuda")
+    chosen = choose_micro_batch(config, shape, precision, is_on_gpu=device.type == "cuda")
     return chosen.micro_batch, precision, chosen.text
 
 

@@ -51,12 +51,12 @@ class LateNumbers(Generic[Facts]):
     """`put` costs 20 us and never waits; `take` gives what is known by now, in order."""
 
     def __init__(self, device: torch.device) -> None:
-        self._is_on_card = device.type == "cuda"
+        self._is_on_gpu = device.type == "cuda"
         self._coming: deque[tuple[Facts, Tensor, Any]] = deque()
 
     def put(self, facts: Facts, loss: Tensor, grad_norm: Tensor) -> None:
         both = torch.stack((loss.detach().float(), grad_norm.detach().float()))
-        if not self._is_on_card:
+        if not self._is_on_gpu:
             self._coming.append((facts, both, None))
             return
         buffer = torch.empty(2, dtype=torch.float32, pin_memory=True)

@@ -96,7 +96,7 @@ class Surroundings:
     queued_s: float | None = None  # time in which threads of this process wanted a CPU and did not get one
     gpu_clock_share: float | None = None  # of its highest
     gpu_slowdown: str = ""  # 'too hot', 'power cap' ... as the driver says
-    gpu_others: tuple[str, ...] = ()  # other processes on the card
+    gpu_others: tuple[str, ...] = ()  # other processes on the GPU
     allocator_retries: int | None = None  # of the caching allocator: cudaMalloc failed, caches were flushed
     swapped_bytes: int | None = None  # of this process
 

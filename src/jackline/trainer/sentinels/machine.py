@@ -1,4 +1,4 @@
-"""What happens around the training, read when it became slow: other processes' CPU time, the card's clock and who
+"""What happens around the training, read when it became slow: other processes' CPU time, the GPU's clock and who
 else is on it, the allocator, swap.
 
 Owns the reading for `sentinel_speed`; decides nothing. 1-5 ms, with the driver's deadline as the upper end. Never
@@ -56,7 +56,7 @@ def _queued_s() -> float | None:
 
 
 def _allocator_retries() -> int | None:
-    """None without a card in use."""
+    """None without a GPU in use."""
     import torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -71,18 +71,18 @@ def _gpu() -> dict[str, Any]:
 
     index = torch.cuda.current_device()
     found: dict[str, Any] = {}
-    cards = read_gpus()
-    if index < len(cards):
-        others = [process.pid for process in cards[index].processes if process.pid != os.getpid()]
+    gpus = read_gpus()
+    if index < len(gpus):
+        others = [process.pid for process in gpus[index].processes if process.pid != os.getpid()]
         # A pid that cannot be seen is the host's name for somebody, very likely for this process itself.
         seen = [(pid, read_command(pid)) for pid in others]
         found["gpu_others"] = tuple(f"pid {pid} ({command[:40]})" for pid, command in seen if command)
     with contextlib.suppress(Exception):
         import pynvml
 
-        card = pynvml.nvmlDeviceGetHandleByIndex(index)
-        now = pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM)
-        found["gpu_clock_share"] = now / pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_SM)
-        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        now = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+        found["gpu_clock_share"] = now / pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
         found["gpu_slowdown"] = next((word for bit, word in _SLOWDOWNS.items() if reasons & bit), "")
     return found

@@ -124,7 +124,7 @@ def find_cause(
     micro_batch = seen[-1].micro_batch
     if micro_batch and usual_micro_batch and micro_batch < usual_micro_batch:
         text = f"the micro-batch shrank from {usual_micro_batch} to {micro_batch} after running out of memory"
-        return text, "see who else holds the card's memory; a restart plans anew"
+        return text, "see who else holds the GPU's memory; a restart plans anew"
     found = _outside_cause(then, now) if now is not None else None
     return found or ("the cause was not found", "`jackline why` shows where the time goes")
 
@@ -132,14 +132,14 @@ def find_cause(
 def _outside_cause(then: Surroundings | None, now: Surroundings) -> tuple[str, str] | None:
     if now.gpu_slowdown or (now.gpu_clock_share is not None and now.gpu_clock_share < _CLOCK):
         clock = f" (clock at {100 * now.gpu_clock_share:.0f} % of its highest)" if now.gpu_clock_share else ""
-        return f"the card slowed itself down: {now.gpu_slowdown or 'low clock'}{clock}", "cooling, or the power limit"
+        return f"the GPU slowed itself down: {now.gpu_slowdown or 'low clock'}{clock}", "cooling, or the power limit"
     if now.gpu_others:
-        return f"others work on the same card: {', '.join(now.gpu_others[:3])}", "`jackline doctor` names them"
+        return f"others work on the same GPU: {', '.join(now.gpu_others[:3])}", "`jackline doctor` names them"
     if then is None:
         return None
     if (now.allocator_retries or 0) > (then.allocator_retries or 0):
         count = (now.allocator_retries or 0) - (then.allocator_retries or 0)
-        return f"the card's memory is full: the allocator gave memory back and asked anew {count} times", (
+        return f"the GPU's memory is full: the allocator gave memory back and asked anew {count} times", (
             "a smaller micro_batch"
         )
     if (now.swapped_bytes or 0) > (then.swapped_bytes or 0) + (64 << 20):

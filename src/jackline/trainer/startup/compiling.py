@@ -21,7 +21,7 @@ Mode = Literal["auto", "on", "off"]
 COLD_S = 40.0
 WARM_S = 8.0
 GAIN = 0.35  # share of an eager step that compiling saves
-_FIRST_CARD = 7  # Triton needs sm_70
+_FIRST_GPU = 7  # Triton needs sm_70
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Decision:
 
 
 def decide(
-    mode: Mode, *, has_card: bool, can_compile: str, steps_left: int, eager_step_s: float, is_warm: bool
+    mode: Mode, *, has_gpu: bool, can_compile: str, steps_left: int, eager_step_s: float, is_warm: bool
 ) -> Decision:
     """`can_compile` is empty, or why not. Pure."""
     if mode == "off":
@@ -42,7 +42,7 @@ def decide(
         return Decision(False, f"not compiled: {can_compile}")
     if mode == "on":
         return Decision(True, "compiled: compile=on")
-    if not has_card:
+    if not has_gpu:
         return Decision(False, "not compiled: on a CPU it saves little; compile=on does it all the same")
     cost_s = WARM_S if is_warm else COLD_S
     saved_s = steps_left * eager_step_s * GAIN
@@ -65,7 +65,7 @@ def why_not(device: torch.device) -> str:
             import triton  # noqa: F401
         except ImportError:
             return "Triton is not installed"
-        if torch.cuda.get_device_capability(device)[0] < _FIRST_CARD:
+        if torch.cuda.get_device_capability(device)[0] < _FIRST_GPU:
             return f"Triton does not know {torch.cuda.get_device_name(device)}"
     if not any(shutil.which(name) for name in ("cc", "gcc", "g++", "clang")):
         return "there is no C compiler on this machine"

@@ -1,7 +1,7 @@
 """Which numbers a model is trained in, and what has to be set for it. Owns the choice, not the optimizer.
 
 bf16 weights with float32 masters from Ampere on: nothing is cast in the forward pass, and the update loses nothing.
-fp16 with a loss scaler on older cards, float32 without one. TF32 for what stays float32 on a card.
+fp16 with a loss scaler on older GPUs, float32 without one. TF32 for what stays float32 on a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from jackline.errors import UsageError
-from jackline.memory.plan.cards import Precision
+from jackline.memory.plan.gpus import Precision
 
 Asked = Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"]
 Attention = Literal["auto", "cudnn", "flash", "plain"]

@@ -100,7 +100,7 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def open_card(device: torch.device) -> threading.Thread:
+def open_gpu(device: torch.device) -> threading.Thread:
     """Begins to open it; join before the device is used. What goes wrong is found again there, and told there."""
     thread = threading.Thread(target=_open, args=(device,), daemon=True, name="jackline-open-card")
     if device.type == "cuda":

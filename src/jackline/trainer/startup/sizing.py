@@ -1,6 +1,6 @@
 """`model=auto`: which of a recipe's sizes this machine can train, decided once for a run.
 
-Owns the choice and that it stays: an attempt on another card goes on with the size of the first one, because a
+Owns the choice and that it stays: an attempt on another GPU goes on with the size of the first one, because a
 checkpoint has no other. An explicit size never comes here. What fits is memory/plan/choose's.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from jackline.errors import JacklineError
-from jackline.memory.plan.cards import Card, Precision, match_card
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, room_of
+from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import Resolved, TrainConfig, resolve
 from jackline.trainer.network import shape_of
@@ -36,18 +36,18 @@ def settle_size(resolved: Resolved, run: RunDir | None, device: torch.device, co
         console.say(f"model=auto: {smallest}, the smallest, because there is no GPU here", "plan")
         return _with_size(resolved, smallest)
     properties = torch.cuda.get_device_properties(device)
-    card = match_card(properties.name, properties.total_memory)
-    free_bytes = torch.cuda.mem_get_info(device)[0] + card.context_bytes
-    with console.phase("plan", f"model=auto: which size fits on {card.name}"):
-        return choose_size(resolved, card, free_bytes, console)
+    gpu = match_gpu(properties.name, properties.total_memory)
+    free_bytes = torch.cuda.mem_get_info(device)[0] + gpu.context_bytes
+    with console.phase("plan", f"model=auto: which size fits on {gpu.name}"):
+        return choose_size(resolved, gpu, free_bytes, console)
 
 
-def choose_size(resolved: Resolved, card: Card, free_bytes: int, console: Console) -> Resolved:
+def choose_size(resolved: Resolved, gpu: GpuModel, free_bytes: int, console: Console) -> Resolved:
     """The largest that fits without being cut into many slices; the smallest when none does."""
     sizes = _sizes(resolved.config)
     for size in sizes:
         tried = _with_size(resolved, size)
-        made = _plan(tried.config, card, free_bytes)
+        made = _plan(tried.config, gpu, free_bytes)
         is_comfortable = made.fit == "fits" and made.accumulation <= MAX_ACCUMULATION
         if is_comfortable or size == sizes[-1]:
             console.say(f"model=auto: {size}, {_words(tried.config, made)}")
@@ -56,11 +56,11 @@ def choose_size(resolved: Resolved, card: Card, free_bytes: int, console: Consol
     raise AssertionError("a recipe with model=auto has sizes")
 
 
-def _plan(config: TrainConfig, card: Card, free_bytes: int) -> Plan:
-    wanted: Precision = "bf16-weights" if card.has_bf16 else "fp16"
+def _plan(config: TrainConfig, gpu: GpuModel, free_bytes: int) -> Plan:
+    wanted: Precision = "bf16-weights" if gpu.has_bf16 else "fp16"
     precision = wanted if config.precision == "auto" else config.precision
     shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
-    return plan_on(config, shape, precision, card=card, room=room_of(card, free_bytes=free_bytes))
+    return plan_on(config, shape, precision, gpu=gpu, room=room_of(gpu, free_bytes=free_bytes))
 
 
 def _words(config: TrainConfig, made: Plan) -> str:
@@ -68,7 +68,7 @@ def _words(config: TrainConfig, made: Plan) -> str:
     data = f", {examples:,} training examples" if examples else ""
     return (
         f"batch {config.batch_size} in {made.accumulation} slices{data}, "
-        f"{format_bytes(made.device_bytes)} of {format_bytes(made.card.usable_bytes)}"
+        f"{format_bytes(made.device_bytes)} of {format_bytes(made.gpu.usable_bytes)}"
     )
 
 

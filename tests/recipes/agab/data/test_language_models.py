@@ -1,4 +1,4 @@
-"""ESM-2 and T5 encoders on tiny random models: what the model cards ask for, and nothing else in the mean."""
+"""ESM-2 and T5 encoders on tiny random models: what the models' documents ask for, nothing else in the mean."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ def test_a_card_gives_nearly_the_vectors_of_the_processor(kind: str, folders: di
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     weights = find_weights(str(folders[kind]), folders[kind].parent / "memo.json")
-    card, processor = LanguageModelEncoder(weights, "cuda"), LanguageModelEncoder(weights, "cpu")
-    assert card.revision == processor.revision
-    found, wanted = (encoder.encode(SEQUENCES, lambda done: None).astype(float) for encoder in (card, processor))
+    gpu, processor = LanguageModelEncoder(weights, "cuda"), LanguageModelEncoder(weights, "cpu")
+    assert gpu.revision == processor.revision
+    found, wanted = (encoder.encode(SEQUENCES, lambda done: None).astype(float) for encoder in (gpu, processor))
     np.testing.assert_allclose(found, wanted, atol=1e-2)
-    card.release()
+    gpu.release()
 
 
 @pytest.mark.parametrize("kind", ["esm", "t5"])

@@ -48,16 +48,16 @@ def _open_nvml() -> Callable[[], tuple[GpuReading, ...]] | None:
         nvml.nvmlInit()
     except Exception:
         return None
-    return lambda: tuple(_read_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    return lambda: tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
 
 
-def _read_card(nvml: Any, index: int) -> GpuReading:
-    card = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = _or_none(lambda: nvml.nvmlDeviceGetName(card)) or "unknown"
-    memory = _or_none(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
-    rates = _or_none(lambda: nvml.nvmlDeviceGetUtilizationRates(card))
-    milliwatts = _or_none(lambda: nvml.nvmlDeviceGetPowerUsage(card))
-    limit_milliwatts = _or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card))
+def _read_gpu(nvml: Any, index: int) -> GpuReading:
+    gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+    name = _or_none(lambda: nvml.nvmlDeviceGetName(gpu)) or "unknown"
+    memory = _or_none(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu))
+    rates = _or_none(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu))
+    milliwatts = _or_none(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
+    limit_milliwatts = _or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))
     return GpuReading(
         index=index,
         name=name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name),
@@ -66,7 +66,7 @@ def _read_card(nvml: Any, index: int) -> GpuReading:
         utilisation_percent=rates.gpu if rates else None,
         memory_utilisation_percent=rates.memory if rates else None,
         power_w=None if milliwatts is None else milliwatts / 1000,
-        processes=tuple(_read_processes(nvml, card)),
+        processes=tuple(_read_processes(nvml, gpu)),
         power_limit_w=None if limit_milliwatts is None else limit_milliwatts / 1000,
     )
 
@@ -79,8 +79,8 @@ def _or_none(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def _read_processes(nvml: Any, card: Any) -> Iterator[GpuProcess]:
-    for process in _or_none(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(card)) or ():
+def _read_processes(nvml: Any, gpu: Any) -> Iterator[GpuProcess]:
+    for process in _or_none(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu)) or ():
         yield GpuProcess(int(process.pid), process.usedGpuMemory)
 
 
@@ -92,9 +92,9 @@ def _open_smi() -> Callable[[], tuple[GpuReading, ...]] | None:
 
     def ask() -> tuple[GpuReading, ...]:
         if not last or time.monotonic() - last[0][0] > _SMI_EVERY_S:
-            cards = _run_smi(program, f"--query-gpu={_GPU_FIELDS}")
+            gpus = _run_smi(program, f"--query-gpu={_GPU_FIELDS}")
             users = _run_smi(program, "--query-compute-apps=gpu_uuid,pid,used_memory")
-            last[:] = [(time.monotonic(), parse_smi(cards, users))]
+            last[:] = [(time.monotonic(), parse_smi(gpus, users))]
         return last[0][1]
 
     return ask
@@ -113,7 +113,7 @@ def _run_smi(program: str, query: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def parse_smi(cards: str, users: str) -> tuple[GpuReading, ...]:
+def parse_smi(gpus: str, users: str) -> tuple[GpuReading, ...]:
     """The two tables of `nvidia-smi --query-... --format=csv,noheader,nounits`; '[N/A]' where a value is unknown."""
     processes: dict[str, list[GpuProcess]] = {}
     for row in _rows(users, 3):
@@ -134,7 +134,7 @@ def parse_smi(cards: str, users: str) -> tuple[GpuReading, ...]:
             processes=tuple(processes.get(row[0], ())),
             power_limit_w=_number(row[8]),
         )
-        for row in _rows(cards, 9)
+        for row in _rows(gpus, 9)
     )
 
 

@@ -1,4 +1,4 @@
-"""ESM-2 and IgT5 as encoders: frozen, in evaluation mode, with the tokenisation their model cards ask for.
+"""ESM-2 and IgT5 as encoders: frozen, in evaluation mode, with the tokenisation their model documentation asks for.
 
     ESM-2    residues without spaces, one chain at a time; an antibody is the mean over the residues of both chains.
              Its vocabulary knows X, B, U, Z and O; J becomes X.
@@ -147,7 +147,7 @@ def _pool(model: Model, batch: list[Text], name: str) -> tuple[NDArray[np.float6
 
 
 def _forward(network: Any, ids: Any, attention: Any) -> Any:
-    """On a card in half precision, as exact as its TF32; once more in full where numbers became too large."""
+    """On a GPU in half precision, as exact as its TF32; once more in full where numbers became too large."""
     import torch
 
     if ids.device.type == "cuda":

@@ -76,7 +76,7 @@ def assign_groups(sizes: list[int], antigens: Hashes, seed: int) -> list[int]:
     return chosen
 
 
-def _draw(size: int, wanted: list[float], target: list[float], chance: float) -> int:
+def _draw(size: int, wanted: list[float], target: list[float], rng_state: float) -> int:
     """A part the group fits into, likelier the more it wants; where it fits nowhere, the one that wants most."""
     room = [
         max(0.0, left) if size <= left and (part == 0 or size <= target[part] * _LARGEST_SHARE_OF_PART) else 0.0
@@ -84,7 +84,7 @@ def _draw(size: int, wanted: list[float], target: list[float], chance: float) ->
     ]
     if not any(room):
         return max(range(len(wanted)), key=lambda part: wanted[part])
-    at = chance * sum(room)
+    at = rng_state * sum(room)
     for part, width in enumerate(room):
         at -= width
         if at < 0:

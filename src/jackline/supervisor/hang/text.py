@@ -1,6 +1,6 @@
 """Sentences for people about where processes are: pid, what it waits for, file:line and the source text.
 
-Pure wording over `movement.Stand`; decides nothing.
+Pure wording over `movement.ProcessView`; decides nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jackline.diagnosis.doing import describe_wait
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
-from jackline.supervisor.hang.movement import Stand
+from jackline.supervisor.hang.movement import ProcessView
 from jackline.supervisor.stacks.take import is_housekeeping
 
 _MOST_GROUPS = 4
@@ -17,57 +17,57 @@ _MOST_THREADS = 3
 _MOST_PIDS = 4
 
 
-def frame_of(stand: Stand) -> Frame | None:
-    return innermost_user_frame(stand.stack.main) if stand.stack else None
+def frame_of(view: ProcessView) -> Frame | None:
+    return innermost_user_frame(view.stack.main) if view.stack else None
 
 
-def place_words(frame: Frame | None) -> str:
+def place_text(frame: Frame | None) -> str:
     """'train.py:41 `with lock:`', '' when nothing is known."""
     if frame is None:
         return ""
     return f"{frame.place} `{frame.source}`" if frame.source else f"{frame.place} in {frame.function}"
 
 
-def stand_words(stand: Stand) -> str:
+def view_text(view: ProcessView) -> str:
     """'is waiting for a lock at train.py:41 `with lock:`'."""
-    waiting = describe_wait(stand.reading.wait)
-    place = place_words(frame_of(stand))
+    waiting = describe_wait(view.reading.wait)
+    place = place_text(frame_of(view))
     words = f"is {waiting or 'running'}"
     return f"{words} at {place}" if place else words
 
 
-def other_threads(stand: Stand) -> list[str]:
+def other_threads(view: ProcessView) -> list[str]:
     """One sentence for each thread, other than the main one, that is in the user's own code."""
     sentences = []
-    for thread in stand.stack.threads if stand.stack else ():
+    for thread in view.stack.threads if view.stack else ():
         frame = next((frame for frame in thread.frames if frame.is_user), None)
         if thread.is_main or frame is None or is_housekeeping(thread):
             continue
         name = f"thread '{thread.name}'" if thread.name else "another thread"
-        sentences.append(f"{name} {thread_wait_words(thread)} at {place_words(frame)}")
+        sentences.append(f"{name} {thread_wait_text(thread)} at {place_text(frame)}")
     more = [f"and {len(sentences) - _MOST_THREADS} more threads"] if len(sentences) > _MOST_THREADS else []
     return sentences[:_MOST_THREADS] + more
 
 
-def thread_wait_words(thread: ThreadStack) -> str:
+def thread_wait_text(thread: ThreadStack) -> str:
     word = thread.wait.partition(" ")[0]
     known = {"lock": "waits for a lock", "network": "waits for the network", "sleep": "sleeps", "running": "runs"}
     return known.get(word, f"waits ({thread.wait})" if thread.wait else "stands")
 
 
-def other_processes(stands: Sequence[Stand]) -> list[str]:
+def other_processes(views: Sequence[ProcessView]) -> list[str]:
     """Where the other processes are; those at the same place share a sentence."""
-    groups: dict[str, list[Stand]] = {}
-    for stand in stands:
-        groups.setdefault(stand_words(stand), []).append(stand)
-    sentences = [_group_words(words, group) for words, group in groups.items()]
-    more = len(stands) - sum(len(group) for group in list(groups.values())[:_MOST_GROUPS])
+    groups: dict[str, list[ProcessView]] = {}
+    for view in views:
+        groups.setdefault(view_text(view), []).append(view)
+    sentences = [_group_text(words, group) for words, group in groups.items()]
+    more = len(views) - sum(len(group) for group in list(groups.values())[:_MOST_GROUPS])
     return sentences[:_MOST_GROUPS] + ([f"and {more} more processes"] if more else [])
 
 
-def _group_words(words: str, group: Sequence[Stand]) -> str:
+def _group_text(words: str, group: Sequence[ProcessView]) -> str:
     if len(group) == 1:
         return f"process {group[0].reading.pid} ({group[0].reading.comm}) {words}"
-    pids = ", ".join(str(stand.reading.pid) for stand in group[:_MOST_PIDS])
+    pids = ", ".join(str(view.reading.pid) for view in group[:_MOST_PIDS])
     more = ", ..." if len(group) > _MOST_PIDS else ""
     return f"{len(group)} processes ({pids}{more}) are {words.removeprefix('is ')}"

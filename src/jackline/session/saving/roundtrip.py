@@ -15,26 +15,26 @@ from jackline.checkpoint.state.frozen import hash_tensor
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError
 
-HINT = "attach(prove=False) goes on regardless"
+HINT = "attach(verify=False) goes on regardless"
 
 
-class Unproved(JacklineError):
+class Unverified(JacklineError):
     """Saved values were not restored, or could not be saved."""
 
 
-def prove(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: int) -> None:
+def verify(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: int) -> None:
     """Raises Unproved with the names of what was lost. `state` is what the run will save from now on."""
-    chance = ProcessRandom()
-    ours = {**state, "random": chance}
+    rng_state = ProcessRandom()
+    ours = {**state, "random": rng_state}
     before = fingerprint(ours)
     ticket = engine.save(ours, step=step, if_busy="wait")
     if not ticket.wait():
-        raise Unproved(f"this run cannot be saved: {ticket.why or ticket.outcome}", hint=HINT)
+        raise Unverified(f"this run cannot be saved: {ticket.why or ticket.outcome}", hint=HINT)
     engine.load_newest(ours, step=step)
-    chance.reapply()
+    rng_state.reapply()
     differences = compare(before, fingerprint(ours))
     if differences:
-        raise Unproved(
+        raise Unverified(
             "what was saved does not come back the same",
             detail=tuple(differences[:8]),
             hint=f"its state_dict() and load_state_dict() do not match; {HINT}",

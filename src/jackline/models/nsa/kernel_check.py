@@ -22,7 +22,7 @@ def why_no_kernels(shape: NSAShape, device: torch.device, dtype: torch.dtype) ->
     """Why the kernels cannot be used. Empty when they can: they were run and gave the right output, gradients and
     choice of blocks."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
-        return "they need bf16 or float32 on a card"
+        return "they need bf16 or float32 on a GPU"
     widths = {"head_width": shape.head_width, "block_length": shape.block_length}
     for name, width in widths.items():
         if width not in (16, 32, 64, 128):
@@ -44,20 +44,20 @@ def compare(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> tuple[
 
     small = replace(shape, num_blocks=shape.num_local + 2, window=min(shape.window, 3 * shape.block_length))
     length = small.reads_everything_up_to + 3 * shape.block_length
-    chance = torch.Generator(device).manual_seed(1)
+    rng_state = torch.Generator(device).manual_seed(1)
 
     def draw(*sizes: int) -> Tensor:
-        drawn = torch.randn(*sizes, generator=chance, device=device, dtype=torch.float32)
+        drawn = torch.randn(*sizes, generator=rng_state, device=device, dtype=torch.float32)
         return drawn.to(dtype).requires_grad_()
 
     query = draw(1, length, shape.num_heads, shape.head_width)
     parts = draw(6, 1, length, shape.num_groups, shape.head_width)
-    slopes = draw(3, *query.shape).detach()
+    gradients = draw(3, *query.shape).detach()
     with torch.enable_grad():
         found = fast.attend(query, Memory(*parts), small)
         expected = reference.attend(query, Memory(*parts), small, found.selection)
         pairs = [*zip(found[:3], expected[:3], strict=True)]
-        sums = [_sum_of(branches, slopes) for branches in (found, expected)]
+        sums = [_sum_of(branches, gradients) for branches in (found, expected)]
         pairs += zip(*(torch.autograd.grad(total, [query, parts]) for total in sums), strict=True)
         chosen = reference.attend(query, Memory(*parts), small).selection
     is_same = found.selection.sort(dim=-1).values == chosen.sort(dim=-1).values
@@ -66,6 +66,6 @@ def compare(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> tuple[
     return float(off.detach().max()), float(is_same.float().mean())
 
 
-def _sum_of(branches: Branches, slopes: Tensor) -> Tensor:
+def _sum_of(branches: Branches, gradients: Tensor) -> Tensor:
     outputs = torch.stack([branches.compressed, branches.selected, branches.window])
-    return (outputs.float() * slopes.float()).sum()
+    return (outputs.float() * gradients.float()).sum()

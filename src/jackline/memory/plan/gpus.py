@@ -1,6 +1,6 @@
 """The GPUs people train on: how much memory of each is usable, and what it can do. No torch.
 
-Owns the table and the parsing of `--gpu`. What the driver reports about a GPU of this machine (`detect_card`) takes
+Owns the table and the parsing of `--gpu`. What the driver reports about a GPU of this machine (`detect_gpu`) takes
 precedence over the table. Usable bytes are what `torch.cuda.get_device_properties` shows. Context is what the driver
 takes in addition to torch's own figure: 0.76 GiB was measured on an H200, the others are estimates until a rehearsal
 has measured them.
@@ -37,7 +37,7 @@ class Processors:
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuModel:
     """One GPU model."""
 
     name: str
@@ -74,46 +74,48 @@ class Card:
         return _WORKSPACE_HOPPER if self.compute_capability // 10 == 9 else _WORKSPACE
 
 
-def _card(name: str, usable_gib: float, compute_capability: int, context_gib: float, processors: int) -> Card:
-    return Card(
+def _gpu_model(
+    name: str, usable_gib: float, compute_capability: int, context_gib: float, processors: int
+) -> GpuModel:
+    return GpuModel(
         name, int(usable_gib * GIB), compute_capability, int(context_gib * GIB), num_multiprocessors=processors
     )
 
 
-CARDS: dict[str, Card] = {
-    card.name: card
-    for card in (
-        _card("T4", 14.56, 75, 0.45, 40),
-        _card("P100", 15.88, 60, 0.45, 56),
-        _card("V100-16", 15.77, 70, 0.45, 80),
-        _card("V100-32", 31.73, 70, 0.45, 80),
-        _card("L4", 22.03, 89, 0.5, 58),
-        _card("A10G", 22.06, 86, 0.5, 80),
-        _card("RTX4090", 23.52, 89, 0.5, 128),
-        _card("L40S", 44.31, 89, 0.5, 142),
-        _card("A100-40", 39.38, 80, 0.6, 108),
-        _card("A100-80", 79.14, 80, 0.6, 108),
-        _card("H100", 79.10, 90, 0.76, 132),
-        _card("H200", 139.72, 90, 0.76, 132),
+GPU_MODELS: dict[str, GpuModel] = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu_model("T4", 14.56, 75, 0.45, 40),
+        _gpu_model("P100", 15.88, 60, 0.45, 56),
+        _gpu_model("V100-16", 15.77, 70, 0.45, 80),
+        _gpu_model("V100-32", 31.73, 70, 0.45, 80),
+        _gpu_model("L4", 22.03, 89, 0.5, 58),
+        _gpu_model("A10G", 22.06, 86, 0.5, 80),
+        _gpu_model("RTX4090", 23.52, 89, 0.5, 128),
+        _gpu_model("L40S", 44.31, 89, 0.5, 142),
+        _gpu_model("A100-40", 39.38, 80, 0.6, 108),
+        _gpu_model("A100-80", 79.14, 80, 0.6, 108),
+        _gpu_model("H100", 79.10, 90, 0.76, 132),
+        _gpu_model("H200", 139.72, 90, 0.76, 132),
     )
 }
 _ASSUMED_CAPABILITY = 80
 _ASSUMED_CONTEXT = int(0.6 * GIB)
 
 
-def find_card(text: str) -> Card:
+def find_gpu(text: str) -> GpuModel:
     """'T4', 'a100-80', 'NVIDIA L4' or a size in GiB: '15', '23.5GiB'. A bare size means a GPU with bf16."""
     wanted = _letters(text)
-    for name, card in CARDS.items():
+    for name, gpu in GPU_MODELS.items():
         if _letters(name) == wanted:
-            return card
+            return gpu
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", text.strip().lower())
     if size is not None and float(size[1]) > 0:
         usable = int(float(size[1]) * GIB)
-        return Card(f"{size[1]} GiB", usable, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
+        return GpuModel(f"{size[1]} GiB", usable, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
     raise UsageError(
-        f"there is no card '{text}' in the table",
-        detail=("known cards: " + ", ".join(CARDS),),
+        f"there is no GPU '{text}' in the table",
+        detail=("known GPUs: " + ", ".join(GPU_MODELS),),
         hint="or give its memory in GiB: --gpu 15",
     )
 
@@ -122,17 +124,17 @@ def _letters(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower().replace("nvidia", "").replace("tesla", ""))
 
 
-def match_card(name: str, total_bytes: int) -> Card:
+def match_gpu(name: str, total_bytes: int) -> GpuModel:
     """The table's entry for the driver's name ('NVIDIA A100-SXM4-80GB'), with the memory the driver reports."""
     wanted = _letters(name)
-    near = [card for card in CARDS.values() if wanted.startswith(_letters(card.name.split("-")[0]))]
+    near = [gpu for gpu in GPU_MODELS.values() if wanted.startswith(_letters(gpu.name.split("-")[0]))]
     if not near:
-        return Card(name, total_bytes, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
-    best = min(near, key=lambda card: abs(card.usable_bytes - total_bytes))
+        return GpuModel(name, total_bytes, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
+    best = min(near, key=lambda gpu: abs(gpu.usable_bytes - total_bytes))
     return replace(best, usable_bytes=total_bytes)
 
 
-def detect_card() -> Card | None:
+def detect_gpu() -> GpuModel | None:
     """The first GPU of this machine as the driver describes it; None without one."""
     gpus = read_gpus()
-    return match_card(gpus[0].name, gpus[0].total_bytes) if gpus else None
+    return match_gpu(gpus[0].name, gpus[0].total_bytes) if gpus else None
