@@ -234,7 +234,7 @@ def _command(
 
 def _train(options: argparse.Namespace, work: Path, name: str, words: list[str], program: str = "") -> str:
     command, environment = _command(options, work, name, words, program)
-    if name != "killed":  # which goes on where it was killed; the others must begin anew
+    if name != "killed":  # which continues where it was killed; the others must begin anew
         shutil.rmtree(work / "runs" / name, ignore_errors=True)
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:

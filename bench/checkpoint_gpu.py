@@ -90,7 +90,7 @@ class Training:
             self.clock.ms(old, old)
 
     def settle(self, method: methods.Method, none: methods.Method) -> None:
-        """Until its files are read back and tidied away. Training goes on: a GPU that rests is faster afterwards."""
+        """Until its files are read back and tidied away. Training continues: a rested GPU is faster afterwards."""
         tidy = threading.Thread(target=method.end)
         tidy.start()
         while tidy.is_alive():

@@ -60,7 +60,7 @@ class Method:
         return True
 
     def is_quiet(self) -> bool:
-        """Whether nothing it started is going on any more."""
+        """Whether nothing it started is continuing any more."""
         return self.is_durable()
 
     def end(self) -> None:

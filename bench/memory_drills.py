@@ -150,7 +150,7 @@ class Trial:
 
 
 def drill(write: Write, args: argparse.Namespace) -> None:
-    """A GPU of 14.5 GiB, 125M in float32, a batch of 32 x 1024: too large, recovered, compared, gone on with."""
+    """A GPU of 14.5 GiB, 125M in float32, a batch of 32 x 1024: too large, recovered, compared, continued."""
     torch.backends.cuda.matmul.allow_tf32 = False
     length, samples = (256, 16) if args.smoke else (1024, 32)
     cap_gib = 4.0 if args.smoke else 14.5

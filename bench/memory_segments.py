@@ -54,7 +54,7 @@ def segments(write: Write, args: argparse.Namespace) -> None:
                 "predicted": replayed(ours, is_expandable) / GIB,
                 "num_events": [len(ours), len(theirs)],
                 "first_differences": first_differences(ours, theirs),
-                # All of them, so that the replay can be mended without a GPU: size, and which block it is.
+                # All of them, so that the replay can be fixed without a GPU: size, and which block it is.
                 "events": [[size if action == "alloc" else -size, block] for (action, size), block in theirs],
                 "segments": [event["size"] for event in history if event["action"] == "segment_alloc"][:400],
             }
@@ -123,7 +123,7 @@ def _differences(mine: list[Event], gpus: list[Event]) -> Iterator[dict[str, Any
         if mine[a] == gpus[b]:
             a, b = a + 1, b + 1
             continue
-        # The nearest place at which the two go on alike again.
+        # The nearest place at which the two continue alike again.
         steps = ((i, total - i) for total in range(1, _LOOKAHEAD) for i in range(total + 1))
         i, j = next(((i, j) for i, j in steps if mine[a + i : a + i + 3] == gpus[b + j : b + j + 3]), (1, 1))
         yield {

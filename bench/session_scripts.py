@@ -13,7 +13,7 @@ model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 loader = torch.utils.data.DataLoader(Numbers(), batch_size=1000, shuffle=True)
 began_s, began_cpu_s = time.perf_counter(), time.process_time()  # after torch has imported all it wants
-with jackline.attach(model=model, optimizer=optimizer, loader=loader, name=sys.argv[2], on_change="go on",
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, name=sys.argv[2], on_change="continue",
                      save_every_steps=100_000) as run:
     for batch in run.steps(total=10_000):
         if run.step >= until:

@@ -103,7 +103,7 @@ def child_bare(work: Path, turns: Turns) -> None:
 
 
 class Child:
-    """A loop that waits after every block until it is told to go on."""
+    """A loop that waits after every block until it is told to continue."""
 
     def __init__(self, kind: str, work: Path, num_blocks: int, block: int) -> None:
         heard, say = os.pipe()

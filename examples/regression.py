@@ -3,7 +3,7 @@
     python examples/regression.py                     bare
     jackline run -- python examples/regression.py     watched
 
-Kill it at any moment (kill -9 too) and start it again: it goes on and ends with the same weights, bit for bit.
+Kill it at any moment (kill -9 too) and start it again: it continues and ends with the same weights, bit for bit.
 """
 
 import argparse

@@ -77,7 +77,7 @@ class Shell:
         return Done(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
     def start(self, *words: str, surface: str = "pipe", command: list[str] | None = None) -> Live:
-        """Type it and go on; `surface` is 'pipe' or 'pty'."""
+        """Type it and continue; `surface` is 'pipe' or 'pty'."""
         live = Live(command or [*JACKLINE, *words], self.work, self.env, surface)
         self._lives.append(live)
         return live

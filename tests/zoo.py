@@ -270,7 +270,7 @@ class LiveRun:
         return has_incident and was_given
 
     def _act(self) -> None:
-        """`do=stop`: as soon as the program has printed, ask for its end, and go on listening meanwhile."""
+        """`do=stop`: as soon as the program has printed, ask for its end, and continue listening meanwhile."""
         if self.program.expect.get("do") == "stop" and self.viewer.stdout and self._stopper is None:
             env = environment(self.outcome.folder, mark="stopper")
             self._stopper = subprocess.Popen(

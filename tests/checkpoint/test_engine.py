@@ -92,7 +92,7 @@ def test_a_saved_state_comes_back_bit_for_bit(start: Make, mode: Any) -> None:
     receipt = start().load_newest(other)
     assert receipt is not None and receipt.step == 6 and receipt.metrics == {"loss": 1.5}
     assert fingerprint(other) == prints[6]
-    assert receipt.lines()[0].startswith("going on from step-00000006: model, optim, schedule, random, counters; ")
+    assert receipt.lines()[0].startswith("resuming from step-00000006: model, optim, schedule, random, counters; ")
 
 
 def test_an_overlapped_save_holds_the_state_of_the_call_although_training_went_on(start: Make) -> None:
@@ -347,7 +347,7 @@ def test_a_disk_that_fills_while_writing_costs_one_save_and_not_the_training(
     assert not ticket.wait(30)
     assert ticket.why == "No space left on device"
     assert [event.text for event in engine.poll() if event.is_loud] == [
-        "step 1 could not be saved: No space left on device; training goes on without this checkpoint"
+        "step 1 could not be saved: No space left on device; training continues without this checkpoint"
     ]
     assert list(path.name for path in engine.folder.iterdir() if path.name.startswith((".", "step"))) == []
     assert engine.save(state, step=2).wait(30)
@@ -621,14 +621,12 @@ def test_a_read_only_folder_is_reported_and_training_goes_on(run: RunDir, start:
 def test_what_would_be_lost_is_known(start: Make) -> None:
     engine = start()
     assert engine.bounds().text() == (
-        "if the process dies you lose everything since the start; if the machine dies, everything since the start"
+        "at risk: everything since the start; if the machine is lost, everything since the start"
     )
     engine.save(make_state(), step=1).wait(30)
     engine.poll()
     text = engine.bounds().text()
-    assert re.fullmatch(
-        r"if the process dies you lose \d+\.\d s; if the machine dies, everything since the start", text
-    ), text
+    assert re.fullmatch(r"at risk: \d+\.\d s; if the machine is lost, everything since the start", text), text
 
 
 def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(run: RunDir, start: Make) -> None:
@@ -651,7 +649,7 @@ def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(run: RunDir
             (loud,) = [event.text for event in engine.poll() if event.is_loud]
             assert re.fullmatch(
                 r"step 9 could not be saved: the disk is full \(\S+ MiB needed, \S+ MiB free\); "
-                r"training goes on without this checkpoint",
+                r"training continues without this checkpoint",
                 loud,
             ), loud
             assert len(list_names(run.checkpoints)) >= 2

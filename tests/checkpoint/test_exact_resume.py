@@ -1,4 +1,4 @@
-"""kill -9 at chance instants: the run goes on from an acknowledged state and ends bit-equal to one never killed."""
+"""kill -9 at chance instants: the run resumes from an acknowledged state and ends bit-equal to one never killed."""
 
 from __future__ import annotations
 

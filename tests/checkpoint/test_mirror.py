@@ -316,7 +316,7 @@ def test_a_store_that_does_not_answer_is_left_after_a_while_when_there_is_someth
     write_small(run.checkpoints, 1)
     assert bring_newer("nowhere://x", "story", run.checkpoints) == [
         "the mirror cannot be read: error: the mirror nowhere://x cannot be used: Protocol not known: nowhere; "
-        "going on with what is here"
+        "continuing with what is here"
     ]
     with pytest.raises(UsageError):
         open_store("nowhere://x")
@@ -325,7 +325,7 @@ def test_a_store_that_does_not_answer_is_left_after_a_while_when_there_is_someth
 
 def test_both_bounds_are_told_in_words() -> None:
     assert LossBounds(41.0, 360.0, "uploaded").text() == (
-        "if the process dies you lose 41 s; if the machine dies, 6 min (last upload, unconfirmed)"
+        "at risk: 41 s; if the machine is lost, 6 min (last upload, unconfirmed)"
     )
     assert machine_loss((100.0, "confirmed"), now_s=160.0) == (60.0, "confirmed")
     assert machine_loss(None) == (None, "local")

@@ -25,7 +25,7 @@ def record(folder: Path, *, saves: int, keep: int) -> RecordingDisk:
 
 
 def load_newest(folder: Path) -> int | None:
-    """What the loader would go on from."""
+    """What the loader would resume from."""
     for name in list_names(folder):
         try:
             manifest = verify_checkpoint(folder / str(name), is_direct=False, threads=1)

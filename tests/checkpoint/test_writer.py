@@ -78,7 +78,7 @@ def start_and_stage(folder: Path, *writer: str) -> tuple[subprocess.Popen[str], 
 def test_a_trainer_killed_after_staging_has_its_save_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orphans: list[int]
 ) -> None:
-    """The writer hangs in its first write until the trainer is surely dead, then goes on."""
+    """The writer hangs in its first write until the trainer is surely dead, then continues."""
     fired = tmp_path / "fired"
     monkeypatch.setenv("FAULT", stop_at(1, call="write", fired=str(fired)).to_json())
     trainer, writer = start_and_stage(tmp_path / "c", *FAULTY)

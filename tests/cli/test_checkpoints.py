@@ -93,7 +93,7 @@ STEP         AGE    SIZE     STATE        MIRROR
 00000001     3 min  4.1 KiB  saved        local
 00000003     3 min  4.1 KiB  left behind  local
 00000002     3 min  4.1 KiB  left behind  local
-left behind by `jackline resume --step`: 2; no attempt goes on from them by itself
+left behind by `jackline resume --step`: 2; no attempt resumes from them by itself
   take one up again: jackline resume --step step-00000003
   delete them: jackline checkpoints prune --left-behind
 in {run.checkpoints}"""

@@ -163,7 +163,7 @@ def test_a_command_with_a_problem_exits_1_and_says_which(tmp_path: Path) -> None
     assert f"                      hint: {PYTHON} -m pip install no-such-thing\n" in result.stdout
     assert result.stdout.endswith(
         "verdict: this command is not ready: 1 problem (imports)\n"
-        f"once that is mended, start it with: jackline run -- {PYTHON} {script}\n"
+        f"once that is fixed, start it with: jackline run -- {PYTHON} {script}\n"
     )
 
 

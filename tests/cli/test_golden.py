@@ -71,7 +71,7 @@ def test_a_finished_run_is_finished_wherever_it_ran() -> None:
         "train-finished: finished 10 min ago in attempt 1, after 3 h 12 min\n"
         "  done: finished after 3 h 12 min\n"
         "        memory peaked at 4.5 GiB of 16.0 GiB (cgroup /job)\n"
-        "  log:        GOLDEN/format1-finished/out.log, 54 B; it has ended\n"
+        "  log:        GOLDEN/format1-finished/out.log, 54 B; complete\n"
         "  command:    python train.py --lr 0.001\n"
         "  code:       commit 0123456789ab"
     )
@@ -87,10 +87,10 @@ def test_a_run_that_the_kernel_killed_keeps_its_explanation() -> None:
         "         the kernel counted 1 out-of-memory kill in its memory cgroup during this attempt\n"
         "         kernel log: Memory cgroup out of memory: Killed process 720 (python) anon-rss:16400000kB\n"
         "  hint: load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data\n"
-        "  log:        GOLDEN/format1-killed-oom/out.log, 89 B; it has ended\n"
+        "  log:        GOLDEN/format1-killed-oom/out.log, 89 B; complete\n"
         "  command:    python train.py --lr 0.001\n"
         "  code:       commit 0123456789ab\n"
-        "hint: `jackline why train-killed-oom` tells more, `jackline resume train-killed-oom` goes on"
+        "hint: `jackline why train-killed-oom` tells more, `jackline resume train-killed-oom` continues"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_run_whose_machine_was_lost_is_dead_and_says_what_it_did_last() -> Non
         "  progress:   train, 1,200 of 5,000 steps (24 %), 2.0 steps/s, about 31 min 40 s to go",
     ]
     assert lines[-1] == (
-        "hint: `jackline why train-machine-lost` tells more, `jackline resume train-machine-lost` goes on"
+        "hint: `jackline why train-machine-lost` tells more, `jackline resume train-machine-lost` continues"
     )
 
 
@@ -125,10 +125,10 @@ def test_a_torn_run_is_read_as_far_as_it_goes() -> None:
     assert text_of("format1-torn") == (
         "train-torn: dead in attempt 1: no heartbeat since a time that cannot be read, no process of it is left; "
         "nobody saw how it ended\n"
-        "  log:        GOLDEN/format1-torn/out.log, 51 B; it has ended\n"
+        "  log:        GOLDEN/format1-torn/out.log, 51 B; complete\n"
         "  command:    python train.py --lr 0.001\n"
         "  code:       commit 0123456789ab\n"
-        "hint: `jackline why train-torn` tells more, `jackline resume train-torn` goes on"
+        "hint: `jackline why train-torn` tells more, `jackline resume train-torn` continues"
     )
     events = read_lines(RunDir(GOLDEN / "format1-torn").supervisor_events)
     assert [record["event"] for record in events.records] == ["started"]

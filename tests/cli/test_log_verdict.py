@@ -24,10 +24,9 @@ def test_a_log_that_is_not_there_yet() -> None:
 def test_an_empty_log_is_explained() -> None:
     assert judge((), size=0) == LogVerdict(
         "empty",
-        "it has printed nothing after 12 min; programs that are not Python may keep their output back off a terminal "
-        "(--tty)",
+        "empty after 12 min; programs that are not Python may keep their output back off a terminal (--tty)",
     )
-    assert judge((), size=0, is_live=False) == LogVerdict("empty", "it has printed nothing")
+    assert judge((), size=0, is_live=False) == LogVerdict("empty", "empty")
 
 
 def test_a_log_with_nothing_but_our_own_notes_is_empty_too() -> None:
@@ -63,5 +62,5 @@ def test_what_counts_as_a_warning(lines: list[str], are_only: bool) -> None:
 def test_growing_silent_ended_and_unknown_are_told_apart() -> None:
     assert judge(("step 1",)) == LogVerdict("growing", "growing, last line 5.0 s ago")
     assert judge(("step 1",), age_s=300) == LogVerdict("silent", "silent for 5 min")
-    assert judge(("step 1",), is_live=False) == LogVerdict("ended", "it has ended")
+    assert judge(("step 1",), is_live=False) == LogVerdict("ended", "complete")
     assert judge(("step 1",), is_live=None, age_s=300) == LogVerdict("unknown", "last line 5 min ago")

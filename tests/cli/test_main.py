@@ -29,7 +29,7 @@ def test_without_a_command_the_help_is_shown_and_not_called_an_error(words: tupl
 def test_a_missing_word_is_an_error_and_the_help_is_near(tmp_path: Path) -> None:
     done = jackline("plan", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: Missing argument 'TARGET'.\nhint: `jackline plan --help` shows how it is written\n"
+    assert done.stderr == "error: Missing argument 'TARGET'.\nhint: `jackline plan --help` shows its options\n"
 
 
 def test_a_hint_of_our_own_is_the_only_one(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ TOLD = "error: no data: x.txt\n       there is no file x.txt\n       it ran for 
         ("error: no data\n", TOLD),  # not the same error
         (
             "error: no data: x.txt\n       there is no file x.txt\nhint: check the path\n",
-            "that error ended it; it ran for 3.8 s",
+            "exited because of the error above; it ran for 3.8 s",
         ),
         (
             "error: no data: x.txt\n",
-            "that error ended it; there is no file x.txt\nit ran for 3.8 s\nhint: check the path",
+            "exited because of the error above; there is no file x.txt\nit ran for 3.8 s\nhint: check the path",
         ),
-        (TOLD + "\n", "that error ended it"),
-        (TOLD.replace("x.txt", "x.txt and much more that was cut") + "\n", "that error ended it"),
+        (TOLD + "\n", "exited because of the error above"),
+        (TOLD.replace("x.txt", "x.txt and much more that was cut") + "\n", "exited because of the error above"),
         (TOLD + "\n" + "steps\n" * 3000, TOLD),  # far above: no longer on the screen
     ],
 )  # fmt: skip

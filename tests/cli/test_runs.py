@@ -152,8 +152,7 @@ def test_logs_are_listed_with_size_age_and_verdict(runs: Path) -> None:
             "alive",
             "0 B",
             "-",
-            "it has printed nothing after 12 min; programs that are not Python may keep their output back off a "
-            "terminal (--tty)",
+            "empty after 12 min; programs that are not Python may keep their output back off a terminal (--tty)",
             "runs/empty/out.log",
         ],
         ["warnings", "alive", "36 B", "12 min ago", "nothing but warnings so far (1 line)", "runs/warnings/out.log"],

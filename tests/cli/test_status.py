@@ -79,7 +79,7 @@ def test_a_live_run_says_how_far_it_is_and_what_would_be_lost(runs: Path) -> Non
         "  now:        stepping, /w/train.py:41 in step: loss.backward()",
         "  verdict:    PROGRESS: running",
         "  memory:     it uses 4.0 GiB, at most 4.0 GiB so far; 5.0 GiB of 16.0 GiB (cgroup /job) are in use, 31 %",
-        "  if it dies: without a checkpoint Jackline knows of: everything since the start, 41 min",
+        "  at risk:    everything since the start, 41 min: Jackline knows of no checkpoint",
         f"  log:        {runs}/train-1/out.log, 28 B; growing, last line 3.0 s ago",
         "  command:    python train.py",
     ]
@@ -87,7 +87,7 @@ def test_a_live_run_says_how_far_it_is_and_what_would_be_lost(runs: Path) -> Non
 
 def test_a_known_checkpoint_bounds_the_loss(runs: Path) -> None:
     live_run(runs, checkpoint={"path": "out/checkpoint-1000", "at_s": NOW_S - 250})
-    assert "  if it dies: you lose 4 min 10 s, since checkpoint out/checkpoint-1000" in lines_of()
+    assert "  at risk:    4 min 10 s, since checkpoint out/checkpoint-1000" in lines_of()
 
 
 def test_a_session_tells_both_bounds_and_its_own_progress(runs: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_session_tells_both_bounds_and_its_own_progress(runs: Path) -> None:
     atomic.write_json(run.session_file(), session)
     lines = lines_of()
     assert "  progress:   train, 30 of 100 steps (30 %)" in lines
-    assert "  if it dies: you lose 41 s; if the machine dies, 6 min (last upload, unconfirmed)" in lines
+    assert "  at risk:    41 s; if the machine is lost, 6 min (last upload, unconfirmed)" in lines
     atomic.write_json(run.session_file(), {"loss_bounds": {"process_s": 41.0, "machine_s": None}})
-    assert "  if it dies: you lose 41 s; if the machine dies, everything since the start" in lines_of()
+    assert "  at risk:    41 s (no off-machine copy)" in lines_of()
 
 
 def test_a_session_tells_epoch_batch_best_and_how_old_the_last_checkpoint_is(runs: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_run_elsewhere_is_unknown(runs: Path) -> None:
     assert lines[0] == (
         "train-1: unknown from here: it was last seen 21:19:00 UTC (1 min ago) on host 'gpu-box', in attempt 1"
     )
-    assert not [line for line in lines if "if it dies" in line]
+    assert not [line for line in lines if "at risk" in line]
 
 
 def test_a_run_that_vanished_is_dead_without_a_guess(runs: Path) -> None:
@@ -202,14 +202,14 @@ def test_a_silent_log_is_explained(runs: Path) -> None:
     run = live_run(runs)
     run.out_log.write_text("")
     assert lines_of()[-2] == (
-        f"  log:        {runs}/train-1/out.log, 0 B; it has printed nothing after 41 min; programs that are not "
+        f"  log:        {runs}/train-1/out.log, 0 B; empty after 41 min; programs that are not "
         "Python may keep their output back off a terminal (--tty)"
     )
     run.out_log.write_text("2026-11-15T02:18:34Z UserWarning: x\n2026-11-15T02:18:35Z [jackline] silent for 2 s\n")
     assert lines_of()[-2].endswith("; nothing but warnings so far (1 line)")
 
 
-STOPPED = "stopped: by Ctrl-C\nhint: run the same command again, or `jackline resume`, to go on"
+STOPPED = "stopped: by Ctrl-C\nhint: run the same command again, or `jackline resume`, to continue"
 
 
 def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
@@ -222,18 +222,18 @@ def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
         "  next start: starts as it was typed: Jackline knows no checkpoints of this command",
         f"  log:        {runs}/train-1/out.log; there is no log",
         "  command:    python train.py",
-        "hint: `jackline resume train-1` goes on",
+        "hint: `jackline resume train-1` continues",
     ]
 
 
 def test_a_finished_run_says_so_once(runs: Path) -> None:
     run = make_run(runs / "train-1")
     write_start(run, gone_process())
-    text = "finished after 41 min\n       memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)"
+    text = "finished after 41 min\n       peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)"
     write_exit(run, 0, ended_at_s=NOW_S - 60, duration_s=2460, text=text)
     assert lines_of()[:3] == [
         "train-1: finished 1 min ago in attempt 1, after 41 min",
-        "  memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)",
+        "  peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)",
         f"  log:        {runs}/train-1/out.log; there is no log",
     ]
 
@@ -289,7 +289,7 @@ def test_json_holds_the_judged_state_and_the_raw_numbers(runs: Path) -> None:
     assert (value["name"], value["state"], value["attempt"], value["is_stale"]) == ("train-1", "alive", 1, False)
     assert (value["progress"]["done"], value["progress"]["total"]) == (1200, 5000)
     assert value["log"]["verdict"] == "growing"
-    assert value["loss"].startswith("without a checkpoint Jackline knows of")
+    assert value["loss"].startswith("everything since the start")
     assert value["supervisor"]["silent_s"] == 3.0
 
 

@@ -47,7 +47,7 @@ def test_a_quick_training_says_what_it_does_in_every_phase_and_is_a_run_like_any
     phases = [tag for tag in dict.fromkeys(re.findall(r"^\[(\w+)\]", done.out, re.M)) if tag != "jackline"]
     assert phases == ["start", "data", "model", "plan", "rehearsal", "train", "eval", "end"], done
     assert "[model] nano: 4 x 256, 4 heads, context 16, 3,245,568 parameters, head tied to" in done.out
-    assert re.search(r"^\[train\] step 6/6  loss \d.* lost if it dies ", done.out, re.M)
+    assert re.search(r"^\[train\] step 6/6  loss \d.* at risk ", done.out, re.M)
     assert re.search(r"^\[rehearsal\] fits: .*; a step takes about .*, all 6 about ", done.out, re.M)
     assert f"[train] curves: tensorboard --logdir {shell.runs / 'first' / 'tb'} --port 6006\n" in done.out
     config = (shell.runs / "first" / "config.yaml").read_text()
@@ -60,7 +60,7 @@ def test_a_quick_training_says_what_it_does_in_every_phase_and_is_a_run_like_any
     assert other.err == (
         "error: run 'first' was started with another command\n"
         "       seed: 0 -> 1\n"
-        "hint: --new starts another run, --continue-with-changes goes on with this one\n"
+        "hint: --new starts another run, --continue-with-changes continues this one\n"
     )
 
 
@@ -72,7 +72,7 @@ def test_a_training_that_is_killed_goes_on_when_the_same_is_typed_again(shell: S
     os.kill(shell.run_dir("killed").child_pid(), signal.SIGKILL)
     wait_for(lambda: (folder / "attempts" / "001" / "exit.json").exists(), "its end")
     live = shell.start(*[word for word in words if word != "--detach"])
-    live.wait_for("going on from step-")
+    live.wait_for("resuming from step-")
     live.wait_for("[train] step ")
     assert shell.jackline("stop", "killed").code == 0
     assert live.wait() == 75
@@ -95,7 +95,7 @@ def test_an_own_recipe_is_trained_and_what_it_prints_does_no_harm(shell: Shell) 
 def test_what_cannot_be_meant_starts_nothing(shell: Shell) -> None:
     nothing = shell.jackline("train")
     assert nothing.code == 2
-    assert nothing.err == "error: train what?\nhint: jackline train demo --quick; recipes are listed above\n"
+    assert nothing.err == "error: missing recipe\nhint: jackline train demo --quick; recipes are listed above\n"
     assert [line.split()[0] for line in nothing.out.splitlines()] == list(RECIPES)
     wrong = shell.jackline("train", "demo", "--learning_rte", "1")
     assert wrong.code == 2
@@ -120,13 +120,13 @@ def test_what_cannot_be_meant_starts_nothing(shell: Shell) -> None:
 def test_data_that_cannot_be_had_end_it_once_and_for_all(shell: Shell) -> None:
     done = shell.jackline("train", "demo", "--data", "nowhere/*.txt", "--name", "none")
     assert done.code == 1, done
-    assert "error: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in done.out
+    assert "error: the data of recipe 'demo' cannot be loaded: nowhere/*.txt\n" in done.out
     # Told once, by the program itself; what it cannot know stands below it.
     assert "error: " not in done.err and "hint: " not in done.err
-    assert re.search(r"^\[jackline\] that error ended it; it ran for .*; memory peaked at .*$", done.err, re.M), (
-        done.err
-    )
-    assert "not starting again: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in done.err
+    assert re.search(
+        r"^\[jackline\] exited because of the error above; it ran for .*; peak memory .*$", done.err, re.M
+    ), done.err
+    assert "not starting again: the data of recipe 'demo' cannot be loaded: nowhere/*.txt\n" in done.err
     assert [path.name for path in (shell.runs / "none" / "attempts").iterdir()] == ["001"]
 
 

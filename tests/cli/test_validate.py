@@ -55,6 +55,6 @@ def test_a_run_that_is_over_cannot_be_asked(run: RunDir) -> None:  # noqa: F811
 
     assert done.returncode == 2
     assert done.stderr == (
-        "error: run 'mine' is not alive: it is dead\n"
-        "hint: `jackline resume mine` goes on with it; a training validates in full at its end by itself\n"
+        "error: run 'mine' is not running: it is dead\n"
+        "hint: `jackline resume mine` continues it; a training validates in full at its end by itself\n"
     )

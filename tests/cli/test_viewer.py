@@ -420,7 +420,7 @@ def test_an_end_nobody_saw_is_said_to_be_unknown(run: Run) -> None:
 
 # -- coming and going ------------------------------------------------------------------------------------------------
 
-GOES_ON = "the run goes on; `jackline watch mine` shows it again, `jackline stop mine` ends it"
+GOES_ON = "the run continues; `jackline watch mine` shows it again, `jackline stop mine` ends it"
 
 
 @pytest.mark.parametrize(
@@ -460,8 +460,8 @@ def test_with_tty_what_is_typed_reaches_the_runs_keyboard(run: Run) -> None:
     keys = os.open(run.attempt.keyboard, os.O_RDWR | os.O_NONBLOCK)
     try:
         with viewing(run, on_terminal=True) as viewer:
-            run.print(b"go on? ")
-            viewer.wait_for(b"go on? ")
+            run.print(b"continue? ")
+            viewer.wait_for(b"continue? ")
             (master,) = viewer.fds
             os.write(master, b"yes\n")
             assert select.select([keys], [], [], PATIENCE_S)[0], "nothing was passed on"

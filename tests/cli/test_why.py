@@ -224,7 +224,7 @@ def test_a_finished_run_says_so_once(run: RunDir) -> None:
     atomic.write_json(first_attempt(run).exit_file, {"exit_code": 0, "evidence": evidence.to_json()})
     assert why("train").stdout == (
         f"run 'train' finished at {clock(evidence.ended_at_s)} after 1 min 15 s (attempt 1, {run.path})\n"
-        "memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)\n"
+        "peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
         f"log: {run.out_log}\n"
     )
 
@@ -261,7 +261,7 @@ def test_an_end_that_nobody_wrote_down_is_said_to_be_unknown(run: RunDir) -> Non
         "last lines of its output:\n"
         "  epoch 1\n"
         "  epoch 2\n"
-        "hint: jackline resume train goes on with it\n"
+        "hint: jackline resume train continues it\n"
         f"log: {run.out_log}\n"
     )
 

@@ -252,7 +252,7 @@ def test_a_source_that_changed_in_between_is_refused_by_name(tmp_path: Path) -> 
     assert str(caught.value) == (
         f"error: the source changed since the cache in {folder} was built: {path} was {size} bytes long and is "
         f"{size + 21} bytes now\n"
-        "hint: `jackline data prepare --rebuild` builds it anew; a run that used it cannot go on exactly"
+        "hint: `jackline data prepare --rebuild` builds it anew; a run that used it cannot resume exactly"
     )
 
 

@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_what_was_done_and_says_so(tmp_path: Path) -> None:
     os.killpg(child.pid, signal.SIGINT)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert said.splitlines()[-1] == "stopped; what was tokenised is kept, the same command goes on from there"
+    assert said.splitlines()[-1] == "stopped; what was tokenised is kept, the same command resumes from there"
     assert prepared(tmp_path)["documents"] == 20_000
 
 

@@ -196,8 +196,8 @@ def test_a_file_that_is_gone_in_the_middle_is_missed_not_passed_over(tmp_path: P
     with pytest.raises(SourceUnavailable) as caught:
         read_texts(spec, after)
     assert str(caught.value) == (
-        f"error: {tmp_path}/1.jsonl is gone, and reading has to go on in it\n"
-        "hint: put it back; nothing was skipped, and the same command goes on from there"
+        f"error: {tmp_path}/1.jsonl is gone, and reading has to continue in it\n"
+        "hint: put it back; nothing was skipped, and the same command resumes from there"
     )
 
 

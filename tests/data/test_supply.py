@@ -193,7 +193,7 @@ def test_whoever_waits_is_told_what_the_tokeniser_does(tmp_path: Path) -> None:
     data = open_data(spec, CacheSettings(root=tmp_path / "cache"), reports.append)
     with Loader(data, SETTINGS) as loader:
         next(loader)
-    assert reports[0] == Progress("wait", unit="B", detail="the tokenizer: the tokeniser is starting")
+    assert reports[0] == Progress("wait", unit="B", detail="the tokenizer: starting the tokenizer")
 
 
 def test_a_builder_that_dies_five_times_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_a_stopped_tokeniser_is_named_and_does_not_hold_the_end_up(tmp_path: Pat
     process.send_signal(signal.SIGSTOP)
     reading = threading.Thread(target=lambda: list(quietly(loader)), daemon=True)
     reading.start()
-    words = f"is stopped by a signal: `kill -CONT {process.pid}` lets it go on"
+    words = f"is stopped by a signal: `kill -CONT {process.pid}` lets it continue"
     wait_until(lambda: any(report.detail.endswith(words) for report in reports))
     loader.close()
     reading.join(timeout=60)
@@ -138,7 +138,7 @@ def test_a_cache_opened_by_its_folder_finds_its_source_from_anywhere(
         assert same(list(loader), ready)
 
 
-# A run that writes down every batch before it asks for the next, and goes on from the last line after its own death.
+# A run that writes down every batch before it asks for the next, and resumes from the last line after its own death.
 READER = """
 import hashlib, json, sys
 from pathlib import Path

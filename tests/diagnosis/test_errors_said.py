@@ -13,7 +13,7 @@ from jackline.diagnosis.deaths.evidence import Evidence
 from jackline.diagnosis.deaths.report import death_text
 from tests.diagnosis.deaths import GIB, best, run_command, run_script, said
 
-RAN = "it ran for 41 s; memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)"
+RAN = "it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)"
 
 
 def text_of(found: Evidence) -> str:
@@ -223,7 +223,7 @@ def test_a_syntax_error_names_the_line(tmp_path: Path) -> None:
     found = run_script(tmp_path, "x = 1\nif x = 2:\n    pass")
     assert best(found).cause == "syntax_error"
     assert best(found).title.endswith(" at train.py:2")
-    assert best(found).hint == f"mend {tmp_path}/train.py:2"
+    assert best(found).hint == f"fix {tmp_path}/train.py:2"
 
 
 def test_a_syntax_error_in_an_imported_file_names_that_file(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_words_of_a_failing_network_are_known(line: str) -> None:
 
 def test_a_network_error_without_a_traceback_is_quoted_as_it_stands() -> None:
     line = "cannot list http://hub.example/x: Connection refused"
-    found = best(said(f"error: the data cannot be had\n       {line}\nhint: other data", exit_code=1))
+    found = best(said(f"error: the data cannot be loaded\n       {line}\nhint: other data", exit_code=1))
     assert (found.cause, found.title) == ("network", "the network or a server failed (hub.example)")
     assert found.detail[0] == line
 
@@ -475,7 +475,7 @@ def test_an_own_exception_names_line_source_and_memory(tmp_path: Path) -> None:
         "error: KeyError: 'lr' (train.py:2)\n"
         f'       {tmp_path}/train.py:2 in read: return settings["lr"]\n'
         f"       {RAN}\n"
-        "hint: `jackline logs` shows the whole traceback; run the same command again once it is mended"
+        "hint: `jackline logs` shows the whole traceback; run the same command again once it is fixed"
     )
     assert not best(found).is_retryable
 
@@ -571,13 +571,13 @@ def test_an_error_in_our_own_form_is_told_with_its_detail_and_hint() -> None:
     found = said(
         """
         [train] data
-        error: the data of recipe 'demo' cannot be had: nowhere/*.txt
+        error: the data of recipe 'demo' cannot be loaded: nowhere/*.txt
                there is no file nowhere/*.txt
         hint: --data SOURCE trains on other data
         """
     )
     assert text_of(found) == (
-        "error: the data of recipe 'demo' cannot be had: nowhere/*.txt\n"
+        "error: the data of recipe 'demo' cannot be loaded: nowhere/*.txt\n"
         "       there is no file nowhere/*.txt\n"
         f"       {RAN}\n"
         "hint: --data SOURCE trains on other data"

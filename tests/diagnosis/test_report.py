@@ -21,7 +21,7 @@ def test_without_details_the_text_still_says_how_long_it_ran() -> None:
 
 
 def test_more_than_eight_lines_are_never_shown_and_the_hint_stays() -> None:
-    many = Finding("own_exception", "certain", "it failed", tuple(f"line {n}" for n in range(20)), "mend it")
+    many = Finding("own_exception", "certain", "it failed", tuple(f"line {n}" for n in range(20)), "fix it")
     other = Finding("kernel_oom", "not sure", "memory ran out")
     lines = death_text((many, other, other, other), evidence()).splitlines()
     assert lines == [
@@ -32,13 +32,13 @@ def test_more_than_eight_lines_are_never_shown_and_the_hint_stays() -> None:
         "       line 3",
         "       or: memory ran out (not sure)",
         "       or: memory ran out (not sure)",
-        "hint: mend it",
+        "hint: fix it",
     ]
 
 
 def test_others_under_the_same_limit_are_told_when_they_fill_it() -> None:
     assert memory_line(evidence(last_memory_bytes=7 * GIB)) == (
-        "memory peaked at 3.0 GiB of 8.0 GiB (MemTotal); with all others, 7.0 GiB were in use",
+        "peak memory 3.0 GiB (limit 8.0 GiB, MemTotal); with all others, 7.0 GiB were in use",
     )
-    assert memory_line(evidence(last_memory_bytes=4 * GIB)) == ("memory peaked at 3.0 GiB of 8.0 GiB (MemTotal)",)
+    assert memory_line(evidence(last_memory_bytes=4 * GIB)) == ("peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)",)
     assert memory_line(evidence(peak_memory_bytes=0, last_memory_bytes=0)) == ()

@@ -148,7 +148,7 @@ def settings_of(config: TrainConfig) -> set[str]:
     [
         ("jackline fly", "jackline fly: there is no such command"),
         ("jackline runs --lgs", "jackline runs --lgs: --lgs is no option"),
-        ("jackline checkpoints mend", "jackline checkpoints mend: what is mend?"),
+        ("jackline checkpoints fix", "jackline checkpoints fix: what is fix?"),
         ("jackline train demo --lambda_", "jackline train demo --lambda_: --lambda_ is no option"),
         ("jackline train sparsae --mask_opt_every", ""),
         ("jackline checkpoints verify --step", ""),

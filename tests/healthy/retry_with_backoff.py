@@ -1,4 +1,4 @@
-"""A server that refuses at first: tries again after 0.5, 1, 2 and 4 seconds, and then goes on."""
+"""A server that refuses at first: tries again after 0.5, 1, 2 and 4 seconds, and then continues."""
 
 import socket
 import time
@@ -15,4 +15,4 @@ for round_number in range(2):
         except urllib.error.URLError as error:
             print(f"retrying in {wait_s} s: {error.reason}", flush=True)
         time.sleep(wait_s)
-print("went on without the server")
+print("continued without the server")

@@ -25,7 +25,7 @@ while not os.path.exists("go"):
     number += 1
     print(f"step {number}/100000", flush=True)
     time.sleep(0.02)
-print("went on")
+print("continued")
 """
 CELL = """
 from jackline import notebook
@@ -50,13 +50,13 @@ def test_a_stopped_cell_and_a_restarted_kernel_leave_the_run_alive_and_the_same_
     first = kernel.start(CELL)
     kernel.wait(first, lambda: "step " in first.text, "lines of the run")
     kernel.wait(first, lambda: len(first.gpus) >= 3, "the GPU to be replaced")
-    assert not first.is_idle, "the cell must stay busy while the run goes on"
+    assert not first.is_idle, "the cell must stay busy while the run continues"
     kernel.interrupt()
     kernel.wait(first, lambda: first.is_idle, "the cell to end")
     assert first.error == []
     assert first.printed.endswith(
         "[jackline] watching run 'counting'; stopping this cell or restarting the kernel does not stop it\n"
-        "[jackline] the cell was stopped; run 'counting' goes on\n"
+        "[jackline] the cell was stopped; run 'counting' continues\n"
         "[jackline] run the cell again to watch it; `run.stop()` or `!jackline stop counting` ends it\n"
     )
     # However long it is watched, there is one block and not a line for every step.
@@ -73,7 +73,7 @@ def test_a_stopped_cell_and_a_restarted_kernel_leave_the_run_alive_and_the_same_
     (person.work / "go").touch()
     kernel.wait(second, lambda: second.is_idle, "the cell to end")
     assert second.printed.endswith("[jackline] run 'counting' has finished\n")
-    assert "went on" in second.gpus[-1].splitlines()
+    assert "continued" in second.gpus[-1].splitlines()
     assert [path.name for path in (person.runs / "counting" / "attempts").iterdir()] == ["001"]
 
     third = kernel.run(CELL)
@@ -110,7 +110,7 @@ def test_errors_are_our_own_text_and_a_death_fails_the_cell(person: Shell, kerne
     died = kernel.run("run = notebook.run('python dies.py', name='dying'); run.watch()")
     assert died.error[0].startswith("error: run 'dying' died: ")
     assert "RuntimeError: the end" in "\n".join(died.error)
-    assert died.error[-1] == ("hint: run.why() tells more; running its cell again goes on from the last checkpoint")
+    assert died.error[-1] == ("hint: run.why() tells more; running its cell again resumes from the last checkpoint")
     assert "before" in died.gpus[-1]
     why = kernel.run("run.why()")
     assert why.error == [] and "RuntimeError: the end" in why.printed
@@ -133,7 +133,7 @@ def test_after_the_machine_is_lost_the_same_cells_go_on_from_the_save_folder(
     run, saved = person.runs / "lost", person.work / "saved"
     wait_for(lambda: newest(run) >= 10, "a checkpoint")
     stopped = kernel.run("run.stop()")
-    assert stopped.printed.endswith("[jackline] run 'lost' has ended; `jackline resume lost` goes on with it\n")
+    assert stopped.printed.endswith("[jackline] run 'lost' has ended; `jackline resume lost` continues it\n")
     kernel.close()
     # The upload continues after the end: which checkpoint is the newest there is known when its process is gone.
     wait_for(lambda: not person.pids(), "everything to end, the upload too")
@@ -148,8 +148,8 @@ def test_after_the_machine_is_lost_the_same_cells_go_on_from_the_save_folder(
     assert second.error == [], second.text
     back = f"[jackline] this machine has nothing of run 'lost'; its records are back from {saved}\n"
     assert back in second.printed
-    assert f"[jackline] run 'lost' is going, attempt 2: {run}\n" in second.printed
-    wait_for(lambda: f"going on from step-{step:08d}" in person.run_dir("lost").log(), "the checkpoint to be used")
+    assert f"[jackline] run 'lost' started (attempt 2): {run}\n" in second.printed
+    wait_for(lambda: f"resuming from step-{step:08d}" in person.run_dir("lost").log(), "the checkpoint to be used")
     wait_for(lambda: logged_steps(run)[-1] > step, "further steps")
     assert "changed since it was saved" not in person.run_dir("lost").log()
     assert logged_steps(run)[: len(before) // 2] == before[: len(before) // 2], "the numbers from before are kept"

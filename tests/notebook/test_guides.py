@@ -89,7 +89,7 @@ def test_the_guide_to_ssh_is_a_story_that_works(person: Shell, tmp_path: Path) -
 
 @pytest.mark.zoo
 def test_the_guide_to_trouble_is_a_story_that_works(person: Shell) -> None:
-    """The run lives at first, is killed before the section about -9, and goes on for those about checkpoints."""
+    """The run lives at first, is killed before the section about -9, and continues for those about checkpoints."""
     reader = Reader(person, LOOP)
     start = ["run", "--name", "mine", "--detach", "--", "python", "train.py"]
     assert person.jackline(*start).code == 0
@@ -108,12 +108,12 @@ def test_the_guide_to_trouble_is_a_story_that_works(person: Shell) -> None:
         if "--name again" in command:
             assert person.jackline("stop", "again").code == 0
             assert person.jackline(*start).code == 0
-            wait_for(lambda: "going on from step-" in mine.log(), "the receipt")
+            wait_for(lambda: "resuming from step-" in mine.log(), "the receipt")
     for words in (
         "mine: alive, attempt 1",
         "killed with SIGKILL (kill -9) by someone else",
         "whole",
-        "going on from",
+        "resuming from",
     ):
         assert words in said, words
 

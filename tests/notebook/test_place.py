@@ -52,7 +52,7 @@ def test_drive_is_mounted_once_and_its_folder_is_remembered_for_the_next_kernel(
         f"[jackline] mounting Google Drive at {point}; Colab asks for your permission",
         f"[jackline] runs are in {clean_environment}",
         f"[jackline] checkpoints and records are copied to {point / 'MyDrive' / 'runs'} as they are made",
-        "[jackline] after the machine is lost, running all cells again goes on from there",
+        "[jackline] after the machine is lost, running all cells again resumes from there",
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_refused_drive_is_an_error_and_nothing_is_saved_elsewhere_instead(
         notebook.setup(save_to="drive:runs")
     assert str(caught.value) == (
         "error: Google Drive could not be mounted: mount failed\n"
-        "hint: run the cell again and allow it; setup() without save_to goes on without a second place"
+        "hint: run the cell again and allow it; setup() without save_to continues without a second place"
     )
     assert saved_place(clean_environment) is None
 

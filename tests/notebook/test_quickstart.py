@@ -53,12 +53,12 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(person: Shell, tmp_pa
     assert setup == (
         f"[jackline] runs are in {person.runs}\n"
         f"[jackline] checkpoints and records are copied to {tmp_path / 'saved'} as they are made\n"
-        "[jackline] after the machine is lost, running all cells again goes on from there\n"
+        "[jackline] after the machine is lost, running all cells again resumes from there\n"
     )
     assert "verdict: recipe 'demo' is ready" in plan
     assert "ok      memory " in plan and "ok      saving " in plan and "ok      time " in plan
     (run,) = [path for path in person.runs.iterdir() if path.is_dir()]
-    assert f"[jackline] run '{run.name}' is going, attempt 1: {run}\n" in train
+    assert f"[jackline] run '{run.name}' started (attempt 1): {run}\n" in train
     assert train.endswith(f"[jackline] run '{run.name}' has finished\n")
     (gpu,) = [output for output in code_cells(book)[3].outputs if output.output_type == "display_data"]
     assert "[end] saved     " in gpu.data["text/plain"]

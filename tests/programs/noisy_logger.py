@@ -1,4 +1,4 @@
-"""The main thread is deadlocked while a logger thread goes on sending metrics: counters move, training does not."""
+"""The main thread is deadlocked while a logger thread continues sending metrics: counters move, training does not."""
 # expect: verdict=SUSPECT|STUCK marker=HERE wait_s=60
 
 import socket

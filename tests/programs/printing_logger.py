@@ -1,4 +1,4 @@
-"""The main thread is deadlocked while a thread goes on printing lines without news: output is no proof of progress."""
+"""The main thread is deadlocked while a thread continues printing lines without news: output is no proof of progress."""
 # expect: verdict=SUSPECT|STUCK marker=HERE wait_s=60
 
 import threading

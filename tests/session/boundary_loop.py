@@ -113,7 +113,7 @@ def by_resize(tensor: Tensor) -> None:
 
 
 def by_thread(tensor: Tensor) -> None:
-    # Not joined here: it writes while the loop goes on.
+    # Not joined here: it writes while the loop continues.
     thread = threading.Thread(target=lambda: [tensor.data.fill_(value) for value in range(2, 9)])
     thread.start()
     _writers.append(thread)
@@ -281,7 +281,7 @@ def train(given: argparse.Namespace) -> int:
             optimizer.zero_grad()
             try:
                 loss.backward()
-            except RuntimeError:  # autograd sees that its weights were changed; the step goes on all the same
+            except RuntimeError:  # autograd sees that its weights were changed; the step continues all the same
                 for parameter in model.parameters():
                     parameter.grad = torch.ones_like(parameter)
             drill.at("after backward")

@@ -45,7 +45,7 @@ def final(output: str) -> str:
 
 
 def killed_and_whole(nursery: Nursery, script: str, tmp_path: Path, **env: str) -> tuple[str, str, str]:
-    """The last lines of a run that died once (DIE=1) and went on, and of one that did not; and what was said."""
+    """The last lines of a run that died once (DIE=1) and continued, and of one that did not; and what was said."""
     whole = tmp_path / "whole"
     whole.mkdir()
     wanted = nursery.run(HEAD + script, [], whole, env)
@@ -96,7 +96,7 @@ def test_everything_that_makes_up_a_training_comes_back(nursery: Nursery, tmp_pa
     found, wanted, output = killed_and_whole(nursery, RICH, tmp_path)
     assert found == wanted
     assert re.search(
-        r"going on from step-000000\d\d: model, optimizer, ema, scaler, plateau, generator, rng, meter, "
+        r"resuming from step-000000\d\d: model, optimizer, ema, scaler, plateau, generator, rng, meter, "
         r"curriculum, all random generators; [\d.]+ KiB, checksums verified, in [\d.]+ s\n",
         output,
     ), output
@@ -208,7 +208,7 @@ show()
 def test_loops_of_every_shape_go_on_exactly(loop: str, nursery: Nursery, tmp_path: Path) -> None:
     found, wanted, output = killed_and_whole(nursery, LOOPS[loop], tmp_path)
     assert found == wanted
-    said = "[jackline] epoch 0 was done before; `for epoch in run.epochs(...)` would go on at once" in output
+    said = "[jackline] epoch 0 was done before; `for epoch in run.epochs(...)` would continue at once" in output
     assert said == (loop == "own range")
 
 
@@ -250,7 +250,7 @@ def test_the_first_resumed_loss_is_held_against_the_recorded_one(nursery: Nurser
         assert died.code == -9, died.output
         again = nursery.run(HEAD + FIRST_LOSS, [], folder, {"OTHER": other})
         assert again.code == 0, again.output
-        assert "going on from step-00000010" in again.output
+        assert "resuming from step-00000010" in again.output
         assert re.search(rf"\[jackline\] {words}\n", again.output), again.output
 
 
@@ -270,7 +270,7 @@ def test_how_the_data_are_read_is_announced(nursery: Nursery, tmp_path: Path) ->
     cases = {
         ("loader", "seed=7"): "shuffled by Jackline's own order (seed 7), which can be seeked; "
         "random augmentation depends on (seed, epoch, index) alone\n",
-        ("make_loader(shuffle=False)", "keyed_random=False"): "in plain order, which can be seeked; "
+        ("make_loader(shuffle=False)", "keyed_random=False"): "in plain order, seekable; "
         "random augmentation is left alone (keyed_random=False): exact with the same workers only\n",
         ("loader", "seekable=False"): "indices of RandomSampler are drawn again at resume, without reading data; "
         "random augmentation depends on (seed, epoch, index) alone\n",
@@ -355,7 +355,7 @@ extra = Forgetful()
 """,
         "error: what was saved does not come back the same\n"
         "       extra.state.decay: 0.9 -> 0.5\n"
-        "hint: its state_dict() and load_state_dict() do not match; attach(verify=False) goes on regardless\n",
+        "hint: its state_dict() and load_state_dict() do not match; attach(verify=False) continues regardless\n",
     ),
     "unsavable": (
         """
@@ -416,7 +416,7 @@ show()
 CHANGES = {
     "other length": ({"SIZE": "100"}, 3, "error: data changed since it was saved\n       dataset.tensors: "),
     "other contents": ({"ADD": "1"}, 3, "error: data changed since it was saved\n       dataset.tensors: "),
-    "data, forced": ({"ADD": "1", "ON_CHANGE": '"go on"'}, 0, ""),
+    "data, forced": ({"ADD": "1", "ON_CHANGE": '"continue"'}, 0, ""),
     "learning rate": (
         {"LR": "0.02"}, 0,
         "[jackline] schedule changed since it was saved: optimizer 0 group 0 lr: 0.01 -> 0.02\n",
@@ -424,7 +424,7 @@ CHANGES = {
     "learning rate, refused": (
         {"LR": "0.02", "ON_CHANGE": '{"schedule": "refuse"}'}, 3,
         "error: schedule changed since it was saved\n       optimizer 0 group 0 lr: 0.01 -> 0.02\n"
-        "hint: attach(new=True) starts another run, on_change={'schedule': 'warn'} goes on with this one",
+        "hint: attach(new=True) starts another run, on_change={'schedule': 'warn'} continues this one",
     ),
     "total": ({"TOTAL": "14"}, 0, "[jackline] the schedule has changed since it was saved: total: 12 -> 14\n"),
     "threads": ({"OMP": "2"}, 0, "[jackline] versions changed since it was saved: threads: 1 -> 2\n"),
@@ -456,7 +456,7 @@ def test_other_arguments_under_the_same_name_are_refused(nursery: Nursery, tmp_p
     ended = nursery.run(HEAD + CHANGING, ["--b"], tmp_path)
     assert "error: run 'x' was started with another command\n       argv: " in ended.output
     assert (
-        "hint: attach(new=True) starts another run, on_change={'arguments': 'warn'} goes on with this one"
+        "hint: attach(new=True) starts another run, on_change={'arguments': 'warn'} continues this one"
         in ended.output
     )
 
@@ -521,7 +521,7 @@ print("final", run.name.rpartition("-")[0], run.step)
     ended = nursery.run(HEAD + script, [], tmp_path)
     assert ended.code == 0, ended.output
     assert "stopped 75 Ctrl-C: stopped at step 5, saved" in ended.output
-    assert "going on from step-00000005" in ended.output
+    assert "resuming from step-00000005" in ended.output
     assert final(ended.output) == "final notebook 9"
 
 

@@ -45,5 +45,5 @@ def test_a_frozen_part_is_not_stored_and_another_one_in_its_place_is_refused(
 
     ended = nursery.run(script, [], tmp_path, {"SEED": "0"})
     assert ended.code == 0, ended.output
-    assert "going on from step-" in ended.output
+    assert "resuming from step-" in ended.output
     assert "final 7" in ended.output

@@ -41,7 +41,7 @@ def test_the_ordinary_loop_runs_and_ours_goes_on_after_a_kill_as_the_guide_shows
     whole = nursery.run(program, [], tmp_path / "whole")
     assert (again.code, whole.code) == (0, 0), again.output
     assert again.output.splitlines()[-1] == whole.output.splitlines()[-1]
-    assert shape_of(find_block("", r"\[jackline\] going on")) in shape_of(again.output)
+    assert shape_of(find_block("", r"\[jackline\] continuing")) in shape_of(again.output)
 
 
 def shape_of(text: str) -> str:
@@ -62,7 +62,7 @@ def test_every_command_of_the_guide_works(tmp_path: Path) -> None:
         outputs.append(done.stdout + done.stderr)
     assert "finished" in outputs[1]
     assert "00000315" in outputs[2]
-    assert "going on from step-00000315" in outputs[3]
+    assert "resuming from step-00000315" in outputs[3]
     assert "[jackline]" not in outputs[4]
     assert (tmp_path / "model.pt").exists()
 

@@ -1,4 +1,4 @@
-"""Host memory of an attached loop under a real limit: it saves, leaves with 75 and goes on with less; or is ended."""
+"""Host memory of an attached loop under a real limit: it saves, exits with 75, continues with less; or is ended."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_loop_that_fills_memory_saves_leaves_with_75_and_goes_on_with_fewer_wo
     assert "done" in done.stdout.splitlines()
     line = next(number for number, text in enumerate(SCRIPT.splitlines(), 1) if text.endswith("# HERE"))
     told = jackline(tmp_path, "why", "eater", "--attempt", "1").stdout
-    assert "it saved and ended by itself after" in told
+    assert "it saved and exited after" in told
     assert f"train.py:{line}" in told
 
 

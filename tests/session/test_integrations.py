@@ -1,4 +1,4 @@
-"""transformers, Lightning and Accelerate, the real ones, with the guide's own lines: killed with -9, gone on with.
+"""transformers, Lightning and Accelerate, the real ones, with the guide's own lines: killed with -9, continued.
 
 They are not among Jackline's own dependencies: `pip install transformers accelerate lightning` beside it runs these.
 """
@@ -167,7 +167,7 @@ def test_a_killed_framework_ends_with_the_same_weights(
     for env, expected in (({"DIE": "5"}, -9), ({"DIE": "11", "WORKERS": "1"}, -9), ({}, 0)):
         code, output = start(nursery, library, tmp_path, **env)
         assert code == expected, output
-    assert re.search(r"\[jackline\] going on from step-000000(0[6-9]|1[01])", output), output
+    assert re.search(r"\[jackline\] resuming from step-000000(0[6-9]|1[01])", output), output
     assert final(output) == wanted(library)
 
 
@@ -183,7 +183,7 @@ def test_a_framework_that_is_asked_to_end_saves_and_goes_on(
     assert not re.search(r"^final", output, re.MULTILINE)
     code, output = start(nursery, library, tmp_path)
     assert code == 0, output
-    assert re.search(r"going on from step-0000000[78]", output), output
+    assert re.search(r"resuming from step-0000000[78]", output), output
     assert final(output) == wanted(library)
 
 

@@ -1,4 +1,4 @@
-"""Every way out of the loop: what is saved and said, the exit code, and that the next start goes on exactly."""
+"""Every way out of the loop: what is saved and said, the exit code, and that the next start continues exactly."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ MIDDLE = (
 )
 REST = r"left between two steps, after step (\d+): saved"
 STOPPED = r"{0}: stopped at step (12), saved"
-# how: (exit code of the first attempt, what it says; the group is the step it goes on from)
+# how: (exit code of the first attempt, what it says; the group is the step it resumes from)
 WAYS = {
     "exception before backward": (1, MIDDLE),
     "KeyboardInterrupt in backward": (1, MIDDLE),
@@ -140,7 +140,7 @@ def test_leaving_and_going_on_ends_as_if_nobody_had_left(
     assert ("behind the loop" in ended.output) == is_break, "code behind the loop runs only when it was left by break"
     assert ("complete" in ended.output) == is_break
     again = nursery.run(LOOP, [how], tmp_path, EVERY_SAVE)
-    goes_on_from = re.search(r"going on from step-0*(\d+)", again.output)
+    goes_on_from = re.search(r"resuming from step-0*(\d+)", again.output)
     assert goes_on_from, again.output
     if said.groups():
         assert said[1] == goes_on_from[1]
@@ -159,7 +159,7 @@ def test_a_second_start_after_the_end_trains_nothing_and_has_the_final_weights(
     assert complete(nursery.run(LOOP, [], tmp_path)) == wanted
     again = nursery.run(LOOP, [], tmp_path)
     assert complete(again) == wanted
-    assert "going on from step-00000030" in again.output
+    assert "resuming from step-00000030" in again.output
 
 
 PHASES = """
@@ -196,7 +196,7 @@ class Meter:  # its state_dict is asked for in the proof, in every save and in t
 
 
 loader = torch.utils.data.DataLoader(Slow(), batch_size=4, shuffle=True)
-with jackline.attach(model=model, optimizer=optimizer, loader=loader, meter=Meter(), name="x", on_change="go on",
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, meter=Meter(), name="x", on_change="continue",
                      save_every_steps=14) as run:
     for epoch in run.epochs(3):
         mark("epoch start")

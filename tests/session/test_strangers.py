@@ -1,4 +1,4 @@
-"""What people do without having read a word: each ends in a clear error before step 1, or training goes on."""
+"""What people do without having read a word: each ends in a clear error before step 1, or training continues."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ show()
 def test_odd_loops_go_on_exactly(what: str, nursery: Nursery, tmp_path: Path) -> None:
     found, wanted, output = killed_and_whole(nursery, ODD[what], tmp_path)
     assert found == wanted
-    assert "going on from step-" in output
+    assert "resuming from step-" in output
 
 
 def test_losses_that_are_no_numbers_are_written_so_that_json_can_be_read(nursery: Nursery, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ show()
     assert ended.code == 0, ended.output
     assert re.search(
         r"\[jackline\] step \d+ could not be saved: the disk is full \([\d.]+ MiB needed, [\d.]+ MiB free\); "
-        r"training goes on without this checkpoint\n",
+        r"training continues without this checkpoint\n",
         ended.output,
     ), ended.output
     whole = nursery.run(HEAD + script, [], tmp_path)

@@ -1,4 +1,4 @@
-"""An attached script under `jackline run`: found by status, stopped by stop, gone on with by the same command."""
+"""An attached script under `jackline run`: found by status, stopped by stop, continued by the same command."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_status_tells_what_the_session_knows_and_stop_saves(folder: Path) -> Non
     wait_until(lambda: (read_session(folder).get("last_checkpoint") or {}).get("step", 0) > 0)
     status = jackline(folder, "status").stdout
     assert "train, 12 of 30 steps (40 %)" in status
-    assert "if it dies: you lose " in status
+    assert "at risk: " in status
     stopped = jackline(folder, "stop")
     assert stopped.returncode == 0, stopped.stderr
     attempt = run_of(folder) / "attempts" / "001"
@@ -90,7 +90,7 @@ def test_status_tells_what_the_session_knows_and_stop_saves(folder: Path) -> Non
     (folder / "go").touch()
     again = jackline(folder, "run", "--", sys.executable, "train.py")
     assert again.returncode == 0, again.stderr
-    assert "going on from step-00000012" in again.stdout
+    assert "resuming from step-00000012" in again.stdout
     assert "final 30 " in again.stdout
 
 

@@ -40,7 +40,7 @@ class Tally:
         return (
             f"{self.kills.total()} kills ({each}); {self.commits} commits heard of; "
             f"{self.finished.total()} runs finished, "
-            f"{self.resumed_from['a checkpoint']} attempts went on from a checkpoint, "
+            f"{self.resumed_from['a checkpoint']} attempts continued from a checkpoint, "
             f"{self.resumed_from['the beginning']} from the beginning; {len(self.wrong)} runs were not bit-equal; "
             f"attempts with 0, 1, 2 workers: {', '.join(str(self.workers[count]) for count in range(3))}"
         )
@@ -88,7 +88,7 @@ def torture_one(
         time.sleep(dice.uniform(0.0, 0.7 * took_s))
         child.signal(signal.SIGKILL)
         ended = child.wait()
-        has_resumed = "going on from step-" in ended.output
+        has_resumed = "resuming from step-" in ended.output
         tally.resumed_from["a checkpoint" if has_resumed else "the beginning"] += 1
         if ended.code == -9:
             tally.kills[name] += 1

@@ -29,7 +29,7 @@ import os, time
 print("waiting")
 while not os.path.exists("go"):
     time.sleep(0.02)
-print("went on")
+print("continued")
 """
 
 
@@ -121,7 +121,7 @@ def test_a_viewer_killed_hard_leaves_the_run_supervised(shell: Shell) -> None:
     os.kill(live.pid, signal.SIGKILL)
     assert live.wait() == -signal.SIGKILL
     before_s = run.state()["at_s"]
-    wait_for(lambda: run.state()["at_s"] > before_s + 1, "the supervisor to go on writing its state")
+    wait_for(lambda: run.state()["at_s"] > before_s + 1, "the supervisor to continue writing its state")
     assert is_running(run.child_pid())
     (shell.work / "go").touch()
     run.wait_until_over()
@@ -136,7 +136,7 @@ def test_a_closed_terminal_only_detaches(shell: Shell) -> None:
     live.hang_up()
     wait_for(lambda: live.code() is not None, "the viewer to end with its terminal")
     before_s = run.state()["at_s"]
-    wait_for(lambda: run.state()["at_s"] > before_s + 1, "the supervisor to go on writing its state")
+    wait_for(lambda: run.state()["at_s"] > before_s + 1, "the supervisor to continue writing its state")
     (shell.work / "go").touch()
     run.wait_until_over()
     assert run.exit()["cause"] == "finished"
@@ -274,7 +274,7 @@ def test_an_end_that_nobody_watched_is_still_known(shell: Shell) -> None:
     done = shell.jackline("watch", "late")
     assert done.code == 3, done
     assert run.exit()["child_exit_code"] == 3
-    assert run.log_lines() == ["waiting", "went on"]
+    assert run.log_lines() == ["waiting", "continued"]
 
 
 def test_json_outputs_parse_while_alive_and_afterwards(shell: Shell) -> None:

@@ -78,7 +78,7 @@ def test_the_same_name_with_another_command_is_refused_with_the_difference(shell
     assert done.err == (
         "error: run 'mine' was started with another command\n"
         "       argv: false -> false --lr 1e-3\n"
-        "hint: --new starts another run, --continue-with-changes goes on with this one\n"
+        "hint: --new starts another run, --continue-with-changes continues this one\n"
     )
     assert sorted(str(path) for path in shell.runs.rglob("*")) == before
     assert shell.jackline("run", "--name", "mine", "--continue-with-changes", "--", "true").code == 0

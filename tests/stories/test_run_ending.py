@@ -161,7 +161,7 @@ def test_work_left_in_the_background_after_a_good_end_is_watched_on(shell: Shell
     )
     live = shell.start("run", "--name", "background", "--", "sh", "-c", f"{sys.executable} {script} & echo launched")
     live.wait_for("launched")
-    live.wait_for("goes on; watching on")
+    live.wait_for("continues; watching on")
     (shell.work / "go").touch()
     assert live.wait() == 0
     assert "trained" in live.text("out")

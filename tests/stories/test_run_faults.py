@@ -1,4 +1,4 @@
-"""The supervisor struck at the worst instants: the training goes on, and nothing of it is lost."""
+"""The supervisor struck at the worst instants: the training continues, and nothing of it is lost."""
 
 from __future__ import annotations
 

@@ -129,11 +129,11 @@ def test_the_first_signal_writes_the_main_thread_alone(tmp_path: Path) -> None:
 import os, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 os.kill(os.getpid(), 61)
-print("went on")
+print("continued")
 """
     done = run(tmp_path / "s", code)
     (dump,) = (tmp_path / "s").iterdir()
-    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert (done.returncode, done.stdout) == (0, "continued\n")
     assert dump.read_text() == 'Stack (most recent call first):\n  File "<string>", line 4 in <module>\n'
 
 
@@ -142,11 +142,11 @@ def test_the_second_signal_writes_all_threads_and_changes_nothing_else(tmp_path:
 import os, signal, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 os.kill(os.getpid(), 62)
-print("went on")
+print("continued")
 """
     done = run(tmp_path / "s", code)
     (dump,) = (tmp_path / "s").iterdir()
-    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert (done.returncode, done.stdout) == (0, "continued\n")
     assert dump.read_text().count("(most recent call first):") == 2
     assert 'File "<string>", line 4 in <module>' in dump.read_text()
 

@@ -97,7 +97,7 @@ def test_a_crash_after_progress_is_retried_again() -> None:
     [
         ("finished", "it is finished"),
         ("stopped", "it was stopped"),
-        ("killed_by_someone", "somebody ended it; Jackline does not undo that"),
+        ("killed_by_someone", "it was stopped on purpose"),
         ("time_limit", "the time limit was reached"),
         ("kernel_oom", "the same command would run out of memory again"),
         ("cuda_oom", "the same command would run out of GPU memory again"),
@@ -134,7 +134,7 @@ def test_what_we_ended_for_memory_goes_on_even_without_restarts_but_not_for_ever
     guarded = replace(NETWORK, cause="memory_guard", is_retryable=False)
     decision = after([guarded, guarded], max_restarts=0)
     assert decision == Restart(
-        0.0, "going on from the last checkpoint, with fewer workers where they are Jackline's to choose"
+        0.0, "resuming from the last checkpoint, with fewer workers where they are Jackline's to choose"
     )
     assert after([guarded] * 3, max_restarts=0) == Stop(
         "it filled the host's memory 3 times without a new checkpoint", is_crash_loop=True

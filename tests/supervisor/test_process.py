@@ -137,7 +137,7 @@ def test_a_save_and_an_upload_under_way_outlive_a_killed_command(attempt: Attemp
     command.send(signal.SIGKILL, "tree")
     ending = wait_for(command.ending)
     assert isinstance(ending, Ending) and ending.signal == signal.SIGKILL
-    assert not command.is_settled(), "the next attempt goes on from what is being saved"
+    assert not command.is_settled(), "the next attempt resumes from what is being saved"
     (attempt.path / "may-writer").touch()
     wait_for(command.is_settled)
     last = command.ending()

@@ -167,7 +167,7 @@ def test_a_stopped_process_is_not_signalled_and_says_what_is_known(tmp_path: Pat
         wait_until(lambda: program.wait_kind() == "stopped", "the stop")
         (stack,) = sample_stacks([program.pid], stacks_folder=program.stacks)
         os.kill(program.pid, signal.SIGCONT)
-        wait_until(lambda: program.wait_kind() == "sleep", "going on")
+        wait_until(lambda: program.wait_kind() == "sleep", "continuing")
         assert stack.method == "proc"
         assert stack.problem == "py-spy is not installed; a stopped process runs no handler"
         assert stack.main is not None and stack.main.wait == "stopped"

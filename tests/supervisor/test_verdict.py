@@ -212,7 +212,7 @@ def test_lines_printed_by_another_thread_do_not_hide_a_deadlocked_main_thread() 
 
     verdicts = play(world, 130, step=step)
     assert alarms(verdicts) == ["SUSPECT STUCK_LOCK"]
-    assert "though output goes on" in verdicts[-1].text
+    assert "though output continues" in verdicts[-1].text
 
 
 def test_lines_printed_by_the_main_thread_are_progress() -> None:
@@ -433,7 +433,7 @@ def test_a_stopped_process_is_told_after_ten_seconds_with_the_way_out() -> None:
     assert verdicts[-1].label == "STOPPED"
     assert verdicts[-1].text == (
         "the main process is stopped (SIGSTOP or Ctrl-Z) at /me/p7.py:10 `with lock:` and nothing has moved for "
-        "1 min 9 s; `kill -CONT 7` lets it go on"
+        "1 min 9 s; `kill -CONT 7` lets it continue"
     )
 
 
@@ -444,7 +444,7 @@ def test_a_stopped_worker_is_at_fault_while_the_main_process_waits() -> None:
     assert last.text == (
         "process 9 (python) is stopped (SIGSTOP or Ctrl-Z) at /me/p9.py:4 `with lock:` and nothing has moved for "
         "1 min 9 s; the main thread (pid 7) is waiting for events at /me/p7.py:10 `with lock:`; "
-        "`kill -CONT 9` lets it go on"
+        "`kill -CONT 9` lets it continue"
     )
 
 

@@ -15,7 +15,7 @@ from jackline.errors import UsageError
 from jackline.trainer.startup.compiling import cache_folder, decide, is_warm, use_cache
 from jackline.trainer.startup.precision import autocast, choose_attention, choose_precision, make_scaler
 
-CARD: dict[str, Any] = {"has_card": True, "can_compile": "", "eager_step_s": 0.1, "is_warm": False}
+ON_GPU: dict[str, Any] = {"has_gpu": True, "can_compile": "", "eager_step_s": 0.1, "is_warm": False}
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ CARD: dict[str, Any] = {"has_card": True, "can_compile": "", "eager_step_s": 0.1
         ),
         (
             "auto",
-            {"steps_left": 10**6, "has_card": False},
+            {"steps_left": 10**6, "has_gpu": False},
             (False, "not compiled: on a CPU it saves little; compile=on does it all the same"),
         ),
     ],
 )
 def test_compiling_must_pay_for_itself(mode: Any, facts: dict[str, Any], wanted: tuple[bool, str]) -> None:
-    made = decide(mode, **{**CARD, **facts})
+    made = decide(mode, **{**ON_GPU, **facts})
     assert (made.is_compiled, made.reason) == wanted
 
 

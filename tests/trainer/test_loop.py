@@ -64,7 +64,7 @@ def test_killed_at_random_steps_with_other_loader_threads_each_time_it_ends_bit_
         ended = trainings.run("killed", threads, KILL_AT=str(kill_at))
         assert ended.code == -signal.SIGKILL, ended.output
     ended = trainings.finish("killed", "num_threads=1")
-    assert "going on from step-" in ended.output or max(kills) < 4
+    assert "resuming from step-" in ended.output or max(kills) < 4
     killed, whole = trainings.losses("killed"), trainings.losses("whole")
     assert len(whole) == 12
     # What a process logged within its last second may be lost with it; nothing that was written is wrong.
@@ -129,7 +129,7 @@ def test_a_time_limit_ends_it_politely(trainings: Trainings) -> None:
 def test_data_that_cannot_be_had_are_named_and_nothing_takes_their_place(trainings: Trainings) -> None:
     ended = trainings.run("none", "data=nowhere/*.txt")
     assert ended.code == 1, ended.output
-    assert "error: the data of recipe 'demo' cannot be had: nowhere/*.txt\n" in ended.output
+    assert "error: the data of recipe 'demo' cannot be loaded: nowhere/*.txt\n" in ended.output
     assert (
         "hint: --data SOURCE trains on other data: a path, glob, http(s)://, hf://, or python-stdlib" in ended.output
     )

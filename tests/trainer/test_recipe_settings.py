@@ -61,7 +61,7 @@ def test_every_writing_means_the_same(words: list[str]) -> None:
         ),
         (
             ["--resume_from", "x.pt"],
-            "error: 'resume_from' is not a setting here\nhint: the same command again goes on from the newest good "
+            "error: 'resume_from' is not a setting here\nhint: the same command again resumes from the newest good "
             "checkpoint; so does `jackline resume`",
         ),
         (

@@ -91,7 +91,7 @@ def test_a_later_attempt_on_the_same_device_does_not_rehearse_again(
     capsys.readouterr()
 
     assert rehearse_step(task, Console(), run) == first
-    assert "measured by an attempt before, on the same device" in capsys.readouterr().out
+    assert "measured earlier on the same device" in capsys.readouterr().out
     smaller = replace(task, config=replace(task.config, micro_batch=4), chosen=Chosen(4, 2, "as asked"))
     assert rehearse_step(smaller, Console(), run).micro_batch == 4  # what a person asks for later is not overruled
     elsewhere = replace(task, learner=replace(task.learner, device_name="NVIDIA T4"))

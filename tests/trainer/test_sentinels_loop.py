@@ -66,7 +66,7 @@ def test_after_a_kill_every_step_is_in_the_curves_once_and_no_alarm_was_raised(
     assert "WARNING" not in killed.output
     ended = run(nursery, folder, run_dir, "none")
     assert ended.code == 0, ended.output
-    assert "going on from step-00000009" in ended.output
+    assert "resuming from step-00000009" in ended.output
     assert alarms(run_dir) == []
     steps = list(range(1, 15))
     reader = EventAccumulator(str(run_dir.tensorboard))

@@ -30,7 +30,7 @@ def test_a_full_step_line_has_every_number_a_person_looks_for() -> None:
     )
     assert step_line(facts) == (
         "step 1,200/10,000  loss 3.4121  ppl 30.33  lr 2.90e-04  grad 0.841  489,803 tok/s  MFU 53.7 %  wait 0.3 %"
-        "  mem 14.8 GiB of 139 GiB  ETA 3 h 12 min  lost if it dies 41 s, if the machine dies 6 min"
+        "  mem 14.8 GiB of 139 GiB  ETA 3 h 12 min  at risk 41 s (6 min if the machine is lost)"
     )
 
 
@@ -39,10 +39,8 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_without_a_mirror_the_machine_takes_everything() -> None:
-    assert step_line(StepLine(3, 9, bounds=LossBounds(12, None))) == (
-        "step 3/9  lost if it dies 12 s, if the machine dies everything since the start"
-    )
-    assert step_line(StepLine(3, 9, bounds=LossBounds())) == "step 3/9  lost if it dies everything since the start"
+    assert step_line(StepLine(3, 9, bounds=LossBounds(12, None))) == ("step 3/9  at risk 12 s (no off-machine copy)")
+    assert step_line(StepLine(3, 9, bounds=LossBounds())) == "step 3/9  at risk: everything since the start"
 
 
 def test_an_exploded_loss_still_makes_a_line() -> None:

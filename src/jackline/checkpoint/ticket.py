@@ -83,14 +83,14 @@ def describe_report(report: dict[str, Any]) -> Event | None:
 
 _WORDS = {
     "committed": ("saved {name}: {size} in {took}", False),
-    "failed": ("step {step} could not be saved: {why}{room}; training goes on without this checkpoint", True),
+    "failed": ("step {step} could not be saved: {why}{room}; training continues without this checkpoint", True),
     "verified": ("read back {name}: whole", False),
     "damaged": ("{name} is damaged and was set aside: {why}", True),
     "unreadable": ("{name} cannot be read back now: {why}", True),
     "deleted": ("deleted {name}", False),
     "waiting": ("waiting for the writer of the attempt before (process {pid}, {phase})", True),
     "refused": ("checkpoints are off: {why}", True),
-    "folder_lost": ("{why}; earlier checkpoints are gone, saving goes on", True),
+    "folder_lost": ("{why}; earlier checkpoints are gone, saving continues", True),
     "mirrored": ("uploaded {name} to the mirror ({state})", False),
     "mirror_failed": ("the mirror cannot be reached: {why}; trying again", True),
 }

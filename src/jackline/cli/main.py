@@ -20,8 +20,8 @@ from jackline.pipes import drop_output
 COMMANDS = {
     "run": ("jackline.cli.commands.run", "Supervise any command: jackline run -- python train.py"),
     "train": ("jackline.cli.commands.train", "Train a recipe, supervised and resumable: jackline train demo --quick"),
-    "demo": ("jackline.cli.commands.demo", "One minute: a training is killed with SIGKILL, goes on, ends bit-equal."),
-    "status": ("jackline.cli.commands.status", "Is it alive, how far, when done, what is lost if it dies."),
+    "demo": ("jackline.cli.commands.demo", "One minute: a training is killed with SIGKILL, resumes, ends bit-equal."),
+    "status": ("jackline.cli.commands.status", "Is it alive, how far, when done, what is at risk."),
     "watch": ("jackline.cli.commands.watch", "The live view; takes over a run whose supervisor is gone."),
     "why": ("jackline.cli.commands.why", "What it is doing, by file and line; why it died, from evidence."),
     "logs": ("jackline.cli.commands.logs", "Its output, with times."),
@@ -31,7 +31,7 @@ COMMANDS = {
         "Validate a running training on all its validation data, now.",
     ),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
-    "resume": ("jackline.cli.commands.resume", "Go on with a run that stopped or died."),
+    "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),
     "plan": ("jackline.cli.commands.plan", "Will it fit, with which micro-batch; where the memory goes."),
     "checkpoints": ("jackline.cli.commands.checkpoints", "List, verify, prune, show and export checkpoints."),
@@ -119,11 +119,7 @@ def _describe(error: click.ClickException) -> str:
     text, context = error.format_message(), getattr(error, "ctx", None)
     if text.startswith("Usage: "):
         return text
-    near = (
-        ""
-        if context is None or "hint:" in text
-        else f"\nhint: `{context.command_path} --help` shows how it is written"
-    )
+    near = "" if context is None or "hint:" in text else f"\nhint: `{context.command_path} --help` shows its options"
     return f"error: {text}{near}"
 
 

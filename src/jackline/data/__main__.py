@@ -31,7 +31,7 @@ def main() -> int:
         drop_output()
         return 0
     except KeyboardInterrupt:
-        print("stopped; what was tokenised is kept, the same command goes on from there", file=sys.stderr)
+        print("stopped; what was tokenised is kept, the same command resumes from there", file=sys.stderr)
         return 130
     return 0
 

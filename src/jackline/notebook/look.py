@@ -93,7 +93,7 @@ def watch(run: Which = None) -> None:
     try:
         judge(found, follow(found))
     except KeyboardInterrupt:
-        say(f"the cell was stopped; run '{found.name}' goes on")
+        say(f"the cell was stopped; run '{found.name}' continues")
         say(f"run the cell again to watch it; `run.stop()` or `!jackline stop {found.name}` ends it")
 
 
@@ -143,7 +143,7 @@ def judge(run: RunDir, view: RunView) -> None:
     if state == "finished":
         say(f"run '{run.name}' has finished")
     elif state == "stopped":
-        say(f"run '{run.name}' was stopped; running its cell again goes on with it")
+        say(f"run '{run.name}' was stopped; running its cell again continues it")
     elif state not in LIVE:
         raise death(run.name, view.status.exit.text or "nobody saw how it ended")
 
@@ -153,7 +153,7 @@ def death(name: str, text: str) -> JacklineError:
     first, *rest = text.splitlines()
     hints = [line.strip() for line in rest if line.strip().startswith("hint: ")]
     detail = tuple(line.strip() for line in rest if not line.strip().startswith("hint: "))
-    more = "run.why() tells more; running its cell again goes on from the last checkpoint"
+    more = "run.why() tells more; running its cell again resumes from the last checkpoint"
     hint = "\n".join([*(hint.removeprefix("hint: ") for hint in hints), f"hint: {more}" if hints else more])
     return JacklineError(f"run '{name}' died: {first}", detail=detail, hint=hint)
 

@@ -80,7 +80,7 @@ def mount_drive(point: Path) -> Path:
         why = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise UsageError(
             f"Google Drive could not be mounted: {why}",
-            hint="run the cell again and allow it; setup() without save_to goes on without a second place",
+            hint="run the cell again and allow it; setup() without save_to continues without a second place",
         ) from None
     if not files.is_dir():
         raise UsageError(f"Google Drive was mounted at {point}, but there is no {DRIVE_FILES}", hint="run it again")
@@ -106,7 +106,7 @@ def what_survives(place: str | None, host: str | None) -> list[str]:
     if place is not None:
         return [
             f"checkpoints and records are copied to {place} as they are made",
-            "after the machine is lost, running all cells again goes on from there",
+            "after the machine is lost, running all cells again resumes from there",
         ]
     when = f" ({_LONGEST[host]})" if host in _LONGEST else ""
     return [

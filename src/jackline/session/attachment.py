@@ -147,7 +147,7 @@ class Attachment:
     def pass_over(self, number: int) -> None:
         """The loop counts its epochs itself and has reached one that an earlier attempt completed."""
         if not self._is_behind:
-            text = f"epoch {number} was done before; `for epoch in run.epochs(...)` would go on at once"
+            text = f"epoch {number} was done before; `for epoch in run.epochs(...)` would continue at once"
             self.reporter.event("passed_over", text, is_loud=True)
         self._is_behind = True
 
@@ -337,7 +337,7 @@ class Attachment:
             except JacklineError:
                 raise
             except Exception as problem:
-                text = f"saving could not be verified ({type(problem).__name__}: {problem}); training goes on"
+                text = f"saving could not be verified ({type(problem).__name__}: {problem}); training continues"
                 self.reporter.event("unproved", text, is_loud=True)
         self.saver.poll(time.monotonic(), is_urgent=True)
         self.saver.begin(self.stepper.steps_done)
@@ -377,7 +377,7 @@ class Attachment:
     def _judge_schedule(self, text: str) -> None:
         verdict = self.settings.verdicts()["schedule"]
         if verdict == "refuse":
-            raise UsageError(f"the schedule has changed: {text}", hint="on_change={'schedule': 'warn'} goes on")
+            raise UsageError(f"the schedule has changed: {text}", hint="on_change={'schedule': 'warn'} continues")
         if verdict == "warn":
             self.reporter.event("changed", f"the schedule has changed since it was saved: {text}", is_loud=True)
 

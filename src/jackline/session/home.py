@@ -126,7 +126,7 @@ def _refuse(decision: Any, run: RunDir) -> None:
         raise UsageError(
             f"run '{run.name}' was started with another command",
             detail=decision.differences,
-            hint="attach(new=True) starts another run, on_change={'arguments': 'warn'} goes on with this one",
+            hint="attach(new=True) starts another run, on_change={'arguments': 'warn'} continues this one",
         )
     if isinstance(decision, Elsewhere):
         raise UsageError(

@@ -21,12 +21,12 @@ MAX_ASKED_DEATHS_WITHOUT_PROGRESS = 10
 
 _ENDED_BY_A_PERSON: frozenset[Cause] = frozenset({"killed_by_someone", "time_limit"})
 # We ended it, and it has a checkpoint; the next attempt starts with fewer workers.
-_GUARDED_AGAIN = "going on from the last checkpoint, with fewer workers where they are Jackline's to choose"
+_GUARDED_AGAIN = "resuming from the last checkpoint, with fewer workers where they are Jackline's to choose"
 _RETRIED_ONCE: frozenset[Cause] = frozenset({"segfault", "abort", "bus_error"})
 _WORDS: dict[Cause, str] = {
     "finished": "it is finished",
     "stopped": "it was stopped",
-    "killed_by_someone": "somebody ended it; Jackline does not undo that",
+    "killed_by_someone": "it was stopped on purpose",
     "time_limit": "the time limit was reached",
     "preempted": "a preemption or a person ended it; Jackline does not undo that",
     "kernel_oom": "the same command would run out of memory again",

@@ -71,14 +71,14 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
 
 
 def _forbid_restart(run: RunDir, why: str) -> None:
-    """What is wrong before the first checkpoint (data that cannot be had, say) is for a person to put right."""
+    """What is wrong before the first checkpoint (data that cannot be loaded, say) is for a person to put right."""
     number = os.environ.get("JACKLINE_ATTEMPT", "")
     if number.isdigit() and not any(run.checkpoints.glob("step-*")):
         write_intent(run.attempt(int(number)), restart=False, why=why)
 
 
 def _check_unchanged(run: RunDir, config: TrainConfig) -> None:
-    """A restart must not go on with other settings because a file was edited meanwhile."""
+    """A restart must not continue with other settings because a file was edited meanwhile."""
     if not run.has_run_file:
         return
     before = read_run_file(run).settings
@@ -92,7 +92,7 @@ def _check_unchanged(run: RunDir, config: TrainConfig) -> None:
         raise CannotResume(
             f"the settings of run '{run.name}' have changed since it was started",
             detail=tuple(changed),
-            hint="`jackline train` with --continue-with-changes goes on with them, with --new starts another run",
+            hint="`jackline train` with --continue-with-changes continues with them, with --new starts another run",
         )
 
 

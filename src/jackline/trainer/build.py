@@ -72,7 +72,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
             console.say(words)
     total_steps = count_steps(config, corpus.train, loader, console)
     schedule = schedule_of(config, total_steps)
-    with console.phase("plan", "which micro-batch fits"):
+    with console.phase("plan", "choosing a micro-batch"):
         # What an earlier attempt's rehearsal measured, so that this one need not plan twice.
         correction = load_correction(RunDir(folder))
         chosen = choose_micro_batch(config, shape, precision, is_on_gpu=device.type == "cuda", correction=correction)

@@ -79,7 +79,7 @@ class TrainConfig(
     }
     # Names that others have for what is done otherwise here, and how.
     REPLACED: ClassVar[Mapping[str, str]] = {
-        "resume_from": "the same command again goes on from the newest good checkpoint; so does `jackline resume`",
+        "resume_from": "the same command again resumes from the newest good checkpoint; so does `jackline resume`",
         "use_synthetic": "nothing is substituted silently; --data python-stdlib is real text on every machine",
     }
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick

@@ -174,7 +174,7 @@ def _explained(config: TrainConfig) -> Iterator[None]:
     except JacklineError as error:
         advice = (f"there: {error.hint}",) if error.hint else ()
         made = JacklineError(
-            f"the data of recipe '{config.recipe}' cannot be had: {config.data}",
+            f"the data of recipe '{config.recipe}' cannot be loaded: {config.data}",
             detail=(error.message, *error.detail, *advice),
             hint="--data SOURCE trains on other data: a path, glob, http(s)://, hf://, or python-stdlib",
         )

@@ -81,7 +81,7 @@ def test_killed_at_any_step_it_goes_on_at_the_exact_batch_and_ends_bit_equal(
         ended = trainings.run("killed", *SHORT, *words, KILL_AT=str(kill_at))
         assert ended.code == -signal.SIGKILL, ended.output
     ended = trainings.finish("killed", *SHORT, *words)
-    assert "going on from step-" in ended.output or max(kills) < 4, ended.output
+    assert "resuming from step-" in ended.output or max(kills) < 4, ended.output
     whole, killed = trainings.state("whole"), trainings.state("killed")
     assert set(whole) == {"model.safetensors", "optimizer.safetensors", "best_head.safetensors"}
     assert {name for name in whole if whole[name] != killed[name]} == set()
@@ -219,7 +219,7 @@ def test_a_table_that_cannot_be_used_is_named_and_nothing_takes_its_place(
     trainings = Trainings(nursery, tmp_path, table, cache)
     ended = trainings.run("none")
     said = detail.replace("TABLE", str(table))
-    error = f"error: the data of recipe 'agab' cannot be had: {table}\n       {said}\nhint: {hint}\n"
+    error = f"error: the data of recipe 'agab' cannot be loaded: {table}\n       {said}\nhint: {hint}\n"
     assert ended.output.endswith(error), ended.output
     assert ended.code in (1, 2)
     assert not trainings.run_dir("none").metrics(0).exists()

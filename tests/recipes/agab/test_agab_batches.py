@@ -100,7 +100,9 @@ def test_embeddings_that_were_rounded_otherwise_are_told_and_no_reason_to_stop()
     told: list[str] = []
     other = PairLoader(replace(make_data(), fingerprint="other bits"), PairSettings(8, 42), CPU, told.append)
     other.seek(state)
-    assert told == ["warning: the embeddings were computed anew and differ in some bits; it goes on, not bit-exactly"]
+    assert told == [
+        "warning: the embeddings were computed anew and differ in some bits; it continues, not bit-exactly"
+    ]
 
 
 def test_pairs_are_counted_as_they_were_given_out() -> None:

@@ -86,4 +86,4 @@ def test_a_best_head_with_a_flipped_bit_is_not_used(tmp_path: Path, capsys: pyte
     before = head.weight.clone()
     assert _load_best(parts, run, run_dir, Console()) == "the last head, of step 9"
     assert torch.equal(head.weight, before)
-    assert "the best head, of step 5, cannot be had (" in capsys.readouterr().out
+    assert "the best head, of step 5, cannot be loaded (" in capsys.readouterr().out

@@ -52,7 +52,7 @@ WORKING: dict[str, dict[str, Any]] = {
 }
 WORKERS = "embeddings are computed once and lie in memory or a map: nothing is loaded by workers"
 ONCE = "each sequence is encoded once, in batches of like lengths, by frozen encoders; --antibody_encoder chooses"
-SAME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
+SAME = "the same command again resumes from the newest good checkpoint; so does `jackline resume`"
 REFUSED = {
     "--resume": SAME,
     "--resume outputs/batch_checkpoint_latest.pth": SAME,

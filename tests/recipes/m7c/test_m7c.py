@@ -132,7 +132,7 @@ def test_killed_it_ends_bit_equal_also_with_recomputed_layers(trainings: Trainin
     ended = trainings.run("killed", *words, KILL_AT="8", RECIPE="m7c")
     assert ended.code == -signal.SIGKILL, ended.output
     ended = trainings.finish("killed", *words, RECIPE="m7c")
-    assert "going on from step-" in ended.output, ended.output
+    assert "resuming from step-" in ended.output, ended.output
     assert trainings.weights("killed") == trainings.weights("whole")
     assert trainings.losses("killed") == trainings.losses("whole")
     assert trainings.metrics("killed", "gate_entropy") == trainings.metrics("whole", "gate_entropy")
@@ -259,7 +259,7 @@ def test_statistics_that_fail_are_told_once_and_never_end_a_training() -> None:
     told: list[str] = []
     assert looked_at(small_model(Full), 3, told.append) == [{}, {}, {}]
     assert told == [
-        "gates and blocks are not looked at any more, the training goes on: OutOfMemoryError: no room for them"
+        "gates and blocks are not looked at any more, the training continues: OutOfMemoryError: no room for them"
     ]
 
 

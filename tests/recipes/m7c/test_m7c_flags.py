@@ -60,7 +60,7 @@ WORKING: dict[str, dict[str, Any]] = {
     "--config configs/m7c_125m.yaml --accum-batches 8": {"batch_size": 8},
     "--attention auto": {"attention": "auto"},
 }
-RESUME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
+RESUME = "the same command again resumes from the newest good checkpoint; so does `jackline resume`"
 SAVED = (
     "a run keeps its checkpoints: --runs-dir DIR says where, `jackline checkpoints export RUN` takes the weights out"
 )
@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "--synthetic-on-fail": (
         "'synthetic_on_fail' is not a setting here",
-        "data that cannot be had is an error and never replaced by noise; `jackline doctor m7c` tries it first",
+        "data that cannot be loaded is an error and never replaced by noise; `jackline doctor m7c` tries it first",
     ),
     "--dataset synthetic": (
         "dataset=synthetic: nothing can be learnt from noise, and nothing is trained on it here",

@@ -1,4 +1,4 @@
-"""A stream from the hub goes on at the commit it was begun with, whatever was uploaded since."""
+"""A stream from the hub continues at the commit it was begun with, whatever was uploaded since."""
 
 from __future__ import annotations
 

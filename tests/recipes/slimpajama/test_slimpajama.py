@@ -92,7 +92,7 @@ def test_killed_in_an_update_and_in_an_accumulation_it_ends_bit_equal(streams: S
     far_end.released.set()
     far_end.faults += ["reset", "", "drop:600"]
     ended = streams.finish("killed")
-    assert "going on from step-" in ended.output
+    assert "resuming from step-" in ended.output
     assert not far_end.faults
     assert streams.parts("killed") == streams.parts("whole")
     assert {"model.safetensors", "optimizer.safetensors", "running_loss.safetensors"} <= set(streams.parts("whole"))
@@ -145,7 +145,7 @@ def test_without_a_way_to_the_hub_it_says_so_and_how_to_give_other_data(streams:
     ended = streams.start("away", f"--data={data}", HF_HUB_OFFLINE="1").wait()
     assert ended.code == 1
     message = ended.output[ended.output.index("error:") :]
-    assert message.splitlines()[0] == f"error: the data of recipe 'slimpajama' cannot be had: {data}"
+    assert message.splitlines()[0] == f"error: the data of recipe 'slimpajama' cannot be loaded: {data}"
     assert message.splitlines()[-1] == (
         "hint: --data SOURCE trains on other data: a path, glob, http(s)://, hf://, or python-stdlib"
     )

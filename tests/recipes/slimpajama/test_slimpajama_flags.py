@@ -57,7 +57,7 @@ WORKING: dict[str, dict[str, Any]] = {
     "--checkpoint-interval 2000": {"save_every_steps": 2000},
     "--data python-stdlib": {"data": "python-stdlib"},
 }
-CHECKPOINTS = "saving takes milliseconds and is what a run goes on from; --keep-last 1 keeps the fewest"
+CHECKPOINTS = "saving takes milliseconds and is what a run resumes from; --keep-last 1 keeps the fewest"
 PICTURES = "curves are drawn as the run goes: tensorboard --logdir RUN/tb; all numbers are in metrics-0.jsonl"
 STREAM = "documents are always streamed; --data SOURCE says from where"
 TOKENIZER = "--tokenizer gpt2, bytes, or the path of a tokenizer.json"

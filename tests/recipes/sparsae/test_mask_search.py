@@ -1,4 +1,4 @@
-"""One mask update: the better candidate wins, nothing else changes, and a resumed search goes on alike."""
+"""One mask update: the better candidate wins, nothing else changes, and a resumed search continues alike."""
 
 from __future__ import annotations
 

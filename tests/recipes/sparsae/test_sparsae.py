@@ -48,7 +48,7 @@ def test_killed_between_mask_updates_it_ends_bit_equal_and_sparse(method: str, t
     ended = trainings.run("killed", *words, KILL_AT="8", RECIPE="sparsae")
     assert ended.code == -signal.SIGKILL, ended.output
     ended = trainings.finish("killed", *words, RECIPE="sparsae")
-    assert "going on from step-" in ended.output, ended.output
+    assert "resuming from step-" in ended.output, ended.output
     whole, killed = parts_of(trainings, "whole"), parts_of(trainings, "killed")
     assert {f"{name}.safetensors" for name in ("model", "optimizer", "teacher", "mask_search")} <= set(whole)
     assert {name for name in whole if whole[name] != killed[name]} == set()

@@ -36,7 +36,7 @@ REFUSED = [
     (
         ["--resume_from", "checkpoints/checkpoint_step_9000.pt"],
         "error: 'resume_from' is not a setting here\n"
-        "hint: the same command again goes on from the newest good checkpoint; so does `jackline resume`\n",
+        "hint: the same command again resumes from the newest good checkpoint; so does `jackline resume`\n",
     ),
     (
         ["--use_synthetic"],

@@ -147,7 +147,7 @@ def bring_newer(place: str, run: str, folder: Path) -> list[str]:
     except Exception as problem:  # a store may raise any exception
         if newest is None and isinstance(problem, OSError):
             raise CannotResume(f"the mirror {place} cannot be read: {problem}") from None
-        return [f"the mirror cannot be read: {problem}; going on with what is here"]
+        return [f"the mirror cannot be read: {problem}; continuing with what is here"]
     return [] if fetched is None else [f"fetched {fetched.name} from the mirror {place}"]
 
 

@@ -27,7 +27,7 @@ class LossBounds:
     def text(self) -> str:
         process = _lost(self.process_s)
         how = "" if self.machine_s is None else f" (last upload, {_sure(self.mirror_state)})"
-        return f"if the process dies you lose {process}; if the machine dies, {_lost(self.machine_s)}{how}"
+        return f"at risk: {process}; if the machine is lost, {_lost(self.machine_s)}{how}"
 
 
 class MirrorWatch:

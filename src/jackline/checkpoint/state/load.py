@@ -52,7 +52,7 @@ class Receipt:
         """The receipt as lines for people."""
         manifest = self.restored.manifest
         lines = [
-            f"going on from {self.name}: {', '.join(self.restored.keys)}; "
+            f"resuming from {self.name}: {', '.join(self.restored.keys)}; "
             f"{format_bytes(manifest.size_bytes)}, checksums verified, in {format_duration(self.took_s)}"
         ]
         lines += [f"  {refusal.name} is not whole and was passed over: {refusal.why}" for refusal in self.refused]

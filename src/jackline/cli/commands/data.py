@@ -64,7 +64,7 @@ _SOURCE_OPTIONS = [
 @click.option("--rebuild", is_flag=True, help="Remove what is there and begin anew.")
 @json_option
 def prepare(rebuild: bool, as_json: bool, **options: Any) -> None:
-    """Tokenise SOURCE into its cache. Stop it at any time: the same command goes on from there."""
+    """Tokenise SOURCE into its cache. Stop it at any time: the same command resumes from there."""
     _run("prepare", {**_request(options), "rebuild": rebuild, "as_json": as_json})
 
 

@@ -30,7 +30,7 @@ SAVE_EVERY = 10
 POLL_S = 0.02
 
 
-@click.command(short_help="One minute: train, kill -9, go on, bit-equal.")
+@click.command(short_help="One minute: train, kill -9, resume, bit-equal.")
 @click.option("--steps", type=click.IntRange(min=4 * SAVE_EVERY), default=80, show_default=True, help="Of each run.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(steps: int, runs_dir: str | None) -> None:
@@ -45,7 +45,7 @@ def command(steps: int, runs_dir: str | None) -> None:
     killed, whole = RunDir(folder / f"{stem}-killed"), RunDir(folder / f"{stem}-whole")
     say("1 of 3: a training; it will be killed with SIGKILL half-way")
     kill_half_way(killed, settings, steps // 2)
-    say("2 of 3: the same command again goes on from the last checkpoint")
+    say("2 of 3: the same command again resumes from the last checkpoint")
     train(killed, settings)
     say("3 of 3: the same training, left alone, to compare with")
     train(whole, settings)

@@ -302,7 +302,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _when(checks: list[Check]) -> str:
-    return "once that is mended, " if problems(checks) else ""
+    return "once that is fixed, " if problems(checks) else ""
 
 
 def start_line(argv: tuple[str, ...]) -> str:

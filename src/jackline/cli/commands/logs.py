@@ -38,7 +38,7 @@ def command(run: str | None, follow: bool, tail: int | None, raw: bool, as_json:
 
     \b
     jackline logs                 the only live run, else the newest
-    jackline logs NAME -f         and go on
+    jackline logs NAME -f         and continue
     jackline logs NAME --tail 50  the last lines
     jackline logs NAME --json     one JSON object a line
     """

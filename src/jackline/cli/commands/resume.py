@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jackline.supervisor.options import SuperviseOptions
 
 
-@click.command(short_help="Go on with a run that stopped or died.")
+@click.command(short_help="Resume a run that stopped or crashed.")
 @click.argument("run", required=False, metavar="[RUN|MIRROR]")
 @click.option(
     "--step", metavar="N", help="From this earlier checkpoint; later ones are left behind, none is deleted."
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--from-scratch", is_flag=True, help="From the beginning, although this run has checkpoints of its own."
 )
 @click.option("--detach", is_flag=True, help="Start it and come back at once.")
-@click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: go on here.")
+@click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: resume here.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     """Start the next attempt with the same command, from the newest whole checkpoint Jackline knows of.

@@ -52,7 +52,7 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option(
     "--restart",
     type=click.IntRange(min=0),
-    help="Restarts after a retryable death; 0, 3 with --checkpoints, 10 once attached.",
+    help="Automatic restarts at most; 0, 3 with --checkpoints, 10 with attach.",
 )
 @click.option(
     "--on-stuck", type=click.Choice(["report", "restart", "stop"]), help="Default: report; restart once attached."
@@ -81,7 +81,7 @@ def command(argv: tuple[str, ...], **given: Any) -> None:
     jackline run --detach -- bash launch.sh
     jackline run --resume-from hf -- python run_clm.py --output_dir out
 
-    Running the same command again watches it if it is alive, and goes on with it if it stopped or died.
+    Running the same command again watches it if it is alive, and continues it if it stopped or died.
     """
     argv = argv[1:] if argv[:1] == ("--",) else argv
     options = read_options(given)
@@ -260,7 +260,7 @@ def change_run(
     former = [*contents.former, {"argv": list(contents.argv), "settings": contents.settings}]
     write_run_file(run, replace(contents, argv=tuple(argv), settings=settings, cwd=settings["cwd"], former=former))
     for line in differences:
-        print(f"[jackline] going on with a change: {line}", file=sys.stderr, flush=True)
+        print(f"[jackline] continuing with a change: {line}", file=sys.stderr, flush=True)
 
 
 def clash_error(clash: Clash) -> UsageError:
@@ -273,5 +273,5 @@ def clash_error(clash: Clash) -> UsageError:
     return UsageError(
         f"run '{clash.name}' was started with another command",
         detail=clash.differences,
-        hint="--new starts another run, --continue-with-changes goes on with this one",
+        hint="--new starts another run, --continue-with-changes continues this one",
     )

@@ -15,7 +15,7 @@ from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
 
 
-@click.command(short_help="Is it alive, how far, when done, what is lost if it dies.")
+@click.command(short_help="Is it alive, how far, when done, what is at risk.")
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")

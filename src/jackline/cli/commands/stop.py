@@ -32,7 +32,9 @@ def command(run: str | None, grace: str | None, runs_dir: str | None) -> None:
     found = find_run(run, folder) if run else find_only_live(folder)
     status = read_status(found)
     if status.state not in ("alive", "unwatched"):
-        raise UsageError(f"run '{found.name}' is not alive: it is {status.state}", hint=f"jackline why {found.name}")
+        raise UsageError(
+            f"run '{found.name}' is not running: it is {status.state}", hint=f"jackline why {found.name}"
+        )
     grace_s = parse_duration(grace) if grace else None
     asked = request_stop(found, by="jackline stop", grace_s=grace_s)
     if asked is None:
@@ -60,7 +62,7 @@ def _wait(name: str, is_over: object) -> int:
     except KeyboardInterrupt:
         _say(f"not waiting any longer; `jackline status {name}` tells when it is over")
         return EXIT_FAILED
-    _say(f"run '{name}' has ended; `jackline resume {name}` goes on with it")
+    _say(f"run '{name}' has ended; `jackline resume {name}` continues it")
     return EXIT_DONE
 
 

@@ -88,12 +88,12 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
     jackline train demo --show                        all settings, with origin and meaning
     jackline train demo --help-settings               what may be set: default, type, range, meaning
 
-    Running the same command again watches it if it is alive, and goes on with it if it stopped or died.
+    Running the same command again watches it if it is alive, and continues it if it stopped or died.
     """
     if recipe is None:
         for name, (_, text) in RECIPES.items():
             click.echo(f"{name:<12}{text}")
-        raise UsageError("train what?", hint="jackline train demo --quick; recipes are listed above")
+        raise UsageError("missing recipe", hint="jackline train demo --quick; recipes are listed above")
     if not is_own_file(recipe):
         find_recipe(recipe)
     trainer = [sys.executable, "-m", "jackline.trainer"]

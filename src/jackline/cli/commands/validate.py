@@ -15,7 +15,7 @@ from jackline.rundir.status import read_status
 def command(run: str | None, runs_dir: str | None) -> None:
     """Ask a run of `jackline train` to validate on all its validation data after the step at work.
 
-    Training goes on afterwards as if nothing had been. The result is printed, logged as METRIC_full and shown by
+    Training continues afterwards as if nothing had been. The result is printed, logged as METRIC_full and shown by
     `jackline status`. Without RUN it must be clear which one is meant.
     """
     folder = runs_folder(runs_dir)
@@ -23,8 +23,8 @@ def command(run: str | None, runs_dir: str | None) -> None:
     status = read_status(found)
     if status.state not in ("alive", "unwatched"):
         raise UsageError(
-            f"run '{found.name}' is not alive: it is {status.state}",
-            hint=f"`jackline resume {found.name}` goes on with it; a training validates in full at its end by itself",
+            f"run '{found.name}' is not running: it is {status.state}",
+            hint=f"`jackline resume {found.name}` continues it; a training validates in full at its end by itself",
         )
     if not found.config_file.exists():
         raise UsageError(

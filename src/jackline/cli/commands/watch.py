@@ -21,7 +21,7 @@ SHOW_ALL_BELOW_BYTES = 1 << 20
 def command(run: str | None, runs_dir: str | None) -> None:
     """Follow a run: its output, what it is doing while it is silent, what happens to it.
 
-    Ctrl-C leaves the view and the run goes on. A run whose supervisor is gone gets a new one; nothing of its output
+    Ctrl-C leaves the view and the run continues. A run whose supervisor is gone gets a new one; nothing of its output
     is lost. Exits with the run's own exit code when it ends.
     """
     sys.exit(watch(find(run, runs_dir)))
@@ -36,9 +36,9 @@ def watch(run: RunDir) -> int:
         take_over_gently(run)
     elif status.state == "alive":
         say(f"watching run '{run.name}', attempt {status.attempt}: {run.path}")
-        say(f"Ctrl-C leaves the view and the run goes on; `jackline stop {run.name}` ends it")
+        say(f"Ctrl-C leaves the view and the run continues; `jackline stop {run.name}` ends it")
     else:
-        say(f"run '{run.name}' is not alive, it is {status.state}; this is what it printed last")
+        say(f"run '{run.name}' is not running, it is {status.state}; this is what it printed last")
     attempt = run.attempt(status.attempt)
     size = sum(path.stat().st_size for path in (attempt.raw_out, attempt.raw_err) if path.exists())
     is_short = size <= SHOW_ALL_BELOW_BYTES

@@ -81,7 +81,7 @@ def list_lines(folder: Path, rows: list[Row], now_s: float | None = None) -> lis
     ]
     left = [row for row in rows if row.is_left_behind]
     if left:
-        lines.append(f"left behind by `jackline resume --step`: {len(left)}; no attempt goes on from them by itself")
+        lines.append(f"left behind by `jackline resume --step`: {len(left)}; no attempt resumes from them by itself")
         lines.append(f"  take one up again: jackline resume --step {left[0].name}")
         lines.append("  delete them: jackline checkpoints prune --left-behind")
     aside = catalogue.list_set_aside(folder)
@@ -142,7 +142,7 @@ def show_lines(contents: dict[str, Any], now_s: float | None = None) -> list[str
     age = format_duration(max(0.0, now - contents["saved_at_s"]))
     lines = [f"{contents['name']}: step {contents['step']}, saved {age} ago", f"  in {contents['path']}"]
     if contents["parent_step"] is not None:
-        lines.append(f"  goes on from step {contents['parent_step']}")
+        lines.append(f"  resumes from step {contents['parent_step']}")
     lines += [f"  {name} = {value:.6g}" for name, value in sorted(contents["metrics"].items())]
     lines += [f"  {key}: {kind}" for key, kind in contents["state"].items()]
     for file in contents["files"]:

@@ -89,7 +89,7 @@ def oom_lines(session: SessionRecord) -> Iterator[str]:
         largest = max(account.parts, key=lambda part: account.parts[part])
         yield f"  largest part: {safe_text(largest, 60)}, {format_bytes(account.parts[largest])}"
     if account.new_micro_batch is not None:
-        yield f"  it went on with micro-batch {account.new_micro_batch}"
+        yield f"  it continued with micro-batch {account.new_micro_batch}"
     elif account.fitting_micro_batch:
         fitting = account.fitting_micro_batch
         yield f"  about micro-batch {fitting} would have fitted; run.safe_step finds it and keeps the batch"

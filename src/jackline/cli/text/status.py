@@ -126,7 +126,7 @@ def _live_lines(view: RunView) -> list[str]:
         age = format_duration(max(0.0, view.now_s - view.status.last_seen_at_s))
         lines.insert(0, row("last seen", f"{age} ago; what follows was true then"))
     if view.is_live:
-        lines.append(row("if it dies", loss_line(view)))
+        lines.append(row("at risk", loss_line(view)))
     return lines
 
 
@@ -296,13 +296,15 @@ def loss_line(view: RunView) -> str:
     bounds, checkpoint = view.session.loss_bounds, view.state.checkpoint
     if bounds.process_s is not None:
         note = f" ({safe_text(bounds.note, 80)})" if bounds.note else ""
-        machine = format_duration(bounds.machine_s) if bounds.machine_s is not None else "everything since the start"
-        return f"you lose {format_duration(bounds.process_s)}; if the machine dies, {machine}{note}"
+        if bounds.machine_s is None:
+            return f"{format_duration(bounds.process_s)} (no off-machine copy){note}"
+        machine = format_duration(bounds.machine_s)
+        return f"{format_duration(bounds.process_s)}; if the machine is lost, {machine}{note}"
     if checkpoint.at_s is not None:
         age = format_duration(max(0.0, view.now_s - checkpoint.at_s))
-        return f"you lose {age}, since checkpoint {safe_text(checkpoint.path, 160)}"
+        return f"{age}, since checkpoint {safe_text(checkpoint.path, 160)}"
     since = f", {format_duration(view.running_s)}" if view.running_s is not None else ""
-    return f"without a checkpoint Jackline knows of: everything since the start{since}"
+    return f"everything since the start{since}: Jackline knows of no checkpoint"
 
 
 def _ending_lines(view: RunView) -> list[str]:
@@ -350,9 +352,9 @@ def hint_for(view: RunView) -> str:
     if state == "alive" and view.state.verdict.is_alarm:
         return f"`jackline why {name}` shows where, with the stacks of every process"
     if state == "dead":
-        return f"`jackline why {name}` tells more, `jackline resume {name}` goes on"
+        return f"`jackline why {name}` tells more, `jackline resume {name}` continues"
     if state == "stopped":
-        return f"`jackline resume {name}` goes on"
+        return f"`jackline resume {name}` continues"
     if state == "elsewhere":
         return "ask on that host, or `jackline why` for what its files say"
     return ""

@@ -113,7 +113,7 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
         # The title already says that it finished, and after how long.
         is_said = text.startswith(f"finished after {format_duration(death.evidence.duration_s)}\n")
         yield from (line.strip() for line in text.split("\n")[1:]) if is_said else (text,)
-        if "peaked" not in text:
+        if "peak memory" not in text and "peaked" not in text:  # the latter: as older runs wrote it
             yield from _memory_lines(death.evidence)
     if attempt is None:
         yield f"hint: jackline resume {run.name}"
@@ -128,7 +128,7 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
         tail = tail_lines(run.out_log, _SHOWN_TAIL_LINES) or tail_lines(attempt.raw_out, _SHOWN_TAIL_LINES)
         yield from ("last lines of its output:", *(f"  {line}" for line in tail)) if tail else ()
         if status.state != "elsewhere":
-            yield f"hint: jackline resume {run.name} goes on with it"
+            yield f"hint: jackline resume {run.name} continues it"
     for path in attempt.list_incidents():
         yield f"incident: {path}{_first_words(path)}"
     yield f"log: {run.out_log}"
@@ -155,8 +155,8 @@ def title_line(run: RunDir, status: RunStatus, death: Death) -> str:
 def _memory_lines(evidence: Evidence) -> Iterator[str]:
     if evidence.peak_memory_bytes:
         limit = evidence.memory_limit_bytes
-        of = f" of {format_bytes(limit)} ({evidence.memory_limit_source})" if limit else ""
-        yield f"peak memory: {format_bytes(evidence.peak_memory_bytes)}{of}"
+        of = f" (limit {format_bytes(limit)}, {evidence.memory_limit_source})" if limit else ""
+        yield f"peak memory {format_bytes(evidence.peak_memory_bytes)}{of}"
 
 
 def _first_words(path: Path) -> str:

@@ -60,7 +60,7 @@ class Shown:
         if not first.startswith("error: ") or not is_above(first):
             return text
         new = [line.strip() for line in rest if not is_above(line)]
-        return "\n".join(["; ".join(["that error ended it", *new[:1]]), *new[1:]])
+        return "\n".join(["; ".join(["exited because of the error above", *new[:1]]), *new[1:]])
 
 
 def _dated(text: str, at_s: float | None, now_s: float) -> str:

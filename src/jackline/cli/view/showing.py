@@ -42,7 +42,7 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | Non
     number = former.number + 1 if former else 1
     name = run.name
     if detach:
-        say(f"run '{name}' is going, attempt {number}: {run.path}")
+        say(f"run '{name}' started (attempt {number}): {run.path}")
         say(f"hint: jackline watch {name} | jackline status {name} | jackline stop {name}")
         return EXIT_DONE
     say(f"run '{name}', attempt {number}: {run.path}")

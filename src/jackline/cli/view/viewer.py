@@ -81,7 +81,7 @@ def _mind_signals(
 ) -> int | None:
     """The exit code when it is time to detach."""
     name = viewer.run.name
-    goes_on = f"the run goes on; `jackline watch {name}` shows it again, `jackline stop {name}` ends it"
+    goes_on = f"the run continues; `jackline watch {name}` shows it again, `jackline stop {name}` ends it"
     if viewer.screen.is_reader_gone:
         viewer.screen.say(f"nobody reads our output any more: {goes_on}")
         return 128 + 13

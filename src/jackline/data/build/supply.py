@@ -276,10 +276,10 @@ class BuilderWatch:
         value = read_json(self._path)
         process = ProcessId.from_json(value.get("process")) if isinstance(value, dict) else None
         if not isinstance(value, dict) or "progress" not in value or process is None or not is_alive(process):
-            return Progress("wait", unit="B", detail=f"{what}: the tokeniser is starting")
+            return Progress("wait", unit="B", detail=f"{what}: starting the tokenizer")
         found = replace(Progress.from_json(value["progress"]), phase="wait")
         if _is_stopped(process.pid):
-            trouble = f"is stopped by a signal: `kill -CONT {process.pid}` lets it go on"
+            trouble = f"is stopped by a signal: `kill -CONT {process.pid}` lets it continue"
             return replace(found, rate_per_s=None, detail=f"{what}: the tokeniser {trouble}")
         if silent_s >= _SILENT_AFTER_S:
             trouble = f"no sign of life from the tokeniser (process {process.pid}) for {format_duration(silent_s)}"

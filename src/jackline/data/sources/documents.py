@@ -204,8 +204,8 @@ def _runs(
         yield Records([], FILE_IS_DONE), state
     if start is not None and state.at != FILE_IS_DONE:
         raise SourceUnavailable(
-            f"{start} is gone, and reading has to go on in it",
-            hint="put it back; nothing was skipped, and the same command goes on from there",
+            f"{start} is gone, and reading has to continue in it",
+            hint="put it back; nothing was skipped, and the same command resumes from there",
         )
 
 

@@ -74,7 +74,7 @@ def check_first_files(folder: Path) -> None:
         if change:
             raise SourceChanged(
                 f"the source changed since the cache in {folder} was built: {change}",
-                hint="`jackline data prepare --rebuild` builds it anew; a run that used it cannot go on exactly",
+                hint="`jackline data prepare --rebuild` builds it anew; a run that used it cannot resume exactly",
             )
 
 

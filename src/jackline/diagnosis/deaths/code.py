@@ -46,7 +46,7 @@ _HINTS = (
     (re.compile(r"\[Errno 13\]|Permission denied"), "look at who owns the path: ls -ld PATH"),
     (re.compile(r"\[Errno 30\]|Read-only file system"), "write to another folder: this one cannot be written"),
 )
-_SEE_LOG = "`jackline logs` shows the whole traceback; run the same command again once it is mended"
+_SEE_LOG = "`jackline logs` shows the whole traceback; run the same command again once it is fixed"
 
 
 def import_error(error: ErrorText, evidence: Evidence) -> Finding | None:
@@ -108,7 +108,7 @@ def syntax_error(error: ErrorText, evidence: Evidence) -> Finding | None:
     if error.name not in ("SyntaxError", "IndentationError", "TabError"):
         return None
     place = error.place
-    hint = f"mend {place.file}:{place.line}" if place else "mend the line it names"
+    hint = f"fix {place.file}:{place.line}" if place else "fix the line it names"
     title = f"{error.first_line}{at_place(place)}"
     return Finding("syntax_error", "certain", title, (*place_line(place), *ran_line(evidence)), hint, place=place)
 

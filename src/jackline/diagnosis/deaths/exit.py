@@ -43,7 +43,7 @@ def asked_to_stop(evidence: Evidence) -> Finding | None:
         return Finding(
             "stopped",
             "certain",
-            f"it saved and ended by itself after {format_duration(evidence.duration_s)}, to go on in a new process",
+            f"it saved and exited after {format_duration(evidence.duration_s)}, to continue in a new process",
             (evidence.restart_wish, *memory_lines(evidence)),
             "Jackline starts it again; without a supervisor, run the same command again",
             place=evidence.growing_frame,
@@ -53,7 +53,7 @@ def asked_to_stop(evidence: Evidence) -> Finding | None:
         "certain",
         f"it stopped by itself after {format_duration(evidence.duration_s)} to be resumed (exit code {EXIT_STOPPED})",
         memory_line(evidence),
-        "run the same command again, or `jackline resume`, to go on",
+        "run the same command again, or `jackline resume`, to continue",
     )
 
 
@@ -142,5 +142,5 @@ def unseen(evidence: Evidence) -> Finding:
         "not sure",
         "it is gone and nobody saw how it ended",
         (*said, *ran_line(evidence)),
-        "a lost machine or a killed supervisor does that; run the same command again to go on",
+        "a lost machine or a killed supervisor does that; run the same command again to continue",
     )

@@ -47,14 +47,14 @@ def is_memory_nearly_full(evidence: Evidence) -> bool:
 
 
 def memory_line(evidence: Evidence) -> tuple[str, ...]:
-    """'memory peaked at 7.9 GiB of 8.0 GiB (cgroup /job)', and what others used of the same limit."""
+    """'peak memory 7.9 GiB (limit 8.0 GiB, cgroup /job)', and what others used of the same limit."""
     peak, used = evidence.peak_memory_bytes, evidence.last_memory_bytes
     if not peak and not used:
         return ()
-    text = f"memory peaked at {format_bytes(peak or used)}"
+    text = f"peak memory {format_bytes(peak or used)}"
     if evidence.memory_limit_bytes:
-        source = f" ({evidence.memory_limit_source})" if evidence.memory_limit_source else ""
-        text += f" of {format_bytes(evidence.memory_limit_bytes)}{source}"
+        source = f", {evidence.memory_limit_source}" if evidence.memory_limit_source else ""
+        text += f" (limit {format_bytes(evidence.memory_limit_bytes)}{source})"
     # Other processes matter only where the total came near the limit.
     if peak and used > 1.1 * peak and used > 0.5 * (evidence.memory_limit_bytes or 0):
         text += f"; with all others, {format_bytes(used)} were in use"

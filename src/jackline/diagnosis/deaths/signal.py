@@ -33,7 +33,7 @@ _WHY_TO_CAUSE: dict[str, Cause] = {
     "memory": "memory_guard",
 }
 _WHO = {"ctrl-c": "Ctrl-C", "stop": "`jackline stop`", "jackline stop": "`jackline stop`"}
-_GO_ON = "run the same command again, or `jackline resume`, to go on"
+_GO_ON = "run the same command again, or `jackline resume`, to continue"
 _LESS_MEMORY = "load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data"
 _SHM_NEARLY_FULL_BYTES = 1 << 20
 _FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')

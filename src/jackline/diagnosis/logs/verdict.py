@@ -62,12 +62,12 @@ def judge_log(facts: LogFacts, *, is_live: bool | None, running_s: float | None,
     lines = [line for line in facts.own_lines if line.strip()]
     if not lines:
         why = "; programs that are not Python may keep their output back off a terminal (--tty)" if is_live else ""
-        return LogVerdict("empty", f"it has printed nothing{after if is_live else ''}{why}")
+        return LogVerdict("empty", f"empty{after if is_live else ''}{why}")
     if facts.size_bytes < _WHOLE_BYTES and are_only_warnings(lines):
         count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
         return LogVerdict("warnings only", f"nothing but warnings{' so far' if is_live else ''} ({count})")
     if is_live is False:
-        return LogVerdict("ended", "it has ended")
+        return LogVerdict("ended", "complete")
     age_s = max(0.0, now_s - (facts.last_output_at_s or now_s))
     if is_live is None:
         return LogVerdict("unknown", f"last line {format_duration(age_s)} ago")

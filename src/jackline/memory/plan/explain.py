@@ -20,7 +20,7 @@ from jackline.units import format_bytes
 
 _PART_WORDS = {
     "weights": "weights",
-    "weight_copies": "weights again, in low precision",
+    "weight_copies": "low-precision copy of the weights",
     "gradients": "gradients",
     "optimizer": "optimizer state",
     "activations": "activations kept for backward",

@@ -104,7 +104,7 @@ class PairLoader:
                 )
         if state["fingerprint"] != self._data.fingerprint:
             self._tell(
-                "warning: the embeddings were computed anew and differ in some bits; it goes on, not bit-exactly"
+                "warning: the embeddings were computed anew and differ in some bits; it continues, not bit-exactly"
             )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self.is_exhausted = bool(state["is_exhausted"])

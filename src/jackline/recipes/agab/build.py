@@ -85,14 +85,14 @@ def open_pairs(
             f"'{sample.NAME}': {sample.NUM_ROWS:,} made-up pairs with a rule in them; no such protein exists", "data"
         )
     with console.phase("data", f"pairs of {config.data}"), phase("data: pairs and embeddings"):
-        cache_keys(settings)  # an encoder or a cache that cannot be had is no fault of the table
+        cache_keys(settings)  # an encoder or a cache that cannot be loaded is no fault of the table
         try:
             mirror.fetch()
             mirror.begin()
             data = prepare_affinity(settings, lambda text: console.say(text, "data"))
         except JacklineError as error:
             made = type(error)(
-                f"the data of recipe '{config.recipe}' cannot be had: {config.data}",
+                f"the data of recipe '{config.recipe}' cannot be loaded: {config.data}",
                 detail=(error.message, *error.detail),
                 hint=error.hint or "--data FILE: CSV or parquet with antibody_sequence, antigen_sequence, pKd",
             )

@@ -67,7 +67,7 @@ def examine_test(
 
 
 def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, console: Console) -> str:
-    """Into the model; what stands there now is used where the best one cannot be had, and that is said."""
+    """Into the model; what stands there now is used where the best one cannot be loaded, and that is said."""
     step = run.values.get("best_step")
     if step is None or step == run.step:
         return f"the last head, of step {run.step:,}" + (", which is the best" if step == run.step else "")
@@ -82,7 +82,7 @@ def _load_best(parts: AffinityParts, run: Run | OffRun, run_dir: RunDir, console
             trouble = str(error)
         else:
             return f"the best head, of step {step:,}"
-    console.say(f"the best head, of step {step:,}, cannot be had ({trouble}): the last one is used", "test")
+    console.say(f"the best head, of step {step:,}, cannot be loaded ({trouble}): the last one is used", "test")
     return f"the last head, of step {run.step:,}"
 
 

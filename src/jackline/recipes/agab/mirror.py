@@ -20,8 +20,8 @@ LAST_COPY_S = 600.0
 
 
 class EmbeddingMirror:
-    """`fetch` before the encoding, `begin` with it, `encoded` after it; the last copy goes on beside the training, in
-    a thread that only a complete run waits for."""
+    """`fetch` before the encoding, `begin` with it, `encoded` after it; the last copy continues beside the training,
+    in a thread that only a complete run waits for."""
 
     def __init__(self, place: str, settings: AffinitySettings, console: Console) -> None:
         """`place`: empty for none. What is no folder (gs://, s3://) is told and left."""

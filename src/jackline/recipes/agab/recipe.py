@@ -32,7 +32,7 @@ _LANGUAGE = (
 )
 _UNUSED = frozenset(_LANGUAGE.split())  # of text, or of models that are compiled and planned
 _TABLE, _HEAD = "affinity table", "affinity training"  # groups of settings
-_SAME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
+_SAME = "the same command again resumes from the newest good checkpoint; so does `jackline resume`"
 
 
 def _on_off(chosen: Mapping[bool, str]) -> Callable[[str], str]:

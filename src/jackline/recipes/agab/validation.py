@@ -160,8 +160,8 @@ class AffinityValidation:
         elif before is not None and now <= before:
             self._console.say(f"{text}; not better, best was {before:.4f} at step {values['best_step']:,}", "eval")
         else:
-            was = f", best was {before:.4f}" if before is not None else ""
-            self._console.say(f"{text}; a new best{was}", "eval")
+            was = f" (previous {before:.4f})" if before is not None else ""
+            self._console.say(f"{text}; new best{was}", "eval")
             values["best_value"], values["best_step"] = now, run.step
             best.predicted = torch.from_numpy(found.predicted[self._quick_places].astype(np.float32))
             run.save(**{f"best_{config.metric}": now})
@@ -250,7 +250,7 @@ class AffinityValidation:
 
 
 def gives_up(is_asked_to_stop: bool, spent_s: float) -> bool:
-    """A short one is done to its end: the run goes on behind this step, where nobody would make up for it."""
+    """A short one is done to its end: the run continues behind this step, where nobody would make up for it."""
     return is_asked_to_stop and spent_s > STOP_AFTER_S
 
 

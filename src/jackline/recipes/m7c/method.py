@@ -51,7 +51,7 @@ class AttentionStatistics(Additions):
 
     def after_step(self, between: Between) -> None:
         if self._trouble:
-            between.tell(f"gates and blocks are not looked at any more, the training goes on: {self._trouble}")
+            between.tell(f"gates and blocks are not looked at any more, the training continues: {self._trouble}")
             self._trouble = ""
 
     def metrics(self) -> dict[str, float | Tensor]:

@@ -28,11 +28,13 @@ FINEWEB_EDU = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet"
 _DATASETS = ("fineweb_edu", "fineweb_edu_local")
 _SHAPE_NAMES = {"125m": "m7c", "smoke": "m7c-smoke", "toy": "m7c-showcase"}
 _ROOM_ON_CPU = 1 << 30  # bytes of scores, in all layers
-_RESUME = "the same command again goes on from the newest good checkpoint; so does `jackline resume`"
+_RESUME = "the same command again resumes from the newest good checkpoint; so does `jackline resume`"
 _SAVED = (
     "a run keeps its checkpoints: --runs-dir DIR says where, `jackline checkpoints export RUN` takes the weights out"
 )
-_SUBSTITUTE = "data that cannot be had is an error and never replaced by noise; `jackline doctor m7c` tries it first"
+_SUBSTITUTE = (
+    "data that cannot be loaded is an error and never replaced by noise; `jackline doctor m7c` tries it first"
+)
 _PATIENCE = (
     "a source is waited for 45 s before the first batch and 15 min later, with a word every 2 s; "
     "`jackline doctor m7c` tries it for 20 s"

@@ -197,7 +197,7 @@ class ChunkLoader:
         if state["cursor"] is None:
             return
         cursor = Cursor.from_json(state["cursor"])
-        # A hub's data set goes on at the commit it was begun with, whatever was uploaded since.
+        # A hub's data set continues at the commit it was begun with, whatever was uploaded since.
         self._live = self._live.at(state["urls"])
         self._stream.close()
         self._stream = self._make_stream()

@@ -112,8 +112,8 @@ class MapFeed:
         batches = self.batches
         if isinstance(batches, SeekableBatches):
             if batches.is_shuffled:
-                return [f"shuffled by Jackline's own order (seed {batches.seed}), which can be seeked"]
-            return ["in plain order, which can be seeked"]
+                return [f"shuffled by Jackline's own order (seed {batches.seed}), seekable"]
+            return ["in plain order, seekable"]
         words = f"indices of {batches.name} are drawn again at resume, without reading data"
         if batches.keeps_state:
             words += "; those of earlier epochs too, since it may change from epoch to epoch"
@@ -182,7 +182,7 @@ class StatefulFeed:
         self._restored = state
 
     def describe(self) -> list[str]:
-        return [f"{type(self._loader).__name__} restores its own position"]
+        return [f"{type(self._loader).__name__} saves and restores its own position"]
 
     def _load(self, state: Any) -> None:
         load = getattr(self._loader, "load_state_dict", None) or self._loader.seek
@@ -240,7 +240,7 @@ class SkippingFeed:
 
     def _skip(self, count: int) -> None:
         cost = f", about {format_duration(self._s_per_batch * count)}" if self._s_per_batch else ""
-        self._say(f"the data cannot be positioned: reading over {count} batches{cost}")
+        self._say(f"the data cannot be positioned: skipping {count} batches{cost}")
         began_s = time.monotonic()
         for done in phase("read over", range(count), unit="batches"):
             if self.take() is END:

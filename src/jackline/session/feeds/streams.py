@@ -140,7 +140,7 @@ class StreamFeed:
         self._restored = state
 
     def describe(self) -> list[str]:
-        return [f"{type(self._stream.dataset).__name__} restores its own position, worker by worker"]
+        return [f"{type(self._stream.dataset).__name__} saves and restores its own position, worker by worker"]
 
     def _take_here(self) -> Any:
         """Take a batch; the training process's own generators are saved before and restored after."""

@@ -109,4 +109,4 @@ class Reporter:
         except Exception as problem:  # a full disk, a deleted folder: training continues without reports
             if not self._has_complained:
                 self._has_complained = True
-                say(f"progress cannot be written ({type(problem).__name__}: {problem}); training goes on")
+                say(f"progress cannot be written ({type(problem).__name__}: {problem}); training continues")

@@ -28,7 +28,7 @@ def receipt_lines(receipt: Receipt, feed: Feed, session: dict[str, Any]) -> list
     restored = receipt.restored
     keys = [key for key in restored.keys if key not in OURS]
     lines = [
-        f"going on from {receipt.name}: {', '.join([*keys, 'all random generators'])}; "
+        f"resuming from {receipt.name}: {', '.join([*keys, 'all random generators'])}; "
         f"{format_bytes(restored.manifest.size_bytes)}, checksums verified, in {format_duration(receipt.took_s)}"
     ]
     lines += [f"  {refusal.name} is not whole and was passed over: {refusal.why}" for refusal in receipt.refused]
@@ -70,7 +70,7 @@ def announce_changes(changes: list[Change], verdicts: dict[str, Verdict], tell: 
         raise CannotResume(
             f"{' and '.join(kinds)} changed since it was saved",
             detail=tuple(change.text for change in found["refuse"][:8]),
-            hint=f"attach(new=True) starts another run, on_change={{{settings}}} goes on with this one",
+            hint=f"attach(new=True) starts another run, on_change={{{settings}}} continues this one",
         )
 
 

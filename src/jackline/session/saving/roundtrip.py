@@ -15,7 +15,7 @@ from jackline.checkpoint.state.frozen import hash_tensor
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError
 
-HINT = "attach(verify=False) goes on regardless"
+HINT = "attach(verify=False) continues regardless"
 
 
 class Unverified(JacklineError):

@@ -30,11 +30,11 @@ _ADVICE = {
         "check the address and the proxy, and whether the server is up",
     ),
     "STUCK_CHILD": (
-        "the process named above does not go on, and the main process waits for it",
+        "the process named above does not continue, and the main process waits for it",
         "with a DataLoader: try num_workers=0 to see the error itself, or set timeout=",
     ),
     "STUCK_DISK": ("a disk or network file system does not answer; `df` and `dmesg` may tell which",),
-    "STOPPED": ("somebody stopped it (SIGSTOP, Ctrl-Z, a debugger); `kill -CONT PID` lets it go on",),
+    "STOPPED": ("somebody stopped it (SIGSTOP, Ctrl-Z, a debugger); `kill -CONT PID` lets it continue",),
     "KEYBOARD": ("it asks a question that nobody can answer; pass the answer as an option, or start with --tty",),
     "GPU_SPIN": (
         "a kernel or a collective hangs: with several ranks, look for one that stands at another line",

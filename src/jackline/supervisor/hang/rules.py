@@ -69,7 +69,7 @@ def stopped(scene: Scene) -> Verdict | None:
     text += f" and nothing has moved for {format_duration(quiet_s)}"
     if not is_leader:
         text += f"; the main thread (pid {scene.leader.reading.pid}) {view_text(scene.leader)}"
-    text += f"; `kill -CONT {first.reading.pid}` lets it go on"
+    text += f"; `kill -CONT {first.reading.pid}` lets it continue"
     label = "STOPPED" if is_leader else "STUCK_CHILD"
     return Verdict(kind, label, scene.state.progress_at_s, text, frame_of(scene.leader), first.reading.pid)
 

@@ -141,5 +141,5 @@ def still_moving(scene: Scene) -> str:
     recent_s = (scene.now_s - scene.state.moved_at_s) / 2
     if scene.now_s - scene.state.progress_at_s > recent_s:
         return ""
-    what = "output goes on" if scene.now_s - scene.state.output_at_s < recent_s else "background threads still do"
+    what = "output continues" if scene.now_s - scene.state.output_at_s < recent_s else "background threads still do"
     return f", though {what}"

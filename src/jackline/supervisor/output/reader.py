@@ -282,7 +282,7 @@ class OutputTail:
             self._is_after_bar = False
             if self._bars.end(text, parse_bar(text)):
                 return []
-        return [f"{text} [the line goes on below]" if piece.is_continued else text]
+        return [f"{text} [the line continues below]" if piece.is_continued else text]
 
     def _write(self, texts: list[str], now_s: float) -> None:
         if texts:

@@ -155,7 +155,7 @@ def device_findings(config: TrainConfig) -> Iterator[Finding]:
         if gpus:
             yield judge_unused_gpu(gpus[0].name, version, torch.version.cuda)
         else:
-            yield Finding("device", "problem", "device=cuda, but no NVIDIA GPU is to be seen", "device=auto")
+            yield Finding("device", "problem", "device=cuda, but no NVIDIA GPU is visible", "device=auto")
         return
     else:
         is_small = config.model == config.SMALLEST or not config.is_language
@@ -222,7 +222,7 @@ def _judge_data(config: TrainConfig, found: Any, tell: Tell) -> None:
             )
         )
     else:
-        low = f"\nno honest loss is below {floor.nats:.2f}: {floor.why}" if floor is not None else ""
+        low = f"\na loss below {floor.nats:.2f} would mean a data leak: {floor.why}" if floor is not None else ""
         tell(Finding("data", "ok", text + low))
     shape = shape_of(config, found.vocab_size)
     tell(judge_vocabulary(config.tokenizer, found.vocab_size, shape.vocab_size, int(found.first.tokens.max())))

@@ -187,7 +187,7 @@ def judge_time(facts: TimeFacts) -> Finding:
         "time",
         "note",
         f"{text}; {whose} is {format_duration(limit_s)}: it gets to about step {reached:,}",
-        "it is saved then, and the same command goes on from there; a mirror keeps it if the machine goes",
+        "it is saved then, and the same command resumes from there; a mirror keeps it if the machine goes",
     )
 
 

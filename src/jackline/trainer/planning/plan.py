@@ -1,4 +1,4 @@
-"""From a config to a memory plan: which micro-batch fits on this GPU.
+"""From a config to a memory plan: choosing a micro-batch on this GPU.
 
 Owns the Job that stands for a config (the same model, batch and loss as the loop's). memory/plan/choose.py searches.
 """
@@ -91,7 +91,7 @@ def choose_micro_batch(
         return _chosen(config, config.micro_batch, "as asked")
     if not is_on_gpu:
         micro_batch = min(config.batch_size, config.cpu_micro_batch)
-        whole = "the whole batch: on a CPU nothing is gained by slices"
+        whole = "the whole batch: no micro-batching on a CPU"
         square = "plain attention takes memory with the square of the sequence"
         return _chosen(config, micro_batch, whole if micro_batch == config.batch_size else square)
     properties = torch.cuda.get_device_properties(0)

@@ -72,7 +72,7 @@ def rehearse_step(task: Task, console: Console, run: RunDir | None = None) -> Re
     """
     if run is not None and (before := _remembered(run, task)) is not None:
         fits = f"micro-batch {before.micro_batch} fits, {format_bytes(before.reserved_bytes)}"
-        console.say(f"{fits}: measured by an attempt before, on the same device", "rehearsal")
+        console.say(f"{fits}: measured earlier on the same device", "rehearsal")
         return before
     good = _fit(task, task.chosen.micro_batch, console)
     better = _planned_anew(task, good, console)

@@ -77,11 +77,13 @@ def step_line(facts: StepLine) -> str:
 
 
 def bounds_text(bounds: LossBounds) -> str:
-    """'lost if it dies 41 s, if the machine dies 6 min'."""
+    """'at risk 41 s (6 min if the machine is lost)'."""
     process, machine = (EVERYTHING if s is None else format_duration(s) for s in (bounds.process_s, bounds.machine_s))
     if process == machine == EVERYTHING:
-        return f"lost if it dies {EVERYTHING}"
-    return f"lost if it dies {process}, if the machine dies {machine}"
+        return f"at risk: {EVERYTHING}"
+    if machine == EVERYTHING:
+        return f"at risk {process} (no off-machine copy)"
+    return f"at risk {process} ({machine} if the machine is lost)"
 
 
 def format_ppl(loss: float) -> str:

@@ -1,7 +1,7 @@
 """TensorBoard event files beside our metrics, with every step in them once.
 
 Owns run/tb. metrics-RANK.jsonl stays the source; this is a copy for people who like TensorBoard, and it fails open:
-without the package, or on a full disk, it says so once and training goes on.
+without the package, or on a full disk, it says so once and training continues.
 
 After a resume the steps since the checkpoint are done again. `rewind` cuts what earlier attempts wrote about them off
 the files (steps only grow in a file, so it is a tail), and every attempt's own file begins with a session start at
@@ -40,7 +40,7 @@ class Board:
             import tensorboard.compat.proto.event_pb2  # noqa: F401  # now, not in the middle of the first steps
 
     def rewind(self, step: int) -> None:
-        """Before the first `add` of an attempt that goes on after `step`: drop every point later than that."""
+        """Before the first `add` of an attempt that continues after `step`: drop every point later than that."""
         if not self.is_on:
             return
         with self._failing_open():

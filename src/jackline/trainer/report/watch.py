@@ -85,7 +85,7 @@ Event = Callable[[str, str], None]
 
 
 class AlarmRaised(JacklineError):
-    """A sentinel found something that going on would make worse, and sentinels=stop. `ruined_step`: the weights are
+    """A sentinel found something that continuing would make worse, and sentinels=stop. `ruined_step`: the weights are
     lost from that step on; 0 when they are not."""
 
     ruined_step = 0

@@ -73,8 +73,8 @@ class EvalFacts:
 
 @dataclass(frozen=True)
 class Alarm:
-    """`is_fatal`: going on makes it worse; stops with sentinels=stop. `is_ruin`: the weights are gone, and every save
-    from now on would push a good checkpoint out; stops unless sentinels=off."""
+    """`is_fatal`: continuing makes it worse; stops with sentinels=stop. `is_ruin`: the weights are gone, and every
+    save from now on would push a good checkpoint out; stops unless sentinels=off."""
 
     kind: str
     text: str

@@ -39,7 +39,7 @@ class NotFinite:
                 yield Alarm(
                     "not-finite",
                     f"{name} is {value}{ids}",
-                    "the weights are lost by this update; go on from the last checkpoint with a lower lr or"
+                    "the weights are lost by this update; resume from the last checkpoint with a lower lr or"
                     " precision=fp32, and --continue-with-changes",
                     is_fatal=True,
                     is_ruin=True,

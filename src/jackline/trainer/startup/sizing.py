@@ -1,6 +1,6 @@
 """`model=auto`: which of a recipe's sizes this machine can train, decided once for a run.
 
-Owns the choice and that it stays: an attempt on another GPU goes on with the size of the first one, because a
+Owns the choice and that it stays: an attempt on another GPU continues with the size of the first one, because a
 checkpoint has no other. An explicit size never comes here. What fits is memory/plan/choose's.
 """
 

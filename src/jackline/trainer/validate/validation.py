@@ -87,9 +87,12 @@ class Validation:
         is_best = values.get("best_value") is None or found.loss < values["best_value"]
         run.log({metric: found.loss})
         watch.after_eval(run.step, metric, found, is_subset=self.num_quick < self.num_windows)
-        before = "" if values.get("best_value") is None else f", best was {values['best_value']:.4f}"
-        words = "a new best" if is_best else "not better"
-        self._console.say(f"step {run.step:,}: {metric} {found.loss:.4f}, {words}{before}", "eval")
+        best = values.get("best_value")
+        if is_best:
+            text = "new best" + (f" (previous {best:.4f})" if best is not None else "")
+        else:
+            text = f"not better, best was {best:.4f}"
+        self._console.say(f"step {run.step:,}: {metric} {found.loss:.4f}, {text}", "eval")
         if is_best:
             values["best_value"], values["best_step"] = found.loss, run.step
             run.save(**{f"best_{metric}": found.loss})

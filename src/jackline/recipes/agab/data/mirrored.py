@@ -1,4 +1,4 @@
-"""The shards of a store in a second place, and back: copied one by one, so that either can be gone on with.
+"""The shards of a store in a second place, and back: copied one by one, so that either can be continued.
 
 Owns the copying; whoever mirrors a run decides when. A shard is never changed after it is written, so a file that is
 there with the same header is the same file. Nothing in the mirror is trusted on the way back: a shard whose checksums
