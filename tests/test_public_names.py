@@ -23,12 +23,16 @@ from jackline.session.settings import Settings
 PUBLIC = ["Loader", "Stopped", "__version__", "attach", "notebook", "phase"]
 NOTEBOOK = ["Run", "plan", "run", "setup", "train", "watch", "why"]
 RUN = [
+    "at_risk",
     "before_change",
     "doing",
     "epoch",
     "epochs",
+    "event",
     "log",
+    "logged",
     "name",
+    "newest_checkpoint",
     "phase",
     "safe_step",
     "save",

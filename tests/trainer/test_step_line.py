@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.models.shapes import GPTShape, find_shape
 from jackline.trainer.report.flops import flops_per_token, mfu, peak_flops
-from jackline.trainer.report.step_line import FinalFacts, LossBounds, StepLine, curves_lines, final_lines, step_line
+from jackline.trainer.report.step_line import FinalFacts, StepLine, curves_lines, final_lines, step_line
 
 GIB = 2**30
 
@@ -40,7 +41,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_without_a_mirror_the_machine_takes_everything() -> None:
     assert step_line(StepLine(3, 9, bounds=LossBounds(12, None))) == ("step 3/9  at risk 12 s (no off-machine copy)")
-    assert step_line(StepLine(3, 9, bounds=LossBounds())) == "step 3/9  at risk: everything since the start"
+    assert step_line(StepLine(3, 9, bounds=LossBounds(None, None))) == "step 3/9  at risk: everything since the start"
 
 
 def test_an_exploded_loss_still_makes_a_line() -> None:

@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.memory.guard.safe_step import Slicing, StepResult
 from jackline.session.memory.gpu import off_step
+from jackline.session.metrics.scalars import Scalars
 from jackline.session.phase import Phase, phase
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper
@@ -34,6 +36,9 @@ class OffRun:
         self.should_stop = False
         self.saving_s = 0.0
         self.doing = ""
+        self.at_risk: LossBounds | None = None
+        self.newest_checkpoint: str | None = None
+        self._scalars, self._is_read = Scalars(), False
 
     @property
     def step(self) -> int:
@@ -62,6 +67,16 @@ class OffRun:
             yield epoch
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        if self._is_read:
+            self._scalars.log(self.step, {**(values or {}), **more})
+
+    def logged(self, *, wait: bool = False) -> list[tuple[int, dict[str, float]]]:
+        self._is_read = True
+        found = self._scalars.take(wait=wait)
+        self._scalars.resolve()  # nobody writes them down
+        return [(step, values) for step, _, values in found]
+
+    def event(self, kind: str, text: str, **fields: Any) -> None:
         pass
 
     def save(self, **metrics: float) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
+from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.errors import UsageError
 from jackline.memory.guard.safe_step import Slicing, StepResult
 from jackline.session.attachment import Attachment
@@ -76,6 +77,17 @@ class Run:
         """Seconds that saves have cost this loop so far; writing runs in parallel and is not included."""
         return self._attached.saver.engine.stalled_s
 
+    @property
+    def at_risk(self) -> LossBounds | None:
+        """How much work would be lost if the process crashed now, and if the machine did. None: with JACKLINE=off."""
+        return self._attached.saver.at_risk()
+
+    @property
+    def newest_checkpoint(self) -> str | None:
+        """The path of the newest durable checkpoint."""
+        newest = self._attached.saver.look_at_disk()
+        return newest["path"] if newest else None
+
     def steps(self, total: int | None = None) -> Iterator[Any]:
         """Batches, until `total` steps are done. Without `total`: one epoch, or what is left of it."""
         position = self._attached.position
@@ -124,6 +136,17 @@ class Run:
         self._attached.scalars.log(self._attached.label, more)
         if (name := self._attached.best.name) in more:
             self._take_measured(more[str(name)])
+
+    def logged(self, *, wait: bool = False) -> list[tuple[int, dict[str, float]]]:
+        """Read back what was logged since the first call: (step, values), in order, each once.
+
+        Values of a GPU come when they have arrived, a step or two later. `wait`: all of them, now.
+        """
+        return [(step, values) for step, _, values in self._attached.scalars.take(wait=wait)]
+
+    def event(self, kind: str, text: str, **fields: Any) -> None:
+        """Write an event of your own into the run's events."""
+        self._attached.reporter.event(kind, text, **fields)
 
     def safe_step(
         self,

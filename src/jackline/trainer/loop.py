@@ -95,7 +95,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                 left = f"{total - run.step:,} steps to go" if total is not None else "to the end of the data"
                 stack.enter_context(console.phase("train", left))
                 say_curves(run_dir, console)
-                watch.begin(run.step, event_of(run))
+                watch.begin(run, event_of(run))
                 console.now(partial(doing_text, run, total))
                 for batch in run.steps(total=total):
                     rate, before = lr_at(run.step, task.schedule), run.step
@@ -122,7 +122,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                         is_skipped=run.step == before,
                         values=plain_numbers(more),
                     )
-                    watch.after_step(step, result.loss, norm)
+                    watch.after_step(step)
                     if run.step != before:
                         spent_s, say, during = watch.training_s(), console.say, console.during
                         task.after_step(Between(run.step, run_dir.path, say, spent_s, result.loss, during))

@@ -3,11 +3,12 @@
 A value on the host is read immediately. A value on a device is copied to the host on the loop's own stream (it may
 change in place a moment later) and is known when the device has executed that copy. Owns the order of the values and
 metrics-RANK.jsonl. `log` and `send` run in the training thread (copies belong on its stream), `resolve` and `write`
-in the reporting thread.
+in the reporting thread. A loop that reads its own values back (`take`) gets them from the same copies.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -33,6 +34,9 @@ class Scalars:
         self._on_host: dict[str, tuple[int, float]] = {}
         self._waiting: deque[Line] = deque(maxlen=_MAX_WAITING)
         self._on_the_way: deque[tuple[list[Line], list[tuple[dict[str, Any], str]], list[Any]]] = deque()
+        self._to_write: deque[Line] = deque()
+        self._to_take: deque[Line] | None = None  # None: the loop does not read its values back
+        self._is_settling = threading.Lock()
         self._sent_s = 0.0
         self._lanes = CudaLanes()
 
@@ -66,22 +70,37 @@ class Scalars:
 
     def resolve(self, *, wait: bool = False) -> list[Line]:
         """Lines whose values are known by now, oldest first. `wait`: all of them."""
-        found: list[Line] = []
-        while self._on_the_way:
-            lines, named, events = self._on_the_way[0]
-            if wait:
-                for event in events:
-                    event.synchronize()
-            elif not all(event.query() for event in events):
-                break
-            self._on_the_way.popleft()
-            for (values, name), number in zip(named, read_places([v[n] for v, n in named]), strict=True):
-                values[name] = number
-            found += lines
-        for step, _, values in found:
-            self.latest.update(values)
-            self._landed.update({name: (step, value) for name, value in values.items()})
-        return found
+        self._settle(wait=wait)
+        return _drain(self._to_write)
+
+    def take(self, *, wait: bool = False) -> list[Line]:
+        """For the loop's own thread: from the first call on, the lines known by now, in order, each once."""
+        if self._to_take is None:
+            self._to_take = deque()
+            return []
+        self.send(float("inf"))
+        self._settle(wait=wait)
+        return _drain(self._to_take)
+
+    def _settle(self, *, wait: bool) -> None:
+        """Put the numbers that have arrived into their lines. Two threads may ask."""
+        with self._is_settling:
+            while self._on_the_way:
+                lines, named, events = self._on_the_way[0]
+                if wait:
+                    for event in events:
+                        event.synchronize()
+                elif not all(event.query() for event in events):
+                    break
+                for (values, name), number in zip(named, read_places([v[n] for v, n in named]), strict=True):
+                    values[name] = number
+                for step, _, values in lines:
+                    self.latest.update(values)
+                    self._landed.update({name: (step, value) for name, value in values.items()})
+                self._to_write.extend(lines)
+                if self._to_take is not None:
+                    self._to_take.extend(lines)
+                self._on_the_way.popleft()
 
     def send(self, now_s: float) -> None:
         """Let `resolve` take all pending values once they have arrived: one event for many lines."""
@@ -111,6 +130,10 @@ class MetricsFile:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _drain(lines: deque[Line]) -> list[Line]:
+    return [lines.popleft() for _ in range(len(lines))]
 
 
 def _take_other(name: str, value: Any) -> Any:

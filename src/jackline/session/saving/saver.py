@@ -157,12 +157,19 @@ class Saver:
 
     def bounds(self, newest: dict[str, Any] | None) -> dict[str, Any]:
         """How much work is lost if the process crashes now, and if the machine does."""
-        machine_s, sure = self.engine.bounds().machine_s, self.engine.bounds().mirror_state
+        bounds = self._bounds(newest)
+        found = {"process_s": bounds.process_s, "machine_s": bounds.machine_s, "text": bounds.text()}
+        note = "last upload, confirmed" if bounds.mirror_state == "confirmed" else "last upload, unconfirmed"
+        return found if bounds.machine_s is None else {**found, "note": note}
+
+    def at_risk(self) -> LossBounds:
+        return self._bounds(self.look_at_disk())
+
+    def _bounds(self, newest: dict[str, Any] | None) -> LossBounds:
+        known = self.engine.bounds()
         at_s = newest["at_s"] if newest else None
-        bounds = LossBounds(None if at_s is None else max(0.0, time.time() - at_s), machine_s, sure)
-        found = {"process_s": bounds.process_s, "machine_s": machine_s, "text": bounds.text()}
-        note = "last upload, confirmed" if sure == "confirmed" else "last upload, unconfirmed"
-        return found if machine_s is None else {**found, "note": note}
+        process_s = None if at_s is None else max(0.0, time.time() - at_s)
+        return LossBounds(process_s, known.machine_s, known.mirror_state)
 
     def what_stands(self, step: int) -> str:
         """What a run that ended at `step` without a save resumes from."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.units import format_bytes, format_duration
 
 TENSORBOARD_PORT = 6006
@@ -19,14 +20,6 @@ _SHORT = {TOKENS: "tok"}
 _MAX_EXPONENT = 80.0  # past e^80 a perplexity says nothing
 # What the two losses read without a number.
 EVERYTHING = "everything since the start"
-
-
-@dataclass(frozen=True)
-class LossBounds:
-    """What is lost if the process dies, and if the machine does. None: everything since the start."""
-
-    process_s: float | None = None
-    machine_s: float | None = None
 
 
 @dataclass(frozen=True)

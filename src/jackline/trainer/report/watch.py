@@ -4,8 +4,8 @@ Owns the commentary of one attempt. It is told about every step and reads the nu
 decides nothing about the training but that a fatal alarm ends it with sentinels=stop. Lines are at most 1.5 s apart
 as long as steps end; inside a longer step the console speaks by itself.
 
-Loss and gradient norm are read from the device when it has computed them, never before: reading at once would make
-the loop wait.
+Loss and gradient norm are those that the loop logged. The session hands them back when they have arrived from the
+device: reading them at once would make the loop wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,59 +25,15 @@ from torch import Tensor
 from jackline.errors import JacklineError
 from jackline.machine.memory import effective_limit
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.session import read_session
+from jackline.session.off import OffRun
+from jackline.session.run import Run
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import mfu, peak_flops
-from jackline.trainer.report.step_line import FinalFacts, LossBounds, StepLine, final_lines, step_line
+from jackline.trainer.report.step_line import FinalFacts, StepLine, final_lines, step_line
 from jackline.trainer.report.tensorboard import Board
 from jackline.trainer.sentinels.watch import Alarm, EvalFacts, PairFacts, Sentinels, StepFacts
 from jackline.trainer.task import Task
 from jackline.trainer.validate.evaluate import Evaluation
-
-Facts = TypeVar("Facts")
-
-
-@dataclass(frozen=True)
-class Arrived(Generic[Facts]):
-    """What was handed in with a step, and its numbers."""
-
-    facts: Facts
-    loss: float
-    grad_norm: float
-
-
-class LateNumbers(Generic[Facts]):
-    """`put` costs 20 us and never waits; `take` gives what is known by now, in order."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_on_gpu = device.type == "cuda"
-        self._coming: deque[tuple[Facts, Tensor, Any]] = deque()
-
-    def put(self, facts: Facts, loss: Tensor, grad_norm: Tensor) -> None:
-        both = torch.stack((loss.detach().float(), grad_norm.detach().float()))
-        if not self._is_on_gpu:
-            self._coming.append((facts, both, None))
-            return
-        buffer = torch.empty(2, dtype=torch.float32, pin_memory=True)
-        buffer.copy_(both, non_blocking=True)
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._coming.append((facts, buffer, event))
-
-    def take(self, *, wait: bool = False) -> list[Arrived[Facts]]:
-        """`wait`: all of them, at the end of a run or before an evaluation, which waits anyway."""
-        found = []
-        while self._coming:
-            facts, numbers, event = self._coming[0]
-            if event is not None and not event.query():
-                if not wait:
-                    break
-                event.synchronize()
-            self._coming.popleft()
-            loss, grad_norm = numbers.tolist()
-            found.append(Arrived(facts, loss, grad_norm))
-        return found
-
 
 LINE_EVERY_S = 1.5
 Event = Callable[[str, str], None]
@@ -108,6 +63,15 @@ class Step:
     values: Mapping[str, float] = field(default_factory=dict)  # of the recipe's own
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """What was handed in with a step, and its numbers."""
+
+    facts: Step
+    loss: float
+    grad_norm: float
+
+
 @dataclass
 class _Spent:
     """Where the time of this attempt went."""
@@ -124,7 +88,8 @@ class Watch:
     def __init__(self, task: Task, run: RunDir, console: Console, sentinels: Sentinels) -> None:
         self.task, self.run, self.console, self.sentinels = task, run, console, sentinels
         self._event: Event = lambda kind, text: None
-        self._late: LateNumbers[Step] = LateNumbers(task.learner.device)
+        self._session: Run | OffRun | None = None
+        self._coming: deque[Step] = deque()  # steps whose numbers have not arrived
         self._board = Board(run.tensorboard, console.say)
         self._flops = task.counting.flops_each
         self._peak = peak_flops(task.learner.device_name, task.learner.precision)
@@ -136,15 +101,16 @@ class Watch:
         self._aside_s = self._line_aside_s = 0.0
         self._spent = _Spent()
         self._are_blind = task.config.sentinels == "off"
-        self._newest: Arrived[Step] | None = None
+        self._newest: Arrived | None = None
         self.first_loss: float | None = None
         self.last_loss: float | None = None
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def begin(self, step: int, event: Event) -> None:
+    def begin(self, run: Run | OffRun, event: Event) -> None:
         """`event(kind, text)` writes an alarm down."""
-        self._event = event
+        self._session, self._event, step = run, event, run.step
+        run.logged()  # from here on every logged line comes back
         self._began_s = self._line_s = self._step_s = time.monotonic()
         self._line_step = self._first_step = step
         self._wait_s = self._line_wait_s = self.task.loader.waited_s
@@ -166,8 +132,9 @@ class Watch:
         """Since the attempt's first step."""
         return time.monotonic() - self._began_s
 
-    def after_step(self, step: Step, loss: Tensor, grad_norm: Tensor) -> None:
-        self._late.put(step, loss, grad_norm)
+    def after_step(self, step: Step) -> None:
+        """After `run.log(loss=..., grad_norm=...)` of this step."""
+        self._coming.append(step)
         self.console.begin()
         self.take_in()
         config = self.task.config
@@ -182,7 +149,7 @@ class Watch:
 
     def take_in(self, *, wait: bool = False) -> None:
         """What has arrived: curves and alarms, in order of steps."""
-        for arrived in self._late.take(wait=wait):
+        for arrived in self._arrived(wait=wait):
             self._newest = arrived
             self.first_loss = arrived.loss if self.first_loss is None else self.first_loss
             self.last_loss = arrived.loss
@@ -191,6 +158,12 @@ class Watch:
             rate = {"tokens_per_s": facts.tokens_per_s} if facts.tokens_per_s else {}
             self._board.add(facts.step, {**values, **rate, **facts.values})
             self._look(partial(self.sentinels.look, facts))
+
+    def _arrived(self, *, wait: bool) -> Iterator[Arrived]:
+        lines = self._session.logged(wait=wait) if self._session is not None else []
+        for _, values in lines:
+            if self._coming and "loss" in values and "grad_norm" in values:  # a validation logs other names
+                yield Arrived(self._coming.popleft(), values["loss"], values["grad_norm"])
 
     def _look(self, ask: Callable[[], list[Alarm]]) -> None:
         if self._are_blind:
@@ -233,7 +206,7 @@ class Watch:
                 memory_bytes=memory_bytes(self.task.learner.device),
                 memory_limit_bytes=self._limit_bytes,
                 eta_s=pace_s * (self._total_steps - step) if pace_s and self._total_steps else None,
-                bounds=read_bounds(self.run),
+                bounds=self._session.at_risk if self._session is not None else None,
                 unit=self.task.counting.unit,
                 place=self.task.place_text(),
                 notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
@@ -299,7 +272,7 @@ class Watch:
                 **self._spent.parts,
             },
             peak_memory_bytes=peak_bytes(self.task.learner.device),
-            checkpoint=newest_checkpoint(self.run),
+            checkpoint=self._session.newest_checkpoint if self._session is not None else None,
             num_alarms=self.sentinels.num_alarms,
             commands=tuple(commands),
             more=self.task.totals(),
@@ -309,7 +282,7 @@ class Watch:
         self._board.close()
 
 
-def step_facts(arrived: Arrived[Step], tokens_per_step: int) -> StepFacts:
+def step_facts(arrived: Arrived, tokens_per_step: int) -> StepFacts:
     """For the sentinels."""
     step = arrived.facts
     is_timed = step.seconds > 0
@@ -352,13 +325,3 @@ def _limit_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return effective_limit().limit_bytes
-
-
-def read_bounds(run: RunDir) -> LossBounds | None:
-    """From what the session last wrote: a read of a kilobyte, for every line and not for every step."""
-    found = read_session(run)
-    return LossBounds(found.loss_bounds.process_s, found.loss_bounds.machine_s) if found.is_there else None
-
-
-def newest_checkpoint(run: RunDir) -> str | None:
-    return read_session(run).last_checkpoint.path
