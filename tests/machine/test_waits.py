@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.machine import syscalls
+from jackline.machine import waits as syscalls
 from jackline.machine.proc import list_threads, read_wait
 from jackline.machine.procfs import read_text
 from jackline.machine.readings import Wait

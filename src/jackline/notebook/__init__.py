@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from jackline.notebook.look import Run, watch, why
 from jackline.notebook.place import setup
-from jackline.notebook.planning import plan
-from jackline.notebook.start import run, train
+from jackline.notebook.start import plan, run, train
 
 __all__ = ["Run", "plan", "run", "setup", "train", "watch", "why"]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from jackline.errors import EXIT_USAGE, UsageError
-from jackline.recipes.m7c.environment import OLD_ENVIRONMENT
-from jackline.recipes.m7c.recipe import FINEWEB_EDU, M7cConfig
+from jackline.recipes.m7c.recipe import FINEWEB_EDU, OLD_ENVIRONMENT, M7cConfig
 from jackline.trainer.__main__ import first_screen
 from jackline.trainer.config import Resolved, config_text, identity, resolve, resolve_words
 from tests.shell import Shell

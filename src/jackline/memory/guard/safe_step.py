@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.compiled import is_compiled_static, uses_cuda_graphs
 from jackline.memory.guard.oom import first_line, is_out_of_memory, read_numbers
-from jackline.memory.guard.slices import count_samples, take_slice
 from jackline.memory.guard.step_state import Buffers, Generators, Scaler
 
 _CONTRASTIVE = ("contrastive", "infonce", "ntxent", "cliploss", "tripletmargin")
@@ -336,3 +335,43 @@ def batch_dependent(model: nn.Module) -> set[str]:
         if is_norm or any(word in name.lower() for word in _CONTRASTIVE):
             found.add(name)
     return found
+
+
+def count_samples(batch: Any) -> int:
+    """The common first dimension of all tensors in the batch."""
+    sizes = {tensor.shape[0] for tensor in _tensors(batch)}
+    if len(sizes) != 1:
+        found = ", ".join(map(str, sorted(sizes))) if sizes else "none"
+        raise UsageError(
+            f"the tensors of a batch must have one first dimension in common, found {found}",
+            hint="put what is not per sample inside fn, not into the batch",
+        )
+    size: int = sizes.pop()
+    if size == 0:
+        raise UsageError("the batch has no samples")
+    return size
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.dim():
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+def take_slice(value: Any, begin: int, end: int) -> Any:
+    """Samples `begin` to `end`; values without samples are passed unchanged."""
+    if isinstance(value, Tensor):
+        return value[begin:end] if value.dim() else value
+    if isinstance(value, Mapping):
+        return {key: take_slice(item, begin, end) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [take_slice(item, begin, end) for item in value]
+        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+        return type(value)(*parts) if is_named else type(value)(parts)
+    return value

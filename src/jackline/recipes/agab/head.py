@@ -13,6 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from jackline.memory.plan.gpus import Precision
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.trainer.config import TrainConfig
+
 WIDTHS = (1024, 512, 256)
 LAST_WIDTH = 128
 
@@ -68,3 +72,19 @@ def focal_loss(predicted: Tensor, wanted: Tensor, gamma: float) -> Tensor:
     """
     squared = (predicted.double() - wanted.double()).square()
     return (1.0 + squared).pow(gamma) * squared
+
+
+def head_job(config: TrainConfig, num_inputs: int, precision: Precision) -> Job:
+    def loss(model: nn.Module, features: Tensor) -> Tensor:
+        made: Tensor = model(features)
+        return focal_loss(made, features[:, 0], 2.0).mean()
+
+    return Job(
+        name=config.recipe,
+        build=lambda options: AffinityHead(num_inputs, dropout=config.dropout),
+        batch=lambda count: torch.zeros((count, num_inputs)),
+        loss=loss,
+        global_batch=config.batch_size,
+        options=StepOptions(precision=precision),
+        note=f"head over {num_inputs:,} features, {count_parameters(num_inputs):,} parameters",
+    )

@@ -200,8 +200,7 @@ def recipe() -> AgabConfig:
 def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     """For `jackline plan agab`: no data is opened, so the head is that over IgT5 and ESM-2 650M."""
     from jackline.memory.plan.target import Candidate
-    from jackline.recipes.agab.head import count_parameters
-    from jackline.recipes.agab.memory import head_job
+    from jackline.recipes.agab.head import count_parameters, head_job
 
     config = resolve_words("agab", ["data=none", *words]).config
     precision = "fp32" if config.precision == "auto" else config.precision
