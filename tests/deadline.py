@@ -4,4 +4,16 @@ Not a guess at how fast a machine is: only a hang meets it. It is shorter than p
 a test without telling what was missing.
 """
 
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
 HANGS_S = 240.0
+
+
+def read_best_name(checkpoints: Path) -> str:
+    """Where `best` points once the writer is done: it may outlive the training, to read back what it wrote."""
+    with (checkpoints / "writer.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (checkpoints / "best").read_text().strip()

@@ -268,7 +268,7 @@ with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every
 def test_how_the_data_are_read_is_announced(nursery: Nursery, tmp_path: Path) -> None:
     script = "with jackline.attach(model=model, loader=LOADER, new=True, SETTINGS): pass\n"
     cases = {
-        ("loader", "seed=7"): "shuffled by Jackline's own order (seed 7), which can be seeked; "
+        ("loader", "seed=7"): "shuffled by Jackline's own order (seed 7), seekable; "
         "random augmentation depends on (seed, epoch, index) alone\n",
         ("make_loader(shuffle=False)", "keyed_random=False"): "in plain order, seekable; "
         "random augmentation is left alone (keyed_random=False): exact with the same workers only\n",

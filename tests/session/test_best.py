@@ -16,6 +16,7 @@ from jackline.checkpoint.format.verify import read_manifest
 from jackline.checkpoint.rewind import go_back
 from jackline.checkpoint.writer.retention import best_checkpoint
 from jackline.rundir.layout import RunDir
+from tests.deadline import read_best_name
 from tests.session.nursery import Nursery
 
 # The weight walks up to the target, away from it and on; its distance to the target is what is measured.
@@ -83,7 +84,7 @@ class Best:
 
 def read_best(folder: Path, metric: str = "val") -> Best:
     checkpoints = folder / "runs" / "x" / "checkpoints"
-    path = checkpoints / (checkpoints / "best").read_text().strip()
+    path = checkpoints / read_best_name(checkpoints)
     manifest = read_manifest(path)
     (weight,) = (
         tensor for name, tensor in load_file(path / "model.safetensors").items() if name.endswith("0.weight")

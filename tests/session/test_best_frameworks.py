@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jackline.checkpoint.format.verify import read_manifest
+from tests.deadline import read_best_name
 from tests.session.nursery import Nursery
 from tests.session.test_integrations import IMPORTS, is_installed, needs
 
@@ -76,7 +77,7 @@ def nursery() -> Iterator[Nursery]:
 
 def read_best(folder: Path, metric: str) -> tuple[int, float]:
     checkpoints = folder / "runs" / "x" / "checkpoints"
-    manifest = read_manifest(checkpoints / (checkpoints / "best").read_text().strip())
+    manifest = read_manifest(checkpoints / read_best_name(checkpoints))
     return manifest.step, manifest.metrics[metric]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jackline.rundir.layout import RunDir
+from tests.deadline import read_best_name
 from tests.session.nursery import EVERY_SAVE, Child, Ended, Nursery
 
 SCRIPT = Path(__file__).with_name("training.py")
@@ -113,7 +114,7 @@ def test_the_best_checkpoint_is_the_one_that_was_validated_best_also_after_a_res
     found = trainings.metrics("best", "val_loss")
     best_step = min(found, key=lambda step: found[step])
     folder = trainings.run_dir("best").checkpoints
-    named = folder / (folder / "best").read_text().strip()
+    named = folder / read_best_name(folder)
     manifest = json.loads((named / "manifest.json").read_text())
     assert manifest["step"] == best_step
     assert manifest["metrics"]["best_val_loss"] == found[best_step]

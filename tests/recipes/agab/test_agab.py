@@ -17,6 +17,7 @@ from jackline.recipes.agab.metrics import spearman
 from jackline.recipes.agab.mirror import EmbeddingMirror
 from jackline.rundir.layout import RunDir
 from jackline.trainer.report.console import Console
+from tests.deadline import read_best_name
 from tests.recipes.agab.data.planted import write_planted, write_small
 from tests.session.nursery import EVERY_SAVE, Ended, Nursery
 
@@ -138,7 +139,7 @@ def test_the_best_is_the_highest_spearman_of_all_validation_pairs_and_is_what_th
     lines = map(json.loads, trainings.run_dir("best").metrics(0).read_text().splitlines())
     found = {line["step"]: line["val_spearman"] for line in lines if "val_spearman" in line}
     best_step = max(found, key=lambda step: (found[step], -step))
-    named = folder / (folder / "best").read_text().strip()
+    named = folder / read_best_name(folder)
     manifest = json.loads((named / "manifest.json").read_text())
     assert (manifest["step"], manifest["metrics"]["best_val_spearman"]) == (best_step, found[best_step])
     whose = "the last head" if best_step == max(found) else "the best head"
