@@ -19,6 +19,7 @@ LEVELS = {
     "units": 0,
     "pipes": 0,
     "settings": 1,
+    "accelerator": 1,
     "rundir": 1,
     "machine": 1,
     "diagnosis": 2,
@@ -180,6 +181,29 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_opens_by_saying_what_it_owns(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+# Kernels of one vendor, and settings of its libraries.
+_FOR_ONE_VENDOR = {
+    "accelerator.py", "trainer/optim/adamw_kernel.py", "checkpoint/state/environment.py", "trainer/doctor/examine.py",
+}  # fmt: skip
+
+
+def test_one_module_knows_what_torch_calls_a_gpu() -> None:
+    """Another vendor's devices are then one change."""
+    found = {str(path.relative_to(ROOT)) for path in sorted(ROOT.rglob("*.py")) if _asks_for_cuda(path)}
+    assert found <= _FOR_ONE_VENDOR
+
+
+def _asks_for_cuda(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr == "is_cuda":
+            return True
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda":
+            return True
+        if isinstance(node, ast.Compare) and "'cuda'" in map(ast.unparse, node.comparators):
+            return True
+    return False
 
 
 def test_no_pickle_anywhere() -> None:

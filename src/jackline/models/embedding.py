@@ -15,7 +15,7 @@ def embed(table: nn.Embedding, ids: Tensor) -> Tensor:
     """`table(ids)`. Compiled code never makes the float32 copy. This is not an autograd.Function, because torch does
     not cache the compiled code of a graph that contains one."""
     weight = table.weight
-    if weight.is_cuda and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
+    if not weight.is_cpu and weight.dtype != torch.float32 and not torch.are_deterministic_algorithms_enabled():
         return functional.embedding(ids, weight.float()).to(weight.dtype)
     plain: Tensor = table(ids)
     return plain

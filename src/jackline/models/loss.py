@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from jackline import accelerator
 from jackline.models import unfilled
 
 IGNORED = -100
@@ -50,7 +51,7 @@ def why_no_kernel(head: nn.Module) -> str:
     if type(head) not in (nn.Linear, unfilled.Linear) or head.bias is not None:
         return "the head is more than one matrix"
     weight = head.weight
-    if not weight.is_cuda or weight.dtype != torch.bfloat16:
+    if not accelerator.is_on_gpu(weight) or weight.dtype != torch.bfloat16:
         return "it needs bf16 weights on a GPU"
     try:
         from jackline.models.loss_kernel import head_loss

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from jackline import accelerator
 from jackline.errors import UsageError
 from jackline.session.saving.rng import RngState
 
@@ -117,7 +118,7 @@ class Stepper:
     def _read(self) -> tuple[Any, ...]:
         # Torch counts in-place changes of each tensor: 0.3 us a tensor, against reading all of it.
         versions = sum(map(_version, self.tensors))
-        return versions, read_cuda_offsets(), self._rng_state.mark()
+        return versions, accelerator.rng_offsets(), self._rng_state.mark()
 
 
 def _is_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
@@ -162,10 +163,3 @@ def find_places(state: Mapping[str, Any]) -> dict[str, str]:
                     kind = str(tensor.dtype).removeprefix("torch.")
                     found[f"{word}.{name}"] = f"{kind}{list(tensor.shape)} on {tensor.device}"
     return found
-
-
-def read_cuda_offsets() -> tuple[int, ...]:
-    """The RNG offset of each GPU, which shows how much was drawn. Does not make the device wait."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return ()
-    return tuple(generator.get_offset() for generator in torch.cuda.default_generators)

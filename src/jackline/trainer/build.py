@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from jackline import accelerator
 from jackline.checkpoint.format.catalogue import list_names
 from jackline.errors import UsageError
 from jackline.memory.plan.rehearse import load_correction
@@ -75,7 +76,9 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     with console.phase("plan", "choosing a micro-batch"):
         # What an earlier attempt's rehearsal measured, so that this one need not plan twice.
         correction = load_correction(RunDir(folder))
-        chosen = choose_micro_batch(config, shape, precision, is_on_gpu=device.type == "cuda", correction=correction)
+        chosen = choose_micro_batch(
+            config, shape, precision, is_on_gpu=accelerator.is_gpu(device), correction=correction
+        )
         console.say(plan_text(config, chosen, precision, total_steps))
         console.say(describe_schedule(schedule))
     task = LanguageTask(
@@ -104,14 +107,14 @@ def make_network(config: TrainConfig, shape: Shape, device: torch.device) -> Net
 
 def _may_compile(config: TrainConfig, device: torch.device) -> bool:
     """Before anything is built; `compile_if_it_pays` may still say no, and then an import was in vain."""
-    is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
+    is_wanted = config.compile == "on" or (config.compile == "auto" and accelerator.is_gpu(device))
     return is_wanted and not compiling.why_not(device)
 
 
 def _load_compiler(device: torch.device, cache: Path, console: Console) -> None:
     """Torch's compiler chooses a folder when it is imported, so it is told before."""
     compiling.use_cache(cache)
-    what = "opening the GPU and loading" if device.type == "cuda" else "loading"
+    what = "opening the GPU and loading" if accelerator.is_gpu(device) else "loading"
     with console.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
         process.import_compiler()
 
@@ -143,7 +146,7 @@ def compile_if_it_pays(task: LanguageTask, console: Console, folder: Path) -> No
     cache = compiling.cache_folder(folder, task.attention)
     decision = compiling.decide(
         config.compile,
-        has_gpu=device.type == "cuda",
+        has_gpu=accelerator.is_gpu(device),
         can_compile=compiling.why_not(device) if config.compile != "off" else "",
         steps_left=task.total_steps - steps_done(folder),
         eager_step_s=guess_step_s(task),

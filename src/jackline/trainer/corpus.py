@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from jackline import accelerator
 from jackline.data.build.builder import cache_folder, run_builder
 from jackline.data.build.choose import Enough, Full
 from jackline.data.build.supply import Data, open_data
@@ -63,7 +64,7 @@ class CachedText:
             batch_size=config.batch_size,
             seed=config.seed,
             num_threads=config.num_threads,
-            pin_memory=device.type == "cuda",
+            pin_memory=accelerator.is_gpu(device),
         )
         return Loader(self.data, settings)
 

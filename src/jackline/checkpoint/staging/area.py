@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from jackline import accelerator
 from jackline.checkpoint.staging.arena import Arena
 from jackline.checkpoint.staging.gather import GpuCopies
 from jackline.checkpoint.staging.layout import Layout, lay_out_state, signature
@@ -65,7 +66,7 @@ class StagingArea:
         self.close()
         is_whole = layout.size_bytes <= max(self._available(), ARENA_BYTES)
         size = layout.size_bytes if is_whole else ARENA_BYTES
-        self.arena = Arena(size, is_pinned=any(source.tensor.is_cuda for source in sources))
+        self.arena = Arena(size, is_pinned=any(accelerator.is_on_gpu(source.tensor) for source in sources))
         self._stager = Stager(self.arena, self._copies, self._tell)
         self._written = None
         self._share(self.arena)
@@ -81,7 +82,7 @@ class StagingArea:
     def begin(self, layout: Layout, sources: Sequence[Source], *, is_overlapped: bool) -> Staging:
         """Start copying a state for which there is room."""
         assert self.arena is not None and self._stager is not None
-        if any(source.tensor.is_cuda for source in sources):
+        if any(accelerator.is_on_gpu(source.tensor) for source in sources):
             self.arena.ready.wait()  # memory cannot be copied to while it is being pinned
         if self._written is not layout:
             for image in layout.images:

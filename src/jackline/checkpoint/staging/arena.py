@@ -16,8 +16,9 @@ import threading
 
 import torch
 
+from jackline import accelerator
+
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 class Arena:
@@ -46,7 +47,7 @@ class Arena:
         """Free the memory once nothing refers to it any more."""
         self.ready.wait()
         if self.is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+            accelerator.unpin_memory(self.address)
         os.close(self.fd)
         del self.tensor
         with contextlib.suppress(BufferError):
@@ -55,8 +56,7 @@ class Arena:
     def _make_ready(self, is_pinned: bool) -> None:
         try:
             if is_pinned:
-                cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-                self.is_pinned = int(cudart.cudaHostRegister(self.address, self.size_bytes, _PORTABLE)) == 0
+                self.is_pinned = accelerator.pin_memory(self.address, self.size_bytes)
             if not self.is_pinned:
                 madvise = ctypes.CDLL(None).madvise
                 madvise(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size_bytes), _POPULATE_WRITE)

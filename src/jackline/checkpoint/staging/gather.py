@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.checkpoint.state.capture import Source
 from jackline.checkpoint.state.dtypes import as_stored
 
@@ -29,7 +30,7 @@ _FUSED = frozenset(
 
 
 def free_gpu_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0])
+    return int(accelerator.memory_info(device)[0])
 
 
 @dataclass(frozen=True)

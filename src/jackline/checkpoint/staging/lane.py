@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.checkpoint.staging.gather import Crate, GpuCopies, Span, Way, choose_way, is_short, plan_batches
 from jackline.checkpoint.state.capture import Source
 from jackline.checkpoint.state.dtypes import as_stored
@@ -54,7 +55,7 @@ class Lane:
         self._device = device
         self._copies = copies
         self._arena = arena
-        self._side = _kit(device).Stream(device) if device.type == "cuda" else torch.cpu.Stream()
+        self._side = _kit(device).Stream(device) if accelerator.is_gpu(device) else torch.cpu.Stream()
         self._copied: Any = None
         self._unsent: list[Crate] = []
         self._sending = threading.Lock()
@@ -145,7 +146,7 @@ class Lane:
             except torch.OutOfMemoryError:
                 self.way = _NEXT_BEST[self.way]
                 continue
-            if buffer.is_cuda:
+            if accelerator.is_on_gpu(buffer):
                 buffer.record_stream(self._side)  # type: ignore[arg-type]
             return buffer
 
@@ -182,12 +183,12 @@ def _view(arena: Tensor, start: int, tensor: Tensor) -> Tensor:
 
 
 def _kit(device: torch.device) -> Any:
-    return torch.cuda if device.type == "cuda" else torch.cpu
+    return accelerator.backend() if accelerator.is_gpu(device) else torch.cpu
 
 
 def _new_event(device: torch.device) -> Any:
     """An event whose waiters sleep instead of spinning."""
-    return torch.cuda.Event(blocking=True) if device.type == "cuda" else torch.cpu.Event()  # type: ignore[no-untyped-call]
+    return accelerator.new_event(is_blocking=True) if accelerator.is_gpu(device) else torch.cpu.Event()
 
 
 def _record(device: torch.device, stream: Any) -> Any:
@@ -201,11 +202,11 @@ def drain(devices: Collection[torch.device]) -> None:
 
     This matters for host tensors too: a copy into pinned memory may still be in progress.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not accelerator.is_open():
         return
-    current = torch.device("cuda", torch.cuda.current_device())
-    for device in {current, *(device for device in devices if device.type == "cuda")}:
-        torch.cuda.synchronize(device)
+    current = accelerator.current_device()
+    for device in {current, *(device for device in devices if accelerator.is_gpu(device))}:
+        accelerator.synchronize(device)
 
 
 def let_wait(device: torch.device, event: Any) -> None:

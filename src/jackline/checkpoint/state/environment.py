@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from jackline import accelerator
+
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "WORLD_SIZE")
 
 
@@ -24,10 +26,10 @@ def describe_environment() -> dict[str, Any]:
     for name in _VARIABLES:
         if name in os.environ:
             found[name] = os.environ[name]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if accelerator.is_open():
         found |= {
-            "gpu": torch.cuda.get_device_name(),
-            "gpus": torch.cuda.device_count(),
+            "gpu": accelerator.name(),
+            "gpus": accelerator.count(),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
             "cudnn_benchmark": torch.backends.cudnn.benchmark,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.checkpoint.format.header import Header, StoredTensor
 from jackline.checkpoint.format.manifest import TENSORS, Damage, FileEntry, Manifest
 from jackline.checkpoint.state.capture import HashTensor
@@ -113,7 +114,7 @@ def _is_dense(shape: tuple[int, ...], stride: list[Any]) -> bool:
 
 
 def _usable(device: Any) -> str:
-    return "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+    return str(accelerator.choose()) if device not in (None, "cpu", "meta") else "cpu"
 
 
 def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets, new_hash
 from jackline.checkpoint.format.header import Header
 from jackline.checkpoint.format.manifest import FileEntry
@@ -67,7 +68,7 @@ def read_tensors(
         memory = as_stored(target.tensor)
         if end == start:
             continue
-        if memory.is_cuda and memory.is_contiguous():
+        if accelerator.is_on_gpu(memory) and memory.is_contiguous():
             spans.append(_Span(start, end, 0, memory.reshape(-1).view(torch.uint8)))
             continue
         if not is_plain_memory(memory):
@@ -151,7 +152,7 @@ class _Window:
         for place, part in self._uploads:
             place.copy_(part, non_blocking=True)
         for device in {place.device for place, _ in self._uploads}:
-            torch.cuda.current_stream(device).synchronize()
+            accelerator.current_stream(device).synchronize()
 
     def _add_spare(self, start: int, end: int) -> Tensor:
         part = self._spare[start - self.start : end - self.start]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jackline import accelerator
 from jackline.checkpoint.format.hashing import digest_chunks
 from jackline.checkpoint.format.manifest import MAX_STATE_BYTES, STATE, TENSORS, Damage, Manifest, parse_json
 from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, decode, decode_bytes
@@ -257,4 +258,4 @@ def _is_mapping(node: Any) -> bool:
 
 
 def _device(node: dict[str, Any]) -> str:
-    return "cuda" if node.get("device") == "cuda" and torch.cuda.is_available() else "cpu"
+    return str(accelerator.choose()) if node.get("device", "cpu") not in ("cpu", "meta") else "cpu"

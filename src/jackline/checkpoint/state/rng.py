@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from jackline import accelerator
+
 _WORDS = struct.Struct("<625I")
 
 
@@ -33,9 +35,8 @@ class ProcessRandom:
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             state["numpy"] = pack_numpy(numpy.random.get_state(legacy=False))
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            devices = range(torch.cuda.device_count())
-            state["cuda"] = [_bytes(torch.cuda.get_rng_state(device)) for device in devices]
+        if accelerator.is_open():
+            state["cuda"] = [_bytes(one) for one in accelerator.rng_states()]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -54,8 +55,8 @@ class ProcessRandom:
 
             numpy.random.set_state(unpack_numpy(state["numpy"]))
         for device, saved in enumerate(state.get("cuda", ())):
-            if device < torch.cuda.device_count():
-                torch.cuda.set_rng_state(_tensor(saved), device)
+            if device < accelerator.count():
+                accelerator.set_rng_state(_tensor(saved), device)
 
 
 def read_generator(generator: torch.Generator) -> bytes:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jackline import accelerator
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,6 +30,7 @@ class ToDevice:
 
         self._torch = torch
         self._device = torch.device(device)
+        self._new_event = accelerator.new_event if accelerator.is_gpu(self._device) else None
         self._in_flight: deque[tuple[Any, NDArray[Any]]] = deque()
 
     def __call__(self, tokens: NDArray[Any]) -> torch.Tensor:
@@ -35,12 +38,11 @@ class ToDevice:
         # Signed views, because torch has no arithmetic on unsigned 16 and 32 bit integers; a mask removes the sign.
         signed, mask = (np.int16, 0xFFFF) if tokens.itemsize == 2 else (np.int32, 0xFFFFFFFF)
         narrow = self._torch.from_numpy(tokens.view(signed)).to(self._device, non_blocking=True)
-        if self._device.type == "cuda":
-            self._hold(tokens)
+        if self._new_event is not None:
+            self._hold(tokens, self._new_event())
         return narrow.long().bitwise_and_(mask)
 
-    def _hold(self, tokens: NDArray[Any]) -> None:
-        event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def _hold(self, tokens: NDArray[Any], event: Any) -> None:
         event.record()
         self._in_flight.append((event, tokens))
         while self._in_flight and self._in_flight[0][0].query():
@@ -64,7 +66,7 @@ def empty_buffer(shape: tuple[int, int], dtype: np.dtype[Any], *, pin_memory: bo
         return np.empty(shape, dtype)
     import torch
 
-    if not torch.cuda.is_available():
+    if not accelerator.is_available():
         return np.empty(shape, dtype)
     raw = torch.empty(shape[0] * shape[1] * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
     pinned: NDArray[Any] = raw.numpy().view(dtype).reshape(shape)

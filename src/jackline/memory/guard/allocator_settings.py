@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 # torch 2.9 reads only the old name, later versions prefer the new one: both are always set to the same value.
+from jackline import accelerator
+
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
 # Memory the driver and other libraries take after start: NCCL buffers, cuDNN plans, kernels loaded late.
@@ -51,11 +53,9 @@ def cap_where_spilling() -> float | None:
 
 def cap_allocator() -> float | None:
     """Cap this process at what is free now; None without a GPU. Call it once, before the model is on the GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
+    if not accelerator.is_available():
         return None
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
-    fraction = allocator_fraction(free_bytes + torch.cuda.memory_reserved(), total_bytes)
-    torch.cuda.set_per_process_memory_fraction(fraction)
+    free_bytes, total_bytes = accelerator.memory_info()
+    fraction = allocator_fraction(free_bytes + accelerator.reserved_bytes(), total_bytes)
+    accelerator.limit_memory(fraction)
     return fraction

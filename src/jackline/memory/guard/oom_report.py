@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jackline import accelerator
 from jackline.machine.readings import GpuReading
 from jackline.memory.guard.oom import OomNumbers
 from jackline.units import format_bytes
@@ -141,11 +142,11 @@ def clean_up() -> CleanUp:
 
     from jackline.memory.guard.safe_step import free_caches
 
-    if not torch.cuda.is_available():
+    if not accelerator.is_available():
         return CleanUp(0, 0, 0)
-    before = torch.cuda.memory_reserved()
+    before = accelerator.reserved_bytes()
     clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear_workspaces is not None:
         clear_workspaces()
     free_caches()
-    return CleanUp(before, torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
+    return CleanUp(before, accelerator.reserved_bytes(), accelerator.allocated_bytes())

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from jackline import accelerator
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.compiled import is_compiled_static, uses_cuda_graphs
 from jackline.memory.guard.oom import first_line, is_out_of_memory, read_numbers
@@ -321,9 +321,9 @@ def plain_step(
 def free_caches() -> None:
     """Release unused cached memory of the GPU. Of use only once no exception's traceback is alive any more."""
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    if accelerator.is_open():
+        accelerator.synchronize()
+        accelerator.empty_cache()
 
 
 def batch_dependent(model: nn.Module) -> set[str]:

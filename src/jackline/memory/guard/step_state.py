@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jackline import accelerator
+
 _STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
 # Copies larger than this are kept in host memory, so that the copies themselves cannot run the GPU out of memory.
@@ -26,25 +28,25 @@ class Generators:
     """The state of every RNG a step may draw from. Saving it takes about 50 us."""
 
     torch_cpu: Tensor
-    torch_cuda: tuple[Tensor, ...]
+    torch_gpu: tuple[Tensor, ...]
     python: object
     numpy: Any
 
     @classmethod
     def take(cls) -> Generators:
         numpy = sys.modules.get("numpy")
-        is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        is_on_gpu = accelerator.is_open()
         return cls(
             torch.get_rng_state(),
-            tuple(torch.cuda.get_rng_state_all()) if is_on_gpu else (),
+            tuple(accelerator.rng_states()) if is_on_gpu else (),
             random.getstate(),
             numpy.random.get_state() if numpy is not None else None,
         )
 
     def put_back(self) -> None:
         torch.set_rng_state(self.torch_cpu)
-        if self.torch_cuda:
-            torch.cuda.set_rng_state_all(list(self.torch_cuda))
+        for index, state in enumerate(self.torch_gpu):
+            accelerator.set_rng_state(state, index)
         random.setstate(self.python)  # type: ignore[arg-type]
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from jackline import accelerator
 from jackline.memory.guard.oom import is_out_of_memory
 from jackline.memory.guard.safe_step import free_caches
 from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Plan, Room, room_of, split_batch
 from jackline.memory.plan.gpus import GpuModel
-from jackline.memory.plan.rehearse import CpuMeter, CudaMeter, Meter, Peaks
+from jackline.memory.plan.rehearse import CpuMeter, GpuMeter, Meter, Peaks
 from jackline.memory.predict.job import Job
 from jackline.memory.predict.step import Prediction
 
@@ -23,7 +24,7 @@ _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def has_gpu() -> bool:
-    return torch.cuda.is_available()
+    return accelerator.is_available()
 
 
 def plan_by_measuring(job: Job, gpu: GpuModel, *, device: str = "cuda", room: Room | None = None) -> Plan:
@@ -77,11 +78,11 @@ class _Trials:
         self._job, self._device, self._budget = job, device, budget_bytes
         with torch.device(device):
             self._model = job.build(job.options).to(device).train()
-        is_on_gpu = device == "cuda"
+        is_on_gpu = accelerator.is_gpu(device)
         weights = [weight for weight in self._model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(weights, lr=0.0, fused=is_on_gpu)
         held = [*self._model.parameters(), *self._model.buffers()]
-        self._meter: Meter = CudaMeter() if is_on_gpu else CpuMeter(held)
+        self._meter: Meter = GpuMeter() if is_on_gpu else CpuMeter(held)
 
     def peaks(self, micro_batch: int) -> Peaks | None:
         """The peaks of two updates with two slices each; None when they run out of memory or exceed the budget."""

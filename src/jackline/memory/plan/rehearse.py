@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from jackline import accelerator
 from jackline.memory.guard.oom import is_out_of_memory
 from jackline.memory.guard.safe_step import free_caches
 from jackline.memory.guard.step_state import Generators, Scaler
@@ -58,16 +59,16 @@ class Meter(Protocol):
     def measure(self, act: Callable[[], object]) -> Peaks: ...
 
 
-class CudaMeter:
+class GpuMeter:
     """The caching allocator's own figures."""
 
     def measure(self, act: Callable[[], object]) -> Peaks:
         free_caches()
-        torch.cuda.reset_peak_memory_stats()
+        accelerator.reset_peaks()
         act()
-        torch.cuda.synchronize()
-        free_bytes, total_bytes = torch.cuda.mem_get_info()
-        return Peaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total_bytes - free_bytes)
+        accelerator.synchronize()
+        free_bytes, total_bytes = accelerator.memory_info()
+        return Peaks(accelerator.peak_allocated_bytes(), accelerator.peak_reserved_bytes(), total_bytes - free_bytes)
 
 
 @dataclass
@@ -103,7 +104,7 @@ def rehearse(
 
     Weights (and a resumed optimizer's state) are kept in host memory meanwhile: 4 to 12 bytes per weight.
     """
-    meter = meter or (CudaMeter() if torch.cuda.is_available() else CpuMeter([*model.parameters(), *model.buffers()]))
+    meter = meter or (GpuMeter() if accelerator.is_available() else CpuMeter([*model.parameters(), *model.buffers()]))
     peaks: dict[str, Peaks] = {}
     failed_act = error_text = ""
     with _unchanged(model, optimizer, scaler):

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.models.nsa import reference
 from jackline.models.nsa.reference import Branches, Memory
 from jackline.models.nsa.shape import NSAShape
@@ -21,7 +22,7 @@ _SAME_CHOICE = 0.97  # the remaining differences come from scores that rounding 
 def why_no_kernels(shape: NSAShape, device: torch.device, dtype: torch.dtype) -> str:
     """Why the kernels cannot be used. Empty when they can: they were run and gave the right output, gradients and
     choice of blocks."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float32):
+    if not accelerator.is_gpu(device) or dtype not in (torch.bfloat16, torch.float32):
         return "they need bf16 or float32 on a GPU"
     widths = {"head_width": shape.head_width, "block_length": shape.block_length}
     for name, width in widths.items():

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.data.loader.order import Permutation, mix
 from jackline.errors import CannotResume
 from jackline.recipes.agab.data.prepared import AffinityData
@@ -194,10 +195,10 @@ class Pairs:
 
 
 def fits_on(data: AffinityData, device: torch.device) -> bool:
-    if device.type != "cuda":
+    if not accelerator.is_gpu(device):
         return False  # a map of the page cache is memory enough
     needed = data.antibody.nbytes + data.antigen.nbytes
-    return needed < _SHARE_OF_FREE * torch.cuda.mem_get_info(device)[0]
+    return needed < _SHARE_OF_FREE * accelerator.memory_info(device)[0]
 
 
 def _on_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jackline import accelerator
 from jackline.errors import UsageError
 from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.allocator_settings import allocator_environment, cap_where_spilling
@@ -113,12 +114,12 @@ class GpuMemory:
             "num_shrinks": len(safe.changes) if safe else 0,
             "last_oom": self.last_oom,
         }
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if accelerator.is_open():
             found["gpu"] = {
-                "allocated_bytes": torch.cuda.memory_allocated(),
-                "reserved_bytes": torch.cuda.memory_reserved(),
-                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+                "allocated_bytes": accelerator.allocated_bytes(),
+                "reserved_bytes": accelerator.reserved_bytes(),
+                "peak_allocated_bytes": accelerator.peak_allocated_bytes(),
+                "peak_reserved_bytes": accelerator.peak_reserved_bytes(),
             }
         return found
 
@@ -221,7 +222,7 @@ def _first_words(facts: OomFacts, phase: str) -> str:
 
 def _others(numbers: OomNumbers) -> tuple[GpuUser, ...]:
     """The GPU's other users: from the driver, or from the error's text if the driver's library is missing."""
-    reserved = torch.cuda.memory_reserved() if torch.cuda.is_available() else None
+    reserved = accelerator.reserved_bytes() if accelerator.is_available() else None
     found = other_users(read_gpus(), (), own_bytes=reserved)
     known = {user.pid for user in found} | {os.getpid()}
     return (*found, *(GpuUser(pid, "", size) for pid, size in numbers.neighbours if pid not in known))
@@ -232,7 +233,7 @@ def prepare_gpu() -> None:
 
     Also set a cap where the driver would spill into host memory. What cannot be set is left unchanged.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not accelerator.is_open():
         # PyTorch reads this at the first use of the GPU, not at its import.
         os.environ.update(allocator_environment(os.environ))
     with contextlib.suppress(RuntimeError):

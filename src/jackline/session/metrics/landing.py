@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from jackline import accelerator
+
 PAGE = 128  # slots; making a page takes about 0.1 ms
 _KEPT = 64  # pages: those that a long stall needed are not kept for ever
 # Dtypes that the host reads directly. Any other is cast by the copy, which costs one more kernel.
@@ -82,7 +84,7 @@ class CudaLanes:
         self._lanes: dict[tuple[int, int, torch.dtype], Lane] = {}
         # Getting the stream as an object takes 2 us, getting its ID 0.1.
         self._stream_number: Callable[[int], int] = getattr(
-            torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+            torch._C, "_cuda_getCurrentRawStream", lambda device: accelerator.current_stream(device).cuda_stream
         )
 
     def land(self, value: torch.Tensor) -> Place:
@@ -91,7 +93,7 @@ class CudaLanes:
         lane = self._lanes.get(key)
         if lane is None:
             kind = value.dtype if value.dtype in _PLAIN else torch.float64
-            lane = Lane(torch.cuda.current_stream(device), lambda: make_buffer(kind, is_pinned=True))
+            lane = Lane(accelerator.current_stream(device), lambda: make_buffer(kind, is_pinned=True))
             self._lanes[key] = lane
         return lane.land(value)
 

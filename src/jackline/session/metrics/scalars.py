@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from jackline import accelerator
 from jackline.errors import UsageError
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.session.metrics.landing import CudaLanes, Place, mark_arrival, read_places
@@ -51,7 +52,7 @@ class Scalars:
                 taken[name] = _take_other(name, value)
             elif value.numel() != 1:
                 raise UsageError(f"log({name}=...) has {value.numel()} numbers", hint=f"log({name}=value.mean())")
-            elif value.is_cuda:
+            elif accelerator.is_on_gpu(value):
                 taken[name] = self._lanes.land(value)
                 continue
             else:

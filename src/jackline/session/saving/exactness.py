@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from jackline import accelerator
 from jackline.session.metrics.reporting import say
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -17,13 +18,13 @@ def make_exact() -> None:
     From now on an operation without a deterministic kernel raises and names itself.
     """
     if _WORKSPACE not in os.environ:
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if accelerator.is_open():
             say(f"exact=True: set {_WORKSPACE}=:4096:8 before CUDA is used, or matrix products may differ")
         os.environ[_WORKSPACE] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    if torch.cuda.is_available():
+    if accelerator.is_available():
         import torch._inductor.config as inductor
 
         inductor.max_autotune = False

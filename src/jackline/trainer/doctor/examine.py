@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jackline import accelerator
 from jackline.errors import EXIT_DONE, JacklineError
 from jackline.machine.disk import read_disk
 from jackline.machine.gpu.watch import read_gpus
@@ -148,10 +149,10 @@ def device_findings(config: TrainConfig) -> Iterator[Finding]:
 
     version, device = torch.__version__, choose_device(config)
     gpus = read_gpus(5.0)
-    if device.type == "cuda" and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability(device)
+    if accelerator.is_gpu(device) and accelerator.is_available():
+        capability = accelerator.capability(device)
         yield judge_gpu(device_name(device), capability, torch.cuda.get_arch_list(), version)
-    elif device.type == "cuda" or (gpus and config.device == "auto"):
+    elif accelerator.is_gpu(device) or (gpus and config.device == "auto"):
         if gpus:
             yield judge_unused_gpu(gpus[0].name, version, torch.version.cuda)
         else:
@@ -166,15 +167,16 @@ def device_findings(config: TrainConfig) -> Iterator[Finding]:
     except JacklineError as error:
         yield Finding("precision", "problem", error.message, error.hint or "")
         return
-    has_bf16 = "" if device.type != "cuda" else f"; bf16 on this GPU: {'yes' if precision_bf16(device) else 'no'}"
+    has_bf16 = (
+        "" if not accelerator.is_gpu(device) else f"; bf16 on this GPU: {'yes' if precision_bf16(device) else 'no'}"
+    )
     asked = "chosen for this device" if config.precision == "auto" else "as asked"
     yield Finding("precision", "ok", f"{precision}, {asked}{has_bf16}")
 
 
 def precision_bf16(device: Any) -> bool:
-    import torch
 
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    return accelerator.capability(device)[0] >= 8
 
 
 def _try_everything(config: TrainConfig, request: Request, console: Console, tell: Tell) -> None:
@@ -238,7 +240,7 @@ def _try_model(config: TrainConfig, request: Request, found: Any, console: Conso
     device = choose_device(config)
     precision, free_bytes = choose_precision(config.precision, device), _free_memory(device)
     tell(Finding("model", "ok", describe_shape(config.model, shape_of(config, found.vocab_size))))
-    if device.type != "cuda":
+    if not accelerator.is_gpu(device):
         # Before it is built: on a CPU too much memory ends other people's programs too.
         with console.phase("doctor", "predicting the memory of a step"):
             needed = predict_host_bytes(config, found.vocab_size, precision)
@@ -318,7 +320,7 @@ def _try_memory(task: Task, free_bytes: int, console: Console) -> _Memory:
     """Rehearsed, and measured."""
     from jackline.trainer.planning.rehearsal import rehearse_step
 
-    chosen, is_on_gpu = task.chosen, task.learner.device.type == "cuda"
+    chosen, is_on_gpu = task.chosen, accelerator.is_gpu(task.learner.device)
     plan = f"batch {task.config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch}"
     where = "on the GPU" if is_on_gpu else "of host memory"
     try:
@@ -342,7 +344,7 @@ def _time_facts(config: TrainConfig, task: Task, step_s: float) -> TimeFacts:
     forward_s = step_s / 3 / max(1, task.counting.per_step) * config.val_tokens
     decision = decide(
         config.compile,
-        has_gpu=task.learner.device.type == "cuda",
+        has_gpu=accelerator.is_gpu(task.learner.device),
         can_compile=why_not(task.learner.device) if config.compile != "off" else "",
         steps_left=task.total_steps,
         eager_step_s=guess_step_s(task),
@@ -361,10 +363,9 @@ def _time_facts(config: TrainConfig, task: Task, step_s: float) -> TimeFacts:
 
 
 def _free_memory(device: Any) -> int:
-    import torch
 
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+    if accelerator.is_gpu(device):
+        return int(accelerator.memory_info()[0])
     reading = read_memory([os.getpid()])
     return max(0, reading.limit.limit_bytes - reading.used_bytes)
 

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.checkpoint.engine import CheckpointEngine
 from jackline.data.build.supply import open_data
 from jackline.data.loader.batches import ToDevice
@@ -134,7 +135,7 @@ def make_task(config: TrainConfig, device: torch.device, precision: Precision, f
         loader=found.loader,
         shape=shape,
         attention=choose_attention(config.attention, device),
-        chosen=choose_micro_batch(config, shape, precision, is_on_gpu=device.type == "cuda"),
+        chosen=choose_micro_batch(config, shape, precision, is_on_gpu=accelerator.is_gpu(device)),
         schedule=schedule_of(config, total_steps),
         total_steps=total_steps,
         additions=additions,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jackline import accelerator
 from jackline.memory.plan.gpus import Precision
 from jackline.trainer.startup.precision import lower_weights
 
@@ -93,7 +94,7 @@ class MasterAdamW(torch.optim.Optimizer):
         scale, self._scale = self._scale, None
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights and weights[0].is_cuda and self._find_kernel():
+            if weights and accelerator.is_on_gpu(weights[0]) and self._find_kernel():
                 self._kernel.update(group, weights, self.state, scale)
             elif weights:
                 self._update(group, weights, scale)

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from jackline import accelerator
 from jackline.memory.plan.choose import Plan, Room, plan, room_of
 from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu
 from jackline.memory.plan.rehearse import corrected_room
@@ -94,11 +95,10 @@ def choose_micro_batch(
         whole = "the whole batch: no micro-batching on a CPU"
         square = "plain attention takes memory with the square of the sequence"
         return _chosen(config, micro_batch, whole if micro_batch == config.batch_size else square)
-    properties = torch.cuda.get_device_properties(0)
-    gpu = match_gpu(properties.name, properties.total_memory)
+    gpu = match_gpu(accelerator.name(), accelerator.total_bytes())
     # What this process holds already (context, weights) is in the prediction too. Asked of the driver and not of
     # nvidia-smi, which counts all GPUs of the machine and not those that this process may see.
-    free_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() + gpu.context_bytes
+    free_bytes = accelerator.memory_info()[0] + accelerator.reserved_bytes() + gpu.context_bytes
     try:
         plan_again = partial(plan_on, config, shape, precision, gpu)
         made = plan_again(_room(gpu, free_bytes, correction))

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from jackline import accelerator
 from jackline.errors import JacklineError
 from jackline.memory.plan.rehearse import (
     CpuMeter,
-    CudaMeter,
+    GpuMeter,
     Meter,
     Peaks,
     Rehearsal,
@@ -60,8 +61,8 @@ class _TimedMeter:
         peaks = self._inner.measure(act)
         began_s = time.perf_counter()
         act()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
+        if accelerator.is_gpu(self._device):
+            accelerator.synchronize()
         self.seconds.append(time.perf_counter() - began_s)
         return peaks
 
@@ -196,7 +197,7 @@ def _try(task: Task, micro_batch: int) -> tuple[Rehearsal, float, float]:
         model.train()
 
     held = [*model.parameters(), *model.buffers()]
-    meter = _TimedMeter(CudaMeter() if learner.device.type == "cuda" else CpuMeter(held), learner.device)
+    meter = _TimedMeter(GpuMeter() if accelerator.is_gpu(learner.device) else CpuMeter(held), learner.device)
     acts = {"step": step, "evaluation": evaluate}
     found = rehearse(acts, model, learner.optimizer, scaler=scaler, meter=meter)
     step_s, eval_s = (*meter.seconds, 0.0, 0.0)[:2]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from jackline import accelerator
 from jackline.machine.gpu.watch import read_gpus
 from jackline.settings import Setting, groups_of
 from jackline.trainer.config import Resolved, TrainConfig
@@ -98,7 +99,7 @@ def _planned(config: TrainConfig) -> tuple[int, str, str]:
     device = choose_device(config)
     precision = choose_precision(config.precision, device)
     shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
-    chosen = choose_micro_batch(config, shape, precision, is_on_gpu=device.type == "cuda")
+    chosen = choose_micro_batch(config, shape, precision, is_on_gpu=accelerator.is_gpu(device))
     return chosen.micro_batch, precision, chosen.text
 
 

@@ -22,6 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from jackline import accelerator
 from jackline.errors import JacklineError
 from jackline.machine.memory import effective_limit
 from jackline.rundir.layout import RunDir
@@ -309,19 +310,19 @@ def plain_numbers(values: Mapping[str, float | Tensor]) -> dict[str, float]:
 
 
 def memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
+    if accelerator.is_gpu(device):
+        return accelerator.reserved_bytes(device)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
+    if accelerator.is_gpu(device):
+        return accelerator.peak_reserved_bytes(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _limit_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if accelerator.is_gpu(device):
+        return accelerator.total_bytes(device)
     return effective_limit().limit_bytes

@@ -12,6 +12,7 @@ import os
 import time
 from typing import Any
 
+from jackline import accelerator
 from jackline.machine import procfs
 from jackline.machine.gpu.watch import has_device_file, read_gpus
 from jackline.machine.proc import read_command
@@ -57,19 +58,17 @@ def _queued_s() -> float | None:
 
 def _allocator_retries() -> int | None:
     """None without a GPU in use."""
-    import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not accelerator.is_open():
         return None
-    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+    return accelerator.num_allocator_retries()
 
 
 def _gpu() -> dict[str, Any]:
     if not has_device_file():
         return {}
-    import torch
 
-    index = torch.cuda.current_device()
+    index = accelerator.current_device().index
     found: dict[str, Any] = {}
     gpus = read_gpus()
     if index < len(gpus):

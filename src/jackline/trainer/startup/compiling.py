@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from jackline import accelerator
+
 Mode = Literal["auto", "on", "off"]
 # Measured on an H200 with a GPT-2 of 124M (bench/throughput.py); smaller models compile as slowly.
 COLD_S = 40.0
@@ -60,13 +62,13 @@ def _span(seconds: float) -> str:
 
 def why_not(device: torch.device) -> str:
     """Empty when this machine can compile."""
-    if device.type == "cuda":
+    if accelerator.is_gpu(device):
         try:
             import triton  # noqa: F401
         except ImportError:
             return "Triton is not installed"
-        if torch.cuda.get_device_capability(device)[0] < _FIRST_GPU:
-            return f"Triton does not know {torch.cuda.get_device_name(device)}"
+        if accelerator.capability(device)[0] < _FIRST_GPU:
+            return f"Triton does not know {accelerator.name(device)}"
     if not any(shutil.which(name) for name in ("cc", "gcc", "g++", "clang")):
         return "there is no C compiler on this machine"
     return ""

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from jackline import accelerator
+
 if TYPE_CHECKING:
     from jackline.trainer.config import TrainConfig
 
 
 def choose_device(config: TrainConfig) -> torch.device:
     if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return accelerator.choose()
     return torch.device(config.device)
 
 
 def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if accelerator.is_gpu(device):
+        return accelerator.name(device)
     return f"CPU, {torch.get_num_threads()} threads of {os.cpu_count()} cores"

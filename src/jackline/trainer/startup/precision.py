@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from jackline import accelerator
 from jackline.errors import UsageError
 from jackline.memory.plan.gpus import Precision
 
@@ -24,17 +25,15 @@ _HOPPER = 9
 
 def choose_precision(asked: Asked, device: torch.device) -> Precision:
     """What `asked` means on this device; UsageError for what it cannot do."""
-    if device.type != "cuda":
+    if not accelerator.is_gpu(device):
         if asked == "fp16":
             raise UsageError("fp16 needs a GPU: its loss scaling is of no use on a CPU", hint="use fp32 or bf16")
         return "fp32" if asked == "auto" else asked
-    major = torch.cuda.get_device_capability(device)[0]
+    major = accelerator.capability(device)[0]
     if asked == "auto":
         return "bf16-weights" if major >= _AMPERE else "fp16"
     if asked.startswith("bf16") and major < _AMPERE:
-        raise UsageError(
-            f"{torch.cuda.get_device_name(device)} (sm_{major}x) has no bf16", hint="precision=fp16, or auto"
-        )
+        raise UsageError(f"{accelerator.name(device)} (sm_{major}x) has no bf16", hint="precision=fp16, or auto")
     return asked
 
 
@@ -57,11 +56,11 @@ def lower_weights(model: nn.Module, precision: Precision) -> None:
 
 def choose_attention(asked: Attention, device: torch.device) -> Attention:
     """On Hopper cuDNN's kernels: 0.80 ms against flash's 1.07 for a layer of GPT-2 (bench/throughput.py)."""
-    if device.type != "cuda":
+    if not accelerator.is_gpu(device):
         return "plain"
     if asked != "auto":
         return asked
-    major = torch.cuda.get_device_capability(device)[0]
+    major = accelerator.capability(device)[0]
     return "cudnn" if major >= _HOPPER else "flash" if major >= _AMPERE else "plain"
 
 

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from jackline import accelerator
+
 if TYPE_CHECKING:
     import torch
 
@@ -103,7 +105,7 @@ def without_collecting() -> Iterator[None]:
 def open_gpu(device: torch.device) -> threading.Thread:
     """Begins to open it; join before the device is used. What goes wrong is found again there, and told there."""
     thread = threading.Thread(target=_open, args=(device,), daemon=True, name="jackline-open-card")
-    if device.type == "cuda":
+    if accelerator.is_gpu(device):
         thread.start()
     return thread
 
@@ -124,7 +126,7 @@ def _open(device: torch.device) -> None:
 
     with contextlib.suppress(RuntimeError):
         torch.empty(1, device=device)
-        torch.cuda.synchronize(device)
+        accelerator.synchronize(device)
 
 
 def leave(code: int) -> NoReturn:

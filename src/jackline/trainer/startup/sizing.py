@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from jackline import accelerator
 from jackline.errors import JacklineError
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, room_of
 from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu
@@ -31,13 +32,12 @@ def settle_size(resolved: Resolved, run: RunDir | None, device: torch.device, co
     if before := _size_before(resolved.config, run):
         console.say(f"model=auto: {before}, as in the attempt before", "plan")
         return _with_size(resolved, before)
-    if device.type != "cuda":
+    if not accelerator.is_gpu(device):
         smallest = _sizes(resolved.config)[-1]
         console.say(f"model=auto: {smallest}, the smallest, because there is no GPU here", "plan")
         return _with_size(resolved, smallest)
-    properties = torch.cuda.get_device_properties(device)
-    gpu = match_gpu(properties.name, properties.total_memory)
-    free_bytes = torch.cuda.mem_get_info(device)[0] + gpu.context_bytes
+    gpu = match_gpu(accelerator.name(device), accelerator.total_bytes(device))
+    free_bytes = accelerator.memory_info(device)[0] + gpu.context_bytes
     with console.phase("plan", f"model=auto: which size fits on {gpu.name}"):
         return choose_size(resolved, gpu, free_bytes, console)
 

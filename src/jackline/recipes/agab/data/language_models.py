@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jackline import accelerator
 from jackline.errors import JacklineError, UsageError
 from jackline.recipes.agab.data.weights import PIP_LINE, Weights
 
 MAX_RESIDUES = 1022  # ESM-2 was trained on 1,024 tokens, two of them special
 SHARD_ROWS = 512
-_TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 32768}
+_TOKENS_PER_BATCH = {False: 4096, True: 32768}  # on a GPU or not
 _MAX_UNKNOWN_SHARE = 0.5
 _TO_X = {"esm": bytes.maketrans(b"J", b"X"), "t5": bytes.maketrans(b"UZOBJ", b"XXXXX")}
 
@@ -58,7 +59,7 @@ class LanguageModelEncoder:
         self._weights = weights
         self._device = device
         self._model: Model | None = None
-        self._tokens_per_batch = _TOKENS_PER_BATCH["cuda" if device.startswith("cuda") else "cpu"]
+        self._tokens_per_batch = _TOKENS_PER_BATCH[accelerator.is_gpu(device)]
 
     def encode(self, sequences: list[bytes], moved: Callable[[int], None]) -> NDArray[np.float16]:
         """A row for every canonical sequence; work goes from long to short, so that running out comes first."""
@@ -95,10 +96,8 @@ class LanguageModelEncoder:
     def release(self) -> None:
         """A second encoder, and the training after it, need the room."""
         self._model = None
-        if self._device.startswith("cuda"):
-            import torch
-
-            torch.cuda.empty_cache()
+        if accelerator.is_gpu(self._device):
+            accelerator.empty_cache()
 
     def _ready(self) -> Model:
         self.load()
@@ -150,8 +149,8 @@ def _forward(network: Any, ids: Any, attention: Any) -> Any:
     """On a GPU in half precision, as exact as its TF32; once more in full where numbers became too large."""
     import torch
 
-    if ids.device.type == "cuda":
-        with torch.autocast("cuda", torch.float16):
+    if accelerator.is_gpu(ids.device):
+        with torch.autocast(ids.device.type, torch.float16):
             hidden = network(input_ids=ids, attention_mask=attention).last_hidden_state
         if bool(torch.isfinite(hidden[attention.bool()]).all()):
             return hidden
