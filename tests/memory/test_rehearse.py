@@ -14,18 +14,18 @@ from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.plan.rehearse import (
     Peaks,
     Rehearsal,
+    compare_with_plan,
     corrected_room,
     correction_of,
-    load_correction,
     must_plan_again,
     rehearse,
-    store_correction,
 )
 from jackline.memory.predict.job import StepOptions
 from jackline.memory.predict.step import predict
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.memory import read_memory, write_memory
 from tests.memory.injected import OutOfMemoryAt
 from tests.memory.jobs import gpt_job
 
@@ -155,9 +155,9 @@ def test_the_corrected_room_is_smaller_and_has_less_margin() -> None:
 
 def test_the_correction_is_kept_in_the_run(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert load_correction(run) is None
+    assert read_memory(run).usable_correction is None
     predicted = predict(gpt_job(SHAPE, length=32), 2, GPU_MODELS["T4"])
-    store_correction(run, predicted, measured_of(int(predicted.peak_allocated_bytes * 1.25)))
-    assert load_correction(run) == pytest.approx(1.25, rel=1e-6)
+    write_memory(run, compare_with_plan(predicted, measured_of(int(predicted.peak_allocated_bytes * 1.25))))
+    assert read_memory(run).usable_correction == pytest.approx(1.25, rel=1e-6)
     run.memory_file.write_text('{"correction": "much"}')
-    assert load_correction(run) is None
+    assert read_memory(run).usable_correction is None

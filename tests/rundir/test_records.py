@@ -19,6 +19,7 @@ from jackline.rundir.intent import Intent, read_intent, write_intent
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.exit import ExitRecord, read_exit, write_exit
+from jackline.rundir.records.memory import MemoryRecord
 from jackline.rundir.records.session import SessionRecord, read_session, write_session
 from jackline.rundir.records.start import StartRecord, WaitRecord, read_start, write_start
 from jackline.rundir.records.stop_request import StopRequest, read_stop_request, write_stop_request
@@ -30,6 +31,7 @@ from jackline.rundir.records.supervisor import (
     read_supervisor,
     write_supervisor,
 )
+from jackline.rundir.registry import RegistryEntry
 from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.supervisor.options import SuperviseOptions
 from tests.rundir.made import make_run, this_process
@@ -107,6 +109,24 @@ WAIT = {
 START = {"child": ME, "keeper": ME, "started_at_s": 1794000000.0, "exec_errno": 2}
 STOP = {"at_s": 1794000000.0, "by": "jackline stop", "grace_s": 30.0, "asker": ME}
 EVENT = {"at_s": 1794000000.0, "event": "started", "text": "attempt 1", "attempt": 1, "argv": ["a"], "pid": 3}
+MEMORY = {
+    "micro_batch": 8,
+    "predicted_allocated_bytes": GIB,
+    "predicted_reserved_bytes": GIB,
+    "measured_allocated_bytes": GIB,
+    "measured_reserved_bytes": GIB,
+    "measured": {"step": {"allocated_bytes": GIB}},
+    "failed_act": "",
+    "correction": 1.05,
+    "rehearsed": {
+        "device": "CPU",
+        "settings": {"seq_len": 16},
+        "micro_batch": 8,
+        "step_s": 0.5,
+        "reserved_bytes": GIB,
+        "window_s": 0.1,
+    },
+}
 INTENT = {"restart": True, "why": "memory", "settings": {"num_workers": 2}}
 
 
@@ -131,6 +151,8 @@ RECORDS: dict[str, tuple[Read, Callable[[], Any]]] = {
     "stop request": (StopRequest.from_json, lambda: STOP),
     "event": (EventRecord.from_json, lambda: EVENT),
     "intent": (Intent.from_json, lambda: INTENT),
+    "memory": (MemoryRecord.from_json, lambda: MEMORY),
+    "registry": (RegistryEntry.from_json, lambda: {"path": "/runs/a", "registered_at_s": 1794000000.0}),
     "process": (ProcessId.from_json, lambda: ME),
 }
 NASTY: list[Any] = [

@@ -13,8 +13,8 @@ import pytest
 from jackline.errors import UsageError
 from jackline.memory.plan.choose import Room
 from jackline.memory.plan.gpus import find_gpu
-from jackline.memory.plan.rehearse import load_correction
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.memory import read_memory
 from jackline.trainer.build import build_language
 from jackline.trainer.config import resolve
 from jackline.trainer.language import LanguageTask
@@ -57,7 +57,7 @@ def test_what_was_measured_is_kept_and_a_plan_far_off_is_made_anew(
     said = capsys.readouterr().out
     assert "of what was predicted: planned anew, micro-batch 8 (fits)" in said
     assert "one step at micro-batch 8, measured and undone" in said
-    stored = load_correction(RunDir(tmp_path))
+    stored = read_memory(RunDir(tmp_path)).usable_correction
     assert stored is not None
     assert stored < 0.97
 
@@ -76,7 +76,7 @@ def test_a_plan_that_holds_is_kept(task: LanguageTask, tmp_path: Path, capsys: p
     remember(RunDir(tmp_path), planned, found)
 
     assert found.micro_batch == measured.micro_batch == 8
-    correction = load_correction(RunDir(tmp_path))
+    correction = read_memory(RunDir(tmp_path)).usable_correction
     assert correction is not None
     said = capsys.readouterr().out
     assert ("planned anew" in said) == (abs(correction - 1) > 0.03)

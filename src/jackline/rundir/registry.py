@@ -8,12 +8,30 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.fields import decode, encode
 
 MAX_ENTRIES = 500
+
+
+@dataclass(frozen=True)
+class RegistryEntry:
+    """Where a run was when it was registered."""
+
+    path: str | None = None
+    registered_at_s: float | None = None
+
+    @staticmethod
+    def from_json(raw: object) -> RegistryEntry:
+        return decode(RegistryEntry, raw)
+
+    def to_json(self) -> dict[str, Any]:
+        return encode(self)
 
 
 def state_folder() -> Path:
@@ -36,7 +54,7 @@ def register(run: RunDir) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         entry = folder / (hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".json")
-        atomic.write_json(entry, {"path": str(path), "registered_at_s": time.time()})
+        atomic.write_json(entry, RegistryEntry(str(path), time.time()).to_json())
         _forget_oldest(folder)
     except OSError:
         return False
@@ -51,12 +69,9 @@ def registered_runs() -> list[RunDir]:
     except OSError:
         return []
     for entry in entries:
-        value = atomic.read_json(entry)
-        if isinstance(value, dict) and isinstance(value.get("path"), str):
-            run = RunDir(Path(value["path"]))
-            if run.has_run_file:
-                at_s = value.get("registered_at_s")
-                found.append((float(at_s) if isinstance(at_s, int | float) else 0.0, run))
+        known = RegistryEntry.from_json(atomic.read_json(entry))
+        if known.path is not None and (run := RunDir(Path(known.path))).has_run_file:
+            found.append((known.registered_at_s or 0.0, run))
     return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 

@@ -14,8 +14,8 @@ import torch
 from jackline import accelerator
 from jackline.checkpoint.format.catalogue import list_names
 from jackline.errors import UsageError
-from jackline.memory.plan.rehearse import load_correction
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.memory import read_memory
 from jackline.session.saving.exactness import make_exact
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus, count_steps, open_corpus
@@ -75,7 +75,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     schedule = schedule_of(config, total_steps)
     with console.phase("plan", "choosing a micro-batch"):
         # What an earlier attempt's rehearsal measured, so that this one need not plan twice.
-        correction = load_correction(RunDir(folder))
+        correction = read_memory(RunDir(folder)).usable_correction
         chosen = choose_micro_batch(
             config, shape, precision, is_on_gpu=accelerator.is_gpu(device), correction=correction
         )

@@ -23,8 +23,7 @@ from jackline.memory.guard.step_state import Generators, Scaler
 from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Room
 from jackline.memory.predict.step import Prediction
 from jackline.memory.predict.trace import Recorder
-from jackline.rundir import atomic
-from jackline.rundir.layout import RunDir
+from jackline.rundir.records.memory import MemoryRecord
 
 REPLAN_BEYOND = 0.03
 
@@ -189,26 +188,15 @@ def corrected_room(room: Room, correction: float) -> Room:
     return Room(room.gpu_bytes, MARGIN_AFTER_REHEARSAL, correction)
 
 
-def store_correction(run: RunDir, predicted: Prediction, measured: Rehearsal) -> None:
-    """Write memory.json. The next attempt plans with it."""
-    atomic.write_json(run.memory_file, correction_record(predicted, measured))
-
-
-def correction_record(predicted: Prediction, measured: Rehearsal) -> dict[str, Any]:
-    """What was predicted, what was measured, and their ratio."""
-    return {
-        "micro_batch": predicted.micro_batch,
-        "predicted_allocated_bytes": predicted.peak_allocated_bytes,
-        "predicted_reserved_bytes": predicted.peak_reserved_bytes,
-        "measured_allocated_bytes": measured.allocated_bytes,
-        "measured_reserved_bytes": measured.reserved_bytes,
-        "measured": {name: vars(peak) for name, peak in measured.peaks.items()},
-        "failed_act": measured.failed_act,
-        "correction": correction_of(predicted, measured),
-    }
-
-
-def load_correction(run: RunDir) -> float | None:
-    record = atomic.read_json(run.memory_file)
-    value = record.get("correction") if isinstance(record, dict) else None
-    return float(value) if isinstance(value, int | float) and 0.2 < value < 5 else None
+def compare_with_plan(predicted: Prediction, measured: Rehearsal) -> MemoryRecord:
+    """What was predicted, what was measured, and their ratio. The next attempt plans with it."""
+    return MemoryRecord(
+        micro_batch=predicted.micro_batch,
+        predicted_allocated_bytes=predicted.peak_allocated_bytes,
+        predicted_reserved_bytes=predicted.peak_reserved_bytes,
+        measured_allocated_bytes=measured.allocated_bytes,
+        measured_reserved_bytes=measured.reserved_bytes,
+        measured={name: vars(peak) for name, peak in measured.peaks.items()},
+        failed_act=measured.failed_act,
+        correction=correction_of(predicted, measured),
+    )

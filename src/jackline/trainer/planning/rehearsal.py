@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,21 +22,19 @@ from jackline.memory.plan.rehearse import (
     Meter,
     Peaks,
     Rehearsal,
+    compare_with_plan,
     corrected_room,
     correction_of,
-    correction_record,
     must_plan_again,
     rehearse,
 )
-from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.memory import MemoryRecord, RehearsedRecord, read_memory, write_memory
 from jackline.trainer.config import identity
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup import compiling
 from jackline.trainer.task import Task
 from jackline.units import format_bytes, format_duration
-
-_KEPT = ("micro_batch", "step_s", "reserved_bytes", "window_s")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Rehearsed:
     step_s: float
     reserved_bytes: int
     window_s: float = 0.0
-    against_plan: Mapping[str, Any] = field(default_factory=dict)  # measured and predicted, where it was planned
+    against_plan: MemoryRecord = field(default_factory=MemoryRecord)  # measured and predicted, where it was planned
 
 
 class _TimedMeter:
@@ -97,27 +95,26 @@ def remember(run: RunDir, task: Task, rehearsed: Rehearsed | None) -> None:
     """memory.json, once the run's folder is one: what was measured against what was predicted, and that it fits."""
     if rehearsed is None:
         return
-    found = {**_conditions(task), **{name: getattr(rehearsed, name) for name in _KEPT}}
-    atomic.write_json(run.memory_file, {**rehearsed.against_plan, "rehearsed": found})
+    found = RehearsedRecord(
+        *_conditions(task), rehearsed.micro_batch, rehearsed.step_s, rehearsed.reserved_bytes, rehearsed.window_s
+    )
+    write_memory(run, replace(rehearsed.against_plan, rehearsed=found))
 
 
 def _remembered(run: RunDir, task: Task) -> Rehearsed | None:
     """Of an attempt before, when neither device nor settings have changed since (--continue-with-changes may)."""
-    record = atomic.read_json(run.memory_file)
-    found = record.pop("rehearsed", None) if isinstance(record, dict) else None
-    conditions = _conditions(task)
-    if record is None or not isinstance(found, dict) or {name: found.get(name) for name in conditions} != conditions:
+    record = read_memory(run)
+    found = record.rehearsed
+    if (found.device, found.settings) != _conditions(task) or not found.is_whole:
         return None
-    known = {name: found.get(name) for name in _KEPT}
-    if not all(isinstance(value, int | float) and value >= 0 for value in known.values()) or not known["micro_batch"]:
-        return None
-    return Rehearsed(**known, against_plan=record)  # type: ignore[arg-type]
+    known = (found.micro_batch or 0, found.step_s or 0.0, found.reserved_bytes or 0, found.window_s or 0.0)
+    return Rehearsed(*known, against_plan=replace(record, rehearsed=RehearsedRecord()))
 
 
-def _conditions(task: Task) -> dict[str, Any]:
+def _conditions(task: Task) -> tuple[str, dict[str, Any]]:
     """What a rehearsal is true for, as JSON has it."""
     settings: dict[str, Any] = json.loads(json.dumps(identity(task.config)))
-    return {"device": task.learner.device_name, "settings": settings}
+    return task.learner.device_name, settings
 
 
 @dataclass(frozen=True)
@@ -152,11 +149,11 @@ def _fit(task: Task, micro_batch: int, console: Console) -> _Attempt:
         micro_batch = max(1, micro_batch // 2)
 
 
-def _against_plan(task: Task, tried: _Attempt) -> dict[str, Any]:
+def _against_plan(task: Task, tried: _Attempt) -> MemoryRecord:
     made = task.chosen.made
     if made is None or tried.micro_batch != made.micro_batch:
-        return {}
-    return correction_record(made.prediction, tried.found)
+        return MemoryRecord()
+    return compare_with_plan(made.prediction, tried.found)
 
 
 def _planned_anew(task: Task, tried: _Attempt, console: Console) -> int:
