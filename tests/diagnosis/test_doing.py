@@ -150,7 +150,7 @@ def test_without_a_phase_the_wait_is_told_and_else_the_function() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("stopped", "stopped"),
+        ("stopped", "paused (SIGSTOP)"),
         ("keyboard", "waiting for keyboard input"),
         ("zombie", "dead, but its parent has not noticed"),
     ],

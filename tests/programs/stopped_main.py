@@ -1,5 +1,5 @@
 """The main process itself was stopped, as by Ctrl-Z or a debugger."""
-# expect: verdict=STUCK|SUSPECT marker=HERE says=stopped
+# expect: verdict=PAUSED marker=HERE "says=paused (SIGSTOP)"
 
 import os
 import signal

@@ -1,5 +1,5 @@
 """A worker was stopped (SIGSTOP, a forgotten Ctrl-Z, a debugger); the main process waits for its result."""
-# expect: verdict=STUCK label=STUCK_CHILD marker=HERE says=stopped
+# expect: verdict=PAUSED label=STOPPED_CHILD marker=HERE "says=paused (SIGSTOP)"
 
 import multiprocessing
 import os

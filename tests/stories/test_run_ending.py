@@ -93,6 +93,69 @@ def test_stop_lets_a_script_save_and_end(shell: Shell) -> None:
     assert json.loads(shell.jackline("status", "polite", "--json").out)["state"] == "stopped"
 
 
+WORKER_AND_SAVE = """
+import multiprocessing, signal, sys, time
+def work(connection):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        connection.send(connection.recv())
+if __name__ == "__main__":
+    ours, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(theirs,), daemon=True)
+    worker.start()
+    open("worker.pid", "w").write(str(worker.pid))
+    def save(number, frame):
+        ours.send("state")  # a save needs the worker
+        open("saved", "w").write(ours.recv())
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("training", flush=True)
+    while True:
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("who", ["main", "worker", "all"])
+def test_stop_of_a_paused_run_lets_it_save(shell: Shell, who: str) -> None:
+    """Ctrl-Z in another shell, `kill -STOP`, a batch system that suspends jobs: it handles no signal then."""
+    live = shell.start("run", "--name", "paused", "--", *shell.python("train.py", WORKER_AND_SAVE))
+    live.wait_for("training")
+    run = shell.run_dir("paused")
+    main, worker = run.child_pid(), int((shell.work / "worker.pid").read_text())
+    for pid in {"main": [main], "worker": [worker], "all": [main, worker]}[who]:
+        os.kill(pid, signal.SIGSTOP)
+    done = shell.jackline("stop", "paused", "--grace", "60s")
+    assert done.code == 0, done
+    assert (shell.work / "saved").read_text() == "state"
+    assert live.wait() == 75
+    assert run.exit()["exit_code"] == 75
+    assert "it was paused: continued process" in run.log()
+
+
+def test_a_paused_run_is_called_paused_and_neither_stuck_nor_restarted(shell: Shell) -> None:
+    text = "import os, time\nprint('training', flush=True)\nwhile not os.path.exists('done'):\n    time.sleep(0.05)"
+    options = ("--stuck-after", "1", "--quiet-after", "1", "--restart", "3", "--on-stuck", "restart")
+    live = shell.start("run", "--name", "held", *options, "--", *shell.python("train.py", text))
+    live.wait_for("training")
+    run = shell.run_dir("held")
+    os.kill(run.child_pid(), signal.SIGSTOP)
+
+    def verdict() -> dict[str, object]:
+        return json.loads((run.path / "supervisor.json").read_text())["verdict"]
+
+    wait_for(lambda: verdict()["kind"] == "PAUSED" and float(str(verdict()["for_s"])) > 4, "a long pause")
+    status = shell.jackline("status", "held")
+    assert "; paused (SIGSTOP) since " in status.out.splitlines()[0]
+    assert f"hint: `kill -CONT {run.child_pid()}` continues it" in status.out
+    assert "paused for " in shell.jackline("runs").out
+    live.wait_for("paused (SIGSTOP) since ")
+    (shell.work / "done").touch()
+    os.kill(run.child_pid(), signal.SIGCONT)
+    assert live.wait() == 0
+    assert "STUCK" not in run.log()
+    assert sorted(path.name for path in (run.path / "attempts").iterdir()) == ["001"]
+
+
 def test_stop_without_a_name_takes_the_only_live_run(shell: Shell) -> None:
     live = shell.start("run", "--", *shell.python("train.py", SAVES_ON_SIGTERM))
     live.wait_for("training")

@@ -94,7 +94,7 @@ _WAITING = {
     "poll": "waiting for events",
     "disk": "waiting for the disk",
     "file": "waiting on a file",
-    "stopped": "stopped",
+    "stopped": "paused",
     "zombie": "dead, but its parent has not noticed",
 }
 # These states take precedence over any phase: whatever the process was doing, it cannot continue.
@@ -122,6 +122,8 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str) -> Doing:
 
 def describe_wait(wait: Wait) -> str:
     """'waiting for the network (10.0.0.3:443)'; '' for a thread that runs or whose wait is unknown."""
+    if wait.kind == "stopped":
+        return f"paused ({wait.target or 'SIGSTOP'})"
     words = _WAITING.get(wait.kind, "")
     is_telling = wait.target and wait.kind in _WITH_TARGET and not wait.target.startswith(("pipe:", "socket:"))
     return f"{words} ({wait.target})" if words and is_telling else words

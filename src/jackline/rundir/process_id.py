@@ -61,13 +61,24 @@ def is_alive(process: ProcessId | None) -> bool:
 
 def read_start_ticks(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat; None for a process that does not exist or is a zombie."""
+    fields = _stat_fields(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def read_state(pid: int) -> str:
+    """The kernel's letter for a process: T when a signal stopped it, t when a tracer holds it; '' when it is gone."""
+    fields = _stat_fields(pid)
+    return fields[0].decode("ascii", "replace") if fields else ""
+
+
+def _stat_fields(pid: int) -> list[bytes]:
+    """/proc/PID/stat from the state on; empty for a process that does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return None
+        return []
     # The command name may contain spaces and parentheses, so count from the last parenthesis.
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return stat[stat.rfind(b")") + 2 :].split()
 
 
 @functools.cache

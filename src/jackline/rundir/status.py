@@ -34,6 +34,7 @@ class RunStatus:
     exit_code: int | None
     supervisor_state: SupervisorRecord
     exit: ExitRecord
+    is_bare: bool = False  # its last attempt was started without a supervisor
 
 
 def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None = None) -> RunStatus:
@@ -59,6 +60,7 @@ def _status(attempt: AttemptDir | None, state_file: SupervisorRecord, now: float
         exit_code=exit_file.exit_code,
         supervisor_state=state_file,
         exit=exit_file,
+        is_bare=bool(start.is_bare),
     )
 
 

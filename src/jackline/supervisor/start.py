@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jackline.errors import JacklineError
+from jackline.machine.proc import list_tree
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 from jackline.rundir.records.stop_request import StopRequest, write_stop_request
 from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.status import read_status
+from jackline.supervisor.child.process import continue_paused
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.request import StartAnswer, StartRequest
 
@@ -111,6 +113,8 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
         if is_alive(process) and process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
+                # A paused process would not handle the signal. The supervisor itself continues a paused command.
+                continue_paused([process.pid] if process is status.supervisor else list_tree(process.pid))
                 return process
     return None
 

@@ -297,7 +297,7 @@ class Supervisor:
         self.stopping, step = next_step(self.stopping, now_s)
         if step is not None:
             self.sent.append(SentSignal(time.time(), int(step.signal), self.stopping.why))
-            watch.command.send(step.signal, step.target)
+            watch.send(step.signal, step.target)
             self.events.emit("note", step.text)
 
     def _stop_asked_for(self) -> Stopping:

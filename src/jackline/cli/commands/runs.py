@@ -77,6 +77,8 @@ def state_word(view: RunView) -> str:
         return "alive, stale"
     if state == "alive" and (trouble := _trouble(view)):
         return f"alive, {trouble}"
+    if state == "unwatched" and view.pause is not None:
+        return f"unwatched, {_trouble(view)}"
     if state == "dead":
         cause = view.status.exit.cause
         return f"dead ({safe_text(cause, 30).replace('_', ' ')})" if cause else "dead (end not seen)"
@@ -86,6 +88,10 @@ def state_word(view: RunView) -> str:
 def _trouble(view: RunView) -> str:
     """'STUCK for 12 min', from the supervisor's verdict; '' while the run makes progress."""
     verdict = view.state.verdict
+    if view.pause is not None:
+        at_s = view.pause.since_s
+        length = f" for {format_duration(max(0.0, view.now_s - at_s))}" if at_s is not None else ""
+        return f"paused{length}"
     if not verdict.is_alarm:
         return ""
     return f"{verdict.kind} for {format_duration(verdict.for_s)}" if verdict.for_s is not None else str(verdict.kind)

@@ -48,9 +48,11 @@ def headline(view: RunView) -> str:
     state = view.status.state
     attempt = f"attempt {view.status.attempt}"
     if state == "alive":
-        return _alive(view, attempt)
+        return _alive(view, attempt) + _paused(view)
+    if state == "unwatched" and view.status.is_bare:
+        return f"alive in {attempt}, started without a supervisor{_paused(view)}"
     if state == "unwatched":
-        return f"alive in {attempt}, but unwatched: {_supervisor_gone(view)}"
+        return f"alive in {attempt}, but unwatched: {_supervisor_gone(view)}{_paused(view)}"
     if state == "elsewhere":
         return f"unknown from here: it was last seen {_seen(view)} on host '{_host(view)}', in {attempt}"
     if state == "empty":
@@ -72,6 +74,23 @@ def _alive(view: RunView, attempt: str) -> str:
     if view.status.is_stale:
         text += f"; stale: no heartbeat since {_seen(view)}, though its supervisor lives"
     return text
+
+
+def _paused(view: RunView) -> str:
+    """', paused (SIGSTOP) since 14:02:11 UTC (3 min ago)'; '' for a run that is not paused."""
+    if view.pause is None:
+        return ""
+    at_s = view.pause.since_s
+    since = f" since {clock(at_s, view.now_s)} ({format_duration(max(0.0, view.now_s - at_s))} ago)" if at_s else ""
+    return f"; {safe_text(view.pause.text.partition(':')[0], 60)}{since}"
+
+
+def _paused_pid(view: RunView) -> int | None:
+    """The process to continue; None when it is not paused, or when a debugger holds it."""
+    if view.pause is None or "SIGSTOP" not in view.pause.text:
+        return None
+    child = view.status.child
+    return view.state.verdict.pid if view.state.verdict.is_pause else (child.pid if child else None)
 
 
 def _supervisor_gone(view: RunView) -> str:
@@ -347,6 +366,10 @@ def hint_for(view: RunView) -> str:
     state = view.status.state
     if view.next_start is not None and view.next_start.hint:
         return safe_text(view.next_start.hint, 600)
+    if (pid := _paused_pid(view)) is not None:
+        return f"`kill -CONT {pid}` continues it; `jackline stop {name}` continues it, saves and ends it"
+    if state == "unwatched" and view.status.is_bare:
+        return f"`jackline why {name}` shows what it is doing; `jackline stop {name}` saves and ends it"
     if state == "unwatched":
         return f"`jackline watch {name}` takes over and watches it again"
     if state == "alive" and view.state.verdict.is_alarm:

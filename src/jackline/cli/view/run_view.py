@@ -14,6 +14,7 @@ from jackline.diagnosis.logs.curves import Curves, read_curves
 from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, judge_log, read_log_facts
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import is_alive, read_state
 from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import ProgressRecord, SupervisorRecord
 from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
     from jackline.cli.text.resume import NextStart
 
 LIVE = ("alive", "unwatched")
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A live run that was stopped by a signal or is held by a debugger; `since_s` is time.time()."""
+
+    text: str
+    since_s: float | None
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class RunView:
     log_verdict: LogVerdict
     now_s: float
     curves: Curves
+    pause: Pause | None = None
     next_start: NextStart | None = None  # only for `status`, because it searches the disk for checkpoints
 
     @property
@@ -97,8 +107,25 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
         curves=read_curves(run),
     )
     is_live = None if status.state == "elsewhere" else view.is_live
+    pause = _read_pause(view) if view.is_live else None
     verdict = judge_log(log, is_live=is_live, running_s=view.running_s, now_s=now_s)
-    return RunView(**{**view.__dict__, "log_verdict": verdict})
+    return RunView(**{**view.__dict__, "log_verdict": verdict, "pause": pause})
+
+
+def _read_pause(view: RunView) -> Pause | None:
+    """The supervisor's verdict; without a supervisor, what the kernel says about the main process now."""
+    status, verdict = view.status, view.state.verdict
+    if status.state == "alive" and not status.is_stale:
+        is_dated = status.last_seen_at_s is not None and verdict.for_s is not None
+        since_s = (status.last_seen_at_s or 0.0) - (verdict.for_s or 0.0) if is_dated else None
+        return Pause(verdict.text or "paused", since_s) if verdict.is_pause else None
+    if status.child is None or not is_alive(status.child):
+        return None
+    state = read_state(status.child.pid)
+    if state not in ("T", "t"):
+        return None
+    # Its own last heartbeat was written just before the pause.
+    return Pause("paused (SIGSTOP)" if state == "T" else "paused (by a debugger)", view.session.at_s)
 
 
 def _read_session(run: RunDir) -> SessionRecord:

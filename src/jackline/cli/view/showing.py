@@ -17,6 +17,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.status import read_status
+from jackline.supervisor.child.process import continue_paused
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.start import request_stop, start_supervisor, take_over_unless_watched
 
@@ -95,6 +96,7 @@ def interrupt(run: RunDir) -> bool:
     if supervisor is None or not is_alive(supervisor):
         return False
     os.kill(supervisor.pid, signal.SIGINT)
+    continue_paused([supervisor.pid])
     return True
 
 

@@ -13,7 +13,7 @@ from jackline.rundir.records.fields import decode, each, encode, left_out
 
 @dataclass(frozen=True)
 class VerdictRecord:
-    """PROGRESS, BUSY, SUSPECT or STUCK. `since_s` is only in older files, written before `for_s` existed."""
+    """PROGRESS, BUSY, PAUSED, SUSPECT or STUCK. `since_s` is only in older files, written before `for_s` existed."""
 
     kind: str | None = None
     label: str | None = None
@@ -26,6 +26,10 @@ class VerdictRecord:
     @property
     def is_alarm(self) -> bool:
         return self.kind in ("SUSPECT", "STUCK")
+
+    @property
+    def is_pause(self) -> bool:
+        return self.kind == "PAUSED"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ Owns its wording and interval; the viewers and out.log use both. Pure, except fo
 
 from __future__ import annotations
 
+import time
+
 from jackline.rundir.records.supervisor import SupervisorRecord
 from jackline.supervisor.output.reader import LogWriter
 from jackline.units import format_bytes, format_duration
@@ -35,8 +37,18 @@ def heartbeat_line(state: SupervisorRecord, *, width: int | None = None) -> str:
     parts += _figures(state)
     if verdict.is_alarm:
         parts.insert(1, f"{verdict.kind} for {format_duration(verdict.for_s or 0.0)}")
+    elif verdict.is_pause:
+        parts.insert(1, pause_words(state))
     line = "  ".join(parts)
     return line if width is None or len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def pause_words(state: SupervisorRecord) -> str:
+    """'paused (SIGSTOP) since 14:02:11 UTC, for 3 min'; the text of the verdict begins with how it was paused."""
+    for_s = state.verdict.for_s or 0.0
+    since = time.strftime("%H:%M:%S UTC", time.gmtime((state.at_s or 0.0) - for_s))
+    how = (state.verdict.text or "").partition(":")[0] or "paused"
+    return f"{how} since {since}, for {format_duration(for_s)}"
 
 
 def _progress_words(state: SupervisorRecord) -> list[str]:

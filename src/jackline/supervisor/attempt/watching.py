@@ -18,8 +18,10 @@ from jackline.machine.memory import read_oom_counters
 from jackline.machine.net import tree_tcp_bytes
 from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, Rates, TreeReading, Wait, rates_between
 from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.process_id import read_state
 from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord, OutputRecord, SupervisorRecord
 from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
+from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.child.process import Command
 from jackline.supervisor.events import Events
 from jackline.supervisor.hang.incident import write_incident
@@ -120,6 +122,16 @@ class AttemptWatch:
         """A sign of progress that did not come through the output, such as a new checkpoint."""
         self.marks += 1
         self.last_output_s = time.monotonic()
+
+    def send(self, number: int, target: Target) -> None:
+        """Signal the command, and report a pause that this ends or that keeps it from obeying."""
+        continued = self.command.send(number, target)
+        if continued:
+            noun = "process" if len(continued) == 1 else "processes"
+            pids = ", ".join(map(str, continued[:4])) + (", ..." if len(continued) > 4 else "")
+            self.events.emit("note", f"it was paused: continued {noun} {pids} (SIGCONT), so that it can obey")
+        if read_state(self.command.child.pid) == "t":
+            self.events.emit("note", "a debugger holds the main process: it can obey only once that has detached")
 
     def recall(self, state: SupervisorRecord) -> None:
         """Restore what the previous supervisor had recorded about this attempt."""
@@ -244,6 +256,10 @@ class AttemptWatch:
 
     def _raise_alarm(self, verdict: Verdict) -> None:
         if verdict.kind == self._alarm:
+            return
+        if verdict.kind == "PAUSED":
+            self._alarm = verdict.kind
+            self.events.emit("verdict", verdict.text, verdict=verdict.kind, label=verdict.label)
             return
         if verdict.kind in ALARMS:
             self._alarm = verdict.kind

@@ -12,16 +12,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jackline.errors import JacklineError, UsageError
-from jackline.machine.proc import read_tree
+from jackline.machine.proc import list_tree, read_tree
 from jackline.machine.readings import TreeReading
 from jackline.rundir.layout import AttemptDir
-from jackline.rundir.process_id import boot_id, host_name, is_alive
+from jackline.rundir.process_id import boot_id, host_name, is_alive, read_state
 from jackline.rundir.records.start import StartRecord, read_start, read_wait
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.child.keeper import is_own
@@ -78,6 +78,8 @@ class Command:
                 orphans=wait.orphans,
             )
         if is_keeper_there:
+            if read_state(self.child.pid) in ("", "Z"):
+                continue_paused([self.keeper.pid])  # a paused keeper cannot report the end
             return None
         return self._ending_without_keeper()
 
@@ -90,8 +92,9 @@ class Command:
     def _is_child_there(self) -> bool:
         return is_alive(self.child)
 
-    def send(self, number: int, target: Target) -> None:
-        """Signal the main process, its group, or all processes below the keeper except a running save or upload."""
+    def send(self, number: int, target: Target) -> list[int]:
+        """Signal the main process, its group, or all processes below the keeper except a running save or upload.
+        A paused process handles no signal, so all paused processes are continued; returns their pids."""
         with contextlib.suppress(OSError):
             if target == "main":
                 os.kill(self.child.pid, number) if is_alive(self.child) else None
@@ -105,6 +108,8 @@ class Command:
                     continue
                 with contextlib.suppress(OSError):
                     os.kill(process.pid, number)
+        root = self.keeper if is_alive(self.keeper) else self.child
+        return continue_paused(list_tree(root.pid)) if number != signal.SIGKILL and is_alive(root) else []
 
     def _ending_without_keeper(self) -> Ending | None:
         """The keeper was killed: the command is now our child if we are its subreaper, else nobody's."""
@@ -117,6 +122,17 @@ class Command:
         if os.WIFSIGNALED(status):
             return Ending(None, os.WTERMSIG(status), time.time())
         return Ending(os.waitstatus_to_exitcode(status), None, time.time())
+
+
+def continue_paused(pids: Iterable[int]) -> list[int]:
+    """Send SIGCONT to those that a signal has stopped; returns them. A process held by a debugger stays held."""
+    found = []
+    for pid in pids:
+        if read_state(pid) == "T":
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+                found.append(pid)
+    return found
 
 
 def start_command(

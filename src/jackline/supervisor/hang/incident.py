@@ -34,7 +34,8 @@ _ADVICE = {
         "with a DataLoader: try num_workers=0 to see the error itself, or set timeout=",
     ),
     "STUCK_DISK": ("a disk or network file system does not answer; `df` and `dmesg` may tell which",),
-    "STOPPED": ("somebody stopped it (SIGSTOP, Ctrl-Z, a debugger); `kill -CONT PID` lets it continue",),
+    "STOPPED": ("somebody stopped it (SIGSTOP, Ctrl-Z, a debugger); `kill -CONT PID` continues it",),
+    "STOPPED_CHILD": ("somebody stopped a worker that the main process waits for; `kill -CONT PID` continues it",),
     "KEYBOARD": ("it asks a question that nobody can answer; pass the answer as an option, or start with --tty",),
     "GPU_SPIN": (
         "a kernel or a collective hangs: with several ranks, look for one that stands at another line",

@@ -31,6 +31,8 @@ GPU_POWER_FACTOR = 1.2  # relative to the lowest power seen
 GPU_POWER_SHARE = 0.25
 _MOST_INTERVALS = 256
 _MOST_DELTAS = 15
+# A tracer that only looks (py-spy for native stacks) holds a process for milliseconds; a debugger holds it longer.
+TRACED_S = 2.5
 HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tensorboard", "py-spy")
 
 
@@ -59,6 +61,7 @@ class ProcessView:
     hash: str = ""
     hash_seen_s: float = 0.0  # when the same stack was seen last
     keyboard_since_s: float | None = None
+    paused_since_s: float | None = None  # stopped by a signal or held by a tracer
     # When it was last seen asleep or waiting for the disk: a loop of sleeps is awake in some samples.
     slept_at_s: float = -math.inf
     disk_at_s: float = -math.inf
@@ -137,7 +140,7 @@ def note(before: Movement | None, sample: Sample, *, window_s: float = 8.0) -> M
 
 def _begin(sample: Sample) -> Movement:
     at_s = sample.at_s
-    views = {process.pid: ProcessView(process, at_s, at_s) for process in sample.tree.processes}
+    views = {process.pid: _new_stand(process, at_s) for process in sample.tree.processes}
     state = Movement(sample, at_s, at_s, at_s, views, idle_power_w=_lowest_power({}, sample.gpus))
     return replace(state, views=_with_stacks(views, sample), has_stacks=bool(sample.stacks))
 
@@ -170,6 +173,7 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         return max(0.0, at_s - since_s - span_s)  # minus our sampling period, which is the resolution
 
     is_moving = is_main_moving or has_output or _is_busy(rates, views) or gpu_works(sample, idle_power_w)
+    was_paused = any(is_paused(view, at_s) for view in before.views.values())
     return Movement(
         sample=sample,
         progress_at_s=at_s if is_moving else before.progress_at_s,
@@ -179,8 +183,12 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         window=window,
         rates=rates,
         background=Totals() if is_main_moving else before.background.plus(did),
-        output_intervals_s=_grown(before.output_intervals_s, has_output or has_mark, quiet_s(before.output_at_s)),
-        progress_intervals_s=_grown(before.progress_intervals_s, is_moving, quiet_s(before.progress_at_s)),
+        output_intervals_s=_grown(
+            before.output_intervals_s, (has_output or has_mark) and not was_paused, quiet_s(before.output_at_s)
+        ),
+        progress_intervals_s=_grown(
+            before.progress_intervals_s, is_moving and not was_paused, quiet_s(before.progress_at_s)
+        ),
         idle_power_w=idle_power_w,
         spin_since_s=_spin_since(before, sample, idle_power_w),
         has_stacks=bool(sample.stacks) or (before.has_stacks and not is_main_moving),
@@ -226,10 +234,20 @@ def _step_views(before: Movement, sample: Sample, span_s: float) -> dict[int, Pr
     for process in sample.tree.processes:
         old = before.views.get(process.pid)
         if old is None or old.reading.start_ticks != process.start_ticks:
-            views[process.pid] = ProcessView(process, sample.at_s, sample.at_s)
+            views[process.pid] = _new_stand(process, sample.at_s)
         else:
             views[process.pid] = _step(old, process, sample.at_s, span_s)
     return views
+
+
+def _new_stand(process: ProcessReading, at_s: float) -> ProcessView:
+    return ProcessView(process, at_s, at_s, paused_since_s=at_s if process.state in "Tt" else None)
+
+
+def is_paused(view: ProcessView, at_s: float) -> bool:
+    """Whether a signal stopped it (T), or a debugger has held it for a while (t)."""
+    since_s = view.paused_since_s
+    return since_s is not None and (view.reading.state == "T" or at_s - since_s >= TRACED_S)
 
 
 def _step(old: ProcessView, process: ProcessReading, at_s: float, span_s: float) -> ProcessView:
@@ -237,13 +255,17 @@ def _step(old: ProcessView, process: ProcessReading, at_s: float, span_s: float)
     usual_s = _median(old.main_deltas_s)
     burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
     is_working = spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= CPU_CORES)
-    has_moved = process.comm not in HELPER_COMMS and (is_working or _main_wrote(old, process))
+    is_held = process.state in "Tt"
+    # The time of a pause says nothing about the program, so its end counts as movement.
+    is_continued = not is_held and is_paused(old, at_s)
+    has_moved = process.comm not in HELPER_COMMS and (is_working or is_continued or _main_wrote(old, process))
     is_typing = process.wait.kind == "keyboard" or (process.wait.fd == 0 and _asks(old.stack))
     return replace(
         old,
         reading=process,
         moved_at_s=at_s if has_moved else old.moved_at_s,
         keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
+        paused_since_s=(at_s if old.paused_since_s is None else old.paused_since_s) if is_held else None,
         slept_at_s=at_s if process.wait.kind == "sleep" else old.slept_at_s,
         disk_at_s=at_s if process.wait.kind == "disk" else old.disk_at_s,
         main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),

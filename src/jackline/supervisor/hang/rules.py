@@ -6,7 +6,8 @@ needs a change. The thresholds are at the top; the questions that a rule may ask
 
 from __future__ import annotations
 
-from jackline.supervisor.hang.movement import ProcessView, gpu_works
+from jackline.diagnosis.doing import describe_wait
+from jackline.supervisor.hang.movement import ProcessView, gpu_works, is_paused
 from jackline.supervisor.hang.scene import (
     WORKER_WAITS,
     Kind,
@@ -55,23 +56,30 @@ def _asking(scene: Scene, view: ProcessView, kind: Kind, since_s: float) -> Verd
     return Verdict(kind, "KEYBOARD", since_s, text, frame_of(scene.leader), view.reading.pid)
 
 
-def stopped(scene: Scene) -> Verdict | None:
-    quiet_s = scene.now_s - scene.state.progress_at_s
-    stopped = [view for view in (scene.leader, *scene.workers, *scene.others) if view.reading.state == "T"]
-    if not stopped or quiet_s < min(scene.limits.stopped_after_s, scene.limits.stuck_after_s):
+def paused(scene: Scene) -> Verdict | None:
+    """Somebody stopped it on purpose (SIGSTOP, Ctrl-Z, a debugger), so it is no hang, however long it takes. A paused
+    worker pauses the run once nothing else moves."""
+    if is_paused(scene.leader, scene.now_s):
+        return _paused_by(scene, scene.leader)
+    quiet_s = scene.now_s - scene.state.moved_at_s
+    held = [view for view in (*scene.workers, *scene.others) if is_paused(view, scene.now_s)]
+    if not held or quiet_s < min(scene.limits.stopped_after_s, scene.limits.stuck_after_s):
         return None
-    first = stopped[0]
-    is_leader = first is scene.leader
-    kind: Kind = "STUCK" if quiet_s >= scene.limits.stuck_after_s else "SUSPECT"
-    name = "the main process" if is_leader else f"process {first.reading.pid} ({first.reading.comm})"
-    place = place_text(frame_of(first))
-    text = f"{name} is stopped (SIGSTOP or Ctrl-Z){f' at {place}' if place else ''}"
-    text += f" and nothing has moved for {format_duration(quiet_s)}"
+    return _paused_by(scene, held[0])
+
+
+def _paused_by(scene: Scene, view: ProcessView) -> Verdict:
+    is_leader, reading = view is scene.leader, view.reading
+    name = f"the main process (pid {reading.pid})" if is_leader else f"process {reading.pid} ({reading.comm})"
+    place = place_text(frame_of(view))
+    text = f"{describe_wait(reading.wait)}: {name}{f' at {place}' if place else ''}"
     if not is_leader:
         text += f"; the main thread (pid {scene.leader.reading.pid}) {view_text(scene.leader)}"
-    text += f"; `kill -CONT {first.reading.pid}` lets it continue"
-    label = "STOPPED" if is_leader else "STUCK_CHILD"
-    return Verdict(kind, label, scene.state.progress_at_s, text, frame_of(scene.leader), first.reading.pid)
+    is_signal = reading.state == "T"
+    text += f"; `kill -CONT {reading.pid}` continues it" if is_signal else "; detach the debugger to continue"
+    since_s = scene.now_s if view.paused_since_s is None else view.paused_since_s
+    label = "STOPPED" if is_leader else "STOPPED_CHILD"
+    return Verdict("PAUSED", label, since_s, text, frame_of(scene.leader), reading.pid)
 
 
 def stuck(scene: Scene) -> Verdict | None:
@@ -173,7 +181,7 @@ def _progress_label(scene: Scene) -> tuple[str, str]:
         "lock": ("WAITING_LOCK", "waiting for another thread"),
         "file_lock": ("WAITING_LOCK", "waiting for a file lock"),
         "sleep": ("SLEEPING", "sleeping"),
-        "stopped": ("STOPPED", "stopped"),
+        "stopped": ("STOPPED", "paused"),
         "zombie": ("ZOMBIE", "ended"),
         "keyboard": ("KEYBOARD", "waiting for keyboard input"),
     }
@@ -181,4 +189,4 @@ def _progress_label(scene: Scene) -> tuple[str, str]:
 
 
 # Tried in this order. If none returns a verdict, the verdict is `progress`.
-RULES = (keyboard, stopped, stuck, gpu_spin, suspect, busy)
+RULES = (paused, keyboard, stuck, gpu_spin, suspect, busy)

@@ -14,7 +14,7 @@ from jackline.diagnosis.frames import Frame
 from jackline.supervisor.hang.movement import HELPER_COMMS, Movement, ProcessView
 from jackline.supervisor.hang.text import other_processes, other_threads, view_text
 
-Kind = Literal["PROGRESS", "BUSY", "SUSPECT", "STUCK"]
+Kind = Literal["PROGRESS", "BUSY", "PAUSED", "SUSPECT", "STUCK"]
 
 _RECENT_S = 5.0
 WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
