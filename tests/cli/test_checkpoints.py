@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from jackline.checkpoint.format.catalogue import BEST, MIRROR, STATUS, list_names, point_at, write_notes
+from jackline.checkpoint.format.catalogue import BEST, MIRROR, STATUS, VERIFIED, list_names, point_at, write_notes
 from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.rewind import go_back
 from jackline.cli.commands.checkpoints import _is_deleted, command
@@ -77,6 +77,44 @@ def test_the_list_as_json(run: RunDir) -> None:
         "is_left_behind": False,
         "metrics": {"loss": 0.5},
     }
+
+
+def test_damage_that_verify_has_found_is_in_the_list(run: RunDir) -> None:
+    for step in (1, 2):
+        write_small(run.checkpoints, step)
+    path = run.checkpoints / "step-00000002" / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"?")
+    assert call("verify").exit_code == 1
+    newest, older = json.loads(call("--json").output)
+    assert newest["problem"] == "model.safetensors has wrong bytes between 0 B and 4.1 KiB"
+    assert (newest["is_latest"], older["is_latest"], older["problem"]) == (False, True, None)
+    assert older["read_back_at_s"] is not None
+    assert "DAMAGED: model.safetensors has wrong bytes" in call().output
+    path.write_bytes(whole)
+    assert call("verify", "--step", "2").exit_code == 0
+    assert json.loads(call("--json").output)[0]["problem"] is None
+
+
+def test_damaged_notes_of_verify_do_not_break_the_list(run: RunDir) -> None:
+    write_small(run.checkpoints, 1)
+    body = {"checkpoints": {"step-00000001": {"why": ["x"], "verified_at_s": "soon"}}}
+    (run.checkpoints / VERIFIED).write_text(json.dumps(body))
+    assert json.loads(call("--json").output)[0]["problem"] is None
+
+
+def test_when_all_were_set_aside_the_list_names_them_and_their_place(run: RunDir) -> None:
+    for number in range(7):
+        (run.checkpoints / f"damaged-step-0000000{number}-ab").mkdir(parents=True)
+    lines = call().output.splitlines()
+    assert lines[:3] == [
+        f"there is no whole checkpoint in {run.checkpoints}",
+        "7 damaged, set aside:",
+        f"  {run.checkpoints}/damaged-step-00000006-ab",
+    ]
+    assert lines[-1] == "  and 2 more"
+    with pytest.raises(UsageError, match=r"there is no whole checkpoint in .*\n       7 damaged, set aside:"):
+        call("verify")
 
 
 def test_those_left_behind_are_listed_verified_and_deleted_only_when_asked(

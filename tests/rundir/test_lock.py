@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
+from jackline.rundir.process_id import identify
+from tests.rundir.made import foreign_process, write_state
 
 HOLDER = """
 import sys, time
@@ -57,3 +67,54 @@ def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def no_flock(fd: int, operation: int) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_without_flock_a_live_holder_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    holder = subprocess.Popen(["sleep", "600"])
+    try:
+        (tmp_path / "lock").write_text(json.dumps(identify(holder.pid).to_json()))  # type: ignore[union-attr]
+        assert not RunLock(tmp_path / "lock").try_acquire()
+    finally:
+        holder.kill()
+        holder.wait()
+    lock = RunLock(tmp_path / "lock")
+    assert lock.try_acquire()
+    lock.release()
+    assert (tmp_path / "lock").read_text() == ""
+
+
+@pytest.mark.parametrize(("age_s", "is_free"), [(1.0, False), (300.0, True)])
+def test_without_flock_a_holder_elsewhere_counts_while_its_heartbeat_is_fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, is_free: bool
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    run = RunDir(tmp_path)
+    write_state(run, foreign_process(), at_s=time.time() - age_s)
+    run.lock.write_text(json.dumps(foreign_process().to_json()))
+    assert RunLock(run.lock).try_acquire() is is_free
+
+
+def test_without_flock_the_process_that_inherits_the_lock_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    creator = RunLock(tmp_path / "lock")
+    assert creator.try_acquire()
+    (tmp_path / "lock").write_text(json.dumps(foreign_process().to_json()))
+    heir = RunLock(tmp_path / "lock", creator.fd)
+    assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    heir.release()
+
+
+def test_another_error_of_the_file_system_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        RunLock(tmp_path / "lock").try_acquire()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.faults import PAYLOAD, kill_at
-from tests.session.nursery import ROOT, Nursery
+from tests.session.nursery import EVERY_SAVE, ROOT, Nursery
 
 HEAD = """
 import copy, json, os, random, signal, sys, time
@@ -523,6 +523,56 @@ print("final", run.name.rpartition("-")[0], run.step)
     assert "stopped 75 Ctrl-C: stopped at step 5, saved" in ended.output
     assert "resuming from step-00000005" in ended.output
     assert final(ended.output) == "final notebook 9"
+
+
+SPELLED = """
+sys.orig_argv = os.environ["SPELLED"].split()
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for batch in run.steps(total=int(os.environ["TOTAL"])): train(batch)
+print("final", run.name, run.step)
+"""
+
+
+def test_every_spelling_of_a_script_continues_one_run(nursery: Nursery, tmp_path: Path) -> None:
+    spellings = ["python script.py", "python3.11 -u script.py", f"python {tmp_path}/script.py", "python ./script.py"]
+    names = []
+    for number, spelled in enumerate(spellings, 1):
+        env = {"SPELLED": spelled, "TOTAL": str(2 * number)}
+        ended = nursery.run(HEAD + SPELLED, [], tmp_path, {**EVERY_SAVE, **env})
+        assert ended.code == 0, ended.output
+        names.append(final(ended.output).split()[1:])
+    assert len({name for name, _ in names}) == 1
+    assert [step for _, step in names] == ["2", "4", "6", "8"]
+
+
+def test_other_arguments_are_a_new_run_that_names_the_others(nursery: Nursery, tmp_path: Path) -> None:
+    def start(spelled: str) -> str:
+        ended = nursery.run(HEAD + SPELLED, [], tmp_path, {"SPELLED": spelled, "TOTAL": "2"})
+        assert ended.code == 0, ended.output
+        return ended.output
+
+    first = final(start("python script.py --lr 1")).split()[1]
+    second = start("python script.py --lr 2")
+    name = final(second).split()[1]
+    assert name != first
+    assert f"[jackline] '{name}' is a new run. Other runs of script.py:\n" in second
+    assert f"[jackline]   '{first}' (--lr 1), finished\n" in second
+    assert f"jackline run --name {first} --continue-with-changes -- python script.py --lr 2\n" in second
+
+
+def test_a_renamed_folder_continues_its_run(nursery: Nursery, tmp_path: Path) -> None:
+    env = {**EVERY_SAVE, "SPELLED": "python script.py", "TOTAL": "2"}
+    (tmp_path / "before").mkdir()
+    assert nursery.run(HEAD + SPELLED, [], tmp_path / "before", env).code == 0
+    (tmp_path / "before").rename(tmp_path / "after")
+    ended = nursery.run(HEAD + SPELLED, [], tmp_path / "after", {**env, "TOTAL": "4"})
+    assert (
+        f"[jackline] this run ran in {tmp_path}/before, which is gone: it continues in {tmp_path}/after"
+        in ended.output
+    )
+    assert "resuming from step-00000002" in ended.output
+    assert final(ended.output).endswith(" 4")
+    assert len(list((tmp_path / "after" / "runs").iterdir())) == 1
 
 
 def test_the_same_command_twice_at_a_time_is_refused(nursery: Nursery, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.deadline import HANGS_S
-from tests.session.nursery import ROOT
+from tests.session.nursery import EVERY_SAVE, ROOT
 
 SCRIPT = """
 import os, time, torch, jackline
@@ -141,3 +141,47 @@ def test_a_crashed_script_that_attached_is_started_again_unless_that_was_forbidd
     assert done.returncode == code
     assert ("final 30 " in done.stdout) == (code == 0)
     assert ("restart 1 of 10" in done.stderr) == (code == 0), done.stderr
+
+
+def kill_bare(folder: Path, env: dict[str, str] | None = None) -> None:
+    """Start the script as a plain command and kill it at step 12 with -9, once a checkpoint is there."""
+    more = {"cwd": folder, "env": {**settings(folder)["env"], **EVERY_SAVE, **(env or {})}}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    bare = subprocess.Popen([sys.executable, "train.py"], **more, **quiet)
+    try:
+        wait_until(lambda: (read_session(folder).get("last_checkpoint") or {}).get("step") == 12)
+    finally:
+        bare.kill()
+        bare.wait()
+
+
+def test_a_plain_command_killed_with_9_is_taken_up_by_run_in_another_spelling(folder: Path) -> None:
+    kill_bare(folder)
+    (folder / "go").touch()
+    again = jackline(folder, "run", "--", sys.executable, "-u", str(folder / "train.py"))
+    assert again.returncode == 0, again.stderr
+    assert "resuming from step-00000012" in again.stdout
+    assert "final 30 " in again.stdout
+    run = run_of(folder)  # the only one
+    assert sorted(path.name for path in (run / "attempts").iterdir()) == ["001", "002"]
+
+
+def test_a_plain_command_killed_on_another_machine_continues_in_the_copied_folder(folder: Path) -> None:
+    """The words of each refusal lead to the next command."""
+    kill_bare(folder, {"JACKLINE_HOST": "gpu-box"})
+    (folder / "go").touch()
+    moved = folder.rename(folder.with_name("moved"))
+    name = run_of(moved).name
+    first = jackline(moved, "resume", name)
+    assert first.returncode == 2
+    assert f"hint: once you know that it ended there: jackline resume {name} --here" in first.stderr
+    beating = jackline(moved, "resume", name, "--here")
+    assert beating.returncode == 2
+    assert f"error: run '{name}' is alive on 'gpu-box' (process " in beating.stderr
+    session = run_of(moved) / "session-0.json"
+    session.write_text(json.dumps({**json.loads(session.read_text()), "at_s": time.time() - 4000}))
+    again = jackline(moved, "resume", name, "--here")
+    assert again.returncode == 0, again.stderr
+    assert f"run '{name}' ran in {folder}, which is not here: it continues in {moved}" in again.stderr
+    assert "resuming from step-00000012" in again.stdout
+    assert "final 30 " in again.stdout

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,8 +18,9 @@ import pytest
 from jackline.checkpoint.mirror.upload import MirrorOptions, mirror_arguments
 from jackline.checkpoint.staging.writer_process import default_command
 from jackline.rundir.layout import AttemptDir, RunDir
-from jackline.rundir.process_id import is_alive
-from jackline.supervisor.child import keeper
+from jackline.rundir.lock import RunLock
+from jackline.rundir.process_id import is_alive, read_state
+from jackline.supervisor.child import keeper, process
 from jackline.supervisor.child.process import Command, CommandNotStarted, Ending, adopt_command, start_command
 from jackline.supervisor.options import SuperviseOptions
 from tests.deadline import HANGS_S
@@ -60,6 +64,82 @@ def test_the_exit_code_and_the_output_are_kept(attempt: AttemptDir) -> None:
     ending = ending_of(start(attempt, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
     assert (ending.exit_code, ending.signal) == (7, None)
     assert sorted(attempt.raw_out.read_text().split()) == ["err", "out"]
+
+
+LEAVES_A_WORKER = """
+import os, signal, sys, time
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("worker.tmp", "w").write(str(os.getpid())); os.rename("worker.tmp", "worker")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("who", [("keeper", "main"), ("main", "keeper")])
+def test_workers_of_a_killed_command_are_ended_though_its_keeper_was_killed(
+    attempt: AttemptDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(process, "SURVIVORS_MAY_SAVE_S", 0.5)
+    monkeypatch.setenv("JACKLINE_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("JACKLINE_ATTEMPT", "1")
+    command = start(attempt, LEAVES_A_WORKER)
+    worker = int(str(wait_for(lambda: (attempt.path / "worker").exists() and (attempt.path / "worker").read_text())))
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, "JACKLINE_ATTEMPT": "2"})
+    try:
+        assert command.end_survivors() == [], "the command is alive"
+        for name in who:
+            os.kill(command.keeper.pid if name == "keeper" else command.child.pid, signal.SIGKILL)
+        wait_for(lambda: command.is_settled())
+        found = command.end_survivors()
+        # A keeper that was killed last may have ended the worker itself.
+        assert found == [worker] or read_state(worker) in ("", "Z")
+        assert read_state(worker) in ("", "Z")
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+STARTS_ONE = """
+import os, sys
+from pathlib import Path
+from jackline.rundir.layout import RunDir
+from jackline.rundir.lock import RunLock
+from jackline.supervisor.child.process import start_command
+from jackline.supervisor.options import SuperviseOptions
+run = RunDir(Path(sys.argv[1]))
+lock = RunLock(run.lock)
+assert lock.try_acquire()
+argv = ["sh", "-c", "echo $$ > pid.tmp; mv pid.tmp pid; exec sleep 600"]
+place = str(run.attempt(1).path)
+start_command(
+    run.attempt(1), argv, cwd=place, env=dict(os.environ), options=SuperviseOptions(), lock_fd=lock.fd
+)
+"""
+
+
+def test_a_supervisor_killed_before_start_json_leaves_the_lock_to_the_keeper(attempt: AttemptDir) -> None:
+    """Else the next start would see neither a supervisor nor a command, and start a second training."""
+    run = RunDir(attempt.path.parents[1])
+    held = Path(f"{attempt.start_file}.tmp")
+    os.mkfifo(held)  # opening it for writing waits for a reader: the keeper is held before start.json exists
+    supervisor = subprocess.Popen([sys.executable, "-c", STARTS_ONE, str(run.path)])
+    child = int(str(wait_for(lambda: (attempt.path / "pid").exists() and (attempt.path / "pid").read_text())))
+    supervisor.kill()
+    supervisor.wait()
+    try:
+        lock = RunLock(run.lock)
+        assert not attempt.start_file.exists()
+        assert not lock.try_acquire()
+        with held.open() as reader:
+            start = json.loads(reader.read())
+        assert start["child"]["pid"] == child
+        assert wait_for(lock.try_acquire)
+        lock.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # after a failure the keeper still waits for a reader
+            os.close(os.open(held, os.O_RDONLY | os.O_NONBLOCK))
 
 
 def test_split_streams_go_to_two_files(attempt: AttemptDir) -> None:

@@ -21,8 +21,10 @@ from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.notebook.command import Ended, as_words, call, read_error, say, without_traceback
 from jackline.notebook.look import Run
 from jackline.notebook.place import saved_place
+from jackline.rundir.command import plain_settings
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import default_name, numbered_name
+from jackline.rundir.kin import find_same
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import check_name, read_run_file, write_run_file
 from jackline.rundir.status import read_status
@@ -60,8 +62,9 @@ def run(command: str | Sequence[str], *, name: str | None = None, new: bool = Fa
     argv = shlex.split(command) if isinstance(command, str) else list(command)
     folder = runs_folder()
     place = options.pop("mirror", None) or saved_place(folder)
-    identity = {"argv": argv, "cwd": str(Path.cwd())}
-    found = choose_folder(folder, name or default_name(argv, identity), place, is_new=new)
+    identity = plain_settings({"argv": argv, "cwd": str(Path.cwd())})
+    known = find_same(folder, default_name(argv, identity), identity).run.name
+    found = choose_folder(folder, name or known, place, is_new=new)
     meant = Meant(found, tuple(argv), identity, place)
     asked = as_words({key: value for key, value in {**options, "mirror": place}.items() if value is not False})
     return start(meant, ["run", *asked], may_bring_back=not new)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.errors import UsageError
+from jackline.rundir.command import plain_settings
 from jackline.rundir.identity import Existing
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
@@ -59,7 +60,7 @@ def find_existing(run: RunDir) -> Existing | None:
         return Existing(run.name, "empty", {})
     state = read_status(run).state
     # A run that was never started but holds files (records from a mirror, a checkpoint) is resumed, not recreated.
-    return Existing(run.name, "dead" if state == "empty" else state, read_run_file(run).settings)
+    return Existing(run.name, "dead" if state == "empty" else state, plain_settings(read_run_file(run).settings))
 
 
 def claim_run(run: RunDir, contents: RunFile, *, hint: str, patience_s: float = CLAIM_PATIENCE_S) -> Claim | None:

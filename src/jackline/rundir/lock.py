@@ -1,15 +1,26 @@
-"""The lock that allows one supervisor per run; the kernel releases it however the process ends."""
+"""The lock that allows one supervisor per run; the kernel releases it however the process ends.
+
+On a file system without flock the file names its holder instead, and a holder counts as long as its process is alive
+or, on another machine, as long as the run's heartbeat is fresh.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
 import time
 from pathlib import Path
 
 from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId, identify, liveness
 from jackline.rundir.records.supervisor import read_supervisor
+from jackline.rundir.status import last_beat_s
 
+_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_OTHERS_WRITE_S = 0.2  # longer than another start needs between reading the holder and writing its own name
+_BEAT_IS_FRESH_S = 30.0
 _LAST_WORK_S = 30.0  # time for the hooks of a supervisor that has already recorded its run's end
 
 
@@ -19,6 +30,8 @@ class RunLock:
     def __init__(self, path: Path, fd: int | None = None) -> None:
         self._path = path
         self._fd = fd
+        if fd is not None and os.fstat(fd).st_size:
+            _write_holder(fd)  # we inherit it from a process that is about to exit
 
     @property
     def fd(self) -> int | None:
@@ -35,13 +48,48 @@ class RunLock:
         except BlockingIOError:
             os.close(fd)
             return False
+        except OSError as error:
+            if error.errno not in _NO_FLOCK or not _take_by_name(fd, RunDir(self._path.parent)):
+                os.close(fd)
+                if error.errno in _NO_FLOCK:
+                    return False
+                raise
         self._fd = fd
         return True
 
     def release(self) -> None:
         if self._fd is not None:
+            if os.fstat(self._fd).st_size and _read_holder(self._fd) == identify(os.getpid()):
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = None
+
+
+def _take_by_name(fd: int, run: RunDir) -> bool:
+    """Write our name into the lock file, unless its holder is alive. Of two that write at once, the last has it."""
+    holder = _read_holder(fd)
+    if holder is not None and holder != identify(os.getpid()):
+        where = liveness(holder)
+        beat_s = last_beat_s(run)
+        if where == "alive" or (where == "elsewhere" and beat_s and abs(time.time() - beat_s) < _BEAT_IS_FRESH_S):
+            return False
+    _write_holder(fd)
+    time.sleep(_OTHERS_WRITE_S)
+    return _read_holder(fd) == identify(os.getpid())
+
+
+def _read_holder(fd: int) -> ProcessId | None:
+    try:
+        return ProcessId.from_json(json.loads(os.pread(fd, 4096, 0)))
+    except ValueError:
+        return None
+
+
+def _write_holder(fd: int) -> None:
+    me = identify(os.getpid())
+    if me is not None:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(me.to_json()).encode(), 0)
 
 
 def acquire_after_finished(lock: RunLock, run: RunDir) -> bool:

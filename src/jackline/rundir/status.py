@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import ProcessId, host_name, is_alive
 from jackline.rundir.records.exit import ExitRecord, read_exit
+from jackline.rundir.records.session import read_session
 from jackline.rundir.records.start import StartRecord, read_start
 from jackline.rundir.records.supervisor import SupervisorRecord, read_supervisor
 
@@ -44,6 +45,13 @@ def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None 
     is_earlier = attempt is not None and last is not None and attempt != last.number
     state_file = SupervisorRecord() if is_earlier else read_supervisor(run)
     return _status(run.attempt(attempt) if is_earlier and attempt else last, state_file, now)
+
+
+def last_beat_s(run: RunDir) -> float | None:
+    """The newest heartbeat of its supervisor or its sessions, on the clock of the machine that wrote it."""
+    ranks = [int(path.stem.removeprefix("session-")) for path in run.session_files()]
+    beats = [read_supervisor(run).at_s, *(read_session(run, rank).at_s for rank in ranks)]
+    return max((at_s for at_s in beats if at_s is not None), default=None)
 
 
 def _status(attempt: AttemptDir | None, state_file: SupervisorRecord, now: float) -> RunStatus:

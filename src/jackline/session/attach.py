@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from types import TracebackType
 from typing import Any
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
@@ -53,6 +55,7 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
     if os.environ.get("JACKLINE", "").lower() == "off":
         return OffRun(settings, state, values, loader)
+    exit_with_its_code()
     attached = join(settings, state, values, loader)
     try:
         _restore(attached)
@@ -65,6 +68,22 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
         attached.is_over = True
         raise
     return Run(attached)
+
+
+def exit_with_its_code() -> None:
+    """From now on an error of ours that nobody catches ends the process with its own exit code, 3 for a refusal to
+    resume. Python's is always 1, which a shell script or a supervisor takes for a crash worth a retry."""
+    former = sys.excepthook
+    if is_notebook() or getattr(former, "exits_with_code", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        former(kind, error, trace)
+        if isinstance(error, JacklineError):
+            raise SystemExit(error.exit_code)
+
+    hook.exits_with_code = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
 
 
 def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loader: Any) -> Attachment:

@@ -8,16 +8,19 @@ attempt and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
 from jackline.machine.gpu.watch import gpu_names, gpu_sizes
+from jackline.rundir.command import plain_settings
 from jackline.rundir.create import Claim, claim_run, find_existing
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
@@ -30,7 +33,9 @@ from jackline.rundir.identity import (
     default_name,
     numbered_name,
 )
+from jackline.rundir.kin import Same, find_same, kin_lines, relocate
 from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
 from jackline.rundir.records.exit import ExitRecord, write_exit
 from jackline.rundir.records.fields import number
@@ -86,22 +91,26 @@ def _supervised(environ: Mapping[str, str]) -> Home | None:
 def _bare(settings: Settings) -> Home:
     folder = runs_folder(settings.runs_dir)
     argv = command_line()
-    wanted = {"argv": argv, "cwd": str(Path.cwd())}
-    name = check_name(settings.name) if settings.name is not None else default_name(argv, wanted)
-    existing = find_existing(RunDir(folder / name))
+    wanted = plain_settings({"argv": argv, "cwd": str(Path.cwd())})
     is_new = settings.new or bool(os.environ.get("JACKLINE_NEW"))
+    same = _meant(folder, settings, is_new, wanted)
+    name, existing = same.run.name, find_existing(same.run)
+    if same.moved_from is not None and existing is not None:
+        existing = replace(existing, settings=wanted)
     taken = [path.name for path in folder.iterdir()] if is_new and folder.is_dir() else []
     accepts = settings.verdicts()["arguments"] != "refuse"
     decision = decide_start(wanted, existing, name=numbered_name(name, taken), is_new=is_new, accepts_changes=accepts)
     run = RunDir(folder / decision.name)
     _refuse(decision, run)
     is_old = not isinstance(decision, Create)
-    claim = None if is_old else _claim(run, argv, wanted)
+    notes = _start_notes(folder, decision, same, wanted, is_chosen=is_new or settings.name is not None)
+    if is_old and same.moved_from is not None:
+        relocate(run, argv, wanted)
+    lock = _lock_of(run) if is_old else _claim(run, argv, wanted).lock
     try:
         attempt = _begin_attempt(run)
     finally:
-        if claim is not None:
-            claim.release()
+        lock.release()
     register(run)
     note = f"run '{run.name}' in {run.path}, unsupervised (`jackline run -- ...` also watches, explains and restarts)"
     return Home(
@@ -110,8 +119,28 @@ def _bare(settings: Settings) -> Home:
         is_supervised=False,
         is_old=is_old,
         is_finished=isinstance(decision, AlreadyFinished),
-        notes=(note,),
+        notes=(note, *notes),
     )
+
+
+def _meant(folder: Path, settings: Settings, is_new: bool, wanted: dict[str, Any]) -> Same:
+    """The named run; without a name, the run of this command, also in another spelling or in a moved folder."""
+    if settings.name is not None:
+        run = RunDir(folder / check_name(settings.name))
+        return find_same(folder, run.name, wanted) if run.path.exists() else Same(run)
+    name = default_name(command_line(), wanted)
+    return Same(RunDir(folder / name)) if is_new else find_same(folder, name, wanted)
+
+
+def _start_notes(folder: Path, decision: Any, same: Same, wanted: dict[str, Any], *, is_chosen: bool) -> list[str]:
+    """What the person should know about which run this is; nothing for a run that they named themselves."""
+    if isinstance(decision, Create):
+        words = shlex.join(command_line())
+        again = "jackline run --name {} --continue-with-changes -- " + words.replace("{", "{{").replace("}", "}}")
+        return [] if is_chosen else kin_lines(folder, decision.name, wanted, again.format)
+    if same.moved_from is not None:
+        return [f"this run ran in {same.moved_from}, which is gone: it continues in {wanted['cwd']}"]
+    return []
 
 
 def _refuse(decision: Any, run: RunDir) -> None:
@@ -131,7 +160,7 @@ def _refuse(decision: Any, run: RunDir) -> None:
     if isinstance(decision, Elsewhere):
         raise UsageError(
             f"run '{run.name}' was last seen on another machine; whether it lives cannot be told from here",
-            hint="attach(new=True), or once it has ended there: jackline resume --here",
+            hint=f"once it has ended there: jackline resume {run.name} --here; or attach(new=True) for another run",
         )
 
 
@@ -145,6 +174,23 @@ def _claim(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> Claim:
             hint=f"`jackline stop {run.name}` first, or attach(name=...) for another run",
         )
     return claim
+
+
+def _lock_of(run: RunDir) -> RunLock:
+    """Hold the run's lock while the next attempt begins, so that of several starts only one continues it."""
+    lock = RunLock(run.lock)
+    with contextlib.suppress(OSError):  # a folder that cannot be written is reported by `_begin_attempt`
+        is_mine = lock.try_acquire()
+        status = read_status(run)
+        if is_mine and status.state not in ("alive", "unwatched"):
+            return lock
+        lock.release()
+        who = f" in process {status.child.pid}" if status.child else ""
+        raise UsageError(
+            f"another process started run '{run.name}' this very moment{who}",
+            hint=f"`jackline stop {run.name}` first, or attach(name=...) for another run",
+        )
+    return lock
 
 
 def _begin_attempt(run: RunDir) -> AttemptDir:

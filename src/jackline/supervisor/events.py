@@ -51,6 +51,7 @@ class Events:
             "JACKLINE_RUN": self._run.name,
             "JACKLINE_RUN_DIR": str(self._run.path),
         }
+        env.pop("JACKLINE_ATTEMPT", None)  # it marks processes of a command; a hook may outlive that
         if exit_code is not None:
             env["JACKLINE_EXIT_CODE"] = str(exit_code)
         try:

@@ -153,6 +153,7 @@ class Supervisor:
                 cwd=self.contents.cwd,
                 env=attempt_environment(self.run, attempt, self.options),
                 options=self.options,
+                lock_fd=self.lock.fd,
             )
         except BaseException:
             shutil.rmtree(attempt.path, ignore_errors=True)

@@ -5,6 +5,7 @@ Owns the listing, newest first, and the files beside the checkpoints:
     writer.lock   held by the one process that may write here; names that process
     status.json   the writer's notes: what was acknowledged, read back, which is best (a hint, never trusted)
     mirror.json   the mirror's notes: what was uploaded and confirmed
+    verified.json notes of `jackline checkpoints verify`: what it read, and the damage it found
     latest, best  names of checkpoints, for people and scripts (hints too)
     rewind-N-rR.json   a user went back to step N: later steps with a retry below R are left behind (rewind.py)
 
@@ -33,6 +34,7 @@ from jackline.rundir import atomic
 LOCK = "writer.lock"
 STATUS = "status.json"
 MIRROR = "mirror.json"
+VERIFIED = "verified.json"
 LATEST = "latest"
 BEST = "best"
 
@@ -122,7 +124,7 @@ def read_notes(folder: Path, file: str) -> dict[Name, dict[str, Any]]:
 
 
 def write_notes(folder: Path, file: str, notes: dict[Name, dict[str, Any]], **more: Any) -> None:
-    """Only the writer writes status.json; only the mirror writes mirror.json."""
+    """Only the writer writes status.json, only the mirror mirror.json, only `checkpoints verify` verified.json."""
     body = {**more, "checkpoints": {str(name): note for name, note in sorted(notes.items())}}
     atomic.write_json(folder / file, body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -82,12 +83,25 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
                 continue
             result |= {"is_whole": False, "why": str(damage)}
         found.append(result)
+        _note_result(folder, name, result.get("why"))
         if not as_json:
             click.echo(text.verify_line(result))
     if as_json:
         click.echo(json.dumps(found, indent=1))
     if not all(result["is_whole"] for result in found):
         sys.exit(EXIT_FAILED)
+
+
+def _note_result(folder: Path, name: Name, why: str | None) -> None:
+    """Keep the result for `list`, which reads no data. A folder that cannot be written is no reason to fail."""
+    notes = catalogue.read_notes(folder, catalogue.VERIFIED)
+    at_s = time.time()
+    notes[name] = {"verified_at_s": at_s} if why is None else {"damaged_at_s": at_s, "why": why}
+    known = {*catalogue.list_names(folder), *catalogue.list_left_behind(folder)}
+    with contextlib.suppress(OSError):
+        catalogue.write_notes(
+            folder, catalogue.VERIFIED, {kept: note for kept, note in notes.items() if kept in known}
+        )
 
 
 def _is_deleted(path: Path) -> bool:
@@ -190,9 +204,9 @@ def _folder(run: str | None, runs_dir: str | None) -> Path:
 def _names(folder: Path, step: int | None) -> list[Name]:
     names = [*catalogue.list_names(folder), *catalogue.list_left_behind(folder)]
     if not names:
-        raise UsageError(
-            f"there is no checkpoint in {folder}", hint="`jackline status` tells when the next one is due"
-        )
+        aside = text.set_aside_lines(folder)
+        hint = "`jackline status` tells when the next one is due"
+        raise UsageError(f"there is no {'whole ' if aside else ''}checkpoint in {folder}", detail=aside, hint=hint)
     chosen = [name for name in names if step is None or name.step == step]
     if not chosen:
         known = ", ".join(str(name.step) for name in names[:5])

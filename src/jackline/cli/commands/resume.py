@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jackline.errors import CannotResume, UsageError
+from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import find_run, runs_folder
+from jackline.rundir.kin import relocate
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile, read_run_file
-from jackline.rundir.status import read_status
+from jackline.rundir.status import last_beat_s, read_status
+from jackline.units import format_duration
+
+BEAT_IS_FRESH_S = 30.0
+BEAT_IS_OLD_S = 3600.0
+BEATS_WITHIN_S = 4.0  # supervisor and session write theirs each second
 
 if TYPE_CHECKING:
     from jackline.supervisor.options import SuperviseOptions
@@ -43,19 +52,70 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     trusted, is told by `jackline status`.
     """
     from jackline.cli.view import showing
-    from jackline.supervisor.options import SuperviseOptions
 
     brought = bring_here(run, runs_folder(runs_dir)) if run else None
     found, mirror = brought or (find_run(run, runs_folder(runs_dir)), None)
     contents = read_run_file(found)
     step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
+    if not is_back and read_status(found).state in ("alive", "unwatched"):
+        sys.exit(showing.watch_live(found, detach=given["detach"]))  # several may resume it at once: one starts it
     check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back)
-    options = SuperviseOptions.from_json(contents.options)
+    if given["here"]:
+        refuse_beating(found)
+    contents = settle(found, contents)
+    options = options_of(contents)
     if step is not None:
         go_back(found, options, step, mirror)
     options = with_origin(found, options, given["path"], from_scratch=given["from_scratch"])
     os.chdir(contents.cwd)
     sys.exit(showing.start_and_show(found, options, detach=given["detach"]))
+
+
+def options_of(contents: RunFile) -> SuperviseOptions:
+    """The options it was started with; those of `jackline run` for a run that began without a supervisor."""
+    from jackline.cli.commands.run import RESTARTS_ATTACHED
+    from jackline.supervisor.options import SuperviseOptions
+
+    if contents.options:
+        return SuperviseOptions.from_json(contents.options)
+    return SuperviseOptions(restart_attached=RESTARTS_ATTACHED, on_stuck_attached="restart")
+
+
+def settle(run: RunDir, contents: RunFile) -> RunFile:
+    """Where the command can run now: its folder may have been moved or copied to another machine, and its interpreter
+    may be another one there. What changes is reported and recorded."""
+    from jackline.cli.view.showing import say
+
+    argv, cwd, settings = list(contents.argv), contents.cwd, dict(contents.settings)
+    if not Path(cwd).is_dir():
+        cwd, old = _new_folder(run, contents), contents.cwd
+        argv = [cwd + word.removeprefix(old) if word.startswith(f"{old}/") else word for word in argv]
+        if argv[1:3] == ["-m", "jackline.trainer"] and len(argv) > 3:
+            argv[3] = str(run.path)
+        say(f"run '{run.name}' ran in {old}, which is not here: it continues in {cwd}")
+    if argv and shutil.which(argv[0]) is None and Path(argv[0]).name.startswith(("python", "pypy")):
+        say(f"there is no {argv[0]} here: it continues with {sys.executable}")
+        argv[0] = sys.executable
+    if (argv, cwd) == (list(contents.argv), contents.cwd):
+        return contents
+    settings |= {"argv": argv, "cwd": cwd} if "argv" in settings else {"cwd": cwd}
+    relocate(run, argv, plain_settings(settings))
+    return read_run_file(run)
+
+
+def _new_folder(run: RunDir, contents: RunFile) -> str:
+    """The folder that has the run's script now: the current one, or the one that the run's folder is in."""
+    script = script_of(plain_settings(contents.settings))
+    places = [Path.cwd(), run.path.parent.parent]
+    is_file = bool(script) and not script.startswith("-m ")
+    found = [place for place in places if not is_file or (place / script).is_file()]
+    if found and (is_file or run.path.is_relative_to(found[0])):
+        return str(found[0])
+    what = f"{script}" if is_file else "its files"
+    raise CannotResume(
+        f"run '{run.name}' ran in {contents.cwd}, which is not here",
+        hint=f"cd to the folder that has {what} now, then: jackline resume {run.path}",
+    )
 
 
 def with_origin(run: RunDir, options: SuperviseOptions, path: str | None, *, from_scratch: bool) -> SuperviseOptions:
@@ -100,6 +160,30 @@ def bring_here(word: str, folder: Path) -> tuple[RunDir, str] | None:
     return fetched.run, find_in_mirror(word)[0]
 
 
+def refuse_beating(run: RunDir) -> None:
+    """Raise if the run seems to be alive on its other machine. A lock does not tell: many shared file systems have
+    none, or one for each machine."""
+    status = read_status(run)
+    known = status.child or status.supervisor
+    if status.state != "elsewhere" or known is None:
+        return
+    before = last_beat_s(run)
+    if before is None or time.time() - before > BEAT_IS_OLD_S:
+        return
+    until_s = time.monotonic() + BEATS_WITHIN_S
+    is_fresh = abs(time.time() - before) < BEAT_IS_FRESH_S
+    while not is_fresh and time.monotonic() < until_s:  # clocks of two machines may differ: does it still beat?
+        time.sleep(0.2)
+        is_fresh = last_beat_s(run) != before
+    if is_fresh:
+        age = format_duration(max(0.0, time.time() - (last_beat_s(run) or before)))
+        raise UsageError(
+            f"run '{run.name}' is alive on '{known.host}' (process {known.pid}): its last heartbeat is {age} old",
+            hint=f"stop it there: jackline stop {run.name}; if it has just been killed, try again in "
+            f"{format_duration(BEAT_IS_FRESH_S)}",
+        )
+
+
 def check_resumable(run: RunDir, contents: RunFile, *, here: bool, is_back: bool = False) -> None:
     state = read_status(run).state
     if state in ("alive", "unwatched"):
@@ -113,9 +197,4 @@ def check_resumable(run: RunDir, contents: RunFile, *, here: bool, is_back: bool
         raise UsageError(
             f"run '{run.name}' was last seen on '{contents.host}'; whether it lives cannot be told from here",
             hint=f"once you know that it ended there: jackline resume {run.name} --here",
-        )
-    if not Path(contents.cwd).is_dir():
-        raise CannotResume(
-            f"run '{run.name}' ran in {contents.cwd}, which is not here",
-            hint="make that folder with the script in it, or start anew from where the script is",
         )

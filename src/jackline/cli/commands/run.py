@@ -5,6 +5,7 @@ Owns the options, the run's identity on disk and what is printed. The supervisor
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import click
 
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from jackline.rundir.command import plain_settings
 from jackline.rundir.create import claim_run, find_existing
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
@@ -30,6 +32,7 @@ from jackline.rundir.identity import (
     default_name,
     numbered_name,
 )
+from jackline.rundir.kin import Same, find_same, kin_lines, relocate
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run_file, with_gpus, write_run_file
 from jackline.supervisor.foreign.find import check_resume_arg, preset
@@ -90,7 +93,7 @@ def command(argv: tuple[str, ...], **given: Any) -> None:
 
 def run_command(argv: list[str], options: SuperviseOptions, given: dict[str, Any]) -> int:
     check_command(argv)
-    settings = {"argv": list(argv), "cwd": str(working_folder())}
+    settings = plain_settings({"argv": list(argv), "cwd": str(working_folder())})
     return start_run(default_name(argv, settings), settings, lambda run: argv, options, given)
 
 
@@ -106,8 +109,10 @@ def start_run(
     from jackline.cli.view import showing
 
     folder = runs_folder(given["runs_dir"])
-    wanted = check_name(given["name"]) if given["name"] is not None else name
-    existing = find_existing(RunDir(folder / wanted))
+    same = _meant(folder, name, settings, given)
+    wanted, existing = same.run.name, find_existing(same.run)
+    if same.moved_from is not None and existing is not None:
+        existing = replace(existing, settings=settings)
     taken = [path.name for path in folder.iterdir()] if given["is_new"] and folder.is_dir() else []
     decision = decide_start(
         settings,
@@ -118,18 +123,14 @@ def start_run(
     )
     match decision:
         case Create(chosen):
-            run = RunDir(folder / chosen)
-            contents = describe_here(chosen, argv_of(run.path), settings, options)
-            claim = claim_run(run, contents, hint="choose another place with --runs-dir PATH")
-            if claim is not None:
-                return showing.start_and_show(run, options, claim=claim, detach=given["detach"])
-            # Another start was faster. It may be the same command, or another command with the same name.
-            if given["is_new"] or is_another_command(run, settings):
-                return start_run(name, settings, argv_of, options, given)
-            return showing.watch_live(run, detach=given["detach"])
-        case Resume(name, differences):
-            change_run(RunDir(folder / name), argv_of(folder / name), settings, options, differences)
-            return showing.start_and_show(RunDir(folder / name), options, detach=given["detach"])
+            return _create(RunDir(folder / chosen), name, settings, argv_of, options, given)
+        case Resume(chosen, differences):
+            argv = argv_of(folder / chosen)
+            if same.moved_from is not None:
+                showing.say(f"run '{chosen}' ran in {same.moved_from}, which is gone: it continues here")
+                relocate(same.run, argv, settings)
+            change_run(RunDir(folder / chosen), argv, settings, options, differences)
+            return showing.start_and_show(RunDir(folder / chosen), options, detach=given["detach"])
         case Watch(name):
             return showing.watch_live(RunDir(folder / name), detach=given["detach"])
         case AlreadyFinished(name):
@@ -144,6 +145,46 @@ def start_run(
                 hint=f"once you know that it ended there: jackline resume {name} --here, or start anew with --new",
             )
     return EXIT_DONE
+
+
+def _create(
+    run: RunDir,
+    name: str,
+    settings: dict[str, Any],
+    argv_of: Callable[[Path], list[str]],
+    options: SuperviseOptions,
+    given: dict[str, Any],
+) -> int:
+    """Start a new run. `name` is the default name, for another try when another start was faster."""
+    from jackline.cli.view import showing
+
+    argv = argv_of(run.path)
+    if given["name"] is None and not given["is_new"]:
+        for line in kin_lines(run.path.parent, run.name, settings, lambda other: _continuing(other, argv, options)):
+            showing.say(line)
+    contents = describe_here(run.name, argv, settings, options)
+    claim = claim_run(run, contents, hint="choose another place with --runs-dir PATH")
+    if claim is not None:
+        return showing.start_and_show(run, options, claim=claim, detach=given["detach"])
+    # Another start was faster. It may be the same command, or another command with the same name.
+    if given["is_new"] or is_another_command(run, settings):
+        return start_run(name, settings, argv_of, options, given)
+    return showing.watch_live(run, detach=given["detach"])
+
+
+def _meant(folder: Path, name: str, settings: dict[str, Any], given: dict[str, Any]) -> Same:
+    """The named run; without a name, the run of this command, also in another spelling or in a moved folder."""
+    if given["name"] is None:
+        return Same(RunDir(folder / name)) if given["is_new"] else find_same(folder, name, settings)
+    run = RunDir(folder / check_name(given["name"]))
+    return find_same(folder, run.name, settings) if run.path.exists() else Same(run)
+
+
+def _continuing(name: str, argv: list[str], options: SuperviseOptions) -> str:
+    """The command that continues run `name` with the settings of this start."""
+    if options.typed:
+        return f"jackline {options.typed} --name {name} --continue-with-changes"
+    return f"jackline run --name {name} --continue-with-changes -- {shlex.join(argv)}"
 
 
 def working_folder() -> Path:
@@ -252,9 +293,10 @@ def change_run(
 ) -> None:
     """For --continue-with-changes: the run continues with another command, and run.json keeps the earlier one.
     Options that are not part of its identity (how it is watched) change without a message."""
-    contents = replace(read_run_file(run), options=options.to_json())
+    before = read_run_file(run)
+    contents = replace(before, options=options.to_json())
     if not differences:
-        if list(contents.argv) != argv:
+        if list(contents.argv) != argv or not before.options:  # a run that began without a supervisor has none
             write_run_file(run, replace(contents, argv=tuple(argv)))
         return
     former = [*contents.former, {"argv": list(contents.argv), "settings": contents.settings}]

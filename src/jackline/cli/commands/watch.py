@@ -54,12 +54,22 @@ def refuse_what_cannot_be_watched(run: RunDir, status: RunStatus) -> None:
             f"run '{run.name}' runs on '{known.host if known else '?'}', not here",
             hint=f"watch it there, or read what is here: jackline logs {run.name}",
         )
+    if status.is_bare:
+        from jackline.cli.view.showing import refuse_bare
+
+        refuse_bare(run, status)
+        raise UsageError(
+            f"run '{run.name}' was started without a supervisor: its output went to the terminal it was started in",
+            hint=f"`jackline status {run.name}` says how far it got; `jackline resume {run.name}` continues it",
+        )
     if status.attempt == 0:
         raise UsageError(f"run '{run.name}' was never started", hint=f"start it: jackline resume {run.name}")
 
 
 def needs_supervisor(status: RunStatus) -> bool:
     """Whether it is alive without a supervisor, or ended without a record of how."""
+    if status.is_bare:
+        return False  # nobody kept its output or its exit status
     return status.state == "unwatched" or (
         status.state == "dead" and status.child is not None and not status.exit.is_there
     )

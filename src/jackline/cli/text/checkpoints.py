@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jackline.checkpoint.format import catalogue
-from jackline.checkpoint.format.manifest import TENSORS
+from jackline.checkpoint.format.catalogue import Listed
+from jackline.checkpoint.format.manifest import TENSORS, Name
 from jackline.cli.text.safety import safe_text
+from jackline.rundir.records.fields import moment
+from jackline.rundir.records.fields import text as text_field
 from jackline.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from jackline.checkpoint.format.export import Exported
 
 MAX_LINE = 400
+_SET_ASIDE_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,10 @@ class Row:
 def read_rows(folder: Path) -> list[Row]:
     """Newest first, then those left behind. Notes are only hints; the folders on disk decide what is listed."""
     notes = catalogue.read_notes(folder, catalogue.STATUS)
+    read = catalogue.read_notes(folder, catalogue.VERIFIED)
     mirrored = catalogue.read_notes(folder, catalogue.MIRROR)
     left = catalogue.list_left_behind(folder)
-    listed = catalogue.list_checkpoints(folder)
+    listed = [_with_damage(entry, read) for entry in catalogue.list_checkpoints(folder)]
     latest = next((entry.name for entry in listed if entry.is_plausible), None)
     best = _read_pointer(folder, catalogue.BEST)
     return [
@@ -53,21 +58,33 @@ def read_rows(folder: Path) -> list[Row]:
             saved_at_s=entry.manifest.created_at_s if entry.manifest else None,
             size_bytes=entry.manifest.size_bytes if entry.manifest else None,
             problem=entry.problem,
-            read_back_at_s=notes.get(entry.name, {}).get("verified_at_s"),
+            read_back_at_s=_newest(notes.get(entry.name, {}), read.get(entry.name, {})),
             mirror=str(mirrored.get(entry.name, {}).get("state", "local")),
             is_latest=entry.name == latest,
             is_best=str(entry.name) == best,
             is_left_behind=entry.name in left,
             metrics=entry.manifest.metrics if entry.manifest else {},
         )
-        for entry in (*listed, *(catalogue.look_at(folder, name) for name in left))
+        for entry in (*listed, *(_with_damage(catalogue.look_at(folder, name), read) for name in left))
     ]
+
+
+def _with_damage(entry: Listed, read: dict[Name, dict[str, Any]]) -> Listed:
+    """A quick look reads no data, so add the damage that `checkpoints verify` has found."""
+    why = text_field(read.get(entry.name, {}).get("why"))
+    return replace(entry, problem=entry.problem or why)
+
+
+def _newest(*notes: dict[str, Any]) -> float | None:
+    return max((at_s for note in notes if (at_s := moment(note.get("verified_at_s"))) is not None), default=None)
 
 
 def list_lines(folder: Path, rows: list[Row], now_s: float | None = None) -> list[str]:
     now = time.time() if now_s is None else now_s
+    aside = set_aside_lines(folder)
     if not rows:
-        return [f"there is no checkpoint in {folder}"]
+        words = "there is no whole checkpoint" if aside else "there is no checkpoint"
+        return [safe_text(line, MAX_LINE) for line in (f"{words} in {folder}", *aside)]
     table = [("STEP", "AGE", "SIZE", "STATE", "MIRROR", "")]
     for row in rows:
         marks = [word for word, is_so in (("latest", row.is_latest), ("best", row.is_best)) if is_so]
@@ -84,11 +101,19 @@ def list_lines(folder: Path, rows: list[Row], now_s: float | None = None) -> lis
         lines.append(f"left behind by `jackline resume --step`: {len(left)}; no attempt resumes from them by itself")
         lines.append(f"  take one up again: jackline resume --step {left[0].name}")
         lines.append("  delete them: jackline checkpoints prune --left-behind")
-    aside = catalogue.list_set_aside(folder)
-    if aside:
-        lines.append(f"{len(aside)} damaged, set aside: {', '.join(path.name for path in aside)}")
+    lines += aside
     lines.append(f"in {folder}")
     return [safe_text(line, MAX_LINE) for line in lines]
+
+
+def set_aside_lines(folder: Path) -> tuple[str, ...]:
+    """Which damaged checkpoints were set aside, and where they are."""
+    aside = catalogue.list_set_aside(folder)
+    if not aside:
+        return ()
+    shown = aside[-_SET_ASIDE_SHOWN:]
+    more = (f"  and {len(aside) - len(shown)} more",) if len(aside) > len(shown) else ()
+    return (f"{len(aside)} damaged, set aside:", *(f"  {path}" for path in reversed(shown)), *more)
 
 
 def verify_line(result: dict[str, Any]) -> str:
@@ -142,7 +167,7 @@ def show_lines(contents: dict[str, Any], now_s: float | None = None) -> list[str
     age = format_duration(max(0.0, now - contents["saved_at_s"]))
     lines = [f"{contents['name']}: step {contents['step']}, saved {age} ago", f"  in {contents['path']}"]
     if contents["parent_step"] is not None:
-        lines.append(f"  resumes from step {contents['parent_step']}")
+        lines.append(f"  the checkpoint before it: step {contents['parent_step']}")
     lines += [f"  {name} = {value:.6g}" for name, value in sorted(contents["metrics"].items())]
     lines += [f"  {key}: {kind}" for key, kind in contents["state"].items()]
     for file in contents["files"]:

@@ -11,12 +11,12 @@ import stat
 import sys
 import time
 
-from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError
+from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError, UsageError
 from jackline.rundir.create import Claim
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import is_alive
-from jackline.rundir.status import read_status
+from jackline.rundir.status import RunStatus, read_status
 from jackline.supervisor.child.process import continue_paused
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.start import request_stop, start_supervisor, take_over_unless_watched
@@ -56,17 +56,30 @@ def watch_live(run: RunDir, *, detach: bool) -> int:
         say(f"run '{run.name}' is alive already: {run.path}")
         return EXIT_DONE
     status = read_status(run)
+    refuse_bare(run, status)
     say(f"run '{run.name}' is alive already; watching it ({run.path})")
     if status.state == "unwatched" and take_over_unless_watched(run):
         say("its supervisor was gone: a new one has taken over")
     return follow_run(run, attempt=status.attempt)
 
 
+def refuse_bare(run: RunDir, status: RunStatus) -> None:
+    """Raise for a live run without a supervisor: its output goes to its own terminal, so there is nothing to show."""
+    if status.state != "unwatched" or not status.is_bare or status.child is None:
+        return
+    raise UsageError(
+        f"run '{run.name}' is alive in process {status.child.pid}, which was started without a supervisor",
+        detail="its output goes to the terminal that it was started in",
+        hint=f"`jackline status {run.name}` shows its progress; after `jackline stop {run.name}` it can be resumed",
+    )
+
+
 def is_started_by_another(run: RunDir) -> bool:
-    """True once the run is alive. Waits for the process with its lock, which may not have started the command yet."""
+    """True once the run is alive. Waits for the process with its lock, which may not have started the command yet. A
+    supervisor that was killed while it started the command leaves it unwatched."""
     until_s = time.monotonic() + BEGIN_PATIENCE_S
     lock = RunLock(run.lock)
-    while read_status(run).state != "alive":
+    while read_status(run).state not in ("alive", "unwatched"):
         if lock.try_acquire():
             lock.release()
             return False

@@ -19,6 +19,7 @@ from typing import Any
 import numpy
 import torch
 
+from jackline.rundir.command import plain_command
 from jackline.session.settings import Verdict
 from jackline.session.stepping import find_optimizers
 
@@ -44,7 +45,7 @@ def describe_program(
     return {
         "data": describe_data(loader),
         "code": describe_code(),
-        "arguments": {"argv": " ".join(argv[1:])},
+        "arguments": {"argv": _arguments(argv)},
         "schedule": {**_describe_optimizers(state), **schedule},
         "versions": {"python": platform.python_version()},
     }
@@ -59,6 +60,8 @@ def compare_programs(saved: Any, now: Fingerprint) -> list[Change]:
         before = saved.get(kind)
         if not isinstance(before, dict):
             continue
+        if kind == "arguments":  # saved under any spelling of the command
+            before = {name: _arguments(["python", *str(text).split()]) for name, text in before.items()}
         for name in sorted(set(before) | set(values)):
             if kind in _GROWING and (name not in before or name not in values):
                 continue
@@ -110,6 +113,12 @@ def describe_code() -> dict[str, str]:
         except (OSError, ValueError):
             continue
     return found
+
+
+def _arguments(argv: list[str]) -> str:
+    """The script's file name and its arguments: the same for every spelling of the command, in every folder."""
+    words = plain_command(argv, str(Path.cwd()))[1:]
+    return " ".join([Path(words[0]).name, *words[1:]]) if words else ""
 
 
 def _describe_optimizers(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,12 +144,17 @@ class AttemptWatch:
             self.num_lines = state.output.num_lines or 0
 
     def close(self) -> None:
-        """Read the rest of the output after the command has ended."""
+        """After its end: end the processes it left behind if nobody else does, and read the rest of its output."""
+        self._guard("processes", self._end_survivors)
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
         # A run with many short Python children leaves an empty dump file for each.
         self._guard("stacks", lambda: forget_dead(self.command.attempt.stacks))
+
+    def _end_survivors(self) -> None:
+        for pid in self.command.end_survivors():
+            self.events.emit("note", f"ended process {pid}, which outlived the command and its keeper")
 
     def state(self, now_s: float) -> SupervisorRecord:
         """This attempt's part of supervisor.json."""

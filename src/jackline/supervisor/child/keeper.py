@@ -47,6 +47,9 @@ def main() -> None:
     spec = json.loads(os.fdopen(int(sys.argv[1]), "rb").read())
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    lock = spec.get("lock")
+    if lock is not None:
+        os.set_inheritable(lock, False)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     terminal = Terminal(spec) if spec["tty"] else None
@@ -60,6 +63,10 @@ def main() -> None:
             "exec_errno": exec_errno,
         },
     )
+    # Until start.json names the command, only the run's lock shows that one was started: a supervisor that is killed
+    # in between must not be followed by one that starts a second command.
+    if lock is not None:
+        os.close(lock)
     wait_for(child, terminal, spec)
 
 

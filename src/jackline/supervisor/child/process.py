@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import JacklineError, UsageError
-from jackline.machine.proc import list_tree, read_tree
+from jackline.machine.proc import list_tree, read_environ, read_tree
+from jackline.machine.procfs import list_numbers
 from jackline.machine.readings import TreeReading
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import boot_id, host_name, is_alive, read_state
@@ -29,6 +30,7 @@ from jackline.supervisor.options import SuperviseOptions
 
 KEEPER = Path(__file__).with_name("keeper.py")
 START_DEADLINE_S = 30.0
+SURVIVORS_MAY_SAVE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,37 @@ class Command:
         root = self.keeper if is_alive(self.keeper) else self.child
         return continue_paused(list_tree(root.pid)) if number != signal.SIGKILL and is_alive(root) else []
 
+    def end_survivors(self) -> list[int]:
+        """End the processes that a failed command left behind, if its keeper was killed and cannot do it: they would
+        hold the GPU. They are found by the environment they were started with. Returns their pids."""
+        if is_alive(self.keeper) or read_wait(self.attempt).is_settled or is_alive(self.child):
+            return []
+        ending = self.ending()
+        found = self._survivors() if ending is not None and ending.exit_code != 0 else []
+        for number in (signal.SIGTERM, signal.SIGKILL) if found else ():
+            for pid in self._survivors():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+                    continue_paused([pid])
+            until_s = time.monotonic() + SURVIVORS_MAY_SAVE_S
+            while self._survivors() and time.monotonic() < until_s:
+                time.sleep(0.05)
+        for pid in found:
+            with contextlib.suppress(OSError):  # not all of them have become our children
+                os.waitpid(pid, os.WNOHANG)
+        return found
+
+    def _survivors(self) -> list[int]:
+        """All processes of this attempt, without ourselves and a running save or upload."""
+        run, number = str(self.attempt.path.parents[1]), str(self.attempt.number)
+        found = []
+        for pid in list_numbers("/proc"):
+            env = read_environ(pid) if pid not in (os.getpid(), self.keeper.pid) else {}
+            is_of_it = env.get("JACKLINE_RUN_DIR") == run and env.get("JACKLINE_ATTEMPT") == number
+            if is_of_it and read_state(pid) not in ("Z", "X", "") and not is_own(pid):
+                found.append(pid)
+        return found
+
     def _ending_without_keeper(self) -> Ending | None:
         """The keeper was killed: the command is now our child if we are its subreaper, else nobody's."""
         try:
@@ -136,9 +169,16 @@ def continue_paused(pids: Iterable[int]) -> list[int]:
 
 
 def start_command(
-    attempt: AttemptDir, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], options: SuperviseOptions
+    attempt: AttemptDir,
+    argv: Sequence[str],
+    *,
+    cwd: str,
+    env: Mapping[str, str],
+    options: SuperviseOptions,
+    lock_fd: int | None = None,
 ) -> Command:
-    """Start `argv` under a keeper and wait until the kernel has accepted it."""
+    """Start `argv` under a keeper and wait until the kernel has accepted it. Until then the keeper holds the lock as
+    well, so that nobody starts another command if we are killed meanwhile."""
     spec = {
         "argv": list(argv),
         "cwd": cwd,
@@ -153,6 +193,7 @@ def start_command(
         "rows": options.rows,
         "host": host_name(),
         "boot_id": boot_id(),
+        "lock": lock_fd,
     }
     # Passed in memory, not by command line or file, because the environment may hold passwords.
     spec_fd = os.memfd_create("jackline-keeper", 0)
@@ -161,7 +202,7 @@ def start_command(
     try:
         keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", str(KEEPER), str(spec_fd)],
-            pass_fds=(spec_fd,),
+            pass_fds=(spec_fd,) if lock_fd is None else (spec_fd, lock_fd),
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -185,8 +226,14 @@ class CommandNotStarted(UsageError):
 
 
 def adopt_command(attempt: AttemptDir) -> Command | None:
-    """The command that a previous supervisor started; None when it had not started one."""
+    """The command that a previous supervisor started; None when it had not started one, and for an attempt without
+    a supervisor, which has no keeper and no output file. Raises when such an attempt is still alive."""
     start = read_start(attempt)
+    if start.is_bare:
+        if is_alive(start.child):
+            pid = start.child.pid if start.child else 0
+            raise UsageError(f"the run is alive in process {pid}, which was started without a supervisor")
+        return None
     return Command(attempt, start) if start.is_there else None
 
 

@@ -1,0 +1,69 @@
+"""`jackline stop`: what it waits for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from jackline.cli.commands.stop import _is_over, command
+from jackline.rundir.process_id import ProcessId, identify
+from tests.rundir.made import make_run, write_exit, write_start, write_state
+from tests.shell import wait_for
+
+# Ends its run on SIGTERM, as a supervisor does, and then still has work: a --when-done command, for example.
+SUPERVISOR = """
+import pathlib, signal, sys, time
+run, go = map(pathlib.Path, sys.argv[1:])
+def end(number, frame):
+    (run / "ended").touch()
+    while not go.exists():
+        time.sleep(0.02)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def process_of(process: subprocess.Popen[str]) -> ProcessId:
+    found = identify(process.pid)
+    assert found is not None
+    return found
+
+
+def test_stop_waits_until_the_supervisor_itself_has_exited(clean_environment: Path, tmp_path: Path) -> None:
+    """Until then the lock is held: `jackline resume` right after `jackline stop` would find it taken."""
+    run, go = make_run(clean_environment / "story"), tmp_path / "go"
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(run.path), str(go)], stdout=subprocess.PIPE, text=True
+    )
+    done = []
+    stop = threading.Thread(target=lambda: done.append(CliRunner().invoke(command, ["story"])))
+    try:
+        assert supervisor.stdout is not None and supervisor.stdout.readline() == "ready\n"
+        write_start(run, process_of(supervisor))
+        write_state(run, process_of(supervisor), attempt=1)
+        stop.start()
+        wait_for((run.path / "ended").exists, "the signal")
+        write_start(run, ProcessId(1, 1, "gone", "gone"))
+        write_exit(run, 0)
+        write_state(run, process_of(supervisor), attempt=1, is_finished=True)
+        assert not _is_over(run)
+        assert stop.is_alive()
+        go.touch()
+        supervisor.wait()
+        stop.join()
+    finally:
+        go.touch()
+        supervisor.kill()
+        supervisor.wait()
+        if supervisor.stdout is not None:
+            supervisor.stdout.close()
+    assert _is_over(run)
+    assert done[0].exit_code == 0, done[0].output
+    assert done[0].stderr.splitlines()[-1] == "[jackline] run 'story' has ended; `jackline resume story` continues it"
