@@ -155,6 +155,17 @@ class CheckpointEngine:
             return self._refuse(ticket, "failed", why)
         return ticket
 
+    def save_again(self, ticket: Ticket) -> Ticket | None:
+        """Write a save that failed once more: the same state, from the copy that was made of it then.
+
+        None when that copy is gone. The state in the training process is not read.
+        """
+        again = Ticket(ticket.step, _pump=self._link.pump, size_bytes=ticket.size_bytes)
+        if os.getpid() != self._pid or not self._link.submit_again(again):
+            return None
+        self._taken_at_s[again.step] = time.monotonic()
+        return again
+
     def before_mutation(self) -> None:
         """The barrier: call it before the optimizer, the EMA or the masks change.
 
@@ -260,6 +271,7 @@ class CheckpointEngine:
         """
         captured = self._capture(state)
         sources = captured.sources
+        self._link.refused = None  # its memory is used from here on
         layout = self._area.place(sources)
         has_room = self._area.make_room(layout, sources)
         if not has_room:

@@ -5,6 +5,7 @@ Owns statvfs and what the mount table says about disks. Measures no rates.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -39,6 +40,32 @@ def read_disk(path: str | Path, *, root: Path = Path("/")) -> DiskReading | None
         filesystem=filesystem,
         is_remote=is_remote_filesystem(filesystem),
     )
+
+
+# The errors with which a disk refuses to take more, or anything at all. EFBIG: `ulimit -f`.
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+def explain_refusal(error: OSError, path: str | Path) -> str:
+    """Why the disk of `path` refused a write, in words: full, no inodes, quota, read-only; else the system's text."""
+    if error.errno == errno.ENOSPC:
+        is_out_of_inodes = free_inodes(path) == 0
+        return "the disk has no inodes left for another file" if is_out_of_inodes else "the disk is full"
+    known = {
+        errno.EDQUOT: "the disk quota is used up",
+        errno.EROFS: "the disk is read-only",
+        errno.EFBIG: "the file would pass the size limit (ulimit -f)",
+    }
+    return known.get(error.errno or 0) or error.strerror or str(error)
+
+
+def free_inodes(path: str | Path) -> int | None:
+    """How many more files the disk can hold; None where that is not limited or not known."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return None
+    return status.f_favail if status.f_files else None
 
 
 def find_mount(path: str, mounts: list[Mount]) -> Mount | None:

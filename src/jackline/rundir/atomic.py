@@ -1,12 +1,14 @@
-"""Files that are whole or absent.
+"""Files that are whole or absent, also on a full disk when space was kept for them.
 
-Owns: replacing a small file in one step, and making that step survive a power cut when asked.
+Owns: replacing a small file in one step, making that step survive a power cut when asked, and the spare copies that
+let it work without free blocks or inodes.
 Does not own: what is in the file, or files that grow (jsonl.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -14,12 +16,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Replace `path` by `data`; a reader sees the old bytes or the new ones, never a mixture.
 
-    Costs about 1 ms; with `durable` about 6 ms, because the file and its folder are synced.
+    Costs about 1 ms; with `durable` about 6 ms, because the file and its folder are synced. On a full disk it uses
+    a spare copy, if one was kept (`keep_spares`).
     """
+    try:
+        _write_new(path, data, durable=durable)
+    except OSError as error:
+        if error.errno not in NO_ROOM or not _write_spare(path, data, durable=durable):
+            raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def _write_new(path: Path, data: bytes, *, durable: bool) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -34,8 +51,88 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    if durable:
-        sync_directory(path.parent)
+
+
+def keep_spares(path: Path, size_bytes: int, *, count: int = 1) -> bool:
+    """Reserve space for later versions of `path` of at most `size_bytes`, so that they can be written to a full disk.
+
+    One spare is enough for a file that is written once, two for one that is written again and again. False when
+    there is no room for them even now.
+    """
+    try:
+        for number in range(count):
+            _fill_spare(_spare(path, number), size_bytes)
+    except OSError:
+        return False
+    return True
+
+
+def drop_spares(path: Path) -> None:
+    """Free what `keep_spares` reserved."""
+    for number in range(2):
+        with contextlib.suppress(OSError):
+            os.unlink(_spare(path, number))
+
+
+def _fill_spare(spare: Path, size_bytes: int) -> None:
+    """Write real bytes, because some file systems do not support preallocation."""
+    fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        missing = size_bytes - os.fstat(fd).st_size
+        if missing > 0:
+            os.lseek(fd, 0, os.SEEK_END)
+            _write_all(fd, b" " * missing)
+    except OSError:
+        os.unlink(spare)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _spare(path: Path, number: int) -> Path:
+    return path.with_name(f".{path.name}.spare{number}")
+
+
+def _write_spare(path: Path, data: bytes, *, durable: bool) -> bool:
+    """Write into the blocks of a spare and move it into place. False when no spare is there or large enough.
+
+    The last spare changes places with the file, so that it can be used again and again.
+    """
+    found = [spare for spare in (_spare(path, 0), _spare(path, 1)) if _fits(spare, data)]
+    if not found:
+        return False
+    spare = found[0]
+    fd = os.open(spare, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        # Padded instead of cut to length: blocks that are given back here may be gone at the next write.
+        _write_all(fd, data.ljust(os.fstat(fd).st_size))
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    if len(found) > 1 or not _exchange(spare, path):
+        os.replace(spare, path)
+    return True
+
+
+def _fits(spare: Path, data: bytes) -> bool:
+    try:
+        return spare.stat().st_size >= len(data)
+    except OSError:
+        return False
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two existing files change names in one step. False where the system cannot."""
+    import ctypes  # importing it costs 5 ms, and a disk is seldom full
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    done: int = call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_EXCHANGE))
+    return done == 0
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False) -> None:

@@ -17,11 +17,15 @@ from jackline.rundir.records.fields import mapping, text
 
 @dataclass(frozen=True)
 class Intent:
-    """`settings` are for the next attempt, for example {'num_workers': 2, 'prefetch': 1}."""
+    """`settings` are for the next attempt, for example {'num_workers': 2, 'prefetch': 1}.
+
+    `is_unsaved`: training was done, but its last state could not be saved, so the run is not finished.
+    """
 
     restart: bool
     why: str
     settings: dict[str, Any] = field(default_factory=dict)
+    is_unsaved: bool = False
 
     @staticmethod
     def from_json(raw: object) -> Intent | None:
@@ -30,21 +34,27 @@ class Intent:
         restart, why, settings = (found.get(name) for name in ("restart", "why", "settings"))
         if not isinstance(restart, bool):
             return None
-        return Intent(restart, text(why) or "", mapping(settings) or {})
+        return Intent(restart, text(why) or "", mapping(settings) or {}, found.get("is_unsaved") is True)
 
     def to_json(self) -> dict[str, Any]:
-        return {"restart": self.restart, "why": self.why, "settings": self.settings}
+        unsaved = {"is_unsaved": True} if self.is_unsaved else {}
+        return {"restart": self.restart, "why": self.why, "settings": self.settings, **unsaved}
 
 
 def write_intent(
-    attempt: AttemptDir | None, *, restart: bool, why: str, settings: Mapping[str, Any] | None = None
+    attempt: AttemptDir | None,
+    *,
+    restart: bool,
+    why: str,
+    settings: Mapping[str, Any] | None = None,
+    is_unsaved: bool = False,
 ) -> bool:
     """Write and sync, because the process may be killed next. False without an attempt, or when the disk refuses;
     the exit continues without it."""
     if attempt is None:
         return False
     try:
-        contents = Intent(restart, why, dict(settings or {}))
+        contents = Intent(restart, why, dict(settings or {}), is_unsaved)
         atomic.write_json(attempt.intent_file, contents.to_json(), durable=True)
     except OSError:
         return False

@@ -6,6 +6,7 @@ Does not own: what the lines mean.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class JsonlWriter:
             return False
         if written == len(line):
             return True
-        os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+        with contextlib.suppress(OSError):  # else the next reader heals the file
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
         return False
 
     def sync(self) -> None:

@@ -31,6 +31,7 @@ from jackline.session.run import Run
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Change, compare_programs, describe_program
 from jackline.session.saving.exactness import make_exact
+from jackline.session.saving.finishing import Finish
 from jackline.session.saving.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
 from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings, split
@@ -134,6 +135,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         gpu=GpuMemory(state, stepper.optimizers, reporter.event, pulse.now),
         pulse=pulse,
         best=BestKeeper(settings.keep_best, engine.folder),
+        finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),
     )
     saver.report_to(attached.reporter.event)
     attached.reporter.read_state = attached.read_state

@@ -27,10 +27,11 @@ from jackline.session.phase import Phase, phase
 from jackline.session.saving import roundtrip
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
+from jackline.session.saving.finishing import Finish
 from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper
-from jackline.session.stopping import Stopped, StopRequest
+from jackline.session.stopping import Stopped, StopRequest, Unsaved, cause_of
 from jackline.units import format_duration
 
 _PATIENCE = 0.7  # share of the grace period after which a warning says that it will not be enough
@@ -61,6 +62,7 @@ class Attachment:
     values: dict[str, Any]
     gpu: GpuMemory
     best: BestKeeper
+    finish: Finish
     position: Position = field(default_factory=Position)
     restored: dict[str, Any] | None = None
     label: int = 1  # step of what is logged now: the step under way, or the last one after it has ended
@@ -232,6 +234,12 @@ class Attachment:
                 if before is not None and before != value:
                     self._judge_schedule(f"{word}: {before} -> {value}")
 
+    def find_unsaved(self, error: BaseException | None) -> Unsaved | None:
+        """When leaving by `error` would count as finished: wait for the last save; what to raise if that fails."""
+        if cause_of(error)[0] != "finished" or not (why := self.finish.keep()):
+            return None
+        return Unsaved(f"{why}; {self.saver.what_stands(self.stepper.steps_done)}")
+
     def end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
         """The block is left, in whatever way. A failure to write the end is not raised: training is over."""
         self.saver.close()
@@ -251,14 +259,17 @@ class Attachment:
         if is_complete:
             self.reporter.event("complete", f"complete at step {step}", step=step)
             self.best.tell_unseen(self.scalars.known(), self.reporter.event)
-        cause, code = _cause(error)
+        cause, code = cause_of(error)
         needs_new_process = self.gpu.note_error(error, self.label)
         if self.host is not None:
             self.host.stop()
         if isinstance(error, Stopped):
             leaving = self.host.leaving if self.host is not None else None
             settings = leaving.settings if leaving else {}
-            write_intent(self.home.attempt, restart=leaving is not None, why=text, settings=settings)
+            is_unsaved = isinstance(error, Unsaved)
+            write_intent(
+                self.home.attempt, restart=leaving is not None, why=text, settings=settings, is_unsaved=is_unsaved
+            )
         elif needs_new_process and isinstance(error, OutOfMemory):
             write_intent(self.home.attempt, restart=True, why=f"{error.message}; a new process has it all back")
         self.pulse.end(cause)
@@ -380,16 +391,3 @@ class Attachment:
             raise UsageError(f"the schedule has changed: {text}", hint="on_change={'schedule': 'warn'} continues")
         if verdict == "warn":
             self.reporter.event("changed", f"the schedule has changed since it was saved: {text}", is_loud=True)
-
-
-def _cause(error: BaseException | None) -> tuple[str, int]:
-    if error is None:
-        return "finished", 0
-    if isinstance(error, Stopped):
-        return "stopped", int(error.code or 0)
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped", 130
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1
-        return ("finished" if not code else "exit_code"), code
-    return "own_exception", 1

@@ -102,12 +102,12 @@ class Driver:
         self._attached.saver.before_change()
 
     def at_boundary(self, step: int, *, total: int | None = None) -> bool:
-        """Call it after `step` is complete. Returns whether the state should be saved now."""
+        """Call it after `step` is complete. Returns whether the state should be saved now: also at the last step."""
         attached = self._attached
         attached.stepper.go_on_from(step)
         attached.pulse.name, attached.pulse.total = "train", total
         now_s = attached.come_round()
-        return bool(attached.saver.why_due(step, now_s)) or self.should_stop
+        return bool(attached.saver.why_due(step, now_s)) or self.should_stop or step == total
 
     def save(self, state: Mapping[str, Any], notes: Mapping[str, Any], *, is_waited_for: bool = False) -> bool:
         """Save the current state; blocks only for the copy."""
@@ -123,6 +123,10 @@ class Driver:
             return False
         attached.best.carried(ticket, metrics)
         return attached.saver.wait() if is_last else ticket.outcome not in ("failed", "skipped")
+
+    def has_saved(self, step: int) -> bool:
+        """Whether a save of this step was made or is under way."""
+        return self._attached.saver.asked_step == step
 
     def at_step(self, step: int) -> None:
         """Set the step that the next save belongs to."""
@@ -169,6 +173,7 @@ class Driver:
             is_saved = attached.saver.last_step == step
             what = "saved" if is_saved else f"not saved; {attached.saver.what_stands(step)}"
             error = Stopped(f"{attached.stop.by}: stopped at step {step}, {what}")
+        error = attached.find_unsaved(error) or error
         text = error.text if isinstance(error, Stopped) else ""
         if error is not None and not text:
             attached.saver.wait()

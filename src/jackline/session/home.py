@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
+from jackline.machine.disk import explain_refusal
 from jackline.machine.gpu.watch import gpu_names, gpu_sizes
 from jackline.rundir.command import plain_settings
 from jackline.rundir.create import Claim, claim_run, find_existing
@@ -43,6 +44,7 @@ from jackline.rundir.records.start import StartRecord, write_start
 from jackline.rundir.records.stop_request import read_stop_request
 from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.registry import register
+from jackline.rundir.reserves import release_records, reserve_records
 from jackline.rundir.run_file import check_name, describe_run, with_gpus
 from jackline.rundir.status import read_status
 from jackline.session.settings import Settings
@@ -199,9 +201,10 @@ def _begin_attempt(run: RunDir) -> AttemptDir:
     try:
         attempt.path.mkdir(parents=True, exist_ok=True)
         write_start(attempt, StartRecord(identify(os.getpid()), started_at_s=time.time(), is_bare=True))
+        reserve_records(run, attempt, is_supervised=False)
     except OSError as error:
         raise UsageError(
-            f"cannot write to {run.path}: {error.strerror}",
+            f"cannot write to {run.path}: {explain_refusal(error, run.path)}",
             hint=_OTHER_PLACE,
         ) from None
     return attempt
@@ -226,6 +229,7 @@ def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
     write_exit(home.attempt, record)
     # The process may keep running (a notebook's kernel), but it is not this attempt any more.
     write_start(home.attempt, StartRecord(started_at_s=home.started_at_s, is_bare=True))
+    release_records(home.run, home.attempt)
 
 
 def read_grace_s(run: RunDir, otherwise_s: float) -> float:

@@ -206,6 +206,9 @@ class Run:
             return  # this is a forked child; the run belongs to its parent
         self._is_entered = False
         text = self._leave(error)
+        if (unsaved := self._attached.find_unsaved(error)) is not None:
+            self._attached.end(unsaved, unsaved.text, is_complete=False)
+            raise unsaved
         self._attached.end(error, text, is_complete=self._is_complete)
 
     # -- private -----------------------------------------------------------------------------------------------------

@@ -98,6 +98,13 @@ class Settings:
     grace_s: float = setting(
         30.0, "How long saving and stopping may take, when nobody else says.", unit="seconds", group=_SAVING
     )
+    wait_for_disk_s: float = setting(
+        600.0,
+        "How long a run that is done waits when the disk refuses its last save; then it exits with 75, resumable.",
+        unit="seconds",
+        allowed=at_least(0),
+        group=_SAVING,
+    )
     memory_guard: bool = setting(
         True, "Save and exit before the host's memory is full, to resume with less.", group=_RESUMING
     )

@@ -33,6 +33,10 @@ class Stopped(SystemExit):
         return self.text
 
 
+class Unsaved(Stopped):
+    """Training is done, but its last state could not be saved. The run is not finished and can be resumed."""
+
+
 class NoMoreWaiting(Exception):
     """Raised by a loader that waits for data when a stop was requested (`stop_when`); nothing was taken."""
 
@@ -91,6 +95,22 @@ class StopRequest:
             raise KeyboardInterrupt
         else:
             raise Stopped("asked twice: ended in the middle of a step")
+
+
+def cause_of(error: BaseException | None) -> tuple[str, int]:
+    """How leaving the block by `error` ends the attempt: the cause and the exit code."""
+    if error is None:
+        return "finished", 0
+    if isinstance(error, Unsaved):
+        return "disk_full", int(error.code or 0)
+    if isinstance(error, Stopped):
+        return "stopped", int(error.code or 0)
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", 130
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        return ("finished" if not code else "exit_code"), code
+    return "own_exception", 1
 
 
 def _react_as_before(number: int, former: Callable[..., Any] | int | None, frame: Any) -> None:

@@ -32,8 +32,9 @@ from jackline.rundir.records.supervisor import (
     write_supervisor,
 )
 from jackline.rundir.registry import register
+from jackline.rundir.reserves import release_records, reserve_records
 from jackline.rundir.run_file import read_run_file
-from jackline.supervisor.attempt.autopsy import Autopsy, examine
+from jackline.supervisor.attempt.autopsy import Autopsy, examine, is_over
 from jackline.supervisor.attempt.heartbeat import HeartbeatNotes
 from jackline.supervisor.attempt.stopping import Stopping, next_step, press
 from jackline.supervisor.attempt.watching import AttemptWatch
@@ -52,8 +53,6 @@ SHORT_TICK_S = 0.02
 STATE_EVERY_S = 1.0
 STUCK_GRACE_S = 10.0
 PREEMPTION_GRACE_S = 20.0
-SURVIVORS_NAMED_AFTER_S = 2.5
-DEBRIS_PATIENCE_S = 15.0
 SIGTERM_MAY_LAG_S = 1.0
 RESERVE_BYTES = 16 << 20
 PR_SET_CHILD_SUBREAPER = 36
@@ -144,8 +143,8 @@ class Supervisor:
         # These options apply to the attempt that the user started, not to later automatic restarts.
         self.options = replace(self.options, start_from=None, from_scratch=False)
         attempt.stacks.mkdir(parents=True)
-        with contextlib.suppress(OSError):
-            make_reserve(attempt.reserve, RESERVE_BYTES)
+        reserve_records(self.run, attempt, is_supervised=True)
+        make_reserve(attempt.reserve, RESERVE_BYTES)
         try:
             command = start_command(
                 attempt,
@@ -189,30 +188,13 @@ class Supervisor:
                 heartbeat.poll(self._write_state(watch), now_s)
                 self.events.tend_hooks()
             ending = watch.command.ending()
-            if ending is not None and self._is_over(watch, ending):
+            if ending is not None and is_over(watch, ending, self.events):
                 break
             tick_s = SHORT_TICK_S if watch.is_short_of_space() else TICK_S
             time.sleep(max(0.0, tick_s - (time.monotonic() - now_s)))
         watch.close()
         release_reserve(watch.command.attempt.reserve)
         return self._examine(watch, ending)
-
-    def _is_over(self, watch: AttemptWatch, ending: Ending) -> bool:
-        """The main process has ended. Processes that it left behind are either leftovers, which the keeper ends, or
-        background work that a script started, which we continue to watch."""
-        if watch.command.is_settled():
-            return True
-        ended_for_s = time.time() - ending.ended_at_s
-        if ending.exit_code != 0:
-            return ended_for_s > DEBRIS_PATIENCE_S
-        if ended_for_s > SURVIVORS_NAMED_AFTER_S and not watch.are_survivors_named:
-            watch.are_survivors_named = True
-            count = len(watch.tree.processes)
-            noun = "1 process it started goes" if count == 1 else f"{count} processes it started go"
-            self.events.emit(
-                "note", f"the command itself ended well, but {noun} on; watching on, `jackline stop` ends it"
-            )
-        return False
 
     def _examine(self, watch: AttemptWatch, ending: Ending) -> Autopsy:
         self._hear_late_sigterm(ending)
@@ -273,9 +255,12 @@ class Supervisor:
         self._announce_end(autopsy)
         if decision.why and self._chosen.restart and autopsy.cause != "finished":
             self.events.emit("note", f"not starting again: {decision.why}")
-        if self.options.when_done:
+        if self.options.when_done and autopsy.is_given_up:
+            self.events.emit("note", "the --when-done command is not run: the last state of this run is not saved")
+        elif self.options.when_done:
             self.events.run_hook(self.options.when_done, "done", autopsy.summary, exit_code=autopsy.exit_code)
         self._write_state(watch, is_finished=True, durable=True)
+        release_records(self.run, watch.command.attempt)
         self.events.wait_hooks()
         return autopsy.exit_code
 

@@ -19,7 +19,7 @@ from typing import Any
 from jackline.checkpoint.staging.arena import Arena
 from jackline.checkpoint.staging.handover import HandOver, Job
 from jackline.checkpoint.staging.writer_process import WriterProcess
-from jackline.checkpoint.ticket import Event, describe_report
+from jackline.checkpoint.ticket import Event, Ticket, describe_report
 from jackline.checkpoint.writer.lock import read_work
 from jackline.checkpoint.writer.serve import Options
 from jackline.errors import UsageError
@@ -41,6 +41,7 @@ class WriterLink:
     is_torn: bool = False  # the last overlapped copy was not exact
     why_off: str = ""
     written: set[int] = field(default_factory=set)  # pieces of a save that is sent in pieces
+    refused: Job | None = None  # the last save, if it failed and its copy is still in the arena
 
     def __post_init__(self) -> None:
         self._arena: Arena | None = None
@@ -65,11 +66,21 @@ class WriterLink:
     def share(self, arena: Arena) -> None:
         """From now on saves are in this memory."""
         self._arena = arena
+        self.refused = None
         self._send_arena()
 
     def submit(self, job: Job) -> None:
         self.job = job
         self._staged.put(job)
+
+    def submit_again(self, ticket: Ticket) -> bool:
+        """Send the refused save once more, from the copy in the arena. False when there is no such copy."""
+        job, self.refused = self.refused, None
+        if job is None or self.job is not None or self.why_off:
+            return False
+        job.ticket, job.sent_to = ticket, None
+        self.submit(job)
+        return True
 
     def send(self, body: dict[str, Any], payload: bytes = b"") -> bool:
         return self.writer.send(body, payload)
@@ -178,9 +189,10 @@ class WriterLink:
         if job.ticket.is_over:
             return
         job.ticket.why = why
-        job.ticket.outcome = outcome
         if self.job is job:
+            self.refused = job if outcome == "failed" and job.is_staged and job.payload else None
             self.job = None
+        job.ticket.outcome = outcome
 
     def _restart(self) -> None:
         self.is_ready = False

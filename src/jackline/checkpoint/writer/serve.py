@@ -32,6 +32,7 @@ from jackline.checkpoint.writer.lock import AnotherWriter, Holder, WriterLock
 from jackline.checkpoint.writer.retention import Keep
 from jackline.checkpoint.writer.upkeep import Upkeep
 from jackline.checkpoint.writer.wire import Channel, Closed, Message
+from jackline.machine.disk import explain_refusal
 from jackline.machine.priority import step_back
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 
@@ -119,7 +120,8 @@ class Writer:
             self._report({"event": "refused", "why": str(problem)})
             return False
         except OSError as problem:
-            self._report({"event": "refused", "why": f"{self._folder} cannot be used: {problem.strerror}"})
+            why = explain_refusal(problem, self._folder)
+            self._report({"event": "refused", "why": f"{self._folder} cannot be used: {why}"})
             return False
         self._upkeep.load()
         self._report({"event": "ready", "is_direct": self._intake.is_direct})
@@ -197,9 +199,10 @@ class Writer:
             self._fail(message, "the disk is full", problem=problem, **sizes)
         except Unacknowledged as problem:
             self._fail(message, str(problem.strerror), problem=problem)
-        except (OSError, ValueError, AnotherWriter) as problem:
-            why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-            self._fail(message, why, problem=problem)
+        except OSError as problem:
+            self._fail(message, explain_refusal(problem, self._folder), problem=problem)
+        except (ValueError, AnotherWriter) as problem:
+            self._fail(message, str(problem), problem=problem)
         if not self._intake.is_open:
             self._note("idle")
 

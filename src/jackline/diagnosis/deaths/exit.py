@@ -8,7 +8,7 @@ from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.sentences import memory_line, memory_lines, ran_line
 from jackline.diagnosis.deaths.signal import signal_name
 from jackline.errors import EXIT_STOPPED
-from jackline.units import format_duration
+from jackline.units import format_bytes, format_duration
 
 _ARGPARSE = re.compile(r"^(\S+): error: (.+)$")
 _CLICK = re.compile(r"^Error: (.+)$")
@@ -48,12 +48,27 @@ def asked_to_stop(evidence: Evidence) -> Finding | None:
             "Jackline starts it again; without a supervisor, run the same command again",
             place=evidence.growing_frame,
         )
+    if evidence.unsaved_why:
+        return unsaved(evidence)
     return Finding(
         "stopped",
         "certain",
         f"it stopped by itself after {format_duration(evidence.duration_s)} to be resumed (exit code {EXIT_STOPPED})",
         memory_line(evidence),
         "run the same command again, or `jackline resume`, to continue",
+    )
+
+
+def unsaved(evidence: Evidence) -> Finding:
+    """Training was done and the disk refused its last state; the steps since the last checkpoint must be repeated."""
+    free = evidence.disk_free_bytes
+    known = (f"{evidence.disk_path} has {format_bytes(free)} free now",) if free is not None else ()
+    return Finding(
+        "disk_full",
+        "certain",
+        f"it is not finished: its last state could not be saved (exit code {EXIT_STOPPED})",
+        (evidence.unsaved_why, *known, *memory_line(evidence)),
+        "make room on that disk (df -h, df -i), then run the same command again, or `jackline resume`",
     )
 
 

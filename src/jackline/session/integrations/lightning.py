@@ -155,6 +155,12 @@ class JacklineCallback(Callback):
         if self._driver is not None:
             self._driver.__exit__(type(exception), exception, exception.__traceback__)
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The last state, unless a save at this step holds it already: a run without it is not finished."""
+        driver = self._driver
+        if driver is not None and not driver.should_stop and not driver.has_saved(trainer.global_step):
+            trainer.save_checkpoint(self._io.scratch_path)
+
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Raises Stopped if a stop was requested."""
         if self._driver is not None:

@@ -19,9 +19,11 @@ from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.session import write_session
+from jackline.rundir.reserves import reserve_session
 from jackline.session.metrics.scalars import MetricsFile, Scalars
 
 EVERY_S = 1.0
+_MAX_WAITING = 10_000  # events that a full disk has not taken yet
 
 
 def say(text: str) -> None:
@@ -54,7 +56,8 @@ class Reporter:
         self.read_state: Callable[[], dict[str, Any]] = dict
         self._events = JsonlWriter(run.session_events(rank))
         self._metrics = MetricsFile(JsonlWriter(run.metrics(rank)))
-        self._waiting: deque[EventRecord] = deque()
+        reserve_session(run, rank)
+        self._waiting: deque[EventRecord] = deque(maxlen=_MAX_WAITING)
         self._wake = threading.Event()
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -101,8 +104,8 @@ class Reporter:
             self._metrics.write(lines)
             for notice in self.on_lines:
                 notice(lines)
-            while self._waiting:
-                self._events.append(self._waiting.popleft().to_json())
+            while self._waiting and self._events.append(self._waiting[0].to_json()):
+                self._waiting.popleft()  # on a full disk they wait
             write_session(self._run, self._rank, self.read_state())
             for call in self.on_tick:
                 call()

@@ -38,6 +38,7 @@ class Saver:
         self._cadence = settings.cadence()
         self._event: Event = lambda *_, **__: None
         self._ticket: Ticket | None = None
+        self._metrics: dict[str, float] = {}  # of the last save
         self._is_first = True
         self.asked_step = 0  # step of the last save, acknowledged or not
         self._asked_at_s = time.monotonic()
@@ -86,6 +87,7 @@ class Saver:
         if ticket.why == FORKED:
             self.turn_off(FORKED)
             return None
+        self._metrics = metrics
         self._note(ticket, step)
         return ticket
 
@@ -117,6 +119,34 @@ class Saver:
         is_committed = ticket is not None and ticket.wait(timeout_s)
         self.poll(time.monotonic(), is_urgent=True)
         return is_committed
+
+    def settle_last(self) -> str:
+        """Wait for the last save, and try it again if it has failed. Returns why it is not saved; '' when it is.
+
+        Where no save was asked for, nothing is owed. An error of our own that turned saving off was reported then,
+        and does not make a training that is done look unfinished.
+        """
+        ticket = self._ticket
+        if ticket is None or self.wait() or (self.why_off and not self.engine.why_off):
+            return ""
+        if self.engine.why_off:
+            return f"step {ticket.step} is not saved: {self.engine.why_off}"
+        if ticket.is_over:
+            again = self._save_again(ticket)
+            if again is None or again.wait():
+                self.poll(time.monotonic(), is_urgent=True)
+                return ""
+            ticket = again
+        self.poll(time.monotonic(), is_urgent=True)
+        return f"step {ticket.step} is not saved: {ticket.why or 'it is still being written'}"
+
+    def _save_again(self, ticket: Ticket) -> Ticket | None:
+        """From the copy in memory; where there was no room for a copy, from the objects themselves."""
+        again = self.engine.save_again(ticket)
+        if again is None:
+            return self.save(ticket.step, metrics=self._metrics, is_last=True)
+        self._ticket = again
+        return again
 
     def close(self) -> None:
         try:

@@ -18,16 +18,19 @@ from jackline.errors import EXIT_FAILED, EXIT_STOPPED
 from jackline.machine.disk import read_disk
 from jackline.machine.kernel_log import read_kernel_kills
 from jackline.machine.memory import read_oom_counters, shm_free_bytes
-from jackline.rundir.intent import read_intent
+from jackline.rundir.intent import Intent, read_intent
 from jackline.rundir.records.exit import ExitRecord, write_exit
 from jackline.rundir.records.fields import decode
 from jackline.rundir.records.session import read_session
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.child.process import Ending
+from jackline.supervisor.events import Events
 from jackline.supervisor.foreign.choice import EndingOfLoad
 from jackline.supervisor.policy import AttemptSummary
 
 TAIL_LINES = 200
+SURVIVORS_NAMED_AFTER_S = 2.5
+DEBRIS_PATIENCE_S = 15.0
 STOPPED_CAUSES = ("stopped", "time_limit")
 
 
@@ -42,6 +45,7 @@ class Autopsy:
     summary: str
     checkpoint_after: str | None
     made_progress: bool
+    is_given_up: bool = False  # training was done, and its last state could not be saved
 
     def summarise(self, watch: AttemptWatch) -> AttemptSummary:
         """What the restart policy needs to know."""
@@ -70,6 +74,22 @@ class Autopsy:
         return self.findings[0].cause
 
 
+def is_over(watch: AttemptWatch, ending: Ending, events: Events) -> bool:
+    """The main process has ended. Processes that it left behind are either leftovers, which the keeper ends, or
+    background work that a script started, which we continue to watch."""
+    if watch.command.is_settled():
+        return True
+    ended_for_s = time.time() - ending.ended_at_s
+    if ending.exit_code != 0:
+        return ended_for_s > DEBRIS_PATIENCE_S
+    if ended_for_s > SURVIVORS_NAMED_AFTER_S and not watch.are_survivors_named:
+        watch.are_survivors_named = True
+        count = len(watch.tree.processes)
+        noun = "1 process it started goes" if count == 1 else f"{count} processes it started go"
+        events.emit("note", f"the command itself ended well, but {noun} on; watching on, `jackline stop` ends it")
+    return False
+
+
 def examine(
     watch: AttemptWatch,
     ending: Ending,
@@ -91,6 +111,7 @@ def examine(
         summary=summary_line(findings),
         checkpoint_after=checkpoint_after,
         made_progress=made_progress,
+        is_given_up=is_given_up(evidence, read_intent(watch.command.attempt)),
     )
     write_exit(watch.command.attempt, describe_end(watch, ending, autopsy))
     return autopsy
@@ -128,6 +149,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         disk_path=disk.path if disk else "",
         shm_free_bytes=shm_free_bytes(),
         restart_wish=intent.why if intent is not None and intent.restart else "",
+        unsaved_why=intent.why if intent is not None and intent.is_unsaved else "",
     )
 
 
@@ -136,6 +158,13 @@ def _frame_seen_inside(watch: AttemptWatch) -> Frame | None:
     session = read_session(watch.run)
     frame = decode(Frame, session.memory.host.growing_frame)
     return frame if frame.file and session.attempt == watch.command.attempt.number else None
+
+
+def is_given_up(evidence: Evidence, intent: Intent | None) -> bool:
+    """intent.json says so. Where even that could not be written, exit code 75 without a request to stop says it."""
+    if intent is not None:
+        return intent.is_unsaved
+    return evidence.exit_code == EXIT_STOPPED and not evidence.stop_requested_by
 
 
 def exit_code_of(ending: Ending, cause: str, *, has_checkpoint: bool) -> int:

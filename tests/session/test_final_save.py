@@ -1,0 +1,151 @@
+"""A run is finished only when its last state is saved: on a disk that is full, then on one that has room again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.places import Unavailable, small_disk
+from tests.session.nursery import Child, Nursery
+
+LOOP = """
+import os, sys, time
+import torch
+import jackline
+
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(200, 4))
+loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+ballast = os.path.join(os.environ["JACKLINE_RUNS"], "ballast")
+
+def fill():
+    with open(ballast, "wb") as file:
+        try:
+            while True: file.write(bytes(1 << 16)); file.flush()
+        except OSError:
+            pass
+
+with jackline.attach(
+    model=model, optimizer=optimizer, loader=loader, name="x", save_every_steps=10,
+    wait_for_disk_s=float(os.environ["WAIT"]),
+) as run:
+    for batch in run.steps(total=40):
+        loss = model(batch[0]).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        run.log(loss=loss)
+        if run.step == 25 and os.environ.get("FILL"):
+            while run._attached.saver.engine.is_busy: run._attached.saver.engine._link.pump(0.05)
+            fill()
+    print("after the loop", flush=True)
+print("behind the block", [p.sum().item().hex() for p in model.parameters()], flush=True)
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "runs").mkdir()
+    try:
+        with small_disk(tmp_path / "runs", "160M") as path:
+            yield path
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def behind(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("behind the block")]
+
+
+def command(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from jackline.cli.main import main; main()"
+    env = {**os.environ, "JACKLINE_RUNS": str(tmp_path / "runs"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=240
+    )
+
+
+def start_full(nursery: Nursery, tmp_path: Path, wait: str) -> Child:
+    return nursery.start(LOOP, [], tmp_path, {"WAIT": wait, "FILL": "1"})
+
+
+def test_a_last_save_that_a_full_disk_refuses_ends_resumable_and_the_next_start_finishes(
+    nursery: Nursery, tmp_path: Path, disk: Path
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    wanted = behind(nursery.run(LOOP, [], whole, {"WAIT": "1"}).output)
+    ended = start_full(nursery, tmp_path, "0.5").wait()
+    assert ended.code == 75, ended.output
+    assert not behind(ended.output)
+    assert "step 40 is not saved: the disk is full" in ended.output
+    exit_file = json.loads((disk / "x" / "attempts" / "001" / "exit.json").read_text())
+    assert exit_file["exit_code"] == 75 and "not saved" in exit_file["text"]
+    shown = command(tmp_path, "status", "x")
+    assert shown.returncode == 0 and "stopped" in shown.stdout and "the disk is full" in shown.stdout, shown
+    (disk / "ballast").unlink()
+    again = nursery.run(LOOP, [], tmp_path, {"WAIT": "1"})
+    assert again.code == 0, again.output
+    assert behind(again.output) == wanted
+    assert json.loads((disk / "x" / "attempts" / "002" / "exit.json").read_text())["cause"] == "finished"
+
+
+def test_a_last_save_waits_for_room_counts_down_and_finishes_when_there_is_some(
+    nursery: Nursery, tmp_path: Path, disk: Path
+) -> None:
+    child = start_full(nursery, tmp_path, "600")
+    child.wait_for("waiting for room")
+    assert re.search(r"step 40 is not saved: the disk is full.*; waiting for room, \S+ min.* left", child.output)
+    (disk / "ballast").unlink()
+    ended = child.wait()
+    assert ended.code == 0, ended.output
+    assert behind(ended.output) and "there was room again: everything is saved" in ended.output
+    assert json.loads((disk / "x" / "attempts" / "001" / "exit.json").read_text())["cause"] == "finished"
+
+
+def test_a_stop_ends_the_wait_for_room(nursery: Nursery, tmp_path: Path, disk: Path) -> None:
+    child = start_full(nursery, tmp_path, "600")
+    child.wait_for("waiting for room")
+    child.signal(signal.SIGTERM)
+    ended = child.wait()
+    assert ended.code == 75 and not behind(ended.output), ended.output
+
+
+def test_without_room_a_supervised_run_is_not_done_and_its_hook_does_not_run(tmp_path: Path, disk: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    env = {"WAIT": "0.5", "FILL": "1", "OMP_NUM_THREADS": "1"}
+    with changed(os.environ, env):
+        ended = command(tmp_path, "run", "--name", "x", "--when-done", f"touch {tmp_path}/done", "--", *LOOP_COMMAND)
+        assert ended.returncode == 75, ended
+        assert not (tmp_path / "done").exists()
+        why = command(tmp_path, "why", "x")
+        assert why.returncode == 0 and "the disk is full" in why.stdout, why
+        assert "Traceback" not in why.stdout + why.stderr
+        (disk / "ballast").unlink()
+        os.environ["FILL"] = ""
+        again = command(tmp_path, "resume", "x")
+    assert again.returncode == 0, again
+    assert (tmp_path / "done").exists()
+
+
+LOOP_COMMAND = (sys.executable, "loop.py")
+
+
+@contextlib.contextmanager
+def changed(environment: os._Environ[str], more: dict[str, str]) -> Iterator[None]:
+    before = {word: environment.get(word) for word in more}
+    environment.update(more)
+    try:
+        yield
+    finally:
+        for word, value in before.items():
+            environment.pop(word, None) if value is None else environment.update({word: value})
