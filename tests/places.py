@@ -23,12 +23,12 @@ class Unavailable(Exception):
 
 
 @contextlib.contextmanager
-def small_disk(path: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of `size` ('16M') at the existing folder `path`."""
+def small_disk(path: Path, size: str, *, inodes: int = 0) -> Iterator[Path]:
+    """A tmpfs of `size` ('16M') at the existing folder `path`, for at most `inodes` files (0: no limit)."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         raise Unavailable("mounting a small tmpfs needs root")
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={parse_bytes(size)}", "jackline-test", str(path)],
+        ["mount", "-t", "tmpfs", "-o", f"size={parse_bytes(size)},nr_inodes={inodes}", "jackline-test", str(path)],
         capture_output=True,
         text=True,
     )
@@ -39,6 +39,39 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
     finally:
         # Lazy, because a process that a failing test left behind may still stand in it.
         subprocess.run(["umount", "-l", str(path)], capture_output=True)
+
+
+@contextlib.contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    """The folder, which must be a mount of ours, refuses every new file; files that are open stay writable."""
+    subprocess.run(["mount", "--bind", str(path), str(path)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(path)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], capture_output=True)
+
+
+def fill_bytes(folder: Path) -> None:
+    """Until nothing more fits."""
+    with contextlib.suppress(OSError), open(folder / "ballast", "ab", buffering=0) as file:
+        for size in (1 << 20, 1 << 12):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+
+
+def fill_inodes(folder: Path) -> None:
+    """Until no further file can be created."""
+    (folder / "many").mkdir(exist_ok=True)
+    with contextlib.suppress(OSError):
+        for number in range(100_000):
+            (folder / "many" / str(number)).touch()
+
+
+def make_room(folder: Path) -> None:
+    (folder / "ballast").unlink(missing_ok=True)
+    shutil.rmtree(folder / "many", ignore_errors=True)
 
 
 @contextlib.contextmanager

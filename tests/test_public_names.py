@@ -45,6 +45,7 @@ RUN = [
 NOTEBOOK_RUN = ["name", "state", "status", "stop", "watch", "why"]
 ATTACH_SETTINGS = [
     "accumulate",
+    "disk_budget",
     "exact",
     "grace_s",
     "keep_best",
@@ -64,6 +65,7 @@ ATTACH_SETTINGS = [
     "seed",
     "seekable",
     "verify",
+    "wait_for_disk_s",
 ]
 INTEGRATIONS = {
     "accelerate": ["PreparedLoader", "attach", "unwrap"],

@@ -57,14 +57,16 @@ def newest_whole(folder: Path) -> tuple[int, Path] | None:
 class LightTrainer:
     """Stages and saves. `writer_command` may be a writer with a fault."""
 
-    def __init__(self, folder: Path, size: int, writer_command: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, size: int, writer_command: tuple[str, ...] = (), options: Options | None = None
+    ) -> None:
         self._size = size
         self._memory = mmap.mmap(-1, 1)
         room = 2 * (size + 3 * ALIGNMENT)
         self._fd = os.memfd_create("light", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, room)
         self._memory = mmap.mmap(self._fd, room)
-        self.writer = WriterProcess(Options(folder, os.getpid(), Keep(last=3)), writer_command)
+        self.writer = WriterProcess(options or Options(folder, os.getpid(), Keep(last=3)), writer_command)
         self.writer.send({"op": "arena", "size_bytes": room}, fd=self._fd)
         self.reports: list[dict[str, Any]] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,8 +19,13 @@ import jackline.checkpoint
 from jackline.checkpoint.format.catalogue import LOCK, STATUS, list_names, read_notes
 from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.writer.disk import Disk
 from jackline.checkpoint.writer.lock import Orphan, read_holder, read_work, treat_orphan
+from jackline.checkpoint.writer.retention import Keep
+from jackline.checkpoint.writer.serve import Options
+from jackline.checkpoint.writer.upkeep import Upkeep
 from jackline.checkpoint.writer.wire import Channel, Closed
+from jackline.machine.disk import used_bytes
 from jackline.rundir.process_id import is_alive
 from tests.checkpoint.faults import kill_at, stop_at
 from tests.checkpoint.light_trainer import LightTrainer, is_right, newest_whole, state_json
@@ -314,3 +320,95 @@ def test_a_json_module_in_the_users_folder_does_not_break_the_writer(
     assert (trainer.save(1) or {})["event"] == "committed"
     verify_checkpoint(tmp_path / "c" / "step-00000001")
     trainer.writer.let_go()
+
+
+# -- what it may take of the disk ------------------------------------------------------------------------------------
+
+
+def most_at_once(reports: list[dict[str, object]]) -> int:
+    """The largest number of checkpoints that were there at one moment."""
+    there, most = 0, 0
+    for report in reports:
+        there += {"committed": 1, "deleted": -1}.get(str(report["event"]), 0)
+        most = max(most, there)
+    return most
+
+
+def test_saves_without_a_pause_do_not_keep_old_ones_from_being_deleted(tmp_path: Path) -> None:
+    """The next save is always waiting already, so the writer never has an idle moment."""
+    trainer = LightTrainer(tmp_path / "c", SIZE)
+    assert trainer.wait_for("ready")
+    count = 30
+    body = trainer.stage(0)
+    for step in range(1, count + 1):
+        trainer.writer.send({**body, "step": step, "id": step}, state_json(step))
+    while sum(report["event"] == "committed" for report in trainer.reports) < count:
+        assert trainer.wait_for("committed"), trainer.reports
+    trainer.writer.send({"op": "close"})
+    assert trainer.writer.wait_end(HANGS_S)
+    trainer.reports += trainer.writer.reports()
+    trainer.writer.let_go()
+    assert most_at_once(trainer.reports) <= 6  # 3 to keep, 2 not read back yet, 1 just written
+    assert [name.step for name in list_names(tmp_path / "c")] == [30, 29, 28]
+
+
+def test_a_save_that_interrupts_reading_back_does_not_keep_old_ones_from_being_deleted(tmp_path: Path) -> None:
+    trainer = LightTrainer(tmp_path / "c", SIZE)
+    assert trainer.wait_for("ready")
+    for step in range(1, 5):  # of which the writer itself may have deleted one
+        trainer.writer.send({**trainer.stage(step), "id": step}, state_json(step))
+        assert trainer.wait_for("committed")
+    os.kill(trainer.writer.pid, signal.SIGKILL)
+    assert trainer.writer.wait_end(HANGS_S)
+    trainer.writer.let_go()
+    seen: list[object] = []
+    upkeep = Upkeep(tmp_path / "c", Keep(last=2), Disk(), lambda: seen.count("verified") >= 2)
+    for report in upkeep.work():
+        seen.append(report["event"])  # noqa: PERF401 - the upkeep looks at it meanwhile
+    assert seen.count("verified") == 2  # the third was interrupted
+    assert [name.step for name in list_names(tmp_path / "c")] == [4, 3]
+
+
+def options_with(folder: Path, budget_bytes: int, **keep: object) -> Options:
+    return Options(folder, os.getpid(), Keep(**keep), disk_budget=budget_bytes)  # type: ignore[arg-type]
+
+
+def save_all(folder: Path, budget_bytes: int, steps: range, **keep: object) -> list[dict[str, object]]:
+    """The reports of a writer with this budget, after the saves of `steps` and its end."""
+    trainer = LightTrainer(folder, SIZE, options=options_with(folder, budget_bytes, **keep))
+    assert trainer.wait_for("ready")
+    for step in steps:
+        body = {**trainer.stage(step), "id": step, "metrics": {"loss": abs(step - 2)}}
+        trainer.writer.send(body, state_json(step))
+        assert trainer.wait_for("committed", "failed")
+        assert used_bytes(folder) <= budget_bytes
+    trainer.writer.send({"op": "close"})
+    assert trainer.writer.wait_end(HANGS_S)
+    trainer.reports += trainer.writer.reports()
+    trainer.writer.let_go()
+    return trainer.reports
+
+
+def kinds_of(reports: list[dict[str, object]], kind: str) -> list[object]:
+    return [report["step"] for report in reports if report["event"] == kind]
+
+
+def test_a_disk_budget_is_never_passed_and_old_ones_make_room(tmp_path: Path) -> None:
+    """A checkpoint takes about 120 kB here, and an eighth of the budget is for logs."""
+    reports = save_all(tmp_path / "c", 560_000, range(1, 9), last=5)
+    assert kinds_of(reports, "committed") == list(range(1, 9))
+    assert len(list_names(tmp_path / "c")) < 5  # fewer than it may keep otherwise
+
+
+def test_a_disk_budget_keeps_the_best_and_one_good_one(tmp_path: Path) -> None:
+    reports = save_all(tmp_path / "c", 560_000, range(1, 9), last=2, best="loss")
+    assert 2 in [name.step for name in list_names(tmp_path / "c")]
+    assert kinds_of(reports, "committed")[-1] == 8
+
+
+def test_a_save_that_no_deletion_makes_room_for_is_refused_by_name(tmp_path: Path) -> None:
+    reports = save_all(tmp_path / "c", 240_000, range(1, 4), last=2)
+    assert kinds_of(reports, "failed") and not kinds_of(reports, "deleted")
+    (why, *_) = [str(report["why"]) for report in reports if report["event"] == "failed"]
+    assert re.fullmatch(r"the disk budget of 234 KiB leaves no room: \S+ KiB needed, \S+ KiB used by this run", why)
+    assert len(list_names(tmp_path / "c")) == 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from jackline.machine.cgroups import read_mounts
-from jackline.machine.disk import find_mount, is_remote_filesystem, read_disk
+from jackline.machine.disk import explain_refusal, find_mount, is_remote_filesystem, read_disk, used_bytes
 
 MOUNTS = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -72,3 +73,40 @@ def test_a_link_counts_as_the_disk_it_points_to(tmp_path: Path) -> None:
     assert found is not None
     assert wanted is not None
     assert found.filesystem == wanted.filesystem
+
+
+def test_what_folders_take_counts_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(bytes(100_000))
+    os.sync()
+    whole = used_bytes(tmp_path / "a")
+    assert 100_000 <= whole < 200_000
+    assert used_bytes(tmp_path / "a", tmp_path / "a", tmp_path / "a" / "b") == whole
+    assert used_bytes(tmp_path / "absent") == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EROFS, "the disk is read-only"),
+        (errno.EFBIG, "the file would pass the size limit (ulimit -f)"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_why_a_disk_refuses_has_a_name(tmp_path: Path, number: int, text: str) -> None:
+    assert explain_refusal(OSError(number, os.strerror(number)), tmp_path) == text
+
+
+def test_a_disk_without_inodes_is_not_called_full(tmp_path: Path) -> None:
+    from tests.places import Unavailable, fill_inodes, small_disk
+
+    try:
+        with small_disk(tmp_path, "1M", inodes=20):
+            fill_inodes(tmp_path)
+            with pytest.raises(OSError) as refused:
+                (tmp_path / "one more").touch()
+            assert explain_refusal(refused.value, tmp_path) == "the disk has no inodes left for another file"
+    except Unavailable as reason:
+        pytest.skip(str(reason))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.rundir.atomic import read_json, write_json, write_whole
+from jackline.rundir.atomic import drop_spares, keep_spares, read_json, write_json, write_whole
 
 
 def test_a_file_is_replaced_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -109,3 +109,42 @@ def test_what_is_not_json_is_none(tmp_path: Path, data: bytes) -> None:
 def test_an_absent_file_is_none(tmp_path: Path) -> None:
     assert read_json(tmp_path / "state.json") is None
     assert read_json(tmp_path) is None
+
+
+def test_a_full_disk_takes_new_versions_of_a_file_with_spares_again_and_again(tmp_path: Path) -> None:
+    from tests.places import Unavailable, fill_bytes, fill_inodes, small_disk
+
+    (tmp_path / "disk").mkdir()
+    try:
+        with small_disk(tmp_path / "disk", "1M", inodes=50) as disk:
+            path = disk / "state.json"
+            write_json(path, {"number": 0})
+            assert keep_spares(path, 8192, count=2)
+            assert keep_spares(disk / "once.json", 8192)
+            fill_bytes(disk)
+            fill_inodes(disk)
+            for number in range(1, 6):
+                write_json(path, {"number": number, "filling": "x" * 100 * number}, durable=True)
+                assert read_json(path)["number"] == number
+            write_json(disk / "once.json", {"end": 75})
+            assert read_json(disk / "once.json") == {"end": 75}
+            with pytest.raises(OSError, match="No space left on device"):
+                write_whole(path, bytes(9000))
+            assert read_json(path)["number"] == 5
+            drop_spares(path)
+            assert not list(disk.glob(".state.json.spare*"))
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_without_room_for_spares_none_is_left_half_made(tmp_path: Path) -> None:
+    from tests.places import Unavailable, fill_bytes, small_disk
+
+    (tmp_path / "disk").mkdir()
+    try:
+        with small_disk(tmp_path / "disk", "1M") as disk:
+            fill_bytes(disk)
+            assert not keep_spares(disk / "state.json", 8192)
+            assert [entry.name for entry in disk.iterdir()] == ["ballast"]
+    except Unavailable as reason:
+        pytest.skip(str(reason))

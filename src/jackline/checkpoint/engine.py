@@ -62,6 +62,7 @@ class EngineSettings:
     keep: Keep = field(default_factory=Keep)
     mirror: str | None = None
     mirror_every_s: float = 300.0
+    disk_budget: int | None = None  # bytes that the whole run may take
     resume_from_mirror: bool = True  # False for a run that must start fresh although its name was used before
     defer: tuple[str, ...] = ()
     leave_out_frozen: bool = False
@@ -255,7 +256,14 @@ class CheckpointEngine:
     def _options(self, run: RunDir) -> Options:
         wanted = self.settings
         return Options(
-            self.folder, self._pid, wanted.keep, wanted.is_direct, str(run.path), self.mirror, wanted.mirror_every_s
+            self.folder,
+            self._pid,
+            wanted.keep,
+            wanted.is_direct,
+            str(run.path),
+            self.mirror,
+            wanted.mirror_every_s,
+            wanted.disk_budget,
         )
 
     def _capture(self, state: Mapping[str, Any]) -> Captured:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from jackline.errors import JacklineError
+from jackline.errors import EXIT_FAILED, JacklineError
 from jackline.pipes import drop_output
 
 # name -> (module, one line of help). In the order in which a run's life uses them.
@@ -111,7 +111,24 @@ def main() -> None:
     except JacklineError as error:
         _say(str(error))
         code = error.exit_code
+    except OSError as error:
+        if (text := _refusal(error)) is None:
+            raise
+        _say(text)
+        code = EXIT_FAILED
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refusal(error: OSError) -> str | None:
+    """The text for a disk that takes nothing more; None for any other error, which is a bug of ours."""
+    from jackline.machine.disk import REFUSALS, explain_refusal
+
+    if error.errno not in REFUSALS:
+        return None
+    path = error.filename if isinstance(error.filename, str) else os.curdir
+    why = explain_refusal(error, os.path.dirname(path) or os.curdir)
+    where = f"cannot write {path}: " if error.filename else ""
+    return f"error: {where}{why}\nhint: make room there (df -h, df -i), or mount it for writing, then try again"
 
 
 def _describe(error: click.ClickException) -> str:

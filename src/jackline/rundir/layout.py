@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = 1
+DISK_BUDGET_VARIABLE = "JACKLINE_DISK_BUDGET"  # bytes; from the supervisor to a session
 
 
 @dataclass(frozen=True)

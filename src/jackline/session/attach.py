@@ -102,6 +102,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     engine_settings = EngineSettings(
         keep=settings.keep(),
         mirror=settings.mirror,
+        disk_budget=settings.budget(os.environ),
         resume_from_mirror=not settings.new,
         leave_out_frozen=settings.leave_out_frozen,
     )

@@ -297,6 +297,7 @@ class Attachment:
             "memory": {**self.gpu.read(), "host": self.host.read() if self.host is not None else None},
             "stop_requested_by": self.stop.by or None,
             "protections_off": [self.saver.why_off] if self.saver.why_off else [],
+            "disk_budget": self.saver.engine.settings.disk_budget,
         }
 
     def look_around(self) -> None:

@@ -13,7 +13,9 @@ from typing import Any, Literal
 from jackline.checkpoint.schedule import Cadence
 from jackline.checkpoint.writer.retention import Keep
 from jackline.errors import UsageError
-from jackline.settings import above, at_least, declare, setting, validate
+from jackline.rundir.layout import DISK_BUDGET_VARIABLE
+from jackline.settings import above, at_least, declare, setting, settings_of, validate
+from jackline.units import parse_bytes, parse_duration
 
 Verdict = Literal["refuse", "warn", "go on"]
 VERDICTS: tuple[Verdict, ...] = ("refuse", "warn", "go on")
@@ -63,6 +65,13 @@ class Settings:
         None, "Keep the best by this logged number: 'loss' (low is good), '+accuracy' (high is good).", group=_SAVING
     )
     mirror: str | None = setting(None, "Second place for checkpoints: a folder or URL.", group=_SAVING)
+    disk_budget: int | None = setting(
+        None,
+        "Most disk space for this run's folder: checkpoints, logs, caches. A save that would pass it is refused.",
+        unit="bytes",
+        allowed=above(0),
+        group=_SAVING,
+    )
     leave_out_frozen: bool = setting(
         False, "Name parameters that do not train by their hash instead of storing them.", group=_SAVING
     )
@@ -119,6 +128,12 @@ class Settings:
     def keep(self) -> Keep:
         return Keep(self.keep_last, self.keep_every, self.keep_best)
 
+    def budget(self, environ: Mapping[str, str]) -> int | None:
+        """The disk budget: ours or that of `jackline run --disk-budget`, whichever is smaller."""
+        word = environ.get(DISK_BUDGET_VARIABLE, "")
+        wishes = [self.disk_budget, int(word) if word.isdigit() else None]
+        return min((wish for wish in wishes if wish), default=None)
+
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict for each kind of change."""
         wish = self.on_change
@@ -138,7 +153,7 @@ class Settings:
 def split(given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
     """Split the keywords of `attach` into settings and state."""
     names = [entry.name for entry in fields(Settings)]
-    settings = Settings(**{word: value for word, value in given.items() if word in names})
+    settings = Settings(**{word: _read(word, value) for word, value in given.items() if word in names})
     state = {word: value for word, value in given.items() if word not in names}
     for word, value in state.items():
         if word in RESERVED:
@@ -146,6 +161,14 @@ def split(given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
         if isinstance(value, bool | int | float | str | None):
             _refuse_misspelt(word, names)
     return settings, state
+
+
+def _read(name: str, value: Any) -> Any:
+    """A size or a duration may be given as text: '20G', '15m'."""
+    unit = settings_of(Settings)[name].declared.unit
+    if not isinstance(value, str) or unit not in ("bytes", "seconds"):
+        return value
+    return parse_bytes(value) if unit == "bytes" else parse_duration(value)
 
 
 def _refuse_misspelt(word: str, names: list[str]) -> None:

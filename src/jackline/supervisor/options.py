@@ -30,6 +30,7 @@ class SuperviseOptions:
     stuck_after_s: float = 60.0
     inject: bool = True
     mirror: str | None = None
+    disk_budget: int | None = None
     is_terminal: bool = False
     columns: int = 80
     rows: int = 24

@@ -108,7 +108,8 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     import signal
 
     status = read_status(run)
-    write_stop_request(run, StopRequest(time.time(), by, grace_s, identify(os.getpid())))
+    with contextlib.suppress(OSError):  # who asks is worth knowing, but the signal counts
+        write_stop_request(run, StopRequest(time.time(), by, grace_s, identify(os.getpid())))
     for process in (status.supervisor, status.child):
         if is_alive(process) and process is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from jackline.diagnosis.deaths.evidence import SentSignal
-from jackline.errors import UsageError
+from jackline.errors import JacklineError, UsageError
+from jackline.machine.disk import explain_refusal
 from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock, acquire_after_finished
@@ -56,6 +57,7 @@ PREEMPTION_GRACE_S = 20.0
 SIGTERM_MAY_LAG_S = 1.0
 RESERVE_BYTES = 16 << 20
 PR_SET_CHILD_SUBREAPER = 36
+_MAKE_ROOM = "make room there (df -h, df -i), then start it again: jackline resume"
 
 
 class Supervisor:
@@ -124,9 +126,14 @@ class Supervisor:
     # -- attempts ----------------------------------------------------------------------------------------------------
 
     def _attempts(self, watch: AttemptWatch | None) -> int:
+        last: tuple[AttemptWatch, Autopsy] | None = None
         while True:
-            if watch is None:
-                watch = self._begin_attempt()
+            try:
+                watch = watch or self._begin_attempt()
+            except JacklineError as error:
+                if last is None:
+                    raise
+                return self._finish(*last, Stop(error.message))
             autopsy = self._watch_to_end(watch)
             decision = self._decide(watch)
             if isinstance(decision, Stop):
@@ -134,7 +141,7 @@ class Supervisor:
             self._announce_end(autopsy)
             if not self._wait_to_restart(watch, decision):
                 return self._finish(watch, autopsy, Stop("stopped while waiting to restart", is_crash_loop=False))
-            watch = None
+            last, watch = (watch, autopsy), None
 
     def _begin_attempt(self) -> AttemptWatch:
         former = self.run.last_attempt()
@@ -142,7 +149,11 @@ class Supervisor:
         start = self._resuming().prepare(self.contents.argv, attempt.number, is_first=former is None)
         # These options apply to the attempt that the user started, not to later automatic restarts.
         self.options = replace(self.options, start_from=None, from_scratch=False)
-        attempt.stacks.mkdir(parents=True)
+        try:
+            attempt.stacks.mkdir(parents=True)
+        except OSError as error:
+            why = explain_refusal(error, self.run.path)
+            raise JacklineError(f"cannot write to {self.run.path}: {why}", hint=_MAKE_ROOM) from None
         reserve_records(self.run, attempt, is_supervised=True)
         make_reserve(attempt.reserve, RESERVE_BYTES)
         try:

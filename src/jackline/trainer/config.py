@@ -38,6 +38,8 @@ QUIET_FIELDS = (
     "stats_every",
     "keep_last",
     "keep_every",
+    "disk_budget",
+    "wait_for_disk_s",
     "data_dir",
 )
 

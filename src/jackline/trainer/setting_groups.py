@@ -155,6 +155,18 @@ class CheckpointSettings:
         0, "Keep checkpoints of steps that are multiples of this; 0: none.", unit="steps", allowed=at_least(0)
     )
     mirror: str = setting("", "Second place for checkpoints: a folder or URL.")
+    disk_budget: int = setting(
+        0,
+        "Most disk space for this run's folder: checkpoints, logs, caches; 0: no limit.",
+        unit="bytes",
+        allowed=at_least(0),
+    )
+    wait_for_disk_s: float = setting(
+        600.0,
+        "How long a run that is done waits when the disk refuses its last save; then it exits with 75, resumable.",
+        unit="seconds",
+        allowed=at_least(0),
+    )
 
 
 @dataclass(frozen=True)

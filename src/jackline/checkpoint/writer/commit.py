@@ -30,9 +30,11 @@ from jackline.checkpoint.format.manifest import (
     is_left_behind,
 )
 from jackline.checkpoint.writer.disk import Disk
+from jackline.units import format_bytes
 
 WRITE_THREADS = 4
 RESERVE_BYTES = 64 << 20
+FOLDER_BYTES = 64 << 10  # headers, manifest and file ends of a checkpoint
 
 
 class Unacknowledged(OSError):
@@ -46,6 +48,17 @@ class DiskFull(OSError):
         super().__init__(f"{needed_bytes} bytes needed, {free_bytes} free")
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class OverBudget(OSError):
+    """The run would take more of the disk than its budget; found before anything was written."""
+
+    def __init__(self, needed_bytes: int, used_bytes: int, budget_bytes: int) -> None:
+        needed, used, budget = map(format_bytes, (needed_bytes, used_bytes, budget_bytes))
+        super().__init__(f"the disk budget of {budget} leaves no room: {needed} needed, {used} used by this run")
+        self.needed_bytes = needed_bytes
+        self.used_bytes = used_bytes
+        self.budget_bytes = budget_bytes
 
 
 @dataclass
@@ -163,6 +176,18 @@ def require_space(folder: Path, payload_bytes: int, disk: Disk) -> None:
     free = disk.free_bytes(folder)
     if free < needed:
         raise DiskFull(needed, free)
+
+
+def require_budget(payload_bytes: int, used: int, budget_bytes: int) -> None:
+    """Raise OverBudget unless the payload fits into the run's disk budget, with a share left for logs."""
+    needed = payload_bytes + payload_bytes // 100 + FOLDER_BYTES
+    if used + needed > budget_bytes - share_for_logs(budget_bytes):
+        raise OverBudget(needed, used, budget_bytes)
+
+
+def share_for_logs(budget_bytes: int) -> int:
+    """The part of a run's disk budget that checkpoints leave to logs and records."""
+    return min(64 << 20, budget_bytes // 8)
 
 
 def delete_checkpoint(path: Path, disk: Disk) -> None:

@@ -1,7 +1,8 @@
 """Which checkpoints may be deleted. A pure decision; the writer acts on it.
 
 No setting can break this rule: the last two good checkpoints stay, and nothing is deleted because of a newer one that
-was not read back and found whole.
+was not read back and found whole. The one exception is a disk budget that cannot hold three: then one good checkpoint
+stays, and the best.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from jackline.checkpoint.format.manifest import Name, Rewind, is_left_behind
 from jackline.errors import UsageError
 
 ALWAYS_KEPT = 2
+KEPT_IN_BUDGET = 1  # where a disk budget would leave no room for the next save
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,27 @@ class Keep:
 
 
 def checkpoints_to_delete(
-    names: Sequence[Name], *, good: Collection[Name], keep: Keep, best: Collection[Name] = ()
+    names: Sequence[Name],
+    *,
+    good: Collection[Name],
+    keep: Keep,
+    best: Collection[Name] = (),
+    unread: Collection[Name] = (),
+    least: int = ALWAYS_KEPT,
 ) -> list[Name]:
     """Oldest first. `good` are those that were read back and found whole; `best` stay whatever their age.
 
-    Without two good ones nothing is deleted at all. One newer than the second newest good one is never deleted,
-    whatever its state: it may be the one that is being verified.
+    Without two good ones (`least`) nothing is deleted at all. One newer than the second newest good one is never
+    deleted, whatever its state: it may be the one that is being verified. `unread` are those that may turn out to be
+    good: the newest of them are not deleted in favour of older good ones.
     """
     verified = sorted(set(good) & set(names), reverse=True)
-    if len(verified) < ALWAYS_KEPT:
+    if len(verified) < least:
         return []
-    kept = set(verified[: max(keep.last, ALWAYS_KEPT)])
-    oldest_safe = verified[ALWAYS_KEPT - 1]
+    num_kept = max(keep.last, least)
+    hopeful = sorted({*verified, *unread}, reverse=True)
+    kept = {*verified[:num_kept], *hopeful[:num_kept]}
+    oldest_safe = verified[least - 1]
     return sorted(
         name
         for name in names

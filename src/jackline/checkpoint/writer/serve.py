@@ -25,19 +25,27 @@ from pathlib import Path
 from typing import Any
 
 from jackline.checkpoint.format.catalogue import LOCK
-from jackline.checkpoint.writer.commit import DiskFull, Unacknowledged, clear_leftovers, require_space
+from jackline.checkpoint.writer.commit import (
+    DiskFull,
+    OverBudget,
+    Unacknowledged,
+    clear_leftovers,
+    require_budget,
+    require_space,
+)
 from jackline.checkpoint.writer.disk import Disk, can_write_directly
 from jackline.checkpoint.writer.intake import Intake
 from jackline.checkpoint.writer.lock import AnotherWriter, Holder, WriterLock
 from jackline.checkpoint.writer.retention import Keep
 from jackline.checkpoint.writer.upkeep import Upkeep
 from jackline.checkpoint.writer.wire import Channel, Closed, Message
-from jackline.machine.disk import explain_refusal
+from jackline.machine.disk import explain_refusal, used_bytes
 from jackline.machine.priority import step_back
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 
 NICENESS = 5  # a third of the training's CPU weight. With 10, saves came too late on a fully loaded machine
 IDLE_POLL_S = 30.0
+MAX_UNREAD = 2  # checkpoints that may wait to be read back when the next save begins
 GRACE_S = 1.0  # for the rest of a message whose sender has crashed
 
 
@@ -52,6 +60,7 @@ class Options:
     run: str = ""
     mirror: str | None = None
     mirror_every_s: float = 300.0
+    disk_budget: int | None = None  # bytes; None: no limit but the disk itself
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "folder": str(self.folder)})
@@ -197,6 +206,9 @@ class Writer:
         except DiskFull as problem:
             sizes = {"needed_bytes": problem.needed_bytes, "free_bytes": problem.free_bytes}
             self._fail(message, "the disk is full", problem=problem, **sizes)
+        except OverBudget as problem:
+            sizes = {"used_bytes": problem.used_bytes, "budget_bytes": problem.budget_bytes}
+            self._fail(message, str(problem), problem=problem, **sizes)
         except Unacknowledged as problem:
             self._fail(message, str(problem.strerror), problem=problem)
         except OSError as problem:
@@ -216,15 +228,37 @@ class Writer:
         self._upkeep.acknowledge(done.name, done.size_bytes, done.write_s)
 
     def _make_room(self, payload_bytes: int) -> None:
+        """Before a save: make sure that it fits, and that not too many are waiting to be read back.
+
+        A loop that saves without a pause would otherwise fill the disk with checkpoints that nobody has read, and
+        because of which nothing older may be deleted.
+        """
+        self._is_making_room = True  # reading back is not interrupted by the save that waits for it
         try:
-            require_space(self._folder, payload_bytes, self._disk)
-        except DiskFull:
-            self._is_making_room = True  # reads back what was not read yet, so that older ones may be deleted
+            if self._upkeep.num_unread() >= MAX_UNREAD:
+                self._report_all(self._upkeep.work(most=1))
             try:
+                self._require_room(payload_bytes)
+            except (DiskFull, OverBudget):
                 self._do_upkeep()
-            finally:
-                self._is_making_room = False
-            require_space(self._folder, payload_bytes, self._disk)
+                self._shrink_to_budget(payload_bytes)
+                self._require_room(payload_bytes)
+        finally:
+            self._is_making_room = False
+
+    def _require_room(self, payload_bytes: int) -> None:
+        require_space(self._folder, payload_bytes, self._disk)
+        budget = self._options.disk_budget
+        if budget is not None:
+            require_budget(payload_bytes, used_bytes(self._folder, self._options.run or self._folder), budget)
+
+    def _shrink_to_budget(self, payload_bytes: int) -> None:
+        try:
+            self._require_room(payload_bytes)
+        except OverBudget:
+            self._report_all(self._upkeep.prune(is_tight=True))
+        except DiskFull:
+            pass  # on a full disk the last two good ones stay
 
     def _ensure_folder(self) -> None:
         """Create the folder again if it was deleted while we run; the lock was deleted with it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ from jackline.checkpoint.format.manifest import Damage, Name, Unreadable, parse_
 from jackline.checkpoint.format.verify import Interrupted, read_manifest, verify_checkpoint
 from jackline.checkpoint.writer.commit import delete_checkpoint, set_aside
 from jackline.checkpoint.writer.disk import Disk
-from jackline.checkpoint.writer.retention import ALWAYS_KEPT, Keep, best_to_keep, checkpoints_to_delete
+from jackline.checkpoint.writer.retention import (
+    ALWAYS_KEPT,
+    KEPT_IN_BUDGET,
+    Keep,
+    best_to_keep,
+    checkpoints_to_delete,
+)
 
 REREAD_AFTER_S = 86_400.0
 RETRY_AFTER_S = 600.0
@@ -50,13 +56,19 @@ class Upkeep:
         with contextlib.suppress(OSError):
             catalogue.point_at(self.folder, catalogue.LATEST, name)
 
-    def work(self) -> Iterator[Report]:
-        """Read back what needs it, newest first, then delete what may be deleted. Reports what it found and did."""
-        for name in self._unread(time.time()):
+    def work(self, most: int | None = None) -> Iterator[Report]:
+        """Read back what needs it, newest first, and delete what may be deleted. Reports what it found and did.
+
+        Deletes after each one that was read back, and when interrupted: a save that comes before all are read must
+        not keep old ones from being deleted. `most`: read back that many.
+        """
+        is_pruned = False
+        for name in list(self._unread(time.time()))[:most]:
+            is_pruned = False
             try:
                 verify_checkpoint(self.folder / str(name), should_stop=self.should_stop)
             except Interrupted:
-                return
+                break
             except (Unreadable, OSError) as problem:
                 self._note(name, unreadable_at_s=time.time())
                 yield {"event": "unreadable", "step": name.step, "name": str(name), "why": str(problem)}
@@ -67,14 +79,23 @@ class Upkeep:
                 continue
             self._note(name, verified_at_s=time.time())
             yield {"event": "verified", "step": name.step, "name": str(name)}
-        yield from self.prune()
+            yield from self.prune()
+            is_pruned = True
+        if not is_pruned:
+            yield from self.prune()
 
-    def prune(self) -> Iterator[Report]:
-        """Delete what retention allows; never more, however full the disk is."""
+    def prune(self, *, is_tight: bool = False) -> Iterator[Report]:
+        """Delete what retention allows; never more, however full the disk is.
+
+        `is_tight`: a disk budget leaves no room for the next save. Then only the newest good one, the best and the
+        multiples of `keep.every` stay.
+        """
         names = catalogue.list_names(self.folder)
         good = [name for name in names if "verified_at_s" in self.notes.get(name, {})]
         best = self._find_best(names, good)
-        for name in checkpoints_to_delete(names, good=good, keep=self.keep, best=best):
+        keep, least = (replace(self.keep, last=1), KEPT_IN_BUDGET) if is_tight else (self.keep, ALWAYS_KEPT)
+        unread = [] if is_tight else list(self._unread(time.time()))
+        for name in checkpoints_to_delete(names, good=good, keep=keep, best=best, unread=unread, least=least):
             with contextlib.suppress(OSError):
                 delete_checkpoint(self.folder / str(name), self.disk)
                 self.notes.pop(name, None)
@@ -91,6 +112,11 @@ class Upkeep:
 
     def has_work(self) -> bool:
         return next(self._unread(time.time()), None) is not None
+
+    def num_unread(self) -> int:
+        """How many were never read back; those that are due again do not count."""
+        names = catalogue.list_names(self.folder)
+        return sum(not self.notes.get(name, {}).keys() & {"verified_at_s", "unreadable_at_s"} for name in names)
 
     def _unread(self, now_s: float) -> Iterator[Name]:
         for name in catalogue.list_names(self.folder):

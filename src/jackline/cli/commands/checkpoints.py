@@ -18,6 +18,7 @@ from jackline.checkpoint.place import choose_place
 from jackline.cli.options import find, json_option, run_argument, runs_dir_option
 from jackline.cli.text import checkpoints as text
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
+from jackline.machine.disk import explain_refusal
 
 if TYPE_CHECKING:
     from jackline.checkpoint.writer.retention import Keep
@@ -235,7 +236,11 @@ def _delete(entry: Listed, *, dry_run: bool) -> int:
     from jackline.checkpoint.writer.disk import Disk
 
     size = entry.manifest.size_bytes if entry.manifest else 0
-    click.echo(f"{'would delete' if dry_run else 'deleted'} {entry.name} ({text.size_text(size)})")
     if not dry_run:
-        delete_checkpoint(entry.path, Disk())
+        try:
+            delete_checkpoint(entry.path, Disk())
+        except OSError as error:
+            why = explain_refusal(error, entry.path.parent)
+            raise JacklineError(f"{entry.name} cannot be deleted: {why}", hint="nothing else was deleted") from None
+    click.echo(f"{'would delete' if dry_run else 'deleted'} {entry.name} ({text.size_text(size)})")
     return size

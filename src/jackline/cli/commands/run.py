@@ -37,7 +37,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run_file, with_gpus, write_run_file
 from jackline.supervisor.foreign.find import check_resume_arg, preset
 from jackline.supervisor.options import SuperviseOptions
-from jackline.units import parse_duration
+from jackline.units import parse_bytes, parse_duration
 
 RESTARTS_WITH_CHECKPOINTS = 3
 RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes exactly where it was
@@ -64,6 +64,7 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--resume-arg", metavar="WORDS", help='Added when it resumes: "--resume {checkpoint}".')
 @click.option("--resume-from", metavar="hf|lightning", help="Both of the above for a known trainer.")
 @click.option("--mirror", metavar="PATH|URL", help="Copy the run's records (and checkpoints) there as it goes.")
+@click.option("--disk-budget", metavar="SIZE", help="Most disk space for the run's own folder: 20G.")
 @click.option("--time-limit", metavar="DURATION", help="End it politely after this long: 90m, 11h30m.")
 @click.option("--grace", metavar="DURATION", default="30s", show_default=True, help="How long a polite end may take.")
 @click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
@@ -245,6 +246,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         stuck_after_s=given["stuck_after"],
         inject=not given["no_inject"],
         mirror=full_place(given["mirror"]),
+        disk_budget=parse_bytes(given["disk_budget"]) if given["disk_budget"] else None,
         is_terminal=bool(sys.stdout and sys.stdout.isatty()) and not given["detach"],
         columns=max(20, size.columns),
         rows=max(5, size.lines),

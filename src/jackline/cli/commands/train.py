@@ -32,6 +32,7 @@ _NOT_ASKED: dict[str, Any] = {
     "resume_arg": None,
     "resume_from": None,
     "mirror": None,
+    "disk_budget": None,
     "time_limit": None,
     "tty": False,
     "split_streams": False,
@@ -107,6 +108,7 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
     options = replace(
         read_options({**_NOT_ASKED, **given}),
         time_limit_s=config["time_limit_s"] or None,
+        disk_budget=config["disk_budget"] or None,
         typed=click.get_current_context().meta[_TYPED],
     )
     words = with_full_mirror(settings, config["mirror"])

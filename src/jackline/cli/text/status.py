@@ -348,6 +348,8 @@ def _common_lines(view: RunView) -> list[str]:
     if len(incidents) > _MAX_INCIDENTS:
         lines.insert(0, row("incidents", f"{len(incidents)}, the last {_MAX_INCIDENTS}:"))
     lines += [row("off", safe_text(entry, 200)) for entry in view.state.protections_off]
+    if budget := disk_line(view):
+        lines.append(row("disk", budget))
     lines.append(row("log", f"{safe_text(view.log.path, 400)}{_log_size(view)}; {view.log_verdict.text}"))
     if stale := stale_curves(view.curves, view.started_at_s):
         lines.append(row("curves", stale))
@@ -355,6 +357,14 @@ def _common_lines(view: RunView) -> list[str]:
         lines.append(row("command", safe_text(view.contents.command, 200)))
         lines += [row(label, text) for label, text in origin_lines(view.contents) if text]
     return lines
+
+
+def disk_line(view: RunView) -> str:
+    """'812 MiB of 1.0 GiB (disk budget), 79 %'; '' without a budget."""
+    used, budget = view.disk_used_bytes, view.disk_budget
+    if used is None or not budget:
+        return ""
+    return f"{format_bytes(used)} of {format_bytes(budget)} (disk budget), {100 * used / budget:.0f} %"
 
 
 def _log_size(view: RunView) -> str:

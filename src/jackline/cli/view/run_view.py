@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from jackline.diagnosis.logs.curves import Curves, read_curves
 from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, judge_log, read_log_facts
+from jackline.machine.disk import used_bytes
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive, read_state
+from jackline.rundir.records.fields import number
 from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import ProgressRecord, SupervisorRecord
 from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file
@@ -49,7 +51,14 @@ class RunView:
     now_s: float
     curves: Curves
     pause: Pause | None = None
+    disk_used_bytes: int | None = None  # only for a run with a disk budget, because it walks through the run's folder
     next_start: NextStart | None = None  # only for `status`, because it searches the disk for checkpoints
+
+    @property
+    def disk_budget(self) -> int | None:
+        """The most disk space that the run may take, as its session or its supervisor was told."""
+        told = self.session.disk_budget or number(self.state.options.get("disk_budget"))
+        return int(told) if told else None
 
     @property
     def is_live(self) -> bool:
@@ -109,7 +118,8 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
     is_live = None if status.state == "elsewhere" else view.is_live
     pause = _read_pause(view) if view.is_live else None
     verdict = judge_log(log, is_live=is_live, running_s=view.running_s, now_s=now_s)
-    return RunView(**{**view.__dict__, "log_verdict": verdict, "pause": pause})
+    used = used_bytes(run.path) if view.disk_budget is not None else None
+    return RunView(**{**view.__dict__, "log_verdict": verdict, "pause": pause, "disk_used_bytes": used})
 
 
 def _read_pause(view: RunView) -> Pause | None:

@@ -5,6 +5,7 @@ Written by the supervisor, or by the session of an attempt that has none.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,16 @@ def read_exit(attempt: AttemptDir) -> ExitRecord:
 def write_exit(attempt: AttemptDir, record: ExitRecord) -> None:
     """Write and sync, because the record must survive a power cut. findings.json holds only the findings."""
     contents = {**record.to_json(), "format": FORMAT, "attempt": attempt.number}
-    atomic.write_json(attempt.exit_file, contents, durable=True)
+    try:
+        atomic.write_json(attempt.exit_file, contents, durable=True)
+    except OSError:
+        # The reserved space is limited. The last lines of output are the largest part, and are in the log as well.
+        atomic.write_json(attempt.exit_file, _without_output(contents), durable=True)
     if not record.is_bare:
-        atomic.write_json(attempt.findings_file, contents["findings"])
+        with contextlib.suppress(OSError):  # a copy of what exit.json holds
+            atomic.write_json(attempt.findings_file, contents["findings"])
+
+
+def _without_output(contents: dict[str, Any]) -> dict[str, Any]:
+    evidence = contents.get("evidence")
+    return {**contents, "evidence": {**evidence, "output_tail": []}} if isinstance(evidence, dict) else contents

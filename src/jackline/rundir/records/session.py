@@ -156,6 +156,7 @@ class SessionRecord:
     memory: SessionMemoryRecord = SessionMemoryRecord()
     stop_requested_by: str | None = None
     protections_off: tuple[str, ...] = ()
+    disk_budget: int | None = left_out()
 
     @property
     def is_there(self) -> bool:

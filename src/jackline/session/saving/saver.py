@@ -22,7 +22,50 @@ from jackline.units import format_duration
 
 _POLL_EVERY_S = 0.2
 _LOOK_EVERY_S = 0.05
+FOLD_S = 60.0
 Event = Callable[..., None]  # Reporter.event
+
+
+class Repeats:
+    """Folds saves that were skipped or failed for the same reason: the first is told at once, the others are counted.
+
+    A slow disk and a short cadence would otherwise fill the run's events with one line for almost every step.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._key = ("", "")
+        self._steps: list[int] = []
+        self._told_s = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Of the series under way: 'skipped', 'failed' or ''."""
+        return self._key[0]
+
+    def is_first(self, kind: str, why: str, step: int) -> bool:
+        """Whether this one is told by itself."""
+        if self._key != (kind, why):
+            self._key, self._told_s = (kind, why), self._clock()
+            return True
+        self._steps.append(step)
+        return False
+
+    def take_due(self, *, is_over: bool = False) -> tuple[str, str, dict[str, Any]] | None:
+        """The event for those that were counted: kind, text, fields. Once a minute, and when the series is over."""
+        kind, why = self._key
+        is_due = self._steps and (is_over or self._clock() - self._told_s >= FOLD_S)
+        found = None
+        if is_due:
+            steps, self._steps, self._told_s = self._steps, [], self._clock()
+            fields = {"step": steps[-1], "count": len(steps), "first_step": steps[0], "why": why}
+            word = "skipped" if kind == "skipped" else "lost"
+            where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+            noun = "1 more save was" if len(steps) == 1 else f"{len(steps)} more saves were"
+            found = (f"checkpoint_{kind}", f"{noun} {word} ({where}): {why}", fields)
+        if is_over:
+            self._key = ("", "")
+        return found
 
 
 class Saver:
@@ -46,6 +89,7 @@ class Saver:
         self._stall_s = self._write_s = 0.0
         self._polled_s = self._looked_s = 0.0
         self._best_name, self._best = "", dict[str, Any]()
+        self._repeats = Repeats()
 
     def report_to(self, event: Event) -> None:
         self._event = event
@@ -110,6 +154,7 @@ class Saver:
         try:
             for event in self.engine.poll():
                 self._tell(event)
+            self._tell_repeats()
         except Exception as problem:
             self.turn_off(f"{type(problem).__name__}: {problem}")
 
@@ -152,6 +197,7 @@ class Saver:
         try:
             for event in self.engine.close():
                 self._tell(event)
+            self._tell_repeats(is_over=True)
         except Exception as problem:
             self.turn_off(f"{type(problem).__name__}: {problem}")
 
@@ -229,11 +275,30 @@ class Saver:
             if self._ticket is not None and is_ours:
                 self._stall_s = max(self._ticket.stall_s, self._stall_s / 2)
                 self._write_s = self._ticket.write_s
+        if self._is_folded(event):
+            return
         record = event.to_json()
         is_loud = event.is_loud and event.kind != "skipped"  # a busy writer is no news: the next save comes soon
         self._event(record.pop("kind"), record.pop("text"), is_loud=is_loud, **_without(record, "at_s"))
         if event.kind == "off":
             self.turn_off(self.engine.why_off)
+
+    def _is_folded(self, event: Any) -> bool:
+        """Whether it is one more of a series that was told already; ends a series of failures when a save works."""
+        if event.kind == "committed" and self._repeats.kind == "failed":
+            self._tell_repeats(is_over=True)
+            self._event("checkpoint_works", f"saving works again: step {event.step} is saved", is_loud=True)
+        if event.kind not in ("skipped", "failed"):
+            return False
+        if self._repeats.kind != event.kind:
+            self._tell_repeats(is_over=True)
+        why = str(event.fields.get("why") or event.text.partition(": ")[2])
+        return not self._repeats.is_first(event.kind, why, event.step or 0)
+
+    def _tell_repeats(self, *, is_over: bool = False) -> None:
+        if (found := self._repeats.take_due(is_over=is_over)) is not None:
+            kind, text, fields = found
+            self._event(kind, text, is_loud=kind == "checkpoint_failed", **fields)
 
 
 def _without(record: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jackline.diagnosis.deaths.report import death_text, summary_line
 from jackline.diagnosis.deaths.traceback_text import traceback_hash
 from jackline.diagnosis.frames import Frame
 from jackline.errors import EXIT_FAILED, EXIT_STOPPED
-from jackline.machine.disk import read_disk
+from jackline.machine.disk import explain_refusal, read_disk
 from jackline.machine.kernel_log import read_kernel_kills
 from jackline.machine.memory import read_oom_counters, shm_free_bytes
 from jackline.rundir.intent import Intent, read_intent
@@ -113,7 +113,11 @@ def examine(
         made_progress=made_progress,
         is_given_up=is_given_up(evidence, read_intent(watch.command.attempt)),
     )
-    write_exit(watch.command.attempt, describe_end(watch, ending, autopsy))
+    try:
+        write_exit(watch.command.attempt, describe_end(watch, ending, autopsy))
+    except OSError as error:  # read-only: the lines below are all that is left to say how it ended
+        why = explain_refusal(error, watch.run.path)
+        watch.events.emit("note", f"how it ended cannot be written down: {why}; exit code {code}")
     return autopsy
 
 

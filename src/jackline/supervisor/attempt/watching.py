@@ -29,6 +29,7 @@ from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output.progress import Progress, is_later_step
 from jackline.supervisor.output.reader import LogWriter, OutputTail
+from jackline.supervisor.output.room import BudgetWatch
 from jackline.supervisor.stacks.sampler import StackSample, StackSampler
 from jackline.supervisor.stacks.take import forget_dead
 from jackline.supervisor.state_record import (
@@ -96,11 +97,14 @@ class AttemptWatch:
         self._last_sample_s = time.monotonic() - SAMPLE_EVERY_S
         self._last_stacks_s = float("-inf")
         self._alarm = ""
+        self._budget = BudgetWatch(run.path, options.disk_budget)
+        self._is_budget_used_up = False
         self._pending_incident: Verdict | None = None
 
     # -- called by the loop -----------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
+        self._guard("disk budget", lambda: self._mind_budget(now_s))
         self._guard("output", lambda: self._read_output(now_s))
         self._guard("memory", lambda: self._watch_memory(now_s))
         self._guard("stacks", lambda: self._look_at_stacks(now_s))
@@ -204,6 +208,15 @@ class AttemptWatch:
                 self._switch_off("log", tail.problem)
             else:
                 self.protections_off.pop("log", None)
+
+    def _mind_budget(self, now_s: float) -> None:
+        is_used_up = self._budget.poll(now_s)
+        if is_used_up and not self._is_budget_used_up:
+            self.log.pause("the run's disk budget is used up")
+            self.events.emit("note", "the run's disk budget is used up: its output is not logged until there is room")
+        elif is_used_up is False and self._is_budget_used_up:
+            self.log.resume()
+        self._is_budget_used_up = self._is_budget_used_up if is_used_up is None else is_used_up
 
     def _take(self, news: Any, now_s: float) -> None:
         if news.num_bytes:

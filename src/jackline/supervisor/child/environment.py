@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jackline.machine.protections import find_libstdbuf
 from jackline.memory.guard.allocator_settings import allocator_environment
-from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.layout import DISK_BUDGET_VARIABLE, AttemptDir, RunDir
 from jackline.supervisor.options import SuperviseOptions
 
 INJECT_FOLDER = Path(__file__).parent / "inject"
@@ -84,5 +84,6 @@ def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOpti
     )
     env["JACKLINE_RUN_DIR"] = str(run.path)
     env["JACKLINE_ATTEMPT"] = str(attempt.number)
+    env[DISK_BUDGET_VARIABLE] = str(options.disk_budget or "")
     env["JACKLINE_TYPED"] = options.typed  # always set: an inherited value would belong to another run
     return env

@@ -32,6 +32,8 @@ ORPHANS_MAY_SAVE_S = 5.0
 # save, the mirror after its last upload. We wait for the writer, because the next attempt resumes from its commit.
 WRITER, MIRROR = "jackline.checkpoint.writer.serve", "jackline.checkpoint.mirror.upload"
 WRITER_MAY_COMMIT_S = 60.0
+RESERVED_BYTES = 8192
+PATIENCE_S = 600.0
 IGNORED = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -52,7 +54,15 @@ def main() -> None:
         os.set_inheritable(lock, False)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    terminal = Terminal(spec) if spec["tty"] else None
+    os.set_inheritable(spec["report_fd"], False)
+    try:
+        # Before the command starts: without room for these two, nobody would know of it or learn how it ended.
+        for name in ("start_file", "wait_file"):
+            reserve(spec[name])
+        terminal = Terminal(spec) if spec["tty"] else None
+    except OSError as error:
+        report(spec, {"refused_errno": error.errno or errno.EIO})
+        return
     child, exec_errno = start_child(spec, terminal)
     write_json(
         spec["start_file"],
@@ -159,7 +169,8 @@ def wait_for(child: int, terminal: Terminal | None, spec: dict[str, Any]) -> Non
         "orphans": [],
         "is_settled": False,
     }
-    write_json(spec["wait_file"], result)
+    is_known = report(spec, result)
+    write_json(spec["wait_file"], result, patience_s=0.0 if is_known else PATIENCE_S)
     may_go_on = status == 0
     result["orphans"] = end_orphans(terminal, may_go_on=may_go_on)
     result["is_settled"] = True
@@ -275,21 +286,59 @@ def open_raw(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
-def write_json(path: str, value: dict[str, Any]) -> None:
-    """Write the file whole or not at all. Retry on a full disk, since only this process knows the content."""
-    temporary = f"{path}.tmp"
-    for _ in range(600):
+def report(spec: dict[str, Any], value: dict[str, Any]) -> bool:
+    """Send one line to the supervisor that started us; False when it is gone. A pipe needs no disk."""
+    try:
+        os.write(spec["report_fd"], json.dumps(value).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def reserve(path: str) -> None:
+    """Write a file of blanks beside `path`: its blocks take the content later, when the disk may be full."""
+    with open(f"{path}.tmp", "wb") as file:
+        file.write(b" " * RESERVED_BYTES)
+
+
+def write_json(path: str, value: dict[str, Any], *, patience_s: float = 0.0) -> None:
+    """Write the file whole or not at all, into the reserved blocks if they are there.
+
+    `patience_s`: how long to try again while the disk refuses it, when only this process knows the content.
+    """
+    data = json.dumps(value).encode()
+    until_s = time.monotonic() + patience_s
+    while True:
         try:
-            with open(temporary, "w") as file:
-                json.dump(value, file)
-                file.write("\n")
-            os.replace(temporary, path)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                return
-            time.sleep(1.0)
-        else:
+            write_in_place(path, data)
             return
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) or time.monotonic() >= until_s:
+                return
+        time.sleep(1.0)
+
+
+def write_in_place(path: str, data: bytes) -> None:
+    temporary = f"{path}.tmp"
+    try:
+        overwrite(temporary, data, os.O_CREAT)
+        os.replace(temporary, path)
+    except OSError:
+        # The second version of wait.json: only fields that nobody waits for have changed since the first.
+        if not os.path.exists(path):
+            raise
+        overwrite(path, data)
+
+
+def overwrite(path: str, data: bytes, more_flags: int = 0) -> None:
+    """Write `data` over the file's own blocks, padded with blanks to its length."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | more_flags, 0o644)
+    try:
+        text = data.ljust(os.fstat(fd).st_size - 1) + b"\n"
+        if os.pwrite(fd, text, 0) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(fd)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import JacklineError, UsageError
+from jackline.machine.disk import explain_refusal
 from jackline.machine.proc import list_tree, read_environ, read_tree
 from jackline.machine.procfs import list_numbers
 from jackline.machine.readings import TreeReading
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import boot_id, host_name, is_alive, read_state
-from jackline.rundir.records.start import StartRecord, read_start, read_wait
+from jackline.rundir.records.start import StartRecord, WaitRecord, read_start, read_wait
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.child.keeper import is_own
 from jackline.supervisor.options import SuperviseOptions
@@ -48,10 +49,15 @@ class Command:
     """One attempt's process tree."""
 
     def __init__(
-        self, attempt: AttemptDir, start: StartRecord, started: subprocess.Popen[bytes] | None = None
+        self,
+        attempt: AttemptDir,
+        start: StartRecord,
+        started: subprocess.Popen[bytes] | None = None,
+        reports: KeeperReports | None = None,
     ) -> None:
         self.attempt = attempt
         self._started = started  # the keeper, when it is our own child and must be reaped
+        self._reports = reports
         if start.child is None or start.keeper is None:
             raise JacklineError(f"{attempt.start_file} is damaged", hint="start again: jackline resume")
         self.child = start.child
@@ -71,6 +77,8 @@ class Command:
         # exited without writing.
         is_keeper_there = is_alive(self.keeper)
         wait = read_wait(self.attempt)
+        if not wait.is_there and self._reports is not None:
+            wait = WaitRecord.from_json(self._reports.newest())  # the disk did not take wait.json
         if wait.is_there:
             return Ending(
                 exit_code=wait.exit_code,
@@ -168,6 +176,31 @@ def continue_paused(pids: Iterable[int]) -> list[int]:
     return found
 
 
+class KeeperReports:
+    """The lines that a keeper sends to the supervisor that started it, through a pipe, which needs no disk."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._data = b""
+
+    def newest(self) -> dict[str, Any]:
+        """The last whole line so far; empty when there is none."""
+        with contextlib.suppress(OSError):
+            while block := os.read(self._fd, 65536):
+                self._data += block
+        lines = self._data.split(b"\n")[:-1]
+        try:
+            value = json.loads(lines[-1]) if lines else {}
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+
+
 def start_command(
     attempt: AttemptDir,
     argv: Sequence[str],
@@ -179,7 +212,9 @@ def start_command(
 ) -> Command:
     """Start `argv` under a keeper and wait until the kernel has accepted it. Until then the keeper holds the lock as
     well, so that nobody starts another command if we are killed meanwhile."""
+    report, reporter = os.pipe()
     spec = {
+        "report_fd": reporter,
         "argv": list(argv),
         "cwd": cwd,
         "env": dict(env),
@@ -202,7 +237,7 @@ def start_command(
     try:
         keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", str(KEEPER), str(spec_fd)],
-            pass_fds=(spec_fd,) if lock_fd is None else (spec_fd, lock_fd),
+            pass_fds=(spec_fd, reporter) if lock_fd is None else (spec_fd, reporter, lock_fd),
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -210,11 +245,13 @@ def start_command(
         )
     finally:
         os.close(spec_fd)
-    start = _wait_for_start(attempt, keeper)
+        os.close(reporter)
+    reports = KeeperReports(report)
+    start = _wait_for_start(attempt, keeper, reports)
     if start.exec_errno:
         keeper.wait(START_DEADLINE_S)
         raise CommandNotStarted(argv[0], start.exec_errno)
-    return Command(attempt, start, keeper)
+    return Command(attempt, start, keeper, reports)
 
 
 class CommandNotStarted(UsageError):
@@ -237,7 +274,7 @@ def adopt_command(attempt: AttemptDir) -> Command | None:
     return Command(attempt, start) if start.is_there else None
 
 
-def _wait_for_start(attempt: AttemptDir, keeper: subprocess.Popen[bytes]) -> StartRecord:
+def _wait_for_start(attempt: AttemptDir, keeper: subprocess.Popen[bytes], reports: KeeperReports) -> StartRecord:
     deadline = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < deadline:
         start = read_start(attempt)
@@ -248,4 +285,8 @@ def _wait_for_start(attempt: AttemptDir, keeper: subprocess.Popen[bytes]) -> Sta
         time.sleep(0.005)
     with contextlib.suppress(OSError):
         os.killpg(keeper.pid, signal.SIGKILL)
+    refused = reports.newest().get("refused_errno")
+    if isinstance(refused, int):
+        why = explain_refusal(OSError(refused, os.strerror(refused)), attempt.path)
+        raise JacklineError(f"cannot write to {attempt.path}: {why}", hint="make room there, then start it again")
     raise JacklineError("the keeper process did not start", hint="is the disk full, or the process limit reached?")

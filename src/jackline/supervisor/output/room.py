@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from jackline.machine.disk import used_bytes
+
 MIB = 1 << 20
 AHEAD_BYTES = 16 * MIB
 _PAGE = 4096
@@ -48,6 +50,22 @@ def low_bytes(total_bytes: int) -> int:
 def critical_bytes(total_bytes: int) -> int:
     """Below this, out.log is not written any more: the rest of the space is for the child."""
     return min(32 * MIB, total_bytes // 8)
+
+
+class BudgetWatch:
+    """Whether a run's folder has used up its disk budget but for a small rest. Measured every two seconds."""
+
+    def __init__(self, folder: Path, budget_bytes: int | None) -> None:
+        self._folder = folder
+        self._budget = budget_bytes
+        self._next_s = 0.0
+
+    def poll(self, now_s: float) -> bool | None:
+        """True when logs must wait, False when there is room. None: no budget, or it was measured just now."""
+        if self._budget is None or now_s < self._next_s:
+            return None
+        self._next_s = now_s + 2.0
+        return used_bytes(self._folder) > self._budget - critical_bytes(self._budget) // 4
 
 
 def shortage(space: Space | None) -> Shortage:

@@ -38,6 +38,8 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
         "keep_every": config.keep_every or None,
         "keep_best": f"{'+' if config.IS_HIGH_GOOD else ''}best_{config.metric}",
         "mirror": config.mirror or None,
+        "disk_budget": config.disk_budget or None,
+        "wait_for_disk_s": config.wait_for_disk_s,
         "seed": config.seed,
         "exact": config.exact,
         "on_change": {"arguments": "warn"},
