@@ -10,9 +10,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jackline.units import parse_bytes
@@ -65,8 +66,27 @@ def fill_inodes(folder: Path) -> None:
     """Until no further file can be created."""
     (folder / "many").mkdir(exist_ok=True)
     with contextlib.suppress(OSError):
-        for number in range(100_000):
-            (folder / "many" / str(number)).touch()
+        while True:
+            (folder / "many" / uuid.uuid4().hex).touch()
+
+
+@contextlib.contextmanager
+def kept_full(folder: Path, fill: Callable[[Path], None]) -> Iterator[None]:
+    """Somebody else takes whatever becomes free, within milliseconds, until the end of the block."""
+    is_over = threading.Event()
+
+    def keep_on() -> None:
+        while not is_over.wait(0.005):
+            fill(folder)
+
+    fill(folder)
+    thread = threading.Thread(target=keep_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def make_room(folder: Path) -> None:

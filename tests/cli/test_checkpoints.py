@@ -276,3 +276,21 @@ def test_one_that_is_being_deleted_is_told_from_a_damaged_one(tmp_path: Path) ->
     assert _is_deleted(going)
     assert not _is_deleted(staying)
     thread.join()
+
+
+def test_prune_says_deleted_only_of_what_it_deleted(run: RunDir) -> None:
+    from tests.places import Unavailable, read_only, small_disk
+
+    try:
+        with small_disk(run.checkpoints, "4M"):
+            for step in range(1, 7):
+                write_small(run.checkpoints, step)
+            with read_only(run.checkpoints), pytest.raises(JacklineError) as caught:
+                call("prune", "--keep", "2")
+            assert str(caught.value).split("\n") == [
+                "error: step-00000004 cannot be deleted: the disk is read-only",
+                "hint: make the disk writable, then prune again",
+            ]
+            assert len(list_names(run.checkpoints)) == 6
+    except Unavailable as reason:
+        pytest.skip(str(reason))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.places import Unavailable, fill_bytes, fill_inodes, make_room, read_only, small_disk
+from tests.places import Unavailable, fill_bytes, fill_inodes, kept_full, make_room, read_only, small_disk
 from tests.shell import Shell, wait_for
 
 pytestmark = pytest.mark.zoo
@@ -58,15 +58,14 @@ def test_a_command_that_ends_on_a_full_disk_has_its_exit_code(
     shell: Shell, disk: Path, fill: Callable[[Path], None]
 ) -> None:
     go = start(shell)
-    fill(disk)
-    go.touch()
-    ended(shell)
-    assert "exit code 3" in works(shell, "why", "x")
-    assert "died" in works(shell, "status", "x")
-    assert "dead (exit code)" in works(shell, "runs")
-    assert "up" in works(shell, "logs", "x")
-    fill(disk)  # what was reserved for the end is free again
-    refusal = works(shell, "resume", "x", code=1)
+    with kept_full(disk, fill):
+        go.touch()
+        ended(shell)
+        assert "exit code 3" in works(shell, "why", "x")
+        assert "died" in works(shell, "status", "x")
+        assert "dead (exit code)" in works(shell, "runs")
+        assert "up" in works(shell, "logs", "x")
+        refusal = works(shell, "resume", "x", code=1)
     assert "the disk is full" in refusal or "no inodes left" in refusal, refusal
     make_room(disk)
     assert works(shell, "resume", "x", code=3)
@@ -90,8 +89,8 @@ def test_stop_ends_a_run_although_nothing_can_be_written(shell: Shell, disk: Pat
     start(shell)
     with contextlib.ExitStack() as stack:
         if how == "full":
-            fill_bytes(disk)
-            fill_inodes(disk)
+            stack.enter_context(kept_full(disk, fill_bytes))
+            stack.enter_context(kept_full(disk, fill_inodes))
         else:
             stack.enter_context(read_only(disk))
         said = works(shell, "stop", "x", "--grace", "5s")

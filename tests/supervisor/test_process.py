@@ -17,6 +17,7 @@ import pytest
 
 from jackline.checkpoint.mirror.upload import MirrorOptions, mirror_arguments
 from jackline.checkpoint.staging.writer_process import default_command
+from jackline.errors import JacklineError
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import is_alive, read_state
@@ -24,6 +25,7 @@ from jackline.supervisor.child import keeper, process
 from jackline.supervisor.child.process import Command, CommandNotStarted, Ending, adopt_command, start_command
 from jackline.supervisor.options import SuperviseOptions
 from tests.deadline import HANGS_S
+from tests.places import Unavailable, fill_bytes, fill_inodes, kept_full, read_only, small_disk
 
 
 def wait_for(what: Callable[[], object], deadline_s: float = HANGS_S) -> object:
@@ -286,3 +288,49 @@ def test_when_the_keeper_is_killed_the_end_is_still_noticed(attempt: AttemptDir)
     # Whoever was not the parent cannot know the code: it says so instead of inventing one.
     assert (ending.exit_code, ending.signal) == (None, None)
     wait_for(command.is_settled)
+
+
+WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit(3)"
+
+
+def start_on_small_disk(attempt: AttemptDir, go: Path, stack: contextlib.ExitStack) -> Command:
+    """A command that ends with code 3 when `go` exists, and whose attempt is on a disk of its own."""
+    try:
+        stack.enter_context(small_disk(attempt.path, "1M", inodes=50))
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    words = [sys.executable, "-c", WAITS, str(go)]
+    return start_command(attempt, words, cwd="/", env=dict(os.environ), options=SuperviseOptions())
+
+
+def test_the_exit_code_is_known_on_a_disk_that_is_full_at_the_end(attempt: AttemptDir, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        command = start_on_small_disk(attempt, tmp_path / "go", stack)
+        stack.enter_context(kept_full(attempt.path, fill_bytes))
+        stack.enter_context(kept_full(attempt.path, fill_inodes))
+        (tmp_path / "go").touch()
+        assert ending_of(command).exit_code == 3
+        adopted = adopt_command(attempt)  # by a supervisor that did not start it: from the file alone
+        assert adopted is not None and ending_of(adopted).exit_code == 3
+
+
+def test_the_exit_code_is_known_on_a_disk_that_is_read_only_at_the_end(attempt: AttemptDir, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        command = start_on_small_disk(attempt, tmp_path / "go", stack)
+        stack.enter_context(read_only(attempt.path))
+        (tmp_path / "go").touch()
+        assert ending_of(command).exit_code == 3
+        assert not attempt.wait_file.exists()
+
+
+def test_a_keeper_that_finds_no_room_starts_nothing_and_says_why(attempt: AttemptDir, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(small_disk(attempt.path, "1M"))
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        fill_bytes(attempt.path)
+        with pytest.raises(JacklineError) as caught:
+            start(attempt, f"open({str(tmp_path / 'started')!r}, 'w').close()")
+        assert caught.value.message == f"cannot write to {attempt.path}: the disk is full"
+        assert not (tmp_path / "started").exists()

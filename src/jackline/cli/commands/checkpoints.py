@@ -241,6 +241,8 @@ def _delete(entry: Listed, *, dry_run: bool) -> int:
             delete_checkpoint(entry.path, Disk())
         except OSError as error:
             why = explain_refusal(error, entry.path.parent)
-            raise JacklineError(f"{entry.name} cannot be deleted: {why}", hint="nothing else was deleted") from None
+            raise JacklineError(
+                f"{entry.name} cannot be deleted: {why}", hint="make the disk writable, then prune again"
+            ) from None
     click.echo(f"{'would delete' if dry_run else 'deleted'} {entry.name} ({text.size_text(size)})")
     return size
