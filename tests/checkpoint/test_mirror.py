@@ -15,19 +15,21 @@ from typing import Any
 import pytest
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
-from jackline.checkpoint.format.catalogue import MIRROR, list_names, read_notes
+from jackline.checkpoint.format.catalogue import MIRROR, list_names, read_uploads
 from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.checkpoint.mirror.bundle import pack_run, read_tail, unpack_run
+from jackline.checkpoint.mirror.engine import LOCK as MIRROR_LOCK
+from jackline.checkpoint.mirror.engine import Mirror
 from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, fetch_run, list_generations, list_runs, within
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
 from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, open_store, read_checksum
-from jackline.checkpoint.mirror.upload import LOCK as MIRROR_LOCK
-from jackline.checkpoint.mirror.upload import Mirror
+from jackline.checkpoint.mirror.upload import OwnCheckpoints, own_mirror
 from jackline.checkpoint.place import away_from, choose_place
 from jackline.checkpoint.writer.lock import read_holder
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.mirror import MirrorRecord
 from tests.checkpoint.states import fingerprint, make_state, train_step, write_small
 from tests.deadline import HANGS_S
 
@@ -53,7 +55,17 @@ def run(tmp_path: Path) -> RunDir:
 
 def make_mirror(run: RunDir, store: Any) -> Mirror:
     run.checkpoints.mkdir(exist_ok=True)
-    return Mirror(run, run.checkpoints, store, every_s=100.0)
+    return own_mirror(run, store, 100.0)
+
+
+def next_name(mirror: Mirror, now_s: float, *, is_last: bool = False) -> str | None:
+    item = mirror.next_item(now_s, is_last=is_last)
+    return item.name if item else None
+
+
+def upload(mirror: Mirror, step: int) -> None:
+    assert isinstance(mirror.source, OwnCheckpoints)
+    mirror.upload(mirror.source.item_of(Name(step)))
 
 
 def files_in(folder: Path) -> list[str]:
@@ -63,44 +75,44 @@ def files_in(folder: Path) -> list[str]:
 def test_an_upload_is_whole_unique_and_read_back_from_a_disk_of_this_machine(run: RunDir, tmp_path: Path) -> None:
     mirror = make_mirror(run, FolderStore(tmp_path / "far"))
     write_small(run.checkpoints, 7)
-    assert mirror.next_name(0.0) == Name(7)
-    mirror.upload(Name(7))
-    note = read_notes(run.checkpoints, MIRROR)[Name(7)]
-    assert note["state"] == "confirmed"
-    verify_checkpoint(tmp_path / "far" / note["place"])
-    assert mirror.next_name(1e9) is None  # nothing new
-    mirror.notes.clear()
-    mirror.upload(Name(7))
+    assert next_name(mirror, 0.0) == str(Name(7))
+    upload(mirror, 7)
+    record = read_uploads(run.checkpoints)[Name(7)]
+    assert record.state == "confirmed"
+    verify_checkpoint(tmp_path / "far" / str(record.place))
+    assert next_name(mirror, 1e9) is None  # nothing new
+    mirror.record = MirrorRecord()
+    upload(mirror, 7)
     assert len(list_generations(mirror.store, "story")) == 2  # never over one another
 
 
 def test_the_newest_whole_one_is_due_at_the_mirrors_own_cadence(run: RunDir, tmp_path: Path) -> None:
     mirror = make_mirror(run, FolderStore(tmp_path / "far"))
-    assert mirror.next_name(0.0) is None
+    assert next_name(mirror, 0.0) is None
     write_small(run.checkpoints, 1)
     write_small(run.checkpoints, 2)
     (run.checkpoints / "step-00000002" / "state.json").unlink()
-    assert mirror.next_name(0.0) == Name(1)
+    assert next_name(mirror, 0.0) == str(Name(1))
     mirror.uploaded_at_s = 10.0
     write_small(run.checkpoints, 3)
-    assert mirror.next_name(109.0) is None
-    assert mirror.next_name(110.0) == Name(3)
-    assert mirror.next_name(11.0, is_last=True) == Name(3)
+    assert next_name(mirror, 109.0) is None
+    assert next_name(mirror, 110.0) == str(Name(3))
+    assert next_name(mirror, 11.0, is_last=True) == str(Name(3))
 
 
 def test_an_upload_without_its_manifest_does_not_exist(run: RunDir, tmp_path: Path) -> None:
     class Dying(FolderStore):
-        def put(self, local: Path, name: str) -> None:
+        def put_bytes(self, data: bytes, name: str) -> None:
             if name.endswith("manifest.json"):
                 raise OSError(5, "Input/output error")
-            super().put(local, name)
+            super().put_bytes(data, name)
 
-    write_small(run.checkpoints if run.checkpoints.mkdir() is None else run.path, 1)
-    write_small(run.checkpoints, 2)
     good = make_mirror(run, FolderStore(tmp_path / "far"))
-    good.upload(Name(1))
+    write_small(run.checkpoints, 1)
+    upload(good, 1)
+    write_small(run.checkpoints, 2)
     with pytest.raises(OSError):
-        make_mirror(run, Dying(tmp_path / "far")).upload(Name(2))
+        upload(make_mirror(run, Dying(tmp_path / "far")), 2)
     empty = tmp_path / "empty"
     fetched = fetch_newest(FolderStore(tmp_path / "far"), "story", empty)
     assert fetched is not None and fetched.name == Name(1)
@@ -112,12 +124,12 @@ def test_a_damaged_upload_is_passed_over_and_all_damaged_is_an_error(run: RunDir
     mirror = make_mirror(run, FolderStore(tmp_path / "far"))
     for step in (1, 2):
         write_small(run.checkpoints, step)
-        mirror.upload(Name(step))
-    newest = tmp_path / "far" / mirror.notes[Name(2)]["place"] / "model.safetensors"
+        upload(mirror, step)
+    newest = tmp_path / "far" / str(mirror.record.checkpoints[str(Name(2))].place) / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
     fetched = fetch_newest(mirror.store, "story", tmp_path / "empty")
     assert fetched is not None and fetched.name == Name(1)
-    oldest = tmp_path / "far" / mirror.notes[Name(1)]["place"] / "manifest.json"
+    oldest = tmp_path / "far" / str(mirror.record.checkpoints[str(Name(1))].place) / "manifest.json"
     oldest.write_text("{}")
     with pytest.raises(CannotResume, match="no checkpoint in the mirror is whole"):
         fetch_newest(mirror.store, "story", tmp_path / "empty2")
@@ -127,7 +139,7 @@ def test_old_generations_go_but_never_the_newest_three(run: RunDir, tmp_path: Pa
     mirror = make_mirror(run, FolderStore(tmp_path / "far"))
     for step in range(1, 7):
         write_small(run.checkpoints, step)
-        mirror.upload(Name(step))
+        upload(mirror, step)
         mirror.upload_story()
         (run.path / "out.log").write_text(f"line {step}\n")
     assert [generation.name.step for generation in list_generations(mirror.store, "story")] == [6, 5, 4]
@@ -204,7 +216,7 @@ def test_an_engine_with_a_mirror_fetches_what_it_does_not_have(run: RunDir, tmp_
     state = make_state()
     assert engine.save(state, step=5).wait(60)
     engine.close()
-    wait_until(lambda: read_notes(run.checkpoints, MIRROR).get(Name(5)), "the last upload after the close")
+    wait_until(lambda: read_uploads(run.checkpoints).get(Name(5)), "the last upload after the close")
     before = fingerprint(state)
     wait_until(lambda: not mirror_lives(run), "the mirror to end")
     shutil.rmtree(run.checkpoints)
@@ -266,9 +278,9 @@ def test_any_store_of_fsspec_will_do(run: RunDir, tmp_path: Path) -> None:
     assert isinstance(store, FsspecStore)
     mirror = make_mirror(run, store)
     write_small(run.checkpoints, 4)
-    mirror.upload(Name(4))
+    upload(mirror, 4)
     mirror.upload_story()
-    assert read_notes(run.checkpoints, MIRROR)[Name(4)]["state"] == "uploaded"  # nobody has vouched for it
+    assert read_uploads(run.checkpoints)[Name(4)].state == "uploaded"  # nobody has vouched for it
     fetched = fetch_newest(store, "story", tmp_path / "empty")
     assert fetched is not None and fetched.name == Name(4)
     mirror.store.delete("story")
@@ -289,12 +301,12 @@ def test_a_stores_own_checksum_confirms_and_a_wrong_one_does_not(run: RunDir, tm
     store = Vouching(tmp_path / "far")
     mirror = make_mirror(run, store)
     write_small(run.checkpoints, 1)
-    mirror.upload(Name(1))
-    assert mirror.notes[Name(1)]["state"] == "confirmed"
+    upload(mirror, 1)
+    assert mirror.record.checkpoints[str(Name(1))].state == "confirmed"
     store.lie = "state.json"
     write_small(run.checkpoints, 2)
-    mirror.upload(Name(2))
-    assert mirror.notes[Name(2)]["state"] == "uploaded"
+    upload(mirror, 2)
+    assert mirror.record.checkpoints[str(Name(2))].state == "uploaded"
 
 
 def test_what_stores_say_of_their_objects_is_understood() -> None:

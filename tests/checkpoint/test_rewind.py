@@ -27,7 +27,7 @@ from jackline.checkpoint.format.manifest import Name, Rewind, is_left_behind, pa
 from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, look_into
 from jackline.checkpoint.mirror.progress import MirrorWatch
 from jackline.checkpoint.mirror.store import FolderStore
-from jackline.checkpoint.mirror.upload import Mirror, try_upload
+from jackline.checkpoint.mirror.upload import OwnCheckpoints, own_mirror
 from jackline.checkpoint.rewind import Choice, go_back, mirror_of, parse_choice, rewind_for
 from jackline.checkpoint.writer.retention import left_behind_to_delete
 from jackline.errors import CannotResume, JacklineError, UsageError
@@ -239,10 +239,11 @@ def test_a_death_at_any_instant_leaves_the_run_as_it_was_or_gone_back(
 
 
 def upload(run: RunDir, tmp_path: Path, *steps: int) -> Path:
-    mirror = Mirror(run, run.checkpoints, FolderStore(tmp_path / "far"), 0.0, str(tmp_path / "far"))
+    mirror = own_mirror(run, FolderStore(tmp_path / "far"), 0.0, place=str(tmp_path / "far"))
     mirror.load()
+    source = OwnCheckpoints(run.name, run.checkpoints)
     for step in steps:
-        mirror.upload(next(name for name in list_names(run.checkpoints) if name.step == step))
+        mirror.upload(source.item_of(next(name for name in list_names(run.checkpoints) if name.step == step)))
     return tmp_path / "far"
 
 
@@ -299,9 +300,9 @@ def test_what_a_person_deleted_of_those_left_behind_leaves_the_mirror_when_the_n
     assert in_mirror(far) == ["2", "4", "6", "8"]  # what the new line begins with is no word of the new line
 
     write_small(run.checkpoints, 3)
-    mirror = Mirror(run, run.checkpoints, Vague(far), 0.0, str(far))
+    mirror = own_mirror(run, Vague(far), 0.0, place=str(far))
     mirror.load()
-    mirror.upload(Name(3, 1))
+    mirror.upload(OwnCheckpoints(run.name, run.checkpoints).item_of(Name(3, 1)))
     assert in_mirror(far) == ["2", "3-r1", "4", "6", "8"]  # uploaded, but nobody has said that it is whole
 
     write_small(run.checkpoints, 4)
@@ -381,7 +382,7 @@ def test_a_mirror_that_does_not_answer_is_told_by_the_run(
     ]
     assert list_rewinds(run.checkpoints) == [Rewind(6, 1)]  # it may hold later ones
     store.is_deaf = False
-    assert try_upload(Mirror(run, run.checkpoints, store, 0.0), 0.0)
+    assert own_mirror(run, store, 0.0).work(0.0)
     assert look_into(store, "story").rewinds == (Rewind(6, 1),)
 
 

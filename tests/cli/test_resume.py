@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jackline.checkpoint.format.catalogue import list_names, list_rewinds
+from jackline.checkpoint.format.catalogue import list_rewinds
 from jackline.checkpoint.mirror.store import FolderStore
-from jackline.checkpoint.mirror.upload import Mirror
+from jackline.checkpoint.mirror.upload import own_mirror
 from jackline.cli.commands.resume import bring_here, command, settle
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
@@ -148,9 +148,7 @@ def test_a_strangers_own_checkpoints_are_not_ours_to_choose_from(clean_environme
 
 def test_a_run_out_of_a_mirror_comes_with_the_mirrors_place(run: RunDir, tmp_path: Path) -> None:
     far = tmp_path / "far"
-    mirror = Mirror(run, run.checkpoints, FolderStore(far), 0.0, str(far))
-    mirror.upload(list_names(run.checkpoints)[0])
-    mirror.upload_story()
+    assert own_mirror(run, FolderStore(far), 0.0, place=str(far)).work(0.0)
     brought = bring_here(str(far), tmp_path / "elsewhere")
     assert brought == (RunDir(tmp_path / "elsewhere" / "story"), str(far))
     assert bring_here("story", run.path.parent) is None

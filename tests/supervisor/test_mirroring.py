@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from jackline.checkpoint.mirror.engine import Requests, keep_mirrored
 from jackline.checkpoint.mirror.store import open_store
 from jackline.errors import CannotResume, UsageError
-from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name
+from jackline.rundir.records.mirror import read_mirror
 from jackline.rundir.run_file import describe_run, read_run_file, write_run_file
 from jackline.supervisor.foreign.fetch import argv_here, fetch_stranger, is_mirror
-from jackline.supervisor.foreign.mirror import keep_mirrored, upload, whole_checkpoints
+from jackline.supervisor.foreign.mirror import foreign_mirror, whole_checkpoints
 
 GONE = ProcessId(2**22 + 7, 1, host_name(), boot_id())
 
@@ -33,6 +34,10 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+def upload(run: RunDir, place: str, pattern: str) -> bool:
+    return foreign_mirror(run, open_store(place), pattern).work(0.0)
+
+
 def write_checkpoint(run: RunDir, name: str, text: str) -> Path:
     path = Path(read_run_file(run).cwd) / "out" / name
     path.parent.mkdir(exist_ok=True)
@@ -43,7 +48,8 @@ def write_checkpoint(run: RunDir, name: str, text: str) -> Path:
 
 def test_story_and_checkpoint_come_back_on_an_empty_machine(run: RunDir, tmp_path: Path) -> None:
     write_checkpoint(run, "step-10.json", "ten")
-    keep_mirrored(run, str(tmp_path / "mirror"), "out/step-*.json", every_s=60.0, owner=GONE)
+    mirror = foreign_mirror(run, open_store(str(tmp_path / "mirror")), "out/step-*.json")
+    keep_mirrored(mirror, GONE, Requests(None), 600.0, [])
     there = tmp_path / "there"
     there.mkdir()
     fetched = fetch_stranger(str(tmp_path / "mirror"), there / "runs", there)
@@ -59,7 +65,7 @@ def test_a_folder_is_brought_back_as_a_folder(run: RunDir, tmp_path: Path) -> No
     (folder / "deep").mkdir(parents=True)
     (folder / "trainer_state.json").write_text("{}")
     (folder / "deep" / "a.txt").write_text("a")
-    assert upload(run, str(tmp_path / "mirror"), "out/checkpoint-*", {})
+    assert upload(run, str(tmp_path / "mirror"), "out/checkpoint-*")
     there = tmp_path / "there"
     there.mkdir()
     fetched = fetch_stranger(f"{tmp_path}/mirror/job", there / "runs", there)
@@ -70,7 +76,7 @@ def test_a_folder_is_brought_back_as_a_folder(run: RunDir, tmp_path: Path) -> No
 def test_an_upload_that_was_cut_off_does_not_count_and_the_one_before_is_used(run: RunDir, tmp_path: Path) -> None:
     place = str(tmp_path / "mirror")
     write_checkpoint(run, "step-10.json", "ten")
-    assert upload(run, place, "out/step-*.json", {})
+    assert upload(run, place, "out/step-*.json")
     store = open_store(place)
     store.put_bytes(b"tw", "job/foreign/step-20.json-ffffffffffffff/step-20.json")
     assert [name.split("-")[1] for name in whole_checkpoints(store, "job")] == ["10.json"]
@@ -83,7 +89,7 @@ def test_an_upload_that_was_cut_off_does_not_count_and_the_one_before_is_used(ru
 def test_a_truncated_file_in_the_mirror_is_told_and_not_used(run: RunDir, tmp_path: Path) -> None:
     place = tmp_path / "mirror"
     write_checkpoint(run, "step-10.json", "ten bytes!")
-    assert upload(run, str(place), "out/step-*.json", {})
+    assert upload(run, str(place), "out/step-*.json")
     next(place.rglob("step-10.json")).write_text("ten")
     there = tmp_path / "there"
     there.mkdir()
@@ -96,7 +102,7 @@ def test_a_truncated_file_in_the_mirror_is_told_and_not_used(run: RunDir, tmp_pa
 def test_a_mirror_cannot_write_outside_the_folder_one_stands_in(run: RunDir, tmp_path: Path) -> None:
     place = tmp_path / "mirror"
     write_checkpoint(run, "step-10.json", "ten")
-    assert upload(run, str(place), "out/step-*.json", {})
+    assert upload(run, str(place), "out/step-*.json")
     where = next(place.rglob("where.json"))
     where.write_text(json.dumps({**json.loads(where.read_text()), "relative": "../../evil"}))
     there = tmp_path / "deep" / "there"
@@ -111,7 +117,7 @@ def test_only_the_newest_two_checkpoints_and_three_stories_are_kept(run: RunDir,
     for number in range(5):
         path = write_checkpoint(run, f"step-{number}.json", str(number))
         os.utime(path, (time.time() + number, time.time() + number))
-        assert upload(run, place, "out/step-*.json", {})
+        assert upload(run, place, "out/step-*.json")
     store = open_store(place)
     assert [name.split(".")[0] for name in whole_checkpoints(store, "job")] == ["step-4", "step-3"]
     assert len([name for name in store.names("job") if name.startswith("run-")]) == 3
@@ -119,14 +125,13 @@ def test_only_the_newest_two_checkpoints_and_three_stories_are_kept(run: RunDir,
 
 def test_a_mirror_that_cannot_be_written_is_noted_and_ends_nothing(run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    assert not upload(run, str(tmp_path / "file" / "mirror"), "", {})
-    trouble = (atomic.read_json(run.mirror_file) or {})["trouble"]
-    assert "Not a directory" in trouble["why"]
+    assert not upload(run, str(tmp_path / "file" / "mirror"), "")
+    assert "Not a directory" in str(read_mirror(run.mirror_file).trouble.why)
 
 
 def test_a_mirror_with_several_runs_or_none_is_an_error_that_says_what_to_type(run: RunDir, tmp_path: Path) -> None:
     place = tmp_path / "mirror"
-    assert upload(run, str(place), "", {})
+    assert upload(run, str(place), "")
     (place / "job").rename(place / "a")
     store = open_store(str(place))
     store.put_bytes(b"x", "b/run-000001.tar.gz")

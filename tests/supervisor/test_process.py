@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.mirror.upload import MirrorOptions, mirror_arguments
+from jackline.checkpoint.mirror.upload import mirror_command
 from jackline.checkpoint.staging.writer_process import default_command
 from jackline.errors import JacklineError
 from jackline.rundir.layout import AttemptDir, RunDir
@@ -232,8 +232,7 @@ def test_a_save_and_an_upload_under_way_outlive_a_killed_command(attempt: Attemp
 
 def test_the_keeper_knows_its_own_by_the_commands_they_are_started_with() -> None:
     """It imports nothing of ours, so it has the names by heart."""
-    mirror = mirror_arguments(MirrorOptions("run", "folder", "place", 1.0, 1))
-    for command, module in ((default_command(), keeper.WRITER), (mirror, keeper.MIRROR)):
+    for command, module in ((default_command(), keeper.WRITER), (mirror_command(), keeper.MIRROR)):
         assert command[command.index("-m") + 1] == module
 
 

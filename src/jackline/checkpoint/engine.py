@@ -63,6 +63,7 @@ class EngineSettings:
     mirror: str | None = None
     mirror_every_s: float = 300.0
     disk_budget: int | None = None  # bytes that the whole run may take
+    mirror_patience_s: float = 600.0
     resume_from_mirror: bool = True  # False for a run that must start fresh although its name was used before
     defer: tuple[str, ...] = ()
     leave_out_frozen: bool = False
@@ -240,6 +241,11 @@ class CheckpointEngine:
         process_s = None if self.last_saved is None else now_s - self.last_saved[1]
         return LossBounds(process_s, *machine_loss(self._watch.newest, known_s=self._watch.known_s(now_s)))
 
+    def ask_mirror(self, number: int) -> None:
+        """Ask the mirror to upload everything now. Ask repeatedly: a restarted writer does not know the request."""
+        if self.mirror is not None and os.getpid() == self._pid:
+            self._link.send({"op": "mirror", "number": number})
+
     def close(self, *, timeout_s: float = 3600.0, linger_s: float = 5.0) -> list[Event]:
         """Wait for a save under way, then release the writer; it finishes reading checkpoints back on its own."""
         if os.getpid() != self._pid:
@@ -264,6 +270,7 @@ class CheckpointEngine:
             self.mirror,
             wanted.mirror_every_s,
             wanted.disk_budget,
+            wanted.mirror_patience_s,
         )
 
     def _capture(self, state: Mapping[str, Any]) -> Captured:

@@ -32,6 +32,7 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import host_name, identify
+from jackline.rundir.records.mirror import read_mirror
 
 Say = Callable[[str], None]
 
@@ -99,9 +100,7 @@ def go_back(run: RunDir, text: str, *, mirror: str | None, say: Say) -> Name:
 def mirror_of(run: RunDir) -> str | None:
     """Where the run's checkpoints are copied to, as the mirror noted at its first upload."""
     place = choose_place(run)
-    notes = atomic.read_json(place.folder / catalogue.MIRROR)
-    noted = notes.get("store") if isinstance(notes, dict) else None
-    return noted if isinstance(noted, str) and noted else place.mirror
+    return read_mirror(place.folder / catalogue.MIRROR).store or place.mirror
 
 
 def tell_rewinds(store: Store, run: str, folder: Path, told: Collection[Rewind] = ()) -> set[Rewind]:
@@ -238,7 +237,7 @@ def _leave_behind(chosen: Name, run: RunDir, folder: Path, mirrored: Mirrored | 
     rewinds = catalogue.list_rewinds(folder)
     there = mirrored.there if mirrored is not None else None
     far = [generation.name for generation in there.generations] if there else []
-    noted = [*catalogue.read_notes(folder, catalogue.STATUS), *catalogue.read_notes(folder, catalogue.MIRROR)]
+    noted = [*catalogue.read_notes(folder, catalogue.STATUS), *catalogue.read_uploads(folder)]
     here = [*catalogue.list_names(folder), *catalogue.list_left_behind(folder)]
     later = sorted({name for name in (*here, *far) if name.step > chosen.step and not is_left_behind(name, rewinds)})
     is_silent = mirrored is not None and there is None

@@ -92,6 +92,7 @@ _WORDS = {
     "refused": ("checkpoints are off: {why}", True),
     "folder_lost": ("{why}; earlier checkpoints are gone, saving continues", True),
     "mirrored": ("uploaded {name} to the mirror ({state})", False),
+    "mirror_ended": ("the mirror stopped: {why}; starting another", True),
     "mirror_failed": ("the mirror cannot be reached: {why}; trying again", True),
 }
 

@@ -1,4 +1,4 @@
-"""Creates a run's folder, for `run`, `train` and `attach`. No other code creates one.
+"""Creates a run's folder, for `run`, `train`, `attach` and `resume MIRROR`. No other code creates one.
 
 A folder appears with a complete run.json or not at all. Its creator holds the run's lock from before the folder
 appears until the first attempt exists. So a folder without an attempt whose lock is free was left by a creator that
@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def claim_run(run: RunDir, contents: RunFile, *, hint: str, patience_s: float = 
     try:
         _sweep_drafts(run)
         while True:
-            claim = _take_over(run, contents) if os.path.lexists(run.path) else _make(run, contents)
+            claim = _take_over(run, contents) if os.path.lexists(run.path) else _make(run, lambda draft: contents)
             if claim is not None:
                 return claim
             if os.path.lexists(run.path) and not is_unfinished(run):
@@ -89,6 +90,23 @@ def claim_run(run: RunDir, contents: RunFile, *, hint: str, patience_s: float = 
     )
 
 
+def claim_filled(run: RunDir, fill: Callable[[RunDir], RunFile]) -> Claim:
+    """Make the folder of a run that comes from a mirror. `fill` puts its files into a draft and returns its run.json.
+
+    The folder appears with all of them, or not at all. Raises UsageError when there is a run with this name.
+    """
+    taken = UsageError(
+        f"there is a run '{run.name}' in {run.path.parent} already", hint=f"jackline resume {run.name}"
+    )
+    if os.path.lexists(run.path):
+        raise taken
+    _sweep_drafts(run)
+    claim = _make(run, fill)
+    if claim is None:
+        raise taken
+    return claim
+
+
 def is_unfinished(run: RunDir) -> bool:
     """True for a folder in which no command was started and which holds only what a start leaves before that."""
     try:
@@ -101,22 +119,23 @@ def is_unfinished(run: RunDir) -> bool:
 def _is_of_the_start(run: RunDir, entry: Path) -> bool:
     if entry == run.attempts:
         return not any(entry.iterdir())
-    known = (run.run_file, run.lock, run.supervisor_log, run.out_log, run.supervisor_events, run.mirror_file)
+    mirrors = (run.mirror_file, run.mirror_lock)
+    known = (run.run_file, run.lock, run.supervisor_log, run.out_log, run.supervisor_events, *mirrors)
     return entry in known or re.fullmatch(r"\.(run|mirror)\.json\.\d+\.tmp", entry.name) is not None
 
 
-def _make(run: RunDir, contents: RunFile) -> Claim | None:
+def _make(run: RunDir, fill: Callable[[RunDir], RunFile]) -> Claim | None:
     draft = RunDir(_draft_of(run))
     lock = RunLock(draft.lock)
     try:
         draft.path.mkdir(parents=True)
         lock.try_acquire()
-        write_run_file(draft, contents)
+        write_run_file(draft, fill(draft))
         draft.path.rename(run.path)
-    except OSError as error:
+    except BaseException as error:
         lock.release()
         shutil.rmtree(draft.path, ignore_errors=True)
-        if error.errno in _TAKEN and os.path.lexists(run.path):
+        if isinstance(error, OSError) and error.errno in _TAKEN and os.path.lexists(run.path):
             return None  # another start was faster
         raise
     return Claim(run, lock)

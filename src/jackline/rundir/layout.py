@@ -59,6 +59,11 @@ class RunDir:
         return self.path / "mirror.json"
 
     @property
+    def mirror_lock(self) -> Path:
+        """Held by the mirror process that writes mirror.json."""
+        return self.path / "mirror.lock"
+
+    @property
     def foreign_file(self) -> Path:
         """Only with --checkpoints: what is known about the command's own checkpoints."""
         return self.path / "foreign.json"

@@ -17,10 +17,19 @@ from jackline.checkpoint.state.load import Receipt
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.machine.memory import effective_limit
+from jackline.rundir.intent import write_intent
 from jackline.session.attachment import Attachment
 from jackline.session.feeds.choose import choose_feed
 from jackline.session.feeds.feed import Feed
-from jackline.session.home import Home, command_line, find_home, is_notebook, write_ending
+from jackline.session.home import (
+    BeginsAnew,
+    Home,
+    command_line,
+    find_home,
+    is_notebook,
+    refuse_to_begin_anew,
+    write_ending,
+)
 from jackline.session.memory.gpu import GpuMemory, prepare_gpu
 from jackline.session.memory.host import loading_of, settings_to_start_with, use_less
 from jackline.session.metrics.pulse import Pulse
@@ -64,6 +73,9 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
         attached.saver.engine.close(timeout_s=0.0, linger_s=0.0)
         attached.reporter.close()
         code = error.exit_code if isinstance(error, JacklineError) else 1
+        if isinstance(error, BeginsAnew):
+            say(str(error))
+            write_intent(attached.home.attempt, restart=False, why=error.message)
         with contextlib.suppress(OSError):
             write_ending(attached.home, exit_code=code, cause="exit_code", text=str(error))
         attached.is_over = True
@@ -99,10 +111,13 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     home = find_home(settings)
     for note in home.notes:
         say(note)
+    if home.is_supervised:
+        settings = settings.with_supervisor(os.environ)
     engine_settings = EngineSettings(
         keep=settings.keep(),
         mirror=settings.mirror,
         disk_budget=settings.budget(os.environ),
+        mirror_patience_s=settings.mirror_patience_s,
         resume_from_mirror=not settings.new,
         leave_out_frozen=settings.leave_out_frozen,
     )
@@ -159,6 +174,7 @@ def _restore(attached: Attachment) -> None:
     receipt = attached.saver.engine.load_newest(into)
     event = attached.reporter.event
     if receipt is None:
+        refuse_to_begin_anew(attached.home, os.environ)
         if attached.home.is_old:
             event("no_checkpoint", "there is no checkpoint yet: from the beginning", is_loud=True)
         for line in start_lines(attached.feed, _how_often(attached.settings)):

@@ -13,6 +13,7 @@ Uses the same files, signals, cadence and receipts as `attach`; only the framewo
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ import torch
 
 from jackline.checkpoint.state.load import Receipt
 from jackline.session.attach import join
+from jackline.session.home import refuse_to_begin_anew
+from jackline.session.mirrored import wait_mirrored
 from jackline.session.saving.receipt import FirstLoss, receipt_lines
 from jackline.session.settings import split
 from jackline.session.stopping import Stopped
@@ -55,7 +58,7 @@ class Driver:
 
     def newest_step(self) -> int | None:
         """The step of the newest whole checkpoint."""
-        receipt = self._attached.saver.engine.load_newest({})
+        receipt = self._load({})
         return None if receipt is None else receipt.step
 
     @property
@@ -65,7 +68,7 @@ class Driver:
     def peek(self) -> dict[str, Any] | None:
         """The notes of the last save; changes nothing else."""
         into: dict[str, Any] = {"session": None}
-        self._receipt = self._attached.saver.engine.load_newest(into)
+        self._receipt = self._load(into)
         session = into["session"]
         return session.get("notes") if self._receipt is not None and isinstance(session, dict) else None
 
@@ -77,7 +80,7 @@ class Driver:
         attached = self._attached
         whole = {**state, "random": attached.rng_state, "session": None, "values": {}}
         attached.saver.state = whole
-        receipt = attached.saver.engine.load_newest(whole)
+        receipt = self._load(whole)
         if receipt is None:
             return False
         attached.restored = whole["session"]
@@ -87,7 +90,7 @@ class Driver:
     def load_whole(self, step: int | None = None) -> dict[str, Any] | None:
         """The newest checkpoint (or that of `step`) as new values, for a framework that distributes them itself."""
         into: dict[str, Any] = {"checkpoint": None}
-        receipt = self._attached.saver.engine.load_newest(into, step=step)
+        receipt = self._load(into, step=step)
         if receipt is None:
             return None
         self._tell(receipt)
@@ -145,6 +148,12 @@ class Driver:
         """Whether the `keep_best` metric was measured with this step's weights and is the best so far."""
         return self._attached.best.wants_save(step)
 
+    def _load(self, into: dict[str, Any], *, step: int | None = None) -> Receipt | None:
+        receipt = self._attached.saver.engine.load_newest(into, step=step)
+        if receipt is None:
+            refuse_to_begin_anew(self._attached.home, os.environ)
+        return receipt
+
     def _tell(self, receipt: Receipt) -> None:
         attached = self._attached
         attached.stepper.go_on_from(receipt.step)
@@ -178,6 +187,8 @@ class Driver:
         if error is not None and not text:
             attached.saver.wait()
             text = f"left after step {step}; {attached.saver.what_stands(step)}"
+        error = wait_mirrored(attached, error)
+        text = error.text if isinstance(error, Stopped) else text
         attached.end(error, text, is_complete=error is None)
-        if isinstance(error, Stopped) and kind is None:
+        if error is not None and kind is None:
             raise error

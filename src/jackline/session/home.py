@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jackline.errors import UsageError
+from jackline.errors import CannotResume, UsageError
 from jackline.machine.disk import explain_refusal
 from jackline.machine.gpu.watch import gpu_names, gpu_sizes
 from jackline.rundir.command import plain_settings
@@ -38,6 +38,7 @@ from jackline.rundir.kin import Same, find_same, kin_lines, relocate
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
+from jackline.rundir.recorded import read_recorded
 from jackline.rundir.records.exit import ExitRecord, write_exit
 from jackline.rundir.records.fields import number
 from jackline.rundir.records.start import StartRecord, write_start
@@ -63,6 +64,28 @@ class Home:
     is_finished: bool = False
     started_at_s: float = field(default_factory=time.time)
     notes: tuple[str, ...] = ()
+
+
+class BeginsAnew(CannotResume, SystemExit):
+    """The run has made progress and no checkpoint of it is left. Exits with code 3 when nothing catches it."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.code = self.exit_code
+
+
+def refuse_to_begin_anew(home: Home, environ: Mapping[str, str]) -> None:
+    """Raise when a checkpoint was saved by an earlier attempt and nothing is left to resume from."""
+    if not home.is_old or environ.get("JACKLINE_FROM_SCRATCH"):
+        return
+    recorded = read_recorded(home.run)
+    if recorded.saved_step > 0:
+        name = home.run.name
+        raise BeginsAnew(
+            f"run '{name}' was saved at step {recorded.saved_step}, and no checkpoint of it is left",
+            hint=f"put its checkpoints back, or begin anew: jackline resume {name} --from-scratch; "
+            "without a supervisor: JACKLINE_FROM_SCRATCH=1",
+        )
 
 
 def find_home(settings: Settings) -> Home:

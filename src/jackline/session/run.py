@@ -22,6 +22,7 @@ from jackline.errors import UsageError
 from jackline.memory.guard.safe_step import Slicing, StepResult
 from jackline.session.attachment import Attachment
 from jackline.session.feeds.feed import END
+from jackline.session.mirrored import wait_mirrored
 from jackline.session.phase import Phase, phase
 from jackline.session.stopping import NoMoreWaiting, Stopped
 
@@ -209,6 +210,10 @@ class Run:
         if (unsaved := self._attached.find_unsaved(error)) is not None:
             self._attached.end(unsaved, unsaved.text, is_complete=False)
             raise unsaved
+        left = wait_mirrored(self._attached, error)
+        if left is not None and left is not error:
+            self._attached.end(left, str(left), is_complete=False)
+            raise left
         self._attached.end(error, text, is_complete=self._is_complete)
 
     # -- private -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ looks like a setting are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from jackline.checkpoint.schedule import Cadence
@@ -29,6 +29,7 @@ DEFAULT_VERDICTS: dict[str, Verdict] = {
     "versions": "warn",
 }
 _RUN, _SAVING, _RESUMING = "run", "saving", "resuming"  # groups
+MIRROR_VARIABLE, PATIENCE_VARIABLE = "JACKLINE_MIRROR", "JACKLINE_MIRROR_PATIENCE"
 RESERVED = ("session", "random", "values")
 
 
@@ -64,12 +65,21 @@ class Settings:
     keep_best: str | None = setting(
         None, "Keep the best by this logged number: 'loss' (low is good), '+accuracy' (high is good).", group=_SAVING
     )
-    mirror: str | None = setting(None, "Second place for checkpoints: a folder or URL.", group=_SAVING)
     disk_budget: int | None = setting(
         None,
         "Most disk space for this run's folder: checkpoints, logs, caches. A save that would pass it is refused.",
         unit="bytes",
         allowed=above(0),
+        group=_SAVING,
+    )
+    mirror: str | None = setting(
+        None, "Second place for checkpoints: a folder or URL; `jackline run --mirror` replaces it.", group=_SAVING
+    )
+    mirror_patience_s: float = setting(
+        600.0,
+        "How long a finished run waits for its last upload while no byte moves; then it ends and can be resumed.",
+        unit="seconds",
+        allowed=at_least(0),
         group=_SAVING,
     )
     leave_out_frozen: bool = setting(
@@ -121,6 +131,15 @@ class Settings:
     def __post_init__(self) -> None:
         validate(self)
         self.verdicts()
+
+    def with_supervisor(self, environ: Mapping[str, str]) -> Settings:
+        """The mirror that was given to `jackline run`, which reaches the command through its environment."""
+        place, patience = environ.get(MIRROR_VARIABLE), environ.get(PATIENCE_VARIABLE)
+        return replace(
+            self,
+            mirror=place or self.mirror,
+            mirror_patience_s=float(patience) if place and patience else self.mirror_patience_s,
+        )
 
     def cadence(self) -> Cadence:
         return Cadence(self.save_every_steps, self.save_every_s)

@@ -31,6 +31,7 @@ class SuperviseOptions:
     inject: bool = True
     mirror: str | None = None
     disk_budget: int | None = None
+    mirror_patience_s: float = 600.0
     is_terminal: bool = False
     columns: int = 80
     rows: int = 24

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from jackline.supervisor.child.process import Command, Ending, adopt_command, st
 from jackline.supervisor.events import Events
 from jackline.supervisor.foreign.resuming import Resuming
 from jackline.supervisor.foreign.seen import CheckpointsSeen, own_newest
+from jackline.supervisor.mirroring import Mirroring
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output.reader import LogWriter, make_reserve, release_reserve
 from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
@@ -84,19 +86,15 @@ class Supervisor:
             )
         self.contents = read_run_file(run)
         self.me = identify(os.getpid())
-        self.started_s = time.monotonic()
-        self.summaries: list[AttemptSummary] = []
+        self.started_s, self.summaries = time.monotonic(), list[AttemptSummary]()
         self.stopping: Stopping | None = None
         self.stop_requested_by = ""
         self.sent: list[SentSignal] = []
-        self.presses = 0
-        self.presses_taken = 0
+        self.presses = self.presses_taken = 0
         self.is_terminated = False
         self.last_autopsy: Autopsy | None = None
         cwd = Path(self.contents.cwd)
         self.checkpoints = CheckpointsSeen(run, options.checkpoints, cwd=cwd, since_s=self.contents.created_at_s)
-
-    # -- the two entry points ----------------------------------------------------------------------------------------
 
     def start(self) -> int:
         """Start a new attempt. An earlier one whose end was not recorded is examined first."""
@@ -123,8 +121,6 @@ class Supervisor:
         self.on_started()
         return self._attempts(watch)
 
-    # -- attempts ----------------------------------------------------------------------------------------------------
-
     def _attempts(self, watch: AttemptWatch | None) -> int:
         last: tuple[AttemptWatch, Autopsy] | None = None
         while True:
@@ -148,7 +144,7 @@ class Supervisor:
         attempt = self.run.attempt(former.number + 1 if former else 1)
         start = self._resuming().prepare(self.contents.argv, attempt.number, is_first=former is None)
         # These options apply to the attempt that the user started, not to later automatic restarts.
-        self.options = replace(self.options, start_from=None, from_scratch=False)
+        options, self.options = self.options, replace(self.options, start_from=None, from_scratch=False)
         try:
             attempt.stacks.mkdir(parents=True)
         except OSError as error:
@@ -161,7 +157,7 @@ class Supervisor:
                 attempt,
                 start.argv,
                 cwd=self.contents.cwd,
-                env=attempt_environment(self.run, attempt, self.options),
+                env=attempt_environment(self.run, attempt, options),
                 options=self.options,
                 lock_fd=self.lock.fd,
             )
@@ -198,6 +194,7 @@ class Supervisor:
                 next_state_s = now_s + STATE_EVERY_S
                 heartbeat.poll(self._write_state(watch), now_s)
                 self.events.tend_hooks()
+                self.mirroring.tend(now_s)
             ending = watch.command.ending()
             if ending is not None and is_over(watch, ending, self.events):
                 break
@@ -255,14 +252,20 @@ class Supervisor:
         self.events.emit("restart", f"starting again in {format_duration(decision.delay_s)}: {decision.why}")
         self.stopping, self.sent = None, []
         while time.monotonic() < until_s:
-            if self.presses > self.presses_taken or self.is_terminated:
+            if self._is_interrupted():
                 return False
             self._write_state(watch, is_restarting=True, restart_at_s=restart_at_s)
             self.events.tend_hooks()
+            self.mirroring.tend(time.monotonic())
             time.sleep(min(0.5, max(0.0, until_s - time.monotonic())))
         return True
 
+    def _is_interrupted(self) -> bool:
+        return self.presses > self.presses_taken or self.is_terminated
+
     def _finish(self, watch: AttemptWatch, autopsy: Autopsy, decision: Stop) -> int:
+        show = partial(self._write_state, watch)
+        autopsy = self.mirroring.finish(watch.command.attempt, autopsy, self._is_interrupted, show)
         self._announce_end(autopsy)
         if decision.why and self._chosen.restart and autopsy.cause != "finished":
             self.events.emit("note", f"not starting again: {decision.why}")
@@ -348,14 +351,11 @@ class Supervisor:
         register(self.run)
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        if self.options.mirror is not None:
-            from jackline.supervisor.foreign.mirror import start_mirror  # slow to import (archives, stores)
-
-            self.mirror = start_mirror(self.run, self.options)
+        self.mirroring = Mirroring(self.run, self.options, self.events)
         signal.signal(signal.SIGINT, self._on_interrupt)
         signal.signal(signal.SIGTERM, self._on_terminate)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        for number in (signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
 
     def _on_interrupt(self, _number: int, _frame: Any) -> None:
         self.presses += 1

@@ -30,6 +30,7 @@ from jackline.checkpoint.format.manifest import (
 )
 from jackline.checkpoint.format.verify import check_sizes, read_manifest
 from jackline.rundir import atomic
+from jackline.rundir.records.mirror import UploadRecord, read_mirror
 
 LOCK = "writer.lock"
 STATUS = "status.json"
@@ -113,8 +114,14 @@ def list_set_aside(folder: Path) -> list[Path]:
         return []
 
 
+def read_uploads(folder: Path) -> dict[Name, UploadRecord]:
+    """What the mirror has of these checkpoints; empty when mirror.json is absent or damaged."""
+    found = ((parse_name(text), upload) for text, upload in read_mirror(folder / MIRROR).checkpoints.items())
+    return {name: upload for name, upload in found if name is not None and upload.state is not None}
+
+
 def read_notes(folder: Path, file: str) -> dict[Name, dict[str, Any]]:
-    """The writer's or the mirror's notes for each checkpoint; empty when they are absent or damaged."""
+    """The writer's notes for each checkpoint; empty when they are absent or damaged."""
     body = atomic.read_json(folder / file)
     steps = body.get("checkpoints") if isinstance(body, dict) else None
     if not isinstance(steps, dict):
@@ -124,7 +131,7 @@ def read_notes(folder: Path, file: str) -> dict[Name, dict[str, Any]]:
 
 
 def write_notes(folder: Path, file: str, notes: dict[Name, dict[str, Any]], **more: Any) -> None:
-    """Only the writer writes status.json, only the mirror mirror.json, only `checkpoints verify` verified.json."""
+    """Only the writer writes status.json, only `checkpoints verify` writes verified.json."""
     body = {**more, "checkpoints": {str(name): note for name, note in sorted(notes.items())}}
     atomic.write_json(folder / file, body)
 

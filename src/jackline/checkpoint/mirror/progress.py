@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.manifest import Name, is_left_behind
 from jackline.checkpoint.ticket import Event, describe_report
-from jackline.rundir import atomic
-from jackline.units import format_duration
+from jackline.rundir.records.mirror import MirrorRecord, read_mirror
+from jackline.units import format_bytes, format_duration
 
 LOOK_EVERY_S = 1.0
 
@@ -30,6 +30,63 @@ class LossBounds:
         return f"at risk: {process}; if the machine is lost, {_lost(self.machine_s)}{how}"
 
 
+@dataclass(frozen=True)
+class Left:
+    """A checkpoint that the mirror does not have yet. `newest` is the newest that it has."""
+
+    name: str
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    newest: str = ""
+    why: str = ""  # why the last try failed
+
+    def text(self) -> str:
+        of = "" if self.total_bytes is None else f" of {format_bytes(self.total_bytes)}"
+        text = f"{self.name} is not in the mirror yet: {format_bytes(self.done_bytes)}{of} uploaded"
+        text += f"; the newest there is {self.newest}" if self.newest else "; nothing of this run is there"
+        return text + (f" ({self.why})" if self.why else "")
+
+
+def left_of(record: MirrorRecord, name: str | None, size_bytes: int | None, newest: str) -> Left | None:
+    """What `record` says about the upload of `name`, the newest checkpoint of the run; None when it is done."""
+    if name is None or record.has(name):
+        return None
+    why = record.trouble.why or ""
+    if record.uploading.name != name:
+        return Left(name, 0, size_bytes, newest, why)
+    return Left(name, record.uploading.done_bytes or 0, record.uploading.total_bytes or size_bytes, newest, why)
+
+
+def read_left(folder: Path) -> Left | None:
+    """What the mirror lacks of Jackline's checkpoints in `folder`; None when it has the newest."""
+    record = read_mirror(folder / catalogue.MIRROR)
+    listed = next((entry for entry in catalogue.list_checkpoints(folder) if entry.is_plausible), None)
+    if listed is None or listed.manifest is None:
+        return None
+    rewinds = catalogue.list_rewinds(folder)
+    uploads = [name for name in catalogue.read_uploads(folder) if not is_left_behind(name, rewinds)]
+    newest = str(max(uploads)) if uploads else ""
+    return left_of(record, str(listed.name), listed.manifest.size_bytes, newest)
+
+
+class UploadWait:
+    """Waits for the answer to one request for the last upload, without sleeping. Times are monotonic."""
+
+    def __init__(self, number: int, patience_s: float, now_s: float) -> None:
+        self._number = number
+        self._patience_s = patience_s
+        self._moved_at_s = now_s
+        self._movement: tuple[object, ...] = ()
+
+    def look(self, record: MirrorRecord, now_s: float) -> Literal["done", "waiting", "given up"]:
+        """'given up': no byte was uploaded for the whole patience."""
+        if record.answered >= self._number:
+            return "done"
+        if record.movement != self._movement:
+            self._movement, self._moved_at_s = record.movement, now_s
+        return "given up" if now_s - self._moved_at_s >= self._patience_s else "waiting"
+
+
 class MirrorWatch:
     """Turns changes of mirror.json into events."""
 
@@ -37,7 +94,7 @@ class MirrorWatch:
         self._folder = folder
         self._looked_at_s = 0.0
         self._seen: dict[Name, str] = {}
-        self._trouble: Any = None
+        self._trouble: str | None = None
         self.newest: tuple[float, str] | None = None  # when its state was saved, and 'uploaded' or 'confirmed'
         self._newest_name: Name | None = None
         self._newest_at_s = 0.0  # monotonic
@@ -46,26 +103,24 @@ class MirrorWatch:
         if now_s - self._looked_at_s < LOOK_EVERY_S:
             return []
         self._looked_at_s = now_s
-        body = atomic.read_json(self._folder / catalogue.MIRROR)
-        if not isinstance(body, dict):
+        record = read_mirror(self._folder / catalogue.MIRROR)
+        if not record.is_there:
             return []
-        reports = []
-        notes = catalogue.read_notes(self._folder, catalogue.MIRROR)
+        reports: list[dict[str, Any]] = []
         rewinds = catalogue.list_rewinds(self._folder)
-        for name, note in sorted(notes.items()):
+        for name, upload in sorted(catalogue.read_uploads(self._folder).items()):
             if is_left_behind(name, rewinds):
                 continue
-            state = str(note.get("state"))
-            self.newest = (float(note.get("saved_at_s", 0.0)), state)
+            state = str(upload.state)
+            self.newest = (upload.saved_at_s or 0.0, state)
             if self._newest_name is None or name > self._newest_name:
                 self._newest_name, self._newest_at_s = name, now_s
             if self._seen.get(name) != state:
                 self._seen[name] = state
                 reports.append({"event": "mirrored", "name": str(name), "step": name.step, "state": state})
-        trouble = body.get("trouble")
-        if isinstance(trouble, dict) and trouble.get("why") and trouble.get("why") != self._trouble:
-            reports.append({"event": "mirror_failed", "why": trouble["why"]})
-        self._trouble = trouble.get("why") if isinstance(trouble, dict) else None
+        if record.trouble.why and record.trouble.why != self._trouble:
+            reports.append({"event": "mirror_failed", "why": record.trouble.why})
+        self._trouble = record.trouble.why
         events = (describe_report(report) for report in reports)
         return [event for event in events if event is not None]
 

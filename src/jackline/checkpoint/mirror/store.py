@@ -12,7 +12,7 @@ import binascii
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,16 +20,18 @@ from jackline.errors import UsageError
 from jackline.machine.disk import read_disk
 
 _BLOCK_BYTES = 8 << 20
+Moved = Callable[[int], None]  # called with the number of bytes that were uploaded since the last call
 
 
 class Store(Protocol):
     """The interface of a store. Names are relative paths with '/'. Every call may raise OSError and may take long."""
 
-    def put(self, local: Path, name: str) -> None: ...
+    def put(self, local: Path, name: str, moved: Moved | None = None) -> None: ...
     def put_bytes(self, data: bytes, name: str) -> None: ...
     def get(self, name: str, local: Path) -> None: ...
     def read(self, name: str) -> bytes: ...
     def names(self, folder: str) -> list[str]: ...
+    def size(self, name: str) -> int | None: ...
     def delete(self, name: str) -> None: ...
     def checksum(self, name: str) -> tuple[str, str] | None: ...
     def local_path(self, name: str) -> Path | None: ...
@@ -41,9 +43,9 @@ class FolderStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def put(self, local: Path, name: str) -> None:
+    def put(self, local: Path, name: str, moved: Moved | None = None) -> None:
         with open(local, "rb") as source:
-            self._write(name, lambda file: shutil.copyfileobj(source, file, _BLOCK_BYTES))
+            self._write(name, lambda file: _copy(source, file, moved))
 
     def put_bytes(self, data: bytes, name: str) -> None:
         self._write(name, lambda file: file.write(data))
@@ -62,6 +64,12 @@ class FolderStore:
             return sorted(path.name for path in (self._root / folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self._root / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def delete(self, name: str) -> None:
         path = self._root / name
@@ -100,10 +108,13 @@ class FsspecStore:
         except (ImportError, ValueError) as problem:
             raise UsageError(f"the mirror {url} cannot be used: {problem}") from None
 
-    def put(self, local: Path, name: str) -> None:
+    def put(self, local: Path, name: str, moved: Moved | None = None) -> None:
         path = self._path(name)
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._system.put_file(str(local), path)
+        if moved is None:
+            self._system.put_file(str(local), path)
+        else:
+            self._system.put_file(str(local), path, callback=_report_to(moved))
 
     def put_bytes(self, data: bytes, name: str) -> None:
         path = self._path(name)
@@ -123,6 +134,13 @@ class FsspecStore:
         except FileNotFoundError:
             return []
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+    def size(self, name: str) -> int | None:
+        self._system.invalidate_cache()
+        try:
+            return int(self._system.info(self._path(name))["size"])
+        except FileNotFoundError:
+            return None
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -145,6 +163,24 @@ def open_store(place: str) -> Store:
         return FolderStore(Path(place).expanduser().absolute())
     scheme, _, rest = place.partition("://")
     return FolderStore(Path(rest)) if scheme in ("file", "local") else FsspecStore(place)
+
+
+def _copy(source: Any, file: Any, moved: Moved | None) -> None:
+    while block := source.read(_BLOCK_BYTES):
+        file.write(block)
+        if moved is not None:
+            moved(len(block))
+
+
+def _report_to(moved: Moved) -> Any:
+    """fsspec's own way to report progress; a file system that does not use it reports nothing."""
+    from fsspec.callbacks import Callback
+
+    class Reporting(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            moved(int(inc))
+
+    return Reporting()
 
 
 def read_checksum(info: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -15,14 +15,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jackline.checkpoint.format.catalogue import LOCK
 from jackline.checkpoint.writer.commit import (
@@ -43,9 +42,13 @@ from jackline.machine.disk import explain_refusal, used_bytes
 from jackline.machine.priority import step_back
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 
+if TYPE_CHECKING:  # stores and archives; only a run with a mirror needs them
+    from jackline.checkpoint.mirror.process import MirrorProcess
+
 NICENESS = 5  # a third of the training's CPU weight. With 10, saves came too late on a fully loaded machine
 IDLE_POLL_S = 30.0
 MAX_UNREAD = 2  # checkpoints that may wait to be read back when the next save begins
+MIRROR_POLL_S = 5.0
 GRACE_S = 1.0  # for the rest of a message whose sender has crashed
 
 
@@ -61,6 +64,7 @@ class Options:
     mirror: str | None = None
     mirror_every_s: float = 300.0
     disk_budget: int | None = None  # bytes; None: no limit but the disk itself
+    mirror_patience_s: float = 600.0
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "folder": str(self.folder)})
@@ -84,7 +88,7 @@ class Writer:
         self._lock = WriterLock(self._folder / LOCK, self._trainer)
         self._upkeep = Upkeep(self._folder, options.keep, disk, self._has_other_work)
         self._intake = Intake(self._folder, disk, self._make_room)
-        self._mirror: subprocess.Popen[bytes] | None = None
+        self._mirror = self._new_mirror()
         self._is_making_room = False
         self._is_asked_to_end = False
         self._is_closing = False
@@ -100,6 +104,7 @@ class Writer:
             return
         try:
             while not (self._is_closing or self._is_asked_to_end):
+                self._tend_mirror()
                 message = self._next_message()
                 if message is not None:
                     self._handle(message)
@@ -117,6 +122,8 @@ class Writer:
             self._intake.drop()
         finally:
             self._lock.release()
+            if self._mirror is not None:
+                self._mirror.let_go()
 
     def _start(self) -> bool:
         try:
@@ -134,23 +141,33 @@ class Writer:
             return False
         self._upkeep.load()
         self._report({"event": "ready", "is_direct": self._intake.is_direct})
-        self._start_mirror()
+        self._tend_mirror()
         return True
 
-    def _start_mirror(self) -> None:
-        """Start a separate process, which exits by itself after this one: uploads must not delay a commit."""
+    def _new_mirror(self) -> MirrorProcess | None:
+        """A separate process, which exits by itself after this one: uploads must not delay a commit."""
         options = self._options
         if options.mirror is None:
-            return
-        from jackline.checkpoint.mirror.upload import MirrorOptions, mirror_arguments
+            return None
+        from jackline.checkpoint.mirror.engine import MirrorOptions
+        from jackline.checkpoint.mirror.process import MirrorProcess
+        from jackline.checkpoint.mirror.upload import mirror_command
 
-        wanted = MirrorOptions(options.run, str(self._folder), options.mirror, options.mirror_every_s, os.getpid())
-        try:
-            self._mirror = subprocess.Popen(
-                mirror_arguments(wanted), stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        except OSError as problem:
-            self._report({"event": "mirror_failed", "why": f"its process cannot be started: {problem.strerror}"})
+        wanted = MirrorOptions(
+            run=options.run,
+            place=options.mirror,
+            every_s=options.mirror_every_s,
+            owner_pid=os.getpid(),
+            folder=str(self._folder),
+            patience_s=options.mirror_patience_s,
+        )
+        return MirrorProcess(mirror_command(), wanted)
+
+    def _tend_mirror(self) -> None:
+        """Start the mirror, and start another one when it was killed."""
+        why = self._mirror.tend(time.monotonic()) if self._mirror is not None else ""
+        if why:
+            self._report({"event": "mirror_ended", "why": why})
 
     def _next_message(self) -> Message | None:
         """A whole message; waits a moment for the rest of one whose sender crashed while sending."""
@@ -169,6 +186,10 @@ class Writer:
         if self._channel.wait(0):
             return
         watched: list[Any] = [self._channel, self._alarm]
+        if self._mirror is not None:
+            watched += [self._mirror.fd] if self._mirror.fd is not None else []
+            due_s = self._mirror.due_in_s(time.monotonic())
+            timeout_s = min(timeout_s, MIRROR_POLL_S if due_s is None else max(0.01, due_s))
         if self._trainer_fd is not None:
             watched.append(self._trainer_fd)
         else:
@@ -194,6 +215,8 @@ class Writer:
             self._intake.drop()
         elif kind == "damaged":
             self._report_all(self._upkeep.refuse(message.body["name"], message.body["why"]))
+        elif kind == "mirror" and self._mirror is not None:
+            self._mirror.ask(int(message.body["number"]))
         elif kind == "close":
             self._is_closing = True
 

@@ -53,7 +53,9 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     """
     from jackline.cli.view import showing
 
-    brought = bring_here(run, runs_folder(runs_dir)) if run else None
+    is_new_start = given["from_scratch"]
+    with_own = given["step"] is None
+    brought = bring_here(run, runs_folder(runs_dir), with_own=with_own, from_scratch=is_new_start) if run else None
     found, mirror = brought or (find_run(run, runs_folder(runs_dir)), None)
     contents = read_run_file(found)
     step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
@@ -119,12 +121,15 @@ def _new_folder(run: RunDir, contents: RunFile) -> str:
 
 
 def with_origin(run: RunDir, options: SuperviseOptions, path: str | None, *, from_scratch: bool) -> SuperviseOptions:
-    """Add what the user chose for the next attempt; only for runs with --checkpoints."""
+    """Add what the user chose for the next attempt.
+
+    A session's own checkpoints are gone back to with --step, so --from-scratch is for a session without any.
+    """
     if path is None and not from_scratch:
         return options
     if path is not None and from_scratch:
         raise UsageError("--from and --from-scratch exclude each other")
-    if options.checkpoints is None:
+    if options.checkpoints is None and not (from_scratch and has_only_begun(run)):
         word = "--from-scratch" if from_scratch else "--from"
         raise UsageError(
             f"{word} is for a script's own checkpoints; run '{run.name}' was started without --checkpoints",
@@ -132,6 +137,16 @@ def with_origin(run: RunDir, options: SuperviseOptions, path: str | None, *, fro
         )
     full = str(Path(path).expanduser().absolute()) if path is not None else None
     return replace(options, start_from=full, from_scratch=from_scratch)
+
+
+def has_only_begun(run: RunDir) -> bool:
+    """Whether its script is attached and has no checkpoint later than step 0."""
+    from jackline.checkpoint.format.manifest import parse_name
+    from jackline.supervisor.foreign.seen import own_newest
+
+    newest = own_newest(run)
+    name = parse_name(Path(newest).name) if newest is not None else None
+    return bool(run.session_files()) and (name is None or name.step == 0)
 
 
 def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | None) -> None:
@@ -147,14 +162,16 @@ def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | Non
     rewind.go_back(run, step, mirror=mirror, say=say)
 
 
-def bring_here(word: str, folder: Path) -> tuple[RunDir, str] | None:
+def bring_here(
+    word: str, folder: Path, *, with_own: bool = True, from_scratch: bool = False
+) -> tuple[RunDir, str] | None:
     """Download a run from a mirror; return it with the mirror's location. None when `word` does not name a mirror."""
     from jackline.cli.view.showing import say
     from jackline.supervisor.foreign.fetch import fetch_stranger, find_in_mirror, is_mirror
 
     if (folder / word / "run.json").exists() or not is_mirror(word):
         return None
-    fetched = fetch_stranger(word, folder, Path.cwd())
+    fetched = fetch_stranger(word, folder, Path.cwd(), with_own=with_own, from_scratch=from_scratch)
     for text in fetched.said:
         say(text)
     return fetched.run, find_in_mirror(word)[0]

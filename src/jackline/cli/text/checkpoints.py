@@ -46,7 +46,7 @@ def read_rows(folder: Path) -> list[Row]:
     """Newest first, then those left behind. Notes are only hints; the folders on disk decide what is listed."""
     notes = catalogue.read_notes(folder, catalogue.STATUS)
     read = catalogue.read_notes(folder, catalogue.VERIFIED)
-    mirrored = catalogue.read_notes(folder, catalogue.MIRROR)
+    mirrored = catalogue.read_uploads(folder)
     left = catalogue.list_left_behind(folder)
     listed = [_with_damage(entry, read) for entry in catalogue.list_checkpoints(folder)]
     latest = next((entry.name for entry in listed if entry.is_plausible), None)
@@ -59,7 +59,7 @@ def read_rows(folder: Path) -> list[Row]:
             size_bytes=entry.manifest.size_bytes if entry.manifest else None,
             problem=entry.problem,
             read_back_at_s=_newest(notes.get(entry.name, {}), read.get(entry.name, {})),
-            mirror=str(mirrored.get(entry.name, {}).get("state", "local")),
+            mirror=mirrored[entry.name].state or "local" if entry.name in mirrored else "local",
             is_latest=entry.name == latest,
             is_best=str(entry.name) == best,
             is_left_behind=entry.name in left,

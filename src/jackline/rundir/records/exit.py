@@ -18,7 +18,8 @@ from jackline.rundir.records.fields import decode, encode, left_out
 @dataclass(frozen=True)
 class ExitRecord:
     """`exit_code` is what `jackline run` returns, `child_exit_code` the command's own. `evidence` and `findings` are
-    `diagnosis.evidence` as JSON. An attempt without a supervisor has `is_bare` and none of the fields before it."""
+    `diagnosis.evidence` as JSON. An attempt without a supervisor has `is_bare` and none of the fields before it.
+    `upload_left`: the command has finished, and this is missing in its mirror."""
 
     format: int | None = None
     attempt: int | None = None
@@ -38,6 +39,7 @@ class ExitRecord:
     evidence: dict[str, Any] | None = None
     findings: tuple[dict[str, Any], ...] = ()
     is_bare: bool | None = left_out()
+    upload_left: str | None = left_out()
 
     @property
     def is_there(self) -> bool:

@@ -85,5 +85,9 @@ def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOpti
     env["JACKLINE_RUN_DIR"] = str(run.path)
     env["JACKLINE_ATTEMPT"] = str(attempt.number)
     env[DISK_BUDGET_VARIABLE] = str(options.disk_budget or "")
-    env["JACKLINE_TYPED"] = options.typed  # always set: an inherited value would belong to another run
+    # Always set: an inherited value would belong to another run.
+    env["JACKLINE_TYPED"] = options.typed
+    env["JACKLINE_MIRROR"] = options.mirror or ""
+    env["JACKLINE_MIRROR_PATIENCE"] = f"{options.mirror_patience_s:g}"
+    env["JACKLINE_FROM_SCRATCH"] = "1" if options.from_scratch else ""
     return env

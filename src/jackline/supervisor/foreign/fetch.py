@@ -15,13 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.mirror.bundle import unpack_run
+from jackline.checkpoint.mirror.engine import digest_of
+from jackline.checkpoint.mirror.fetch import fetch_newest
 from jackline.checkpoint.mirror.store import Store, open_store
+from jackline.checkpoint.place import choose_place
 from jackline.errors import CannotResume, UsageError
+from jackline.rundir.create import claim_filled
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import boot_id, host_name
-from jackline.rundir.run_file import check_name, read_run_file, write_run_file
-from jackline.supervisor.foreign.mirror import WHERE, whole_checkpoints
+from jackline.rundir.recorded import read_recorded
+from jackline.rundir.records.supervisor import read_supervisor
+from jackline.rundir.run_file import RunFile, check_name, read_run_file
+from jackline.supervisor.foreign.mirror import DIGEST, WHERE, whole_checkpoints
 
 _RUN_WORD = 3  # index of RUN_DIR in `python -m jackline.trainer RUN_DIR RECIPE ...`
 
@@ -43,30 +50,69 @@ def is_mirror(word: str) -> bool:
     return not (path / "run.json").exists() and (any(path.glob("run-*.tar.gz")) or any(path.glob("*/run-*.tar.gz")))
 
 
-def fetch_stranger(word: str, runs: Path, cwd: Path) -> Fetched:
-    """`word` names a mirror with one run, or one run in a mirror. Raises when it is ambiguous or incomplete."""
+def fetch_stranger(word: str, runs: Path, cwd: Path, *, with_own: bool = True, from_scratch: bool = False) -> Fetched:
+    """`word` names a mirror with one run, or one run in a mirror. Raises when it is ambiguous or incomplete.
+
+    `with_own`: also download the newest of Jackline's own checkpoints. Without any checkpoint a run that has made
+    progress is refused, unless `from_scratch`.
+    """
     place, name = find_in_mirror(word)
     store = open_store(place)
     run = RunDir(runs / check_name(name))
-    if run.path.exists():
-        raise UsageError(f"there is a run '{name}' in {runs} already", hint=f"jackline resume {name}")
-    draft = RunDir(runs / f".{name}.{os.getpid()}.draft")
-    draft.path.mkdir(parents=True)
-    try:
+    said: list[str] = []
+    found: list[Path] = []
+
+    def fill(draft: RunDir) -> RunFile:
         _fetch_story(store, name, draft)
-        said: list[str] = []
-        checkpoint = _fetch_checkpoint(store, name, cwd, said)
         contents = read_run_file(draft)
+        own = None
+        if with_own and draft.session_files():
+            with contextlib.suppress(*((CannotResume,) if from_scratch else ())):
+                own = _fetch_own(store, name, run, draft, said)
+        checkpoint = _fetch_checkpoint(store, name, cwd, said)
+        found.extend(path for path in (checkpoint,) if path is not None)
+        if with_own and not from_scratch:
+            _refuse_to_begin_anew(draft, place, name, own, checkpoint)
         argv = argv_here(contents.argv, run.path.absolute(), place)
-        moved = replace(contents, argv=argv, cwd=str(cwd), host=host_name(), boot_id=boot_id())
         if contents.cwd != str(cwd):
             said.append(f"it ran in {contents.cwd} on '{contents.host}'; now it runs in {cwd}")
-        write_run_file(draft, moved)
-        draft.path.rename(run.path)
-    except BaseException:
-        _forget(draft.path)
-        raise
-    return Fetched(run, checkpoint, tuple(said))
+        options = dict(contents.options)
+        if options.get("mirror"):
+            options["mirror"] = full_place(place)  # where it is now, whatever it was called on the other machine
+        return replace(contents, argv=argv, cwd=str(cwd), options=options, host=host_name(), boot_id=boot_id())
+
+    claim_filled(run, fill).release()
+    return Fetched(run, found[0] if found else None, tuple(said))
+
+
+def _fetch_own(store: Store, name: str, run: RunDir, draft: RunDir, said: list[str]) -> Name | None:
+    """The newest whole of Jackline's own checkpoints. `run` is where the draft will be."""
+    place = choose_place(run)
+    folder = draft.checkpoints if place.folder == run.checkpoints else place.folder
+    fetched = fetch_newest(store, name, folder)
+    if fetched is None:
+        return None
+    said.extend(f"passed over in the mirror: {text}" for text in fetched.refused)
+    recorded = read_recorded(draft).saved_step
+    later = f"; step {recorded} was saved, but never uploaded" if recorded > fetched.name.step else ""
+    said.append(f"brought back {fetched.name} from the mirror{later}")
+    return fetched.name
+
+
+def _refuse_to_begin_anew(draft: RunDir, place: str, name: str, own: Name | None, checkpoint: Path | None) -> None:
+    """Raise when the run's records show progress and the mirror has no checkpoint of it."""
+    step = read_recorded(draft).step
+    if draft.session_files() and step > 0 and (own is None or own.step == 0) and checkpoint is None:
+        has = "no checkpoint of it" if own is None else "only its checkpoint of step 0"
+        reached = f"had reached step {step}"
+    elif read_supervisor(draft).checkpoint.path is not None and own is None and checkpoint is None:
+        has, reached = "no whole checkpoint of it", f"had written {read_supervisor(draft).checkpoint.path}"
+    else:
+        return
+    raise CannotResume(
+        f"run '{name}' {reached}, and the mirror {place} has {has}",
+        hint=f"resume it where it ran, or begin anew: jackline resume {place}/{name} --from-scratch",
+    )
 
 
 def argv_here(argv: Sequence[str], run: Path, place: str) -> tuple[str, ...]:
@@ -79,9 +125,12 @@ def argv_here(argv: Sequence[str], run: Path, place: str) -> tuple[str, ...]:
         words[0] = sys.executable
     if words[1:3] == ["-m", "jackline.trainer"] and len(words) > _RUN_WORD:
         words[_RUN_WORD] = str(run)
-        mirror = place if "://" in place else str(Path(place).expanduser().absolute())
-        words = [f"mirror={mirror}" if word.startswith("mirror=") else word for word in words]
+        words = [f"mirror={full_place(place)}" if word.startswith("mirror=") else word for word in words]
     return tuple(words)
+
+
+def full_place(place: str) -> str:
+    return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
 def find_in_mirror(word: str) -> tuple[str, str]:
@@ -117,7 +166,7 @@ def _fetch_checkpoint(store: Store, name: str, cwd: Path, said: list[str]) -> Pa
         place = f"{name}/foreign/{folder}"
         try:
             return _put_back(store, place, cwd, said)
-        except (OSError, ValueError, KeyError) as problem:
+        except (OSError, ValueError, KeyError, TypeError) as problem:
             said.append(f"{folder} in the mirror is not whole: {problem}")
     return None
 
@@ -132,7 +181,7 @@ def _put_back(store: Store, place: str, cwd: Path, said: list[str]) -> Path:
         return target
     draft = target.parent / f".{target.name}.{time.monotonic_ns()}.draft"
     try:
-        for file, size in where["files"]:
+        for file, size, *digest in where["files"]:
             local = (draft / str(file)).resolve()
             if not local.is_relative_to(draft.resolve()):
                 raise ValueError(f"a file would land outside: {file}")
@@ -140,6 +189,8 @@ def _put_back(store: Store, place: str, cwd: Path, said: list[str]) -> Path:
             store.get(f"{place}/{file}", local)
             if local.stat().st_size != int(size):
                 raise ValueError(f"{file} has {local.stat().st_size} bytes, {size} were uploaded")
+            if digest and digest_of(local, DIGEST) != digest[0]:
+                raise ValueError(f"{file} has other contents than were uploaded")
         (draft / target.name).rename(target)
         os.utime(target, None)  # with a new mtime it counts as written by this run, so the supervisor may choose it
         said.append(f"brought back {where['relative']} from the mirror")

@@ -1,97 +1,132 @@
-"""Mirrors a run of a user's own script: uploads its record and its newest complete checkpoint to a second place.
+"""The mirror of a run of a user's own script: its newest complete checkpoint, and the run's records.
 
-Runs in a process of its own (`start_mirror`) at its own interval, so a slow, hanging or broken store delays nothing
-else. Layout:
+A process of its own, started and restarted by the supervisor. It uploads at its own interval, so a slow, hanging or
+broken store delays nothing else. Layout in the store:
 
-    NAME/run-000012.tar.gz                     settings, events, findings, end of the log
     NAME/foreign/step-0040.pt-17a4.../         the checkpoint's files; where.json is written last and makes it valid
 
-Owns mirror.json in the run. Jackline's own checkpoints are mirrored by `checkpoint.mirror`.
+Owns which checkpoint is uploaded and where it goes; checkpoint/mirror/engine.py uploads. Jackline's own checkpoints
+have a mirror of their own (checkpoint/mirror/upload.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from jackline.checkpoint.mirror.bundle import pack_run
-from jackline.checkpoint.mirror.store import Store, open_store
-from jackline.machine.priority import step_back
-from jackline.rundir import atomic
+from jackline.checkpoint.format.manifest import Damage
+from jackline.checkpoint.mirror.engine import File, Item, Mirror, MirrorOptions, Source, digest_of, identity_of
+from jackline.checkpoint.mirror.process import MirrorProcess
+from jackline.checkpoint.mirror.progress import Left, left_of
+from jackline.checkpoint.mirror.store import Store
 from jackline.rundir.layout import RunDir
-from jackline.rundir.process_id import ProcessId, identify, is_alive
+from jackline.rundir.records.mirror import UploadRecord, read_mirror
 from jackline.rundir.run_file import read_run_file
 from jackline.supervisor.foreign.find import ForeignCheckpoint, list_checkpoints
 from jackline.supervisor.foreign.find import newest_whole as newest_whole_of
 from jackline.supervisor.options import SuperviseOptions
 
 EVERY_S = 60.0
-POLL_S = 0.5
-STORIES_KEPT = 3
+LOOK_EVERY_S = 5.0
 CHECKPOINTS_KEPT = 2
-LAST_TRIES = 3
 WHERE = "where.json"
+DIGEST = "blake2b"
 _PACKAGE_PARENT = Path(__file__).parents[3]
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from jackline.supervisor.foreign.mirror import main; main(sys.argv[2:])"
+    "from jackline.checkpoint.mirror.engine import serve; "
+    "from jackline.supervisor.foreign.mirror import open_source; serve(open_source)"
 )
 
 
-def start_mirror(run: RunDir, options: SuperviseOptions, *, every_s: float = EVERY_S) -> subprocess.Popen[bytes]:
-    """Start a mirror process that runs as long as this process and uploads once more after it has exited."""
-    words = [str(run.path), options.mirror or "", options.checkpoints or "", str(every_s), str(os.getpid())]
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", _BOOT, str(_PACKAGE_PARENT), *words],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
+@dataclass
+class ForeignCheckpoints:
+    """What a script writes to `pattern`, as a source of the engine. An empty pattern means only the run's records."""
+
+    run: RunDir
+    pattern: str
+    look_every_s: float = LOOK_EVERY_S
+    _digests: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of the newest, which is asked for again and again
+
+    def newest(self) -> Item | None:
+        checkpoint = newest_whole(self.run, self.pattern) if self.pattern else None
+        if checkpoint is None:
+            return None
+        path = checkpoint.path
+        name = f"{path.name}-{int(checkpoint.mtime_s * 1e6):x}"
+        seen = [(file, identity_of(file)) for file in list_files(path)]
+        files = tuple(File(file, file.relative_to(path.parent).as_posix(), mark[1], mark) for file, mark in seen)
+        where = {
+            "relative": os.path.relpath(path, Path(read_run_file(self.run).cwd)),
+            "files": [
+                [file.name, file.size_bytes, digest]
+                for file, digest in zip(files, self._digests_of(name, files), strict=True)
+            ],
+            "mtime_s": checkpoint.mtime_s,
+        }
+        mark = (WHERE, json.dumps(where).encode())
+        return Item(name, path, f"{self.run.name}/foreign/{name}", files, mark, checkpoint.mtime_s)
+
+    def tell_first(self, store: Store) -> None:
+        """Nothing."""
+
+    def is_confirmed(self, store: Store, item: Item, place: str) -> bool:
+        wanted = [str(entry[2]) for entry in json.loads(item.mark[1])["files"]]
+        for file, digest in zip(item.files, wanted, strict=True):
+            local = store.local_path(f"{place}/{file.name}")
+            known = store.checksum(f"{place}/{file.name}") if local is None else None
+            if local is None and (known is None or known[1] != digest_of(file.path, known[0])):
+                return False
+            if local is not None and digest_of(local, DIGEST) != digest:
+                raise Damage(f"{file.name} was stored with other contents")
+        return True
+
+    def forget_old(self, store: Store, uploads: Mapping[str, UploadRecord]) -> None:
+        for old in whole_checkpoints(store, self.run.name)[CHECKPOINTS_KEPT:]:
+            store.delete(f"{self.run.name}/foreign/{old}")
+
+    def _digests_of(self, name: str, files: tuple[File, ...]) -> tuple[str, ...]:
+        key = (name, *(f"{file.name} {file.identity}" for file in files))
+        if self._digests[0] != key:
+            self._digests = (key, tuple(digest_of(file.path, DIGEST) for file in files))
+        return self._digests[1]
+
+
+def mirror_process(run: RunDir, options: SuperviseOptions, *, every_s: float = EVERY_S) -> MirrorProcess:
+    """The mirror of a supervised run. It outlives this process and uploads once more after that."""
+    wanted = MirrorOptions(
+        run=str(run.path),
+        place=options.mirror or "",
+        every_s=every_s,
+        owner_pid=os.getpid(),
+        pattern=options.checkpoints or "",
+        patience_s=options.mirror_patience_s,
     )
+    return MirrorProcess([sys.executable, "-I", "-c", _BOOT, str(_PACKAGE_PARENT)], wanted)
 
 
-def main(words: list[str]) -> None:
-    path, place, pattern, every, owner_pid = words
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    step_back(10)
-    keep_mirrored(RunDir(Path(path)), place, pattern, every_s=float(every), owner=identify(int(owner_pid)))
+def foreign_mirror(run: RunDir, store: Store, pattern: str, *, every_s: float = EVERY_S, place: str = "") -> Mirror:
+    return Mirror(run, ForeignCheckpoints(run, pattern), store, every_s, run.mirror_file, place)
 
 
-def keep_mirrored(run: RunDir, place: str, pattern: str, *, every_s: float, owner: ProcessId | None) -> None:
-    """Upload until the owner has exited, then until one more upload has succeeded."""
-    state: dict[str, Any] = {"place": place, "story_at_s": None, "checkpoint": None, "trouble": None}
-    next_s = 0.0
-    while is_alive(owner):
-        if time.monotonic() >= next_s:
-            next_s = time.monotonic() + every_s
-            upload(run, place, pattern, state)
-        time.sleep(POLL_S)
-    for again in range(LAST_TRIES):
-        if upload(run, place, pattern, state):
-            return
-        time.sleep(2.0 * 2**again)
+def open_source(options: MirrorOptions) -> tuple[Source, Path]:
+    run = RunDir(Path(options.run))
+    return ForeignCheckpoints(run, options.pattern), run.mirror_file
 
 
-def upload(run: RunDir, place: str, pattern: str, state: dict[str, Any]) -> bool:
-    """Upload the newest complete checkpoint, then the record that names it. False when it must be tried again."""
-    try:
-        store = open_store(place)
-        checkpoint = newest_whole(run, pattern) if pattern else None
-        if checkpoint is not None and upload_checkpoint(store, run, checkpoint):
-            state["checkpoint"] = {"path": str(checkpoint.path), "at_s": checkpoint.mtime_s}
-        upload_story(store, run)
-        state.update(story_at_s=time.time(), trouble=None)
-    except Exception as problem:  # stores may raise any type of exception
-        state["trouble"] = {"why": str(problem)[:300] or type(problem).__name__, "at_s": time.time()}
-    with contextlib.suppress(OSError):
-        atomic.write_json(run.mirror_file, state)
-    return state["trouble"] is None
+def read_left(run: RunDir, pattern: str | None) -> Left | None:
+    """The script's newest checkpoint, if the mirror does not have it."""
+    checkpoint = newest_whole(run, pattern) if pattern else None
+    if checkpoint is None:
+        return None
+    record = read_mirror(run.mirror_file)
+    name = f"{checkpoint.path.name}-{int(checkpoint.mtime_s * 1e6):x}"
+    newest = max(record.checkpoints, key=lambda key: record.checkpoints[key].saved_at_s or 0.0, default="")
+    return left_of(record, name, checkpoint.size_bytes, newest)
 
 
 def newest_whole(run: RunDir, pattern: str) -> ForeignCheckpoint | None:
@@ -101,34 +136,10 @@ def newest_whole(run: RunDir, pattern: str) -> ForeignCheckpoint | None:
     return newest_whole_of(ours, set())
 
 
-def upload_checkpoint(store: Store, run: RunDir, checkpoint: ForeignCheckpoint) -> bool:
-    """True when the store has it, now or from before. A folder in the store is valid only with its where.json."""
-    folder = f"{run.name}/foreign"
-    name = f"{checkpoint.path.name}-{int(checkpoint.mtime_s * 1e6):x}"
-    place = f"{folder}/{name}"
-    if WHERE in store.names(place):
-        return True
-    if store.names(place):
-        store.delete(place)  # an upload that was interrupted
-    cwd = Path(read_run_file(run).cwd)
-    files = list_files(checkpoint.path)
-    for file in files:
-        store.put(file, f"{place}/{file.relative_to(checkpoint.path.parent).as_posix()}")
-    where = {
-        "relative": os.path.relpath(checkpoint.path, cwd),
-        "files": [[file.relative_to(checkpoint.path.parent).as_posix(), file.stat().st_size] for file in files],
-        "mtime_s": checkpoint.mtime_s,
-    }
-    store.put_bytes(json.dumps(where).encode(), f"{place}/{WHERE}")
-    for old in whole_checkpoints(store, run.name)[CHECKPOINTS_KEPT:]:
-        store.delete(f"{folder}/{old}")
-    return True
-
-
 def whole_checkpoints(store: Store, name: str) -> list[str]:
     """Folders of finished uploads, newest first."""
     folder = f"{name}/foreign"
-    found = [entry for entry in store.names(folder) if WHERE in store.names(f"{folder}/{entry}")]
+    found = [entry for entry in store.names(folder) if _is_ours(entry) and WHERE in store.names(f"{folder}/{entry}")]
     return sorted(found, key=lambda entry: int(entry.rpartition("-")[2], 16), reverse=True)
 
 
@@ -136,9 +147,7 @@ def list_files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def upload_story(store: Store, run: RunDir) -> None:
-    known = sorted(name for name in store.names(run.name) if name.startswith("run-"))
-    numbers = [int(name[4:10]) for name in known if name[4:10].isdigit()]
-    store.put_bytes(pack_run(run), f"{run.name}/run-{max(numbers, default=0) + 1:06d}.tar.gz")
-    for name in known[: -(STORIES_KEPT - 1)]:
-        store.delete(f"{run.name}/{name}")
+def _is_ours(entry: str) -> bool:
+    """Others may keep files in a mirror, too."""
+    last = entry.rpartition("-")[2]
+    return bool(last) and all(letter in "0123456789abcdef" for letter in last)

@@ -7,6 +7,7 @@ of the run: only the user may ask for that.
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.exit import read_exit
 from jackline.supervisor.foreign.choice import Candidate, Choice, passed_over_words, refusal, source_words
 from jackline.supervisor.foreign.find import PLACEHOLDER, resume_argv
 from jackline.supervisor.foreign.kept import NotKept, drop_old, keep_copy, put_back
@@ -22,6 +24,8 @@ from jackline.supervisor.options import SuperviseOptions
 from jackline.units import format_bytes, format_duration
 
 _PASSED_OVER_SHOWN = 3
+# The command of an attempt that only waits for the mirror: the supervisor waits after any command that has finished.
+_ONLY_UPLOAD = "print('[jackline] the command has finished before; only its upload is completed')"
 
 # arguments: event, text, and the checkpoint's path if there is one
 Say = Callable[[str, str, str | None], None]
@@ -49,6 +53,11 @@ class Resuming:
         if is_first:
             self._mention_older()
             return Start(list(argv), None)
+        if not self._options.from_scratch and self._options.start_from is None:
+            left = read_exit(self._run.attempt(attempt - 1)).upload_left
+            if left is not None:
+                self._say("resumes", f"attempt {attempt} only uploads what the mirror lacks: {left}", None)
+                return Start([sys.executable, "-I", "-c", _ONLY_UPLOAD], None)
         if self._options.checkpoints is None:
             own = own_newest(self._run)
             self._say("resumes", own_words(self._run, attempt, own, time.time()), own)

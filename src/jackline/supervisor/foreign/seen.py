@@ -271,14 +271,19 @@ class CheckpointsSeen:
 
 def own_newest(run: RunDir) -> str | None:
     """The newest checkpoint of an attached session, by its own catalogue."""
-    path = read_session(run).last_checkpoint.path
-    if path is None or not Path(path).is_dir():
+    if not run.session_files():
         return None
     from jackline.checkpoint.format.catalogue import list_names  # 20 ms, only for an attached session
+    from jackline.checkpoint.place import choose_place
 
-    # The user may have gone back to an older checkpoint since the session wrote its last record.
-    live = [str(name) for name in list_names(Path(path).parent)]
-    return path if Path(path).name in live or not live else str(Path(path).with_name(live[0]))
+    path = read_session(run).last_checkpoint.path
+    # The session may have written its record on another machine.
+    folder = Path(path).parent if path is not None and Path(path).is_dir() else choose_place(run).folder
+    # The user may have gone back to an older checkpoint since then.
+    live = [str(name) for name in list_names(folder)]
+    if path is not None and (Path(path).name in live or not live) and Path(path).is_dir():
+        return path
+    return str(folder / live[0]) if live else None
 
 
 def _holds(marks: list[Fingerprint], wanted: Fingerprint) -> bool:
