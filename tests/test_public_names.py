@@ -55,6 +55,7 @@ ATTACH_SETTINGS = [
     "leave_out_frozen",
     "memory_guard",
     "mirror",
+    "mirror_patience_s",
     "name",
     "new",
     "on_change",

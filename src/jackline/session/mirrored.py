@@ -65,7 +65,8 @@ def upload_rest(attached: Attachment, *, limit_s: float | None) -> Left | None:
     wait = UploadWait(number := time.time_ns() // 1_000_000, attached.settings.mirror_patience_s, began_s)
     ask_s, tell_s = 0.0, began_s + TELL_AFTER_S
     left = read_left(engine.folder)
-    with attached.pulse.inside(Phase("upload", None, total=left.total_bytes if left else None, unit="bytes")) as bar:
+    total = left.total_bytes if left else None
+    with attached.pulse.inside(Phase("upload", None, total=total, unit="bytes")) as bar:
         while True:
             now_s = time.monotonic()
             if now_s >= ask_s:
@@ -76,7 +77,7 @@ def upload_rest(attached: Attachment, *, limit_s: float | None) -> Left | None:
             if state == "done":
                 return None
             left = read_left(engine.folder)
-            bar.update(left.done_bytes if left else 0)
+            bar.update(left.done_bytes if left else total or 0)
             if now_s >= tell_s:
                 tell_s = now_s + TELL_EVERY_S
                 what = left.text() if left else "the mirror is being verified"

@@ -33,6 +33,7 @@ QUIET_FIELDS = (
     "verbose",
     "time_limit_s",
     "mirror",
+    "mirror_patience_s",
     "num_threads",
     "log_every",
     "stats_every",

@@ -167,6 +167,12 @@ class CheckpointSettings:
         unit="seconds",
         allowed=at_least(0),
     )
+    mirror_patience_s: float = setting(
+        600.0,
+        "How long a finished run waits for its last upload while no byte moves; then it ends and can be resumed.",
+        unit="seconds",
+        allowed=at_least(0),
+    )
 
 
 @dataclass(frozen=True)

@@ -289,6 +289,7 @@ class Requests:
                 raise ValueError("the owner has exited")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
+        self._take(b"")  # a request may have come with the options
         return MirrorOptions(**json.loads(line))
 
     def wait(self, timeout_s: float) -> None:

@@ -65,6 +65,13 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--resume-from", metavar="hf|lightning", help="Both of the above for a known trainer.")
 @click.option("--mirror", metavar="PATH|URL", help="Copy the run's records (and checkpoints) there as it goes.")
 @click.option("--disk-budget", metavar="SIZE", help="Most disk space for the run's own folder: 20G.")
+@click.option(
+    "--mirror-patience",
+    metavar="DURATION",
+    default="10m",
+    show_default=True,
+    help="Wait this long for the last upload while no byte moves; then end, to be resumed.",
+)
 @click.option("--time-limit", metavar="DURATION", help="End it politely after this long: 90m, 11h30m.")
 @click.option("--grace", metavar="DURATION", default="30s", show_default=True, help="How long a polite end may take.")
 @click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
@@ -247,6 +254,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         inject=not given["no_inject"],
         mirror=full_place(given["mirror"]),
         disk_budget=parse_bytes(given["disk_budget"]) if given["disk_budget"] else None,
+        mirror_patience_s=parse_duration(given["mirror_patience"]),
         is_terminal=bool(sys.stdout and sys.stdout.isatty()) and not given["detach"],
         columns=max(20, size.columns),
         rows=max(5, size.lines),

@@ -33,6 +33,7 @@ _NOT_ASKED: dict[str, Any] = {
     "resume_from": None,
     "mirror": None,
     "disk_budget": None,
+    "mirror_patience": "10m",
     "time_limit": None,
     "tty": False,
     "split_streams": False,

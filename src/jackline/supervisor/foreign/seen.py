@@ -277,13 +277,13 @@ def own_newest(run: RunDir) -> str | None:
     from jackline.checkpoint.place import choose_place
 
     path = read_session(run).last_checkpoint.path
-    # The session may have written its record on another machine.
-    folder = Path(path).parent if path is not None and Path(path).is_dir() else choose_place(run).folder
-    # The user may have gone back to an older checkpoint since then.
-    live = [str(name) for name in list_names(folder)]
-    if path is not None and (Path(path).name in live or not live) and Path(path).is_dir():
-        return path
-    return str(folder / live[0]) if live else None
+    # The session may have written its record on another machine, and the user may have gone back since then.
+    for folder in (choose_place(run).folder, *([Path(path).parent] if path is not None else [])):
+        live = [str(name) for name in list_names(folder)]
+        if live:
+            is_live = path is not None and Path(path).parent == folder and Path(path).name in live
+            return path if is_live else str(folder / live[0])
+    return path if path is not None and Path(path).is_dir() else None
 
 
 def _holds(marks: list[Fingerprint], wanted: Fingerprint) -> bool:

@@ -40,6 +40,7 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
         "mirror": config.mirror or None,
         "disk_budget": config.disk_budget or None,
         "wait_for_disk_s": config.wait_for_disk_s,
+        "mirror_patience_s": config.mirror_patience_s,
         "seed": config.seed,
         "exact": config.exact,
         "on_change": {"arguments": "warn"},
