@@ -79,6 +79,7 @@ def view_json(view: RunView) -> dict[str, Any]:
             "verdict": view.log_verdict.kind,
             "text": view.log_verdict.text,
         },
+        "mirrors": [record.to_json() for record in view.mirrors if record.is_there],
         "resume": view.next_start.to_json() if view.next_start else None,
         "curves": {**asdict(view.curves), "text": stale_curves(view.curves, view.started_at_s)},
         "session": view.session.to_json() if view.session.is_there else None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.exit import read_exit
 from jackline.rundir.run_file import RunFile
 from jackline.supervisor.foreign.choice import Choice, passed_over_words, refusal, source_words
 from jackline.supervisor.foreign.seen import CheckpointsSeen, own_newest
@@ -37,6 +38,10 @@ class NextStart:
 
 def next_start(run: RunDir, contents: RunFile, now_s: float) -> NextStart:
     """What `jackline resume` would choose now."""
+    last = run.last_attempt()
+    left = read_exit(last).upload_left if last is not None else None
+    if left is not None:
+        return NextStart((f"only uploads what the mirror lacks: {left}",))
     options = SuperviseOptions.from_json(contents.options)
     if options.checkpoints is None:
         return _of_session(run, now_s)

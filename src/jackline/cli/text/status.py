@@ -6,6 +6,7 @@ from typing import Any
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.memory import gpu_line, oom_lines, others_beside
+from jackline.cli.text.mirror import mirror_lines
 from jackline.cli.text.origin import origin_lines
 from jackline.cli.text.safety import safe_lines, safe_text
 from jackline.cli.view.run_view import RunView
@@ -347,6 +348,7 @@ def _common_lines(view: RunView) -> list[str]:
     ]
     if len(incidents) > _MAX_INCIDENTS:
         lines.insert(0, row("incidents", f"{len(incidents)}, the last {_MAX_INCIDENTS}:"))
+    lines += [row("mirror", line) for line in mirror_lines(view)]
     lines += [row("off", safe_text(entry, 200)) for entry in view.state.protections_off]
     if budget := disk_line(view):
         lines.append(row("disk", budget))

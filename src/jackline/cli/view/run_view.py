@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jackline.checkpoint.place import choose_place
 from jackline.diagnosis.logs.curves import Curves, read_curves
 from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, judge_log, read_log_facts
 from jackline.machine.disk import used_bytes
@@ -17,6 +18,7 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive, read_state
 from jackline.rundir.records.fields import number
+from jackline.rundir.records.mirror import MirrorRecord, read_mirror
 from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import ProgressRecord, SupervisorRecord
 from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file
@@ -52,6 +54,7 @@ class RunView:
     curves: Curves
     pause: Pause | None = None
     disk_used_bytes: int | None = None  # only for a run with a disk budget, because it walks through the run's folder
+    mirrors: tuple[MirrorRecord, ...] = ()  # of the command's own checkpoints, and of Jackline's
     next_start: NextStart | None = None  # only for `status`, because it searches the disk for checkpoints
 
     @property
@@ -114,6 +117,7 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
         log_verdict=LogVerdict("absent", ""),
         now_s=now_s,
         curves=read_curves(run),
+        mirrors=(read_mirror(run.mirror_file), read_mirror(choose_place(run).folder / "mirror.json")),
     )
     is_live = None if status.state == "elsewhere" else view.is_live
     pause = _read_pause(view) if view.is_live else None
