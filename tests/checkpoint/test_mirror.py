@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,16 +21,17 @@ from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.checkpoint.mirror.bundle import pack_run, read_tail, unpack_run
 from jackline.checkpoint.mirror.engine import LOCK as MIRROR_LOCK
-from jackline.checkpoint.mirror.engine import Mirror
+from jackline.checkpoint.mirror.engine import Mirror, MirrorOptions, Requests
 from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, fetch_run, list_generations, list_runs, within
-from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
-from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, open_store, read_checksum
+from jackline.checkpoint.mirror.process import MirrorProcess
+from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, UploadWait, machine_loss, read_left
+from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, Moved, open_store, read_checksum
 from jackline.checkpoint.mirror.upload import OwnCheckpoints, own_mirror
 from jackline.checkpoint.place import away_from, choose_place
 from jackline.checkpoint.writer.lock import read_holder
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.mirror import MirrorRecord
+from jackline.rundir.records.mirror import MirrorRecord, UploadingRecord
 from tests.checkpoint.states import fingerprint, make_state, train_step, write_small
 from tests.deadline import HANGS_S
 
@@ -384,3 +386,122 @@ def test_a_run_on_a_mount_is_committed_locally_and_mirrored_there(tmp_path: Path
     assert place.why == (
         f"{run.path} is on fuse.drive, so checkpoints are committed to {place.folder} and copied there"
     )
+
+
+# -- repair ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_store_has_lost_or_damaged_is_uploaded_again(run: RunDir, tmp_path: Path) -> None:
+    """A restarted mirror, and the last upload of a run, look at the store instead of trusting mirror.json."""
+    far = tmp_path / "far"
+    write_small(make_mirror(run, FolderStore(far)).run.checkpoints, 1)
+    for damage in (
+        lambda place: (place / "manifest.json").unlink(),
+        lambda place: shutil.rmtree(place),
+        lambda place: (place / "model.safetensors").write_bytes(b"short"),
+        lambda place: _flip(place / "model.safetensors"),
+    ):
+        mirror = make_mirror(run, FolderStore(far))
+        mirror.load()
+        assert mirror.work(0.0, is_last=True)
+        place = far / str(mirror.record.checkpoints[str(Name(1))].place)
+        verify_checkpoint(place)
+        damage(place)
+        again = make_mirror(run, FolderStore(far))
+        again.load()
+        assert again.work(0.0)
+        fetched = fetch_newest(FolderStore(far), "story", tmp_path / f"there-{place.name}")
+        assert fetched is not None and fetched.name == Name(1)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_unfinished_upload_is_removed_once_the_same_checkpoint_is_there(run: RunDir, tmp_path: Path) -> None:
+    class Dying(FolderStore):
+        def put_bytes(self, data: bytes, name: str) -> None:
+            raise OSError(5, "Input/output error")
+
+    write_small(make_mirror(run, FolderStore(tmp_path / "far")).run.checkpoints, 1)
+    assert not make_mirror(run, Dying(tmp_path / "far")).work(0.0)
+    assert len(FolderStore(tmp_path / "far").names("story/checkpoints")) == 1
+    mirror = make_mirror(run, FolderStore(tmp_path / "far"))
+    assert mirror.work(0.0)
+    place = str(mirror.record.checkpoints[str(Name(1))].place)
+    assert FolderStore(tmp_path / "far").names("story/checkpoints") == [place.rpartition("/")[2]]
+
+
+def test_how_far_an_upload_is_can_be_read_while_it_runs(run: RunDir, tmp_path: Path) -> None:
+    seen = []
+
+    class Watched(FolderStore):
+        def put(self, local: Path, name: str, moved: Moved | None = None) -> None:
+            super().put(local, name, moved)
+            mirror._wrote_at_s = 0.0  # no pause between two notes
+            seen.append(read_left(run.checkpoints))
+
+    mirror = make_mirror(run, Watched(tmp_path / "far"))
+    write_small(run.checkpoints, 3)
+    assert mirror.work(0.0)
+    assert all(left is not None and left.name == "step-00000003" for left in seen)
+    done = [left.done_bytes for left in seen if left is not None]
+    assert done == sorted(done) and read_left(run.checkpoints) is None
+    size = seen[0].total_bytes if seen[0] else None
+    assert size == sum(path.stat().st_size for path in (run.checkpoints / "step-00000003").iterdir())
+
+
+def test_a_wait_for_the_last_upload_ends_when_no_byte_moves_and_not_before() -> None:
+    wait = UploadWait(7, 60.0, 0.0)
+    assert wait.look(MirrorRecord(), 59.0) == "waiting"
+    assert wait.look(MirrorRecord(uploading=UploadingRecord("a", 1, 9)), 100.0) == "waiting"
+    assert wait.look(MirrorRecord(uploading=UploadingRecord("a", 2, 9)), 159.0) == "waiting"
+    assert wait.look(MirrorRecord(uploading=UploadingRecord("a", 2, 9), answered=6), 160.0) == "waiting"
+    assert wait.look(MirrorRecord(uploading=UploadingRecord("a", 2, 9), answered=6), 220.0) == "given up"
+    assert wait.look(MirrorRecord(answered=7), 500.0) == "done"
+
+
+def test_a_process_that_ends_is_started_again_with_longer_and_longer_pauses() -> None:
+    process = MirrorProcess([sys.executable, "-c", "input(); exit(7)"], MirrorOptions("", "", 1.0, os.getpid()))
+    pauses, now_s = [], 100.0
+    for _ in range(4):
+        assert process.tend(now_s) == ""  # starts it
+        pid = process.pid
+        why = ""
+        while not why:
+            why = process.tend(now_s)
+        assert why == f"its process {pid} exited with code 7"
+        pauses.append(process.due_in_s(now_s))
+        assert process.tend(now_s + 0.5) == "" and process.pid is None  # not before its pause is over
+        now_s += pauses[-1] or 0.0
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_request_that_comes_with_the_options_is_heard() -> None:
+    reader, writer = os.pipe()
+    options = MirrorOptions("run", "place", 1.0, 5, folder="folder")
+    os.write(writer, options.to_line() + b"12\n1")
+    requests = Requests(reader)
+    assert requests.read_options() == options and requests.number == 12
+    os.write(writer, b"3\n")
+    requests.wait(HANGS_S)
+    assert requests.number == 13
+    os.close(writer)
+    requests.wait(HANGS_S)
+    os.close(reader)
+
+
+def test_two_mirrors_of_one_run_do_not_take_each_others_number(run: RunDir, tmp_path: Path) -> None:
+    class Late(FolderStore):
+        """The other mirror uploads its records between our look and our upload."""
+
+        def names(self, folder: str) -> list[str]:
+            found = super().names(folder)
+            if folder == "story" and "run-000001.tar.gz" not in found:
+                FolderStore(tmp_path / "far").put_bytes(b"theirs", "story/run-000001.tar.gz")
+            return found
+
+    assert make_mirror(run, Late(tmp_path / "far")).work(0.0)
+    assert FolderStore(tmp_path / "far").names("story") == ["run-000001.tar.gz", "run-000002.tar.gz"]

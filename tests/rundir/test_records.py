@@ -20,6 +20,7 @@ from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.exit import ExitRecord, read_exit, write_exit
 from jackline.rundir.records.memory import MemoryRecord
+from jackline.rundir.records.mirror import MirrorRecord
 from jackline.rundir.records.session import SessionRecord, read_session, write_session
 from jackline.rundir.records.start import StartRecord, WaitRecord, read_start, write_start
 from jackline.rundir.records.stop_request import StopRequest, read_stop_request, write_stop_request
@@ -127,6 +128,25 @@ MEMORY = {
         "window_s": 0.1,
     },
 }
+MIRROR = {
+    "store": "/mnt/far",
+    "process": ME,
+    "at_s": 1794000000.0,
+    "checkpoints": {
+        "step-00000004": {
+            "state": "confirmed",
+            "at_s": 1794000000.0,
+            "saved_at_s": 1794000000.0,
+            "place": "x/checkpoints/step-00000004-0123456789ab-cdef",
+            "size_bytes": GIB,
+            "confirmed_at_s": 1794000000.0,
+        }
+    },
+    "uploading": {"name": "step-00000008", "done_bytes": 5, "total_bytes": GIB},
+    "trouble": {"why": "no route to host", "at_s": 1794000000.0},
+    "story_at_s": 1794000000.0,
+    "answered": 7,
+}
 INTENT = {"restart": True, "why": "memory", "settings": {"num_workers": 2}}
 
 
@@ -150,6 +170,7 @@ RECORDS: dict[str, tuple[Read, Callable[[], Any]]] = {
     "wait": (WaitRecord.from_json, lambda: WAIT),
     "stop request": (StopRequest.from_json, lambda: STOP),
     "event": (EventRecord.from_json, lambda: EVENT),
+    "mirror": (MirrorRecord.from_json, lambda: MIRROR),
     "intent": (Intent.from_json, lambda: INTENT),
     "memory": (MemoryRecord.from_json, lambda: MEMORY),
     "registry": (RegistryEntry.from_json, lambda: {"path": "/runs/a", "registered_at_s": 1794000000.0}),

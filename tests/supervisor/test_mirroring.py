@@ -6,19 +6,26 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.mirror.engine import Requests, keep_mirrored
-from jackline.checkpoint.mirror.store import open_store
+from jackline.checkpoint.mirror.store import FolderStore, Moved, open_store
+from jackline.checkpoint.mirror.upload import own_mirror
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name
 from jackline.rundir.records.mirror import read_mirror
+from jackline.rundir.records.supervisor import CheckpointRecord, SupervisorRecord, write_supervisor
 from jackline.rundir.run_file import describe_run, read_run_file, write_run_file
-from jackline.supervisor.foreign.fetch import argv_here, fetch_stranger, is_mirror
+from jackline.supervisor.foreign.fetch import Fetched, argv_here, fetch_stranger, is_mirror
 from jackline.supervisor.foreign.mirror import foreign_mirror, whole_checkpoints
+from jackline.supervisor.foreign.seen import own_newest
+from tests.checkpoint.states import write_small
 
 GONE = ProcessId(2**22 + 7, 1, host_name(), boot_id())
 
@@ -158,3 +165,90 @@ def test_a_command_from_another_machine_is_made_to_fit_this_one(tmp_path: Path) 
     there = (sys.executable, "-m", "jackline.trainer", str(run), "demo", "--quick")
     assert argv_here(ours, run, "/mnt/new") == (*there, "mirror=/mnt/new")
     assert argv_here(ours, run, "s3://bucket/runs") == (*there, "mirror=s3://bucket/runs")
+
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+def attached(run: RunDir, *, step: int, saved: int) -> None:
+    """As if a session had trained to `step`."""
+    body = {"step": step, "last_checkpoint": {"step": saved, "path": str(run.checkpoints / f"step-{saved:08d}")}}
+    run.session_file().write_text(json.dumps(body))
+    run.checkpoints.mkdir(exist_ok=True)
+
+
+def bring(run: RunDir, tmp_path: Path, **more: bool) -> Fetched:
+    there = tmp_path / "there"
+    there.mkdir(exist_ok=True)
+    return fetch_stranger(f"{tmp_path}/mirror/job", there / "runs", there, **more)
+
+
+def test_jacklines_own_checkpoint_comes_back_with_the_run(run: RunDir, tmp_path: Path) -> None:
+    attached(run, step=9, saved=8)
+    write_small(run.checkpoints, 4)
+    place = str(tmp_path / "mirror")
+    assert own_mirror(run, open_store(place), 0.0).work(0.0)
+    run_file = replace(read_run_file(run), options={"mirror": "/mnt/of/another/machine"})
+    write_run_file(run, run_file)
+    assert upload(run, place, "")
+    fetched = bring(run, tmp_path)
+    assert list_names(fetched.run.checkpoints) == [Name(4)]
+    assert "brought back step-00000004 from the mirror; step 8 was saved, but never uploaded" in fetched.said
+    assert own_newest(fetched.run) == str(fetched.run.checkpoints / "step-00000004")
+    assert read_run_file(fetched.run).options["mirror"] == place  # not where the other machine had it
+
+
+@pytest.mark.parametrize("has_first", [False, True])
+def test_a_run_with_progress_and_no_checkpoint_in_its_mirror_is_refused(
+    run: RunDir, tmp_path: Path, has_first: bool
+) -> None:
+    """It began at step 0 again, without a word."""
+    attached(run, step=600, saved=590)
+    if has_first:
+        write_small(run.checkpoints, 0)
+    assert own_mirror(run, open_store(str(tmp_path / "mirror")), 0.0).work(0.0)
+    with pytest.raises(CannotResume) as refused:
+        bring(run, tmp_path)
+    has = "only its checkpoint of step 0" if has_first else "no checkpoint of it"
+    assert str(refused.value) == (
+        f"error: run 'job' had reached step 600, and the mirror {tmp_path}/mirror has {has}\n"
+        f"hint: resume it where it ran, or begin anew: jackline resume {tmp_path}/mirror/job --from-scratch"
+    )
+    assert refused.value.exit_code == 3
+    assert not list((tmp_path / "there" / "runs").iterdir())  # nothing is left of the try
+    assert bring(run, tmp_path, from_scratch=True).run.has_run_file
+
+
+def test_a_script_whose_checkpoint_was_never_uploaded_is_refused(run: RunDir, tmp_path: Path) -> None:
+    write_supervisor(run, SupervisorRecord(at_s=1.0, checkpoint=CheckpointRecord("/there/out/step-10.json", 1.0)))
+    assert upload(run, str(tmp_path / "mirror"), "")
+    with pytest.raises(CannotResume, match=r"had written /there/out/step-10.json, and the mirror .* no whole"):
+        bring(run, tmp_path)
+
+
+def test_a_flipped_byte_in_the_mirror_is_noticed(run: RunDir, tmp_path: Path) -> None:
+    """Only the length was compared."""
+    write_checkpoint(run, "step-10.json", "ten")
+    assert upload(run, str(tmp_path / "mirror"), "out/step-*.json")
+    next((tmp_path / "mirror").rglob("step-10.json")).write_text("tex")
+    fetched = bring(run, tmp_path)
+    assert fetched.checkpoint is None
+    assert any("step-10.json has other contents than were uploaded" in text for text in fetched.said)
+
+
+def test_a_checkpoint_that_is_rewritten_during_its_upload_is_not_mixed(run: RunDir, tmp_path: Path) -> None:
+    path = write_checkpoint(run, "last.json", "one")
+    rewrites = ["two"]
+
+    class Slow(FolderStore):
+        def put(self, local: Path, name: str, moved: Moved | None = None) -> None:
+            if rewrites:
+                path.write_text(rewrites.pop())
+            super().put(local, name, moved)
+
+    mirror = foreign_mirror(run, Slow(tmp_path / "mirror"), "out/last.json")
+    assert not mirror.work(0.0)
+    assert "changed while it was uploaded" in str(mirror.record.trouble.why)
+    assert mirror.work(1.0)
+    fetched = bring(run, tmp_path)
+    assert fetched.checkpoint is not None and fetched.checkpoint.read_text() == "two"
