@@ -49,7 +49,8 @@ def with_next_start(run: RunDir, view: RunView) -> RunView:
 
 def view_json(view: RunView) -> dict[str, Any]:
     """The same as JSON for programs: numbers as they were read, and the state as decided."""
-    from jackline.cli.text.status import headline, loss_line
+    from jackline.cli.text.headline import headline
+    from jackline.cli.text.status import loss_line
 
     status = view.status
     return {

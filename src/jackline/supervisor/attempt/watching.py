@@ -107,7 +107,7 @@ class AttemptWatch:
         self._guard("disk budget", lambda: self._mind_budget(now_s))
         self._guard("output", lambda: self._read_output(now_s))
         self._guard("memory", lambda: self._watch_memory(now_s))
-        self._guard("stacks", lambda: self._look_at_stacks(now_s))
+        self._guard("stacks", lambda: (self._collect_stacks(now_s), self._request_stacks(now_s)))
         if now_s - self._last_sample_s >= SAMPLE_EVERY_S:
             late_s = now_s - self._last_sample_s - SAMPLE_EVERY_S
             self._last_sample_s = now_s
@@ -287,10 +287,6 @@ class AttemptWatch:
         elif self._alarm:
             self.events.emit("verdict", f"it moves again: {verdict.text}", verdict=verdict.kind, label=verdict.label)
             self._alarm = ""
-
-    def _look_at_stacks(self, now_s: float) -> None:
-        self._collect_stacks(now_s)
-        self._request_stacks(now_s)
 
     def _request_stacks(self, now_s: float) -> None:
         if self._pending_incident is not None:
