@@ -107,7 +107,8 @@ class AttemptWatch:
         self._guard("disk budget", lambda: self._mind_budget(now_s))
         self._guard("output", lambda: self._read_output(now_s))
         self._guard("memory", lambda: self._watch_memory(now_s))
-        self._guard("stacks", lambda: (self._collect_stacks(now_s), self._request_stacks(now_s)))
+        self._guard("stacks", lambda: self._collect_stacks(now_s))
+        self._guard("stacks", lambda: self._request_stacks(now_s))
         if now_s - self._last_sample_s >= SAMPLE_EVERY_S:
             late_s = now_s - self._last_sample_s - SAMPLE_EVERY_S
             self._last_sample_s = now_s
