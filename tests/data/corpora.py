@@ -23,6 +23,7 @@ from jackline.data.spec import CacheSettings, DataSpec, Source
 
 SENTENCE = "the of and to in a is that it was for on are as with his they at be this from or by one had not"
 WORDS = SENTENCE.split(" ")
+SOURCE_SETTINGS = ("format", "documents", "text_column", "encoding", "split_by")
 
 
 def make_text(number: int, num_words: int = 60) -> str:
@@ -79,7 +80,7 @@ def write_csv(path: Path, texts: list[str], *, delimiter: str = ",") -> Path:
 
 
 def spec_of(*urls: str | Path, **settings: Any) -> DataSpec:
-    source = {key: settings.pop(key) for key in ("format", "documents", "text_column") if key in settings}
+    source = {key: settings.pop(key) for key in SOURCE_SETTINGS if key in settings}
     sources = tuple(Source(str(url), **source) for url in urls)
     small = {"tokenizer": "bytes", "first_era_tokens": 1 << 10, "era_tokens": 1 << 12}
     return DataSpec(sources=sources, **{**small, **settings})

@@ -158,7 +158,8 @@ def test_garbage_is_answered_with_a_sentence(tmp_path: Path) -> None:
         found = errors_of("bench", *words, "--seconds", seconds)
         assert found == [f"error: --seconds must be above 0 and finite, not {float(seconds)}"]
     assert errors_of("prepare", *words, "--max-damaged", "7") == [
-        "error: max_damaged_fraction must be from 0 to 1, not 7.0"
+        "error: --max-damaged must be from 0 to 1, not 7.0",
+        "hint: 0.1 allows a tenth",
     ]
     assert errors_of("prepare", *words, "--eos", "nope") == [
         "error: the tokenizer has no token 'nope'",

@@ -147,10 +147,12 @@ def test_a_record_too_long_for_memory_is_passed_over_and_counted(tmp_path: Path)
     assert damaged == {"record longer than 32.0 MiB": 1}
 
 
-def test_a_file_that_is_not_utf8_is_left_out_from_there(tmp_path: Path) -> None:
+def test_only_a_line_that_is_not_utf8_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("naïve".encode("latin-1"))
-    assert read(path, Layout("txt"))[:2] == ([], {"text is not valid Unicode": 1})
+    assert read(path, Layout("txt"))[:2] == ([""], {"text is not valid Unicode": 1})
+    path.write_bytes(b"good\n" + "naïve".encode("latin-1") + b"\nalso good\n")
+    assert read(path, Layout("txt"))[:2] == (["good\nalso good\n"], {"text is not valid Unicode": 1})
     lines = tmp_path / "b.txt"
     lines.write_bytes(b"good\n" + "naïve".encode("latin-1") + b"\nalso good\n")
     assert read(lines, Layout("txt", documents="line"))[:2] == (

@@ -22,6 +22,7 @@ from jackline.data.cache.windows import EraFiles, read_windows
 from jackline.data.cache.writer import hash_file
 from jackline.data.loader.loader import Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
+from jackline.data.sources.damage import damage_lines
 from jackline.data.spec import CacheSettings, DataSpec
 from jackline.data.tokenise.tokenizer import from_json, load_tokenizer
 from jackline.errors import JacklineError
@@ -41,7 +42,11 @@ def run_request(name: str, request: dict[str, Any]) -> None:
 def prepare(request: dict[str, Any], settings: CacheSettings) -> None:
     """Build the whole cache, or as much as fits."""
     named = request.get("folder")
-    folder = Path(named) if named else cache_folder(DataSpec.from_json(request["spec"]), settings)
+    if named:
+        folder = Path(named)
+    else:
+        spec = DataSpec.from_json(request["spec"])
+        folder, settings = cache_folder(spec, settings), settings.limited_by(spec)
     if request["rebuild"]:
         empty_cache(folder)
     began_s = time.monotonic()
@@ -134,6 +139,10 @@ def describe_cache(folder: Path) -> dict[str, Any]:
         "short": counts.short if counts else 0,
         "other_split": counts.other_split if counts else 0,
         "damaged": counts.damaged if counts else {},
+        "damage": counts.lost.to_json() if counts else {},
+        "damage_lines": damage_lines(counts.lost, counts.damaged) if counts and counts.damaged else [],
+        "encodings": counts.encodings if counts else {},
+        "split_by": [source.split_by for source in meta.spec.sources],
         "bytes_on_disk": cache.bytes_on_disk(),
     }
 
@@ -231,9 +240,18 @@ def _print_facts(facts: dict[str, Any]) -> None:
     print(f"sources   {', '.join(facts['sources'])} (split: {facts['split']})")
     print(f"tokens    {facts['tokens']:,} in {facts['eras']} eras, {facts['documents']:,} documents")
     print(f"left out  {left_out}; damaged: {damaged}")
+    for line in facts["damage_lines"][len(facts["damaged"]) :]:
+        print(f"          {line}")
+    if facts["encodings"]:
+        print(f"encoding  {encodings_text(facts['encodings'])}; all other files are UTF-8")
     print(f"tokenizer {facts['tokenizer']}, vocabulary {facts['vocab_size']:,}, made by {facts['engine']}")
     if facts["note"]:
         print(f"note      {facts['note']}")
+
+
+def encodings_text(encodings: dict[str, int]) -> str:
+    """Files that are not UTF-8: 'Windows-1252 (Latin-1) (2 files)'."""
+    return ", ".join(f"{name} ({count:,} {'file' if count == 1 else 'files'})" for name, count in encodings.items())
 
 
 def _say(text: str) -> None:

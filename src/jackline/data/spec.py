@@ -17,12 +17,14 @@ from typing import Any, Literal, get_args
 import xxhash
 
 from jackline.data.cache.eras import EraPlan
+from jackline.data.sources.encoding import check_encoding
 from jackline.data.sources.formats import CONTAINERS, Documents
-from jackline.data.sources.listing import PYTHON_STDLIB, local_path
+from jackline.data.sources.listing import PYTHON_STDLIB, is_one_text_file, local_path
 from jackline.errors import UsageError
 
 FORMAT = 1
 Split = Literal["all", "train", "validation"]
+SplitBy = Literal["auto", "document", "lines"]
 _SCHEMES = ("http", "https", "hf")
 _MAX_SOURCES = 128  # a mixture keeps a file of each open, and its cursor names them all
 
@@ -36,6 +38,8 @@ class Source:
     format: str = "auto"
     documents: Documents = "file"
     text_column: str | None = None
+    encoding: str = "auto"  # recognised for each file, or as Python calls it
+    split_by: SplitBy = "auto"  # lines: a text file is divided between the splits; auto: where it is the only one
 
     def __post_init__(self) -> None:
         if not self.url:
@@ -50,6 +54,8 @@ class Source:
             raise UsageError(f"the weight of {self.url} must be above 0, not {self.weight}")
         check_choice("format", self.format, ("auto", *CONTAINERS))
         check_choice("documents", self.documents, get_args(Documents))
+        check_choice("split_by", self.split_by, get_args(SplitBy))
+        check_encoding(self.encoding)
 
     @property
     def is_local(self) -> bool:
@@ -136,13 +142,26 @@ class DataSpec:
         identity.pop("max_damaged_fraction")  # decides whether to stop, never which tokens are produced
         for source, shown in zip(self.sources, identity["sources"], strict=True):
             shown["url"] = _identity_url(source)
+            # Without these settings tokens are those of caches that were made before there were such settings.
+            if source.encoding == "auto":
+                shown.pop("encoding")
+            if source.split_by != "lines":
+                shown.pop("split_by")
         text = json.dumps({"format": FORMAT, "tokenizer_hash": tokenizer_hash, **identity}, sort_keys=True)
         return str(xxhash.xxh3_128_hexdigest(text.encode()))
 
     def located(self) -> DataSpec:
-        """The same spec with absolute paths, so that it means the same from every folder."""
+        """The same spec with absolute paths, so that it means the same from every folder, and with a decision whether
+        a text file is divided between the splits."""
         sources = (replace(item, url=local_path(item.url)) if item.is_local else item for item in self.sources)
-        return replace(self, sources=tuple(sources))
+        return replace(self, sources=tuple(replace(item, split_by=self._split_by(item)) for item in sources))
+
+    def _split_by(self, source: Source) -> SplitBy:
+        if source.split_by != "auto":
+            return source.split_by
+        has_splits = self.split != "all" and self.validation_fraction > 0
+        is_divided = has_splits and source.documents == "file" and is_one_text_file(source.url, source.format)
+        return "lines" if is_divided else "document"
 
     def with_columns(self, columns: list[str | None]) -> DataSpec:
         pairs = zip(self.sources, columns, strict=True)
@@ -158,17 +177,24 @@ def default_cache_root() -> Path:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """How the work is done; none of it changes a token."""
+    """How the work is done; none of it changes a token. The limit of damage is that of the present call: a cache was
+    perhaps built under another one."""
 
     root: Path = field(default_factory=default_cache_root)
     max_cache_bytes: int | None = None  # None: a fifth of the free disk
     eras_ahead: int = 4
     give_up_after_s: float = 900.0
     num_threads: int | None = None
+    max_damaged_fraction: float | None = None  # None: the spec's own
 
     def __post_init__(self) -> None:
         if self.eras_ahead < 1:
             raise UsageError(f"eras_ahead must be at least 1, not {self.eras_ahead}")
+
+    def limited_by(self, spec: DataSpec) -> CacheSettings:
+        """The same with the spec's limit of damage, unless another one is set."""
+        is_set = self.max_damaged_fraction is not None
+        return self if is_set else replace(self, max_damaged_fraction=spec.max_damaged_fraction)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "root": str(self.root)}

@@ -23,7 +23,7 @@ from jackline.pipes import drop_output
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
-from jackline.trainer.config import TrainConfig, identity, resolve_words
+from jackline.trainer.config import A_TENTH, TrainConfig, identity, resolve_words
 from jackline.trainer.recipe import load_recipe
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.process import drop_unready_workers, keep_bytecode, leave, without_collecting
@@ -51,6 +51,11 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
         _check_unchanged(run, resolved.config)
         for line in first_screen(resolved.config, os.environ):
             console.say(line)
+        if resolved.origins.get("warmup_steps") == A_TENTH:
+            steps = resolved.config
+            console.say(
+                f"warm-up of {steps.warmup_steps:,} steps, {A_TENTH}={steps.max_steps:,}: the recipe's is longer"
+            )
         # Threads that spin while they wait take the cores from the writer, the tokeniser and each other: on two busy
         # cores a step of the nano model took 1.55 s with spinning and 0.34 s without. Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,11 +63,13 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
             console.say(f"torch came without bytecode, and none may be written beside it: kept in {folder}")
         console.now("getting ready")
         with console.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
+            from jackline.trainer.corpus import settle_split
             from jackline.trainer.loop import train
             from jackline.trainer.startup.device import choose_device
             from jackline.trainer.startup.sizing import settle_size
         try:
             resolved = settle_size(resolved, run, choose_device(resolved.config), console)
+            resolved = settle_split(resolved, run)
             train(resolved, run, console)
         except JacklineError as error:
             _forbid_restart(run, error.message)

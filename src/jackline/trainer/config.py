@@ -42,7 +42,11 @@ QUIET_FIELDS = (
     "disk_budget",
     "wait_for_disk_s",
     "data_dir",
+    "max_damaged",
 )
+A_TENTH = "a tenth of max_steps"  # where a warm-up comes from that was too long
+# Settings that came later. While they have these values a training is what it was without them, and so is its name.
+LATER_FIELDS: Mapping[str, Any] = {"encoding": "auto", "split_by": "auto"}
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def _shorten_warmup(
     if is_asked_for or not 0 < steps <= values.get("warmup_steps", recipe.warmup_steps):
         return values, origins
     warmup = min(steps - 1, steps // 10)
-    return {**values, "warmup_steps": warmup}, {**origins, "warmup_steps": "a tenth of max_steps"}
+    return {**values, "warmup_steps": warmup}, {**origins, "warmup_steps": A_TENTH}
 
 
 def resolve_words(target: str, words: Sequence[str]) -> Resolved:
@@ -222,7 +226,11 @@ def quick_values(config: TrainConfig) -> dict[str, Any]:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """What makes two trainings the same run, as plain values; how it is watched and kept is not part of it."""
-    found = {name: value for name, value in asdict(config).items() if name not in QUIET_FIELDS}
+    found = {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in QUIET_FIELDS and not (name in LATER_FIELDS and value == LATER_FIELDS[name])
+    }
     alike = {name: same[found[name]] for name, same in config.ALIKE.items() if found[name] in same}
     return {**found, **alike}
 
@@ -252,7 +260,13 @@ def _check_rates(config: TrainConfig) -> None:
         raise UsageError(
             f"min_lr={config.min_lr} is above lr={config.lr}", hint="min_lr is the floor the schedule ends at"
         )
-    if config.epochs == 0 and config.schedule != "constant" and config.warmup_steps >= config.max_steps:
+    # A recipe's own function may give few steps and leave the warm-up alone: `resolve` shortens it and then checks.
+    if (
+        config.recipe
+        and config.epochs == 0
+        and config.schedule != "constant"
+        and config.warmup_steps >= config.max_steps
+    ):
         raise UsageError(
             f"warmup_steps={config.warmup_steps} takes all of max_steps={config.max_steps}",
             hint="the learning rate would never come down; a tenth is usual",

@@ -19,15 +19,18 @@ from jackline import accelerator
 from jackline.data.build.builder import cache_folder, run_builder
 from jackline.data.build.choose import Enough, Full
 from jackline.data.build.supply import Data, open_data
-from jackline.data.command_line import first_text
+from jackline.data.command_line import describe_cache, encodings_text, first_text
 from jackline.data.loader.loader import Batch, Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
+from jackline.data.sources.listing import list_files
 from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
 from jackline.errors import JacklineError, UsageError
+from jackline.rundir.layout import RunDir
 from jackline.session.phase import phase
-from jackline.trainer.config import TrainConfig
+from jackline.trainer.config import Resolved, TrainConfig
 from jackline.trainer.report.console import Console
 from jackline.trainer.task import BatchSource
+from jackline.units import format_bytes
 
 _LOOK_AGAIN_S = 0.5
 _FIRST_PATIENCE_S = 45.0
@@ -92,11 +95,20 @@ def spec_of(config: TrainConfig, split: Split) -> DataSpec:
     if config.val_fraction == 0:
         split = "all"
     spec = DataSpec(
-        sources=(Source(config.data, documents=config.documents, text_column=config.text_column or None),),
+        sources=(
+            Source(
+                config.data,
+                documents=config.documents,
+                text_column=config.text_column or None,
+                encoding=config.encoding,
+                split_by=config.split_by,
+            ),
+        ),
         tokenizer=config.tokenizer,
         split=split,
         validation_fraction=config.val_fraction,
         min_chars=config.min_chars,
+        max_damaged_fraction=config.max_damaged,
         max_examples=(config.max_val_examples if split == "validation" else config.max_train_examples) or None,
     )
     if split == "validation" and config.val_tokens:
@@ -104,10 +116,34 @@ def spec_of(config: TrainConfig, split: Split) -> DataSpec:
     return spec
 
 
+def settle_split(resolved: Resolved, run: RunDir | None) -> Resolved:
+    """The same with a decision in place of split_by=auto. It stays that of the run's first attempt: a run from before
+    there was this setting continues without it, and a file that is added to a folder changes nothing."""
+    config = resolved.config
+    if config.split_by != "auto" or not config.is_language:
+        return resolved
+    before = _split_before(run)
+    chosen = before or spec_of(config, "train").located().sources[0].split_by
+    made: TrainConfig = replace(config, split_by=chosen)  # type: ignore[arg-type]
+    origin = "as in the attempt before" if before else "auto, by the number of files"
+    return Resolved(made, {**resolved.origins, "split_by": origin})
+
+
+def _split_before(run: RunDir | None) -> str:
+    """Of the run's saved config; empty if there is none yet."""
+    if run is None or not run.config_file.exists():
+        return ""
+    import yaml
+
+    found = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    return str(found.get("split_by", "document")) if isinstance(found, dict) else ""
+
+
 def cache_settings(config: TrainConfig) -> CacheSettings:
     return CacheSettings(
         root=Path(config.data_dir).expanduser() if config.data_dir else default_cache_root(),
         max_cache_bytes=config.max_cache_bytes or None,
+        max_damaged_fraction=config.max_damaged,
     )
 
 
@@ -130,7 +166,43 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
             _build_whole(folder, impatient, report)
             validation = open_data(spec_of(config, "validation"), settings, report)
             opened.pop_all()
-    return Corpus(CachedText(train), validation)
+    corpus = Corpus(CachedText(train), validation)
+    try:
+        _check_validation(config, validation)
+    except BaseException:
+        corpus.close()
+        raise
+    for line in notes(validation.cache.folder):
+        console.say(line, "data")
+    return corpus
+
+
+def _check_validation(config: TrainConfig, validation: Data) -> None:
+    """Refuse a text file that is too small to be divided. Whole documents may be distributed that badly by chance."""
+    tokens, needed = validation.cache.total_tokens(), config.seq_len + 1
+    source = validation.cache.meta.spec.sources[0]
+    if source.split_by != "lines" or tokens is None or tokens >= needed:
+        return
+    size = sum(found.size or 0 for found in list_files(source.url, needs_known_ending=source.format == "auto"))
+    bytes_per_token = 1 if config.tokenizer == "bytes" else 4
+    enough = max(int(2 * needed * bytes_per_token / config.val_fraction), size + 1)
+    raise UsageError(
+        f"{config.data} has {format_bytes(size)}: too small for validation, val_fraction={config.val_fraction:g}",
+        detail=(f"that gives {tokens:,} tokens, and one window has {needed:,}",),
+        hint=f"about {format_bytes(enough)} are enough; or a larger val_fraction, a shorter seq_len, or none: "
+        "val_fraction=0",
+    )
+
+
+def notes(folder: Path) -> list[str]:
+    """What a person must know of a cache: encodings other than UTF-8, what was lost, and a divided file."""
+    facts = describe_cache(folder)
+    lines = [f"not UTF-8: {encodings_text(facts['encodings'])}"] if facts["encodings"] else []
+    if "lines" in facts["split_by"]:
+        lines.append(
+            f"one text file: {facts['documents']:,} parts of it are kept for validation, spread over the file"
+        )
+    return lines + [f"damaged: {line}" for line in facts["damage_lines"]]
 
 
 def _build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Enough | Full:

@@ -38,6 +38,7 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+_SPLIT_BY = "lines: divide a text file between the splits; auto: where it is the only file."
 _SOURCE_OPTIONS = [
     click.argument("sources", nargs=-1, required=True, metavar="SOURCE..."),
     click.option("--tokenizer", default="gpt2", show_default=True, help="gpt2, bytes, train, or a tokenizer.json."),
@@ -53,7 +54,9 @@ _SOURCE_OPTIONS = [
     click.option("--strip", is_flag=True, help="Take white space off both ends of documents."),
     click.option("--max-examples", type=int, help="Stop after so many documents."),
     click.option("--max-tokens", type=int, help="Stop after so many tokens."),
-    click.option("--max-damaged", default=0.01, show_default=True, help="Share of unreadable records allowed."),
+    click.option("--split-by", type=click.Choice(["auto", "document", "lines"]), default="auto", help=_SPLIT_BY),
+    click.option("--encoding", default="auto", show_default=True, help="Of text files, such as utf-8 or cp1252."),
+    click.option("--max-damaged", type=float, help="Share of text and documents that may be lost; default: 0.01."),
     click.option("--cache-dir", type=click.Path(), help="Default: $JACKLINE_DATA or ~/.cache/jackline/data."),
     click.option("--max-cache-bytes", help="Such as 20G; default: a fifth of the free disk."),
 ]
@@ -95,6 +98,9 @@ def bench(seq_len: int, batch_size: int, threads: int, seconds: float, as_json: 
 def _request(options: dict[str, Any]) -> dict[str, Any]:
     sources: tuple[str, ...] = options["sources"]
     settings = {"root": options["cache_dir"] or _default_root()}
+    if options["max_damaged"] is not None:
+        _check_share(options["max_damaged"])
+        settings["max_damaged_fraction"] = options["max_damaged"]
     if options["max_cache_bytes"]:
         settings["max_cache_bytes"] = parse_bytes(options["max_cache_bytes"])
     if len(sources) == 1 and (Path(sources[0]) / "ledger.jsonl").is_file():
@@ -103,15 +109,21 @@ def _request(options: dict[str, Any]) -> dict[str, Any]:
         "format": options["container"],
         "documents": options["documents"],
         "text_column": options["text_column"],
+        "encoding": options["encoding"],
+        "split_by": options["split_by"],
     }
     weights = _weights(options["weights"], len(sources))
     spec = {
         "sources": [{"url": url, "weight": weight, **common} for url, weight in zip(sources, weights, strict=True)],
-        "max_damaged_fraction": options["max_damaged"],
     }
     same = ("tokenizer", "vocab_size", "eos", "split", "validation_fraction", "min_chars", "strip")
     spec |= {name: options[name] for name in (*same, "max_examples", "max_tokens")}
     return {"folder": None, "spec": spec, "settings": settings}
+
+
+def _check_share(value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UsageError(f"--max-damaged must be from 0 to 1, not {value}", hint="0.1 allows a tenth")
 
 
 def _weights(text: str | None, num_sources: int) -> list[float]:

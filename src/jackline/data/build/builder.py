@@ -26,6 +26,7 @@ from jackline.data.cache.state import begin
 from jackline.data.cache.writer import record_era
 from jackline.data.progress import Board, Progress, Reporter, ticking
 from jackline.data.sources.bytefile import Patience
+from jackline.data.sources.damage import check_damage
 from jackline.data.sources.documents import Surroundings, find_text_columns, read_blocks
 from jackline.data.sources.hub import pin_hub_url
 from jackline.data.sources.identities import FileBook, check_first_files
@@ -174,12 +175,29 @@ def _open_or_create(folder: Path, settings: CacheSettings, board: Board) -> tupl
     around = Surroundings(Patience(settings.give_up_after_s, on_wait=lambda text: board.set("wait", detail=text)))
     meta = read_meta(folder)
     if meta is None:
-        meta, tokenizer = _create(folder, around, board, settings.root)
+        meta, tokenizer = _create(folder, around, board, settings)
     else:
         check_first_files(folder)
+        judge_damage(Cache(folder, meta), settings)
         tokenizer = _checked(_load(folder, meta.spec), meta.spec, around)
     give_memory_back()
-    return Cache(folder, meta), tokenizer
+    return Cache(folder, replace(meta, spec=limited(meta.spec, settings))), tokenizer
+
+
+def limited(spec: DataSpec, settings: CacheSettings) -> DataSpec:
+    """The spec with the limit of damage of the present call."""
+    limit = settings.max_damaged_fraction
+    return spec if limit is None else replace(spec, max_damaged_fraction=limit)
+
+
+def judge_damage(cache: Cache, settings: CacheSettings) -> None:
+    """Raise if the damage that a cache recorded is more than the present call allows."""
+    records = cache.ledger.records
+    if not records:
+        return
+    counts = records[max(records)].ends_at.state.counts
+    limit = limited(cache.meta.spec, settings).max_damaged_fraction
+    check_damage(counts.lost, counts.damaged, counts.records, limit, is_end=cache.ledger.is_sealed)
 
 
 def _checked(tokenizer: Tokenizer, spec: DataSpec, around: Surroundings) -> Tokenizer:
@@ -189,11 +207,11 @@ def _checked(tokenizer: Tokenizer, spec: DataSpec, around: Surroundings) -> Toke
     return tokenizer.checked_on(list(_first_texts(spec, around, _CHECK_BYTES))).alone()
 
 
-def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tuple[Meta, Tokenizer]:
+def _create(folder: Path, around: Surroundings, board: Board, settings: CacheSettings) -> tuple[Meta, Tokenizer]:
     asked = read_json(folder / "spec.json")
     if asked is None:
         raise UsageError(f"{folder} is not a cache", hint="`jackline data prepare SOURCE` makes one")
-    spec = DataSpec.from_json(asked["spec"])
+    spec = limited(DataSpec.from_json(asked["spec"]), settings)
     board.set("list", detail=spec.sources[0].url)
     pinned = tuple(
         replace(source, url=pin_hub_url(source.url)) if source.url.startswith("hf://") else source
@@ -202,7 +220,7 @@ def _create(folder: Path, around: Surroundings, board: Board, root: Path) -> tup
     spec = find_text_columns(replace(spec, sources=pinned), around)
     if spec.tokenizer == "train":
         board.set("tokenise", detail=f"training a tokenizer of {spec.vocab_size:,} tokens")
-        write_whole(folder / "tokenizer.json", _trained(spec, around, root), durable=True)
+        write_whole(folder / "tokenizer.json", _trained(spec, around, settings.root), durable=True)
     tokenizer = _checked(_load(folder, spec), spec, around)
     if tokenizer.json is not None:
         write_whole(folder / "tokenizer.json", tokenizer.json.encode(), durable=True)

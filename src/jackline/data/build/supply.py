@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from jackline.data.build.builder import adopt_era, cache_folder, read_builder_error, run_builder
+from jackline.data.build.builder import adopt_era, cache_folder, judge_damage, read_builder_error, run_builder
 from jackline.data.cache.directory import Cache, era_path, folder_trouble, is_gone, read_meta
 from jackline.data.cache.readers import Reading, Registration
 from jackline.data.progress import TICK_S, Progress, Reporter, silent
@@ -184,6 +184,7 @@ def open_data(
     `state` is the loader's state to resume from: building then begins at its era, even on a machine without a cache.
     """
     folder = cache_folder(spec, settings)
+    settings = settings.limited_by(spec)
     return _open(folder, settings, reporter, state, inline=inline)
 
 
@@ -212,7 +213,14 @@ def _open(
         raise
     meta = read_meta(folder)
     assert meta is not None
-    return Data(Cache(folder, meta), supply, kept_place, settings.eras_ahead)
+    cache = Cache(folder, meta)
+    try:
+        judge_damage(cache, settings)
+    except BaseException:
+        kept_place.remove()
+        supply.stop()
+        raise
+    return Data(cache, supply, kept_place, settings.eras_ahead)
 
 
 def is_running_low(cache: Cache, reading: Reading, eras_ahead: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from jackline.data.sources.damage import NOTHING, Lost
 from jackline.data.sources.decompress import START, At
 
 Inside = Literal["", "kept", "dropped"]
@@ -26,6 +27,9 @@ class SourceState:
     text_bytes: int = 0  # text kept so far: the weights of a mixture are measured in these bytes
     file_bytes: int = 0  # size of the files that are done, for progress
     num_files: int = 0
+    num_lines: int = 0  # of the file, before the place; -1: not known
+    num_sections: int = 0  # of the file, before the place
+    encoding: str = ""  # of the file, as Python calls it; "": UTF-8
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Counts:
     short: int = 0
     other_split: int = 0
     damaged: dict[str, int] = field(default_factory=dict)
+    lost: Lost = field(default=NOTHING, compare=False)
+    encodings: dict[str, int] = field(default_factory=dict, compare=False)  # files by encoding, other than UTF-8
 
     @property
     def num_damaged(self) -> int:
@@ -77,32 +83,34 @@ class Cursor:
     def to_json(self) -> dict[str, Any]:
         counts = self.state.counts
         return {
-            "sources": [
-                [
-                    item.file,
-                    list(item.at),
-                    item.inside,
-                    item.is_ended,
-                    item.text_bytes,
-                    item.file_bytes,
-                    item.num_files,
-                ]
-                for item in self.state.sources
-            ],
+            "sources": [_source_to_list(item) for item in self.state.sources],
             "counts": [counts.records, counts.documents, counts.empty, counts.short, counts.other_split],
             "damaged": counts.damaged,
+            "lost": counts.lost.to_json(),
+            "encodings": counts.encodings,
             "skip_tokens": self.skip_tokens,
             "documents": self.documents,
         }
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Cursor:
-        sources = tuple(SourceState(item[0], tuple(item[1]), *item[2:]) for item in value["sources"])
         records, documents, empty, short, other_split = value["counts"]
-        counts = Counts(records, documents, empty, short, other_split, dict(value["damaged"]))
+        damaged = dict(value["damaged"])
+        # Caches of earlier versions counted damaged records alone.
+        lost = Lost.from_json(value["lost"]) if "lost" in value else Lost(records=sum(damaged.values()))
+        counts = Counts(
+            records, documents, empty, short, other_split, damaged, lost, dict(value.get("encodings") or {})
+        )
+        sources = tuple(map(_source_from_list, value["sources"]))
         return Cursor(ReadState(sources, counts), value["skip_tokens"], value["documents"])
 
 
 def _source_to_list(item: SourceState) -> list[Any]:
     place = [item.file, list(item.at), item.inside, item.is_ended]
-    return [*place, item.text_bytes, item.file_bytes, item.num_files]
+    amounts = [item.text_bytes, item.file_bytes, item.num_files]
+    return [*place, *amounts, item.num_lines, item.num_sections, item.encoding]
+
+
+def _source_from_list(item: list[Any]) -> SourceState:
+    is_old = len(item) == 7  # of an earlier version, which read everything as UTF-8 and did not count lines
+    return SourceState(item[0], tuple(item[1]), *item[2:], *([-1] if is_old and item[0] is not None else []))

@@ -1,7 +1,8 @@
 """A file's bytes as one sequential, decompressed stream, with places from which reading can resume.
 
 Owns the place of any byte as (start of its frame in the file, offset inside the decompressed frame). Bytes before
-damage are returned; the next read raises the damage. Does not own records or the network.
+damage are returned; the next read raises the damage, and the one after it continues with the next frame. Does not own
+records or the network.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from jackline.data.sources.bytefile import ByteFile
-from jackline.data.sources.frames import DamagedBytes, Piece, gzip_pieces, zstd_pieces
+from jackline.data.sources.damage import DamagedBytes
+from jackline.data.sources.frames import Gap, Piece, gzip_pieces, zstd_pieces
 
 At = tuple[int, ...]
 START: At = (0, 0)
@@ -24,7 +26,8 @@ class Stream(Protocol):
     """Sequential bytes of one file."""
 
     def read(self, count: int) -> bytes:
-        """`count` bytes; fewer only at the end, or before damage, which the next call raises."""
+        """`count` bytes; fewer only at the end, or before damage, which the next call raises. Reading continues after
+        it: `place(0)` is then the start of the next frame."""
 
     def read_some(self) -> bytes:
         """What has arrived, at least one byte; empty only at the end."""
@@ -69,13 +72,13 @@ class PlainStream:
 class FrameStream:
     """Frames, one after the other."""
 
-    def __init__(self, pieces: Iterator[Piece], at: At) -> None:
+    def __init__(self, pieces: Iterator[Piece | Gap], at: At) -> None:
         self._pieces = pieces
         self.file_offset = at[0]
         self._ready = bytearray()
         self._num_out = 0  # decompressed bytes returned since the stream was opened
         self._frames: deque[tuple[int, int]] = deque([(0, at[0])])  # (first decompressed byte, start in the file)
-        self._damage: DamagedBytes | None = None
+        self._gap: Gap | None = None
         left = at[1]
         while left > 0:
             part = self.read(min(left, 1 << 20))
@@ -86,8 +89,11 @@ class FrameStream:
     def read(self, count: int) -> bytes:
         while len(self._ready) < count and self._take_piece():
             pass
-        if count and not self._ready and self._damage is not None:
-            raise self._damage
+        if count and not self._ready and self._gap is not None:
+            gap, self._gap = self._gap, None
+            self._frames.append((self._num_out, gap.resumes_at))
+            self.file_offset = gap.resumes_at
+            raise gap.damage
         out = bytes(self._ready[:count])
         del self._ready[:count]
         self._num_out += len(out)
@@ -102,10 +108,9 @@ class FrameStream:
 
     def _take_piece(self) -> bool:
         """Add one more piece to the ready bytes; False at the end, and at damage, which is kept for the next read."""
-        try:
-            piece = next(self._pieces, None) if self._damage is None else None
-        except DamagedBytes as damage:
-            self._damage = damage
+        piece = next(self._pieces, None) if self._gap is None else None
+        if isinstance(piece, Gap):
+            self._gap = piece
             return False
         if piece is None:
             return False

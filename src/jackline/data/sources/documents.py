@@ -13,18 +13,20 @@ from dataclasses import dataclass, field, replace
 import xxhash
 
 from jackline.data.cache.state import FILE_IS_DONE, Counts, Inside, ReadState, SourceState
-from jackline.data.sources.bytefile import ByteFile, Patience, SourceUnavailable
+from jackline.data.sources.bytefile import ByteFile, LocalFile, Patience, SourceUnavailable
+from jackline.data.sources.damage import DamagedBytes, Lost, check_damage
 from jackline.data.sources.decompress import START
+from jackline.data.sources.encoding import UNKNOWN, UNKNOWN_ENCODING, HeadFile, Recognised, recognise
 from jackline.data.sources.formats import Layout, choose_text_column, layout_of, read_records, string_columns
-from jackline.data.sources.frames import DamagedBytes
 from jackline.data.sources.listing import list_files, open_file
-from jackline.data.sources.records import EMPTY_FILE, RUN_BYTES, Records
+from jackline.data.sources.records import EMPTY_FILE, Records
+from jackline.data.sources.runs import RUN_BYTES
+from jackline.data.sources.sections import is_validation_section, section_bytes
 from jackline.data.sources.walk import Found
 from jackline.data.spec import DataSpec, Source
 from jackline.errors import JacklineError, UsageError
 
 _KEY_BYTES = 1 << 16
-_ENOUGH_RECORDS = 200
 # A block also ends after this many bytes read: where filters drop most documents, progress and cursors must advance.
 _SEEN_BYTES = 4 * RUN_BYTES
 _BLOCK_BYTES = RUN_BYTES // 2  # most runs are a block of their own; only small files are combined
@@ -52,7 +54,7 @@ class Block:
 
 def read_blocks(spec: DataSpec, state: ReadState, around: Surroundings) -> Iterator[Block]:
     """Blocks from `state` to the end of the sources or of `max_examples`."""
-    readers = [_runs(index, spec.sources[index], item, around) for index, item in enumerate(state.sources)]
+    readers = [_runs(spec, index, item, around) for index, item in enumerate(state.sources)]
     in_file = [0] * len(readers)
     while not state.is_ended:
         block = Block([], set(), state, state)
@@ -67,10 +69,10 @@ def read_blocks(spec: DataSpec, state: ReadState, around: Surroundings) -> Itera
             num_kept += added
             num_seen += sum(map(len, records.texts))
             in_file[index] = records.file_offset
-            check_damage(state.counts, spec.max_damaged_fraction, is_end=False)
+            _check(state.counts, spec, is_end=False)
             if around.is_live or (num_kept and len(spec.sources) > 1):
                 break  # the next block may come from another source
-        check_damage(state.counts, spec.max_damaged_fraction, is_end=state.is_ended)
+        _check(state.counts, spec, is_end=state.is_ended)
         block.after = state
         block.file_bytes = sum(in_file) + sum(source.file_bytes for source in state.sources)
         yield block
@@ -81,18 +83,8 @@ def find_text_columns(spec: DataSpec, around: Surroundings) -> DataSpec:
     return spec.with_columns([_find_text_column(source, around) for source in spec.sources])
 
 
-def check_damage(counts: Counts, max_fraction: float, *, is_end: bool) -> None:
-    """Raise if more than the allowed share of the records could not be read."""
-    if counts.num_damaged <= max_fraction * counts.records or (counts.records < _ENOUGH_RECORDS and not is_end):
-        return
-    reasons = [f"{count:,} x {reason}" for reason, count in sorted(counts.damaged.items())]
-    share = 100 * counts.num_damaged / counts.records
-    raise JacklineError(
-        f"{counts.num_damaged:,} of the first {counts.records:,} records cannot be read ({share:.1f} %, "
-        f"allowed {100 * max_fraction:g} %)",
-        detail=tuple(reasons),
-        hint="repair the source, or allow it: max_damaged_fraction=0.1 (on the command line --max-damaged 0.1)",
-    )
+def _check(counts: Counts, spec: DataSpec, *, is_end: bool) -> None:
+    check_damage(counts.lost, counts.damaged, counts.records, spec.max_damaged_fraction, is_end=is_end)
 
 
 def _whose_turn(spec: DataSpec, state: ReadState) -> int:
@@ -104,47 +96,130 @@ def _whose_turn(spec: DataSpec, state: ReadState) -> int:
     return min(waiting, key=lambda index: (state.sources[index].text_bytes / spec.sources[index].weight, index))
 
 
+@dataclass(slots=True)
+class _Taken:
+    """What became of the texts of one run."""
+
+    documents: int = 0
+    empty: int = 0
+    short: int = 0
+    other_split: int = 0
+    num_bytes: int = 0
+    inside: Inside = ""
+    is_full: bool = False
+
+    def judge(self, verdict: int) -> None:
+        self.documents += verdict == 0
+        self.empty += verdict == 1
+        self.short += verdict == 2
+        self.other_split += verdict == 3
+        self.inside = "dropped" if verdict else "kept"
+
+
 def _take_run(
     spec: DataSpec, state: ReadState, index: int, records: Records, place: SourceState, block: Block
 ) -> tuple[ReadState, int]:
     """Filter one run into `block`; returns the state after it and how many bytes of text were kept."""
-    counts, inside = state.counts, state.sources[index].inside
-    empty, short, other, documents, num_bytes = 0, 0, 0, 0, 0
-    is_full = False
+    counts, before = state.counts, state.sources[index]
+    place = replace(place, num_lines=before.num_lines, num_sections=before.num_sections)
+    taken = _Taken(inside=before.inside)
+    if records.is_section:
+        _take_section(spec, counts, place, records, taken, block)
+    else:
+        _take_texts(spec, counts, records, taken, block)
+    begun = len(records.texts) - (1 if records.starts_inside else 0)
+    lost = _located(records, counts, place)
+    damaged = dict(counts.damaged)
+    for reason, count in records.damaged.items():
+        damaged[reason] = damaged.get(reason, 0) + count
+    new_counts = replace(
+        counts,
+        records=counts.records + begun + lost.records,
+        documents=counts.documents + taken.documents,
+        empty=counts.empty + taken.empty,
+        short=counts.short + taken.short,
+        other_split=counts.other_split + taken.other_split,
+        damaged=damaged,
+        lost=counts.lost.plus(lost),
+        encodings=_with_encoding(counts.encodings, records.encoding),
+    )
+    carried: Inside = taken.inside if records.ends_inside and not taken.is_full else ""
+    text_bytes = before.text_bytes + taken.num_bytes
+    state = state.with_source(index, _after(place, records, carried, text_bytes), new_counts)
+    return (state.ended() if taken.is_full else state), taken.num_bytes
+
+
+def _take_texts(spec: DataSpec, counts: Counts, records: Records, taken: _Taken, block: Block) -> None:
     last = len(records.texts) - 1
     for number, raw in enumerate(records.texts):
         is_going_on = number == 0 and records.starts_inside
         is_whole = not is_going_on and not (number == last and records.ends_inside)
         text = raw.strip() if spec.strip and is_whole else raw
         if not is_going_on:
-            if spec.max_examples is not None and counts.documents + documents >= spec.max_examples:
-                is_full = True
-                break
-            verdict = _verdict(text, spec)
-            empty, short, other = empty + (verdict == 1), short + (verdict == 2), other + (verdict == 3)
-            documents += verdict == 0
-            inside = "dropped" if verdict else "kept"
-        if inside == "kept":
+            if _is_enough(spec, counts, taken):
+                return
+            taken.judge(_verdict(text, spec))
+        if taken.inside == "kept":
             block.texts.append(text)
-            num_bytes += len(text)
+            taken.num_bytes += len(text)
             if number == last and records.ends_inside:
                 block.left_open.add(len(block.texts) - 1)
-    begun = len(records.texts) - (1 if records.starts_inside else 0)
-    damaged = dict(counts.damaged)
-    for reason, count in records.damaged.items():
-        damaged[reason] = damaged.get(reason, 0) + count
-    new_counts = Counts(
-        counts.records + begun + sum(records.damaged.values()),
-        counts.documents + documents,
-        counts.empty + empty,
-        counts.short + short,
-        counts.other_split + other,
-        damaged,
+
+
+def _take_section(
+    spec: DataSpec, counts: Counts, place: SourceState, records: Records, taken: _Taken, block: Block
+) -> None:
+    """A section of a file. Neighbours of the same split are one document: it ends where the split changes."""
+    is_mine, is_next_mine = (
+        is_validation_section(place.num_files, place.num_sections + step, spec.validation_fraction)
+        == (spec.split == "validation")
+        for step in (0, 1)
     )
-    carried: Inside = inside if records.ends_inside and not is_full else ""
-    place = replace(place, inside=carried, text_bytes=state.sources[index].text_bytes + num_bytes)
-    state = state.with_source(index, place, new_counts)
-    return (state.ended() if is_full else state), num_bytes
+    if not is_mine:
+        taken.other_split += taken.inside != "dropped"
+        taken.inside = "" if is_next_mine else "dropped"
+        return
+    is_open = records.ends_inside and is_next_mine
+    if taken.inside != "kept":
+        if _is_enough(spec, counts, taken):
+            return
+        is_short = not is_open and spec.min_chars > 0 and _is_shorter(records.texts[0], spec.min_chars)
+        taken.judge(2 if is_short else 0)
+    if taken.inside == "kept":
+        block.texts.append(records.texts[0])
+        taken.num_bytes += len(records.texts[0])
+        if is_open:
+            block.left_open.add(len(block.texts) - 1)
+    if not is_open:
+        taken.inside = ""
+
+
+def _is_enough(spec: DataSpec, counts: Counts, taken: _Taken) -> bool:
+    taken.is_full = spec.max_examples is not None and counts.documents + taken.documents >= spec.max_examples
+    return taken.is_full
+
+
+def _located(records: Records, counts: Counts, place: SourceState) -> Lost:
+    """The run's losses with their places in the file, and the documents among text that cannot be decompressed."""
+    lost = records.lost.located(place.file or "", place.num_lines)
+    if not records.gap_bytes:
+        return lost
+    known = counts.records - counts.lost.records
+    mean_bytes = (counts.lost.seen_bytes - counts.lost.text_bytes) / known if known > 0 else RUN_BYTES
+    return replace(lost, records=lost.records + max(1, round(records.gap_bytes / max(1.0, mean_bytes))))
+
+
+def _after(place: SourceState, records: Records, inside: Inside, text_bytes: int) -> SourceState:
+    """The state after a run; `place` has the numbers before it."""
+    num_lines = -1 if records.has_gap or place.num_lines < 0 else place.num_lines + records.num_lines
+    num_sections = place.num_sections + records.is_section
+    if records.after == FILE_IS_DONE:
+        num_lines = num_sections = 0
+    return replace(place, inside=inside, text_bytes=text_bytes, num_lines=num_lines, num_sections=num_sections)
+
+
+def _with_encoding(encodings: dict[str, int], name: str) -> dict[str, int]:
+    return {**encodings, name: encodings.get(name, 0) + 1} if name else encodings
 
 
 def _verdict(text: bytes, spec: DataSpec) -> int:
@@ -173,10 +248,10 @@ def _is_shorter(text: bytes, min_chars: int) -> bool:
 
 
 def _runs(
-    index: int, source: Source, state: SourceState, around: Surroundings
+    spec: DataSpec, index: int, state: SourceState, around: Surroundings
 ) -> Iterator[tuple[Records, SourceState]]:
     """Runs of one source, each with the state after it (its `inside` and `text_bytes` are the caller's to fill)."""
-    start = state.file
+    source, start = spec.sources[index], state.file
     for found in list_files(source.url, start_at=start, needs_known_ending=source.format == "auto"):
         at = START
         if start is not None:
@@ -191,10 +266,16 @@ def _runs(
         file = open_file(found.name, around.patience)
         try:
             around.on_open(index, found, file)
-            layout = _layout(source, found.name)
             state = replace(state, file=found.name, num_files=state.num_files + (at == START))
-            for records in _until_damage(file, layout, at, inside=at != START, is_live=around.is_live):
+            encoding = ""
+            if at == START:
+                file, found_encoding = _recognised(source, file, is_live=around.is_live)
+                encoding = found_encoding.name if found_encoding.name != "UTF-8" else ""
+                state = replace(state, encoding=found_encoding.codec)
+            layout = _with_sections(_layout(source, found.name, state), spec, index, file.size())
+            for records in _until_damage(file, layout, at, around):
                 state = replace(state, at=records.after)
+                records.encoding, encoding = encoding, ""
                 yield records, state
             file.check_same()
             size = file.size() or 0
@@ -209,15 +290,33 @@ def _runs(
         )
 
 
-def _until_damage(
-    file: ByteFile, layout: Layout, at: tuple[int, ...], *, inside: bool, is_live: bool
-) -> Iterator[Records]:
-    """The file's runs. If its bytes end too early, one last run counts the damage and closes an open document."""
-    records = None
+def _recognised(source: Source, file: ByteFile, *, is_live: bool) -> tuple[ByteFile, Recognised]:
+    """The file, of which no byte has to be asked for twice, and its encoding."""
+    layout = layout_of(file.name, source.format)
+    if layout is None or layout.container == "parquet" or not file.size():
+        return file, Recognised("", "UTF-8")
+    if isinstance(file, LocalFile) or is_live:
+        return file, recognise(file, layout.compression, source.encoding, is_live=is_live)
+    head = HeadFile(file)
+    found = recognise(head, layout.compression, source.encoding)
+    head.is_recording = False
+    return head, found
+
+
+def _until_damage(file: ByteFile, layout: Layout, at: tuple[int, ...], around: Surroundings) -> Iterator[Records]:
+    """The file's runs. If nothing (more) of it can be read, one last run counts the damage."""
     if at == START and file.size() == 0:
-        is_document = layout == Layout("txt", documents=layout.documents)
-        yield Records([b""], FILE_IS_DONE) if is_document else Records([], FILE_IS_DONE, {EMPTY_FILE: 1})
+        records = Records([b""] if layout.is_plain_text else [], FILE_IS_DONE)
+        if not layout.is_plain_text:
+            records.add_damage(EMPTY_FILE, place=START)
+        yield records
         return
+    if layout.encoding == UNKNOWN:
+        yield _whole_file_lost(
+            file, layout, DamagedBytes(UNKNOWN_ENCODING, at=recognise(file, layout.compression).bad_at)
+        )
+        return
+    is_open = at != START and layout.container == "txt"
     try:
         if layout.has_columns and not layout.column:
             # A folder with several formats and no column given: the column is found for each file.
@@ -225,33 +324,55 @@ def _until_damage(
             if not names:
                 return
             layout = replace(layout, column=choose_text_column(names, None, file.name))
-        for records in read_records(file, layout, at, is_live=is_live):
-            yield records
+        for records in read_records(file, layout, at, is_live=around.is_live):
+            is_open = records.ends_inside
+            yield _checked(file, records)
     except DamagedBytes as damage:
+        yield _checked(file, _whole_file_lost(file, layout, damage, is_open=is_open))
+
+
+def _checked(file: ByteFile, records: Records) -> Records:
+    if records.has_gap:
         file.check_same()  # a file truncated while it was read is a changed source, not damage
-        is_open = records.ends_inside if records is not None else inside and layout.container == "txt"
-        closing = Records([b""] if is_open else [], FILE_IS_DONE, {str(damage): 1}, starts_inside=is_open)
-        yield closing
+    return records
 
 
-def _layout(source: Source, name: str) -> Layout:
+def _whole_file_lost(file: ByteFile, layout: Layout, damage: DamagedBytes, *, is_open: bool = False) -> Records:
+    records = Records([b""] if is_open else [], FILE_IS_DONE, starts_inside=is_open)
+    damage.file_bytes = (file.size() or 1) if layout.is_packed else 0
+    damage.text_bytes = damage.text_bytes or (file.size() or 1) * (3 if layout.is_packed else 1)
+    records.add_gap(damage)
+    records.gap_bytes = damage.text_bytes
+    return records
+
+
+def _layout(source: Source, name: str, state: SourceState) -> Layout:
     layout = layout_of(name, source.format, source.documents, source.text_column or "")
     if layout is None:
         raise UsageError(
             f"cannot tell the format of {name} from its name",
             hint="say it: format=txt, jsonl, csv, tsv or parquet (on the command line --format)",
         )
-    return layout
+    return replace(layout, encoding=state.encoding)
+
+
+def _with_sections(layout: Layout, spec: DataSpec, index: int, file_bytes: int | None) -> Layout:
+    is_divided = spec.sources[index].split_by == "lines" and spec.split != "all" and spec.validation_fraction > 0
+    if not is_divided or layout.container != "txt" or layout.documents != "file":
+        return layout
+    size = section_bytes(file_bytes, spec.validation_fraction, is_compressed=bool(layout.compression))
+    return replace(layout, section_bytes=size)
 
 
 def _find_text_column(source: Source, around: Surroundings) -> str | None:
     for found in list_files(source.url, needs_known_ending=source.format == "auto"):
-        layout = _layout(source, found.name)
+        layout = _layout(source, found.name, SourceState())
         if not layout.has_columns:
             return source.text_column
         file = open_file(found.name, around.patience)
         try:
-            names = string_columns(file, layout)
+            file, encoding = _recognised(source, file, is_live=around.is_live)
+            names = string_columns(file, replace(layout, encoding=encoding.codec))
             if names:
                 return choose_text_column(names, source.text_column, found.name)
         except DamagedBytes:

@@ -13,17 +13,21 @@ from typing import Literal
 
 from jackline.data.sources.bytefile import ByteFile
 from jackline.data.sources.decompress import START, At, Stream, open_stream
-from jackline.data.sources.frames import DamagedBytes
+from jackline.data.sources.encoding import DecodingStream
+from jackline.data.sources.parquet import open_parquet, parquet_records
 from jackline.data.sources.records import (
     NO_COLUMN,
+    WHOLE,
+    Pieces,
     Records,
-    arriving_lines,
     block_records,
     jsonl_records,
     line_records,
     whole_file_records,
 )
-from jackline.data.sources.tables import csv_header, csv_records, open_parquet, parquet_records
+from jackline.data.sources.runs import arriving_lines
+from jackline.data.sources.sections import section_cut
+from jackline.data.sources.tables import csv_header, csv_records
 from jackline.errors import UsageError
 
 Container = Literal["txt", "jsonl", "csv", "tsv", "parquet"]
@@ -55,10 +59,21 @@ class Layout:
     compression: str = ""
     documents: Documents = "file"
     column: str = ""
+    encoding: str = ""  # as Python calls it; "": UTF-8
+    section_bytes: int = 0  # of a file that is one document but is divided between the splits; 0: it is not
 
     @property
     def has_columns(self) -> bool:
         return self.container != "txt"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether bytes of the file are not bytes of text."""
+        return bool(self.compression) or self.container == "parquet"
+
+    @property
+    def is_plain_text(self) -> bool:
+        return self.container == "txt" and not self.compression
 
 
 def layout_of(name: str, container: str = "auto", documents: Documents = "file", column: str = "") -> Layout | None:
@@ -71,24 +86,36 @@ def layout_of(name: str, container: str = "auto", documents: Documents = "file",
 
 
 def read_records(file: ByteFile, layout: Layout, at: At = START, *, is_live: bool = False) -> Iterator[Records]:
-    """Runs of records from `at` on. Raises DamagedBytes where the file itself ends too early.
+    """Runs of records from `at` on. Raises DamagedBytes where nothing of the file can be read.
 
     `is_live`: a line of jsonl is returned as soon as it has arrived, as a run of its own.
     """
     if layout.container == "parquet":
         return parquet_records(file, layout.column, at)
-    stream = open_stream(file, layout.compression, at)
+    stream = open_text(file, layout, at)
     if layout.container == "jsonl":
         return jsonl_records(stream, layout.column, is_live=is_live)
     if layout.container in ("csv", "tsv"):
         return _csv(file, layout, stream)
-    return {"file": whole_file_records, "line": line_records, "block": block_records}[layout.documents](stream)
+    if layout.documents == "file":
+        size = layout.section_bytes
+        return whole_file_records(stream, Pieces(size, section_cut, are_sections=True) if size else WHOLE)
+    return line_records(stream) if layout.documents == "line" else block_records(stream)
+
+
+def open_text(file: ByteFile, layout: Layout, at: At) -> Stream:
+    """The file's text as UTF-8 from `at` on."""
+    stream = open_stream(file, layout.compression, at)
+    return DecodingStream(stream, layout.encoding) if layout.encoding else stream
 
 
 def _csv(file: ByteFile, layout: Layout, stream: Stream) -> Iterator[Records]:
     header = _csv_names(file, layout)
     if layout.column not in header:
-        yield Records([], stream.place(0), {NO_COLUMN: 1})
+        records = Records([], stream.place(0))
+        records.add_damage(NO_COLUMN, num_bytes=file.size() or 1, place=START)
+        records.add_seen(file.size() or 1)
+        yield records
         return
     yield from csv_records(stream, header, layout.column, _delimiter(layout))
 
@@ -98,7 +125,7 @@ def _delimiter(layout: Layout) -> str:
 
 
 def _csv_names(file: ByteFile, layout: Layout) -> list[str]:
-    return csv_header(open_stream(file, layout.compression, START), _delimiter(layout))
+    return csv_header(open_text(file, layout, START), _delimiter(layout))
 
 
 def string_columns(file: ByteFile, layout: Layout) -> list[str]:
@@ -108,7 +135,7 @@ def string_columns(file: ByteFile, layout: Layout) -> list[str]:
         return [field.name for field in schema if "string" in str(field.type)]
     if layout.container in ("csv", "tsv"):
         return _csv_names(file, layout)
-    for run in arriving_lines(open_stream(file, layout.compression, START)):
+    for run in arriving_lines(open_text(file, layout, START)):
         for line in run.data.split(b"\n"):
             try:
                 record = json.loads(line)
@@ -138,4 +165,4 @@ def choose_text_column(names: list[str], wanted: str | None, file_name: str) -> 
     )
 
 
-__all__ = ["DamagedBytes", "Layout", "choose_text_column", "layout_of", "read_records", "string_columns"]
+__all__ = ["Layout", "choose_text_column", "layout_of", "read_records", "string_columns"]

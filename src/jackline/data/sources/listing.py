@@ -12,7 +12,9 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from jackline.data.sources.bytefile import ByteFile, HttpFile, LocalFile, Patience, SourceUnavailable
 from jackline.data.sources.formats import layout_of
@@ -50,6 +52,24 @@ def list_files(url: str, *, start_at: str | None = None, needs_known_ending: boo
 def local_path(url: str) -> str:
     """The path as typed, made absolute without following links: a link to the newest corpus stays that link."""
     return os.path.abspath(os.path.expanduser(url))  # noqa: PTH100, PTH111 - Path.resolve() would follow links
+
+
+def is_one_text_file(url: str, container: str = "auto") -> bool:
+    """Whether a source is a single text file: by its name, also where it is gone or remote; of a local folder or
+    pattern, by what is there."""
+    if url == PYTHON_STDLIB:
+        return False
+    is_remote = "://" in url
+    name = url
+    if not is_remote and (Path(local_path(url)).is_dir() or MAGIC.search(url)):
+        files = list(islice(list_files(url, needs_known_ending=container == "auto"), 2))
+        if len(files) != 1:
+            return False
+        name = files[0].name
+    if is_remote and (MAGIC.search(urlsplit(url).path) or _BRACES.search(url)):
+        return False
+    layout = layout_of(name, container)
+    return layout is not None and layout.container == "txt"
 
 
 def open_file(name: str, patience: Patience) -> ByteFile:

@@ -1,8 +1,8 @@
-"""Runs of records from line-based text: jsonl, and txt by line, by blank-line block or whole.
+"""Runs of records from line-based text: jsonl, and txt by line, by blank-line block, whole or in sections.
 
-Owns: cutting a stream into bounded runs whose borders depend only on where the run begins (so that reading can resume
-at any run), taking the text out of each record, and naming what is wrong with a record that has none. A record is
-damaged only for a cause in its bytes. Does not own filters or splits (documents.py), nor csv and parquet (tables.py).
+Owns: taking the text out of each record, and locating what cannot be read. A record is damaged only for a cause in
+its bytes, and only its own line is lost. Does not own where runs begin and end (runs.py), filters or splits
+(documents.py), nor csv (tables.py) and parquet (parquet.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from jackline.data.sources.damage import KEPT_PLACES, NOTHING, DamagedBytes, Lost, Place
 from jackline.data.sources.decompress import START, At, Stream
-from jackline.data.sources.frames import DamagedBytes
+from jackline.data.sources.runs import (
+    BLANK_LINES,
+    BOM,
+    MAX_RECORD_BYTES,
+    RUN_BYTES,
+    Run,
+    arriving_lines,
+    safe_cut,
+    whole_blocks,
+    whole_characters,
+    whole_lines,
+)
 from jackline.units import format_bytes
 
-RUN_BYTES = 1 << 20
-MAX_RECORD_BYTES = 32 << 20
 TOO_LONG = f"record longer than {format_bytes(MAX_RECORD_BYTES)}"
 BAD_JSON = "bad JSON line"
 NOT_UNICODE = "text is not valid Unicode"
@@ -27,11 +37,8 @@ NOT_TEXT = "text column is not text"
 EMPTY_FILE = "empty file"
 
 _DECODER = json.JSONDecoder()
-_BOM = b"\xef\xbb\xbf"
-_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
-_LEADING_BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
-_OVERLAP_BYTES = 1 << 16
-_BETWEEN_WORDS = re.compile(rb"[A-Za-z0-9](?= [A-Za-z])")
+_LEADING = re.compile(rb"(?:[ \t\r]*\n)+")
+_LONG_LINE_BYTES = 4096  # of a line longer than this only the part around a bad byte is lost
 
 
 @dataclass(slots=True)
@@ -43,113 +50,201 @@ class Records:
     damaged: dict[str, int] = field(default_factory=dict)
     starts_inside: bool = False  # texts[0] continues the document that the previous run left open
     ends_inside: bool = False  # texts[-1] continues in the next run
+    is_section: bool = False  # texts[0] is a section, which belongs to a split by its number
+    encoding: str = ""  # for people, in the first run of a file that is not UTF-8
     file_offset: int = 0
+    num_lines: int = 0
+    lost: Lost = NOTHING
+    has_gap: bool = False  # after which the numbers of lines are not known
+    gap_bytes: int = 0  # of text, in documents whose number can only be estimated
 
-    def add_damage(self, reason: str, count: int = 1) -> None:
+    def add_damage(
+        self,
+        reason: str,
+        count: int = 1,
+        *,
+        num_bytes: int = 0,
+        place: At = (),
+        line: int = 0,
+        is_record: bool = True,
+    ) -> None:
+        """`line` counts from 1 inside the run. `is_record`: a whole document is lost, not a part of one."""
         self.damaged[reason] = self.damaged.get(reason, 0) + count
+        places: tuple[Place, ...] = ()
+        if place and len(self.lost.places) < KEPT_PLACES:
+            places = (Place(reason, "", place[0], place[1], line, num_bytes),)
+        self.lost = self.lost.plus(Lost(0, num_bytes, records=count if is_record else 0, places=places))
+
+    def add_gap(self, damage: DamagedBytes, num_partial: int = 0) -> None:
+        """Bytes that cannot be decompressed, and `num_partial` bytes of a record that was cut off before them."""
+        reason = str(damage)
+        self.damaged[reason] = self.damaged.get(reason, 0) + 1
+        found = damage.text_bytes
+        place = Place(reason, "", damage.at, 0, self.num_lines + 1, found + num_partial)
+        if damage.is_suspect:
+            lost = Lost(0, num_partial, damage.file_bytes, found, places=(place,))
+        else:
+            lost = Lost(found, found + num_partial, damage.file_bytes, places=(place,))
+        self.lost = self.lost.plus(lost)
+        self.has_gap = True
+
+    def add_seen(self, num_bytes: int, num_lines: int = 0) -> None:
+        self.lost = self.lost.plus(Lost(num_bytes))
+        self.num_lines += num_lines
 
 
 def jsonl_records(stream: Stream, column: str, *, is_live: bool = False) -> Iterator[Records]:
     """One JSON object a line, the text under `column`; `is_live`: every line is a run of its own."""
     for run in arriving_lines(stream) if is_live else whole_lines(stream):
-        records = Records([], run.after, file_offset=stream.file_offset)
-        if run.damage:
-            records.add_damage(run.damage)
-        for line in _decoded_lines(run.data):
-            _take_json(line, column, records)
+        records = _records_of(run, stream)
+        bad, number = [], 0
+        for number, line in enumerate(_decoded_lines(run.data)):
+            if reason := _take_json(line, column, records):
+                bad.append((number, reason))
+        records.num_lines += number
+        if bad:
+            _lose_lines(bad, run, stream, records)
         yield records
 
 
 def line_records(stream: Stream) -> Iterator[Records]:
     """One document a line."""
     for run in whole_lines(stream):
-        records = Records([], run.after, file_offset=stream.file_offset)
-        if run.damage:
-            records.add_damage(run.damage)
-        _add_valid([line.removesuffix(b"\r") for line in run.data.split(b"\n") if line], records)
+        records = _records_of(run, stream)
+        lines = run.data.split(b"\n")
+        records.num_lines += len(lines) - 1
+        # Each line by itself: most are ASCII, which is checked much faster than a run in which one line is not.
+        bad = []
+        for number, line in enumerate(lines):
+            if not is_valid(line):
+                bad.append((number, NOT_UNICODE))
+            elif line:
+                records.texts.append(line.removesuffix(b"\r"))
+        if bad:
+            _lose_lines(bad, run, stream, records)
         yield records
 
 
 def block_records(stream: Stream) -> Iterator[Records]:
-    """Documents with blank lines between them."""
-    for run in _whole_runs(stream, _BLOCKS):
-        records = Records([], run.after, file_offset=stream.file_offset)
-        if run.damage:
-            records.add_damage(run.damage)
-        begin = _LEADING_BLANK_LINES.match(run.data)
-        data = run.data[begin.end() :] if begin else run.data
-        blocks = _BLANK_LINES.split(data)
-        _add_valid([block.strip(b"\r\n") for block in blocks if block.strip()], records)
+    """Documents with blank lines between them. A line that cannot be read is lost from its block."""
+    for run in whole_blocks(stream):
+        records = _records_of(run, stream)
+        records.num_lines += run.data.count(b"\n")
+        records.texts = _blocks(run.data)
+        if not all(map(is_valid, records.texts)):
+            records.texts = _blocks(_without_bad_lines(run.data, run.back, stream, records))
         yield records
 
 
-def whole_file_records(stream: Stream) -> Iterator[Records]:
-    """The file is one document, returned in pieces of at most one run; an empty file gives one empty text."""
+def _blocks(data: bytes) -> list[bytes]:
+    begin = _LEADING.match(data)
+    blocks = BLANK_LINES.split(data[begin.end() :] if begin else data)
+    return [block.strip(b"\r\n") for block in blocks if block.strip()]
+
+
+def _records_of(run: Run, stream: Stream) -> Records:
+    records = Records([], run.after, file_offset=stream.file_offset)
+    records.add_seen(len(run.data) + run.num_skipped)
+    if run.damage is not None:
+        records.add_gap(run.damage, run.num_skipped)
+        records.gap_bytes = records.lost.text_bytes
+    elif run.num_skipped:
+        records.num_lines = 1
+        is_near = run.back + run.num_skipped <= 2 * MAX_RECORD_BYTES  # further back a place may be forgotten
+        place = stream.place(run.back + run.num_skipped) if is_near else ()
+        records.add_damage(TOO_LONG, num_bytes=run.num_skipped, place=place, line=1)
+    return records
+
+
+def _lose_lines(bad: list[tuple[int, str]], run: Run, stream: Stream, records: Records) -> None:
+    """Count lines, given by their numbers in the run and the reasons."""
+    lines = run.data.split(b"\n")
+    first, start = 0, 0
+    for number, reason in bad:
+        num_bytes = len(lines[number]) + (number < len(lines) - 1)
+        if len(records.lost.places) < KEPT_PLACES:
+            start += sum(map(len, lines[first:number])) + number - first
+            first = number
+            records.add_damage(reason, num_bytes=num_bytes, place=stream.place(run.back - start), line=number + 1)
+        else:
+            records.add_damage(reason, num_bytes=num_bytes)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a file that is one document is divided into runs: their size, and where to cut before it."""
+
+    num_bytes: int = RUN_BYTES
+    cut: Callable[[bytes, int], int] = safe_cut
+    are_sections: bool = False
+
+
+WHOLE = Pieces()
+
+
+def whole_file_records(stream: Stream, pieces: Pieces = WHOLE) -> Iterator[Records]:
+    """The file is one document, returned in pieces of at most one run; an empty file gives one empty text.
+
+    A line that is not valid UTF-8 is lost, and so is what cannot be decompressed; the document continues after it.
+    """
+    size = pieces.num_bytes
     rest, is_first = b"", stream.place(0) == START
     starts_inside, is_last = not is_first, False
     while not is_last:
-        data = rest + stream.read(RUN_BYTES - len(rest))
-        is_last = len(data) < RUN_BYTES
-        damage = _damage_after(stream) if is_last else None
-        cut = _whole_characters(data, damage is not None) if is_last else safe_cut(data, RUN_BYTES)
-        text, rest = data[:cut], b"" if is_last else data[cut:]
-        if is_first:
-            text, is_first = text.removeprefix(_BOM), False
+        data, gap = rest, None
+        try:
+            data += stream.read(size - len(rest))
+            if len(data) < size:
+                is_last = not stream.read(1)
+        except DamagedBytes as damage:
+            gap = damage
+        is_short = is_last or gap is not None
+        cut = whole_characters(data, gap is not None) if is_short else pieces.cut(data, size)
+        text, rest = data[:cut], b"" if is_short else data[cut:]
         records = Records([text], stream.place(len(rest)), file_offset=stream.file_offset)
-        records.starts_inside, records.ends_inside = starts_inside, damage is not None or not is_last
+        records.add_seen(len(text), text.count(b"\n"))
+        if gap is not None:
+            records.add_gap(gap, len(data) - cut)
+            records.add_seen(len(data) - cut)
         if not is_valid(text):
-            # The text before it was already returned; the rest of this file is dropped and counted.
-            records.texts, records.ends_inside = ([b""] if starts_inside else []), False
-            records.add_damage(NOT_UNICODE)
-            is_last, damage = True, None
+            # After damage the stream is at the next frame: places before it are no longer known.
+            back = -1 if gap is not None else len(rest) + len(text)
+            records.texts[0] = text = _without_bad_lines(text, back, stream, records)
+        if is_first:
+            records.texts[0], is_first = text.removeprefix(BOM), False
+        records.starts_inside, records.ends_inside = starts_inside, not is_last
+        records.is_section = pieces.are_sections
         yield records
         starts_inside = True
-        if damage is not None:
-            raise damage
 
 
-def _damage_after(stream: Stream) -> DamagedBytes | None:
-    """Why the bytes ended, if they ended too early."""
-    try:
-        stream.read(1)
-    except DamagedBytes as damage:
-        return damage
-    return None
+def _without_bad_lines(data: bytes, back: int, stream: Stream, records: Records) -> bytes:
+    """`data` without the lines that are not valid UTF-8, each counted at its place. `data` begins `back` bytes before
+    where the stream is now; less than 0: not known."""
+    kept, at = [], 0
+    while at < len(data):
+        try:
+            data[at:].decode("utf-8")
+            break
+        except UnicodeDecodeError as error:
+            start, end = _lost_span(data, at + error.start, at + error.end, at)
+        kept.append(data[at:start])
+        place = stream.place(back - start) if back >= 0 and len(records.lost.places) < KEPT_PLACES else ()
+        line = data.count(b"\n", 0, start) + 1 if place else 0
+        records.add_damage(NOT_UNICODE, num_bytes=end - start, place=place, line=line, is_record=False)
+        at = end
+    return b"".join([*kept, data[at:]])
 
 
-def _whole_characters(data: bytes, is_cut_off: bool) -> int:
-    end = len(data)
-    while is_cut_off and end and _cuts_character(data, end):
-        end -= 1
-    return end
-
-
-def safe_cut(data: bytes, limit: int) -> int:
-    """Where to cut `data` at or before `limit` so that the pieces' tokens are those of the whole.
-
-    The cut is before a space between two words, because no byte-level pre-tokenizer joins across that place; else
-    after a line; else between two characters.
-    """
-    for window in (1 << 12, 1 << 16):
-        places = [match.end() for match in _BETWEEN_WORDS.finditer(data, max(0, limit - window), limit)]
-        if places:
-            return places[-1]
-    newline = data.rfind(b"\n", 0, limit - 1)
-    if newline >= 0:
-        return newline + 1
-    while limit > 1 and _cuts_character(data, limit):
-        limit -= 1
-    return limit
-
-
-def _cuts_character(data: bytes, at: int) -> bool:
-    if at < len(data):
-        return data[at] & 0xC0 == 0x80
-    for back in range(1, min(4, at) + 1):
-        byte = data[at - back]
-        if byte & 0xC0 != 0x80:
-            return byte >= 0xC0 and back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
-    return False
+def _lost_span(data: bytes, bad: int, end_of_bad: int, first: int) -> tuple[int, int]:
+    """The line around bad bytes, with its end; of a long line only the words around them."""
+    low, high = max(first, bad - _LONG_LINE_BYTES), min(len(data), end_of_bad + _LONG_LINE_BYTES)
+    start = data.rfind(b"\n", low, bad) + 1 or (first if low == first else data.rfind(b" ", low, bad) + 1 or bad)
+    end = data.find(b"\n", end_of_bad, high) + 1
+    if not end:
+        space = data.find(b" ", end_of_bad, high)
+        end = len(data) if high == len(data) else space if space >= 0 else end_of_bad
+    return max(start, first), end
 
 
 def is_valid(text: bytes) -> bool:
@@ -158,104 +253,6 @@ def is_valid(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-class _Run(NamedTuple):
-    data: bytes
-    after: At
-    damage: str | None
-
-
-class _Border(NamedTuple):
-    """How records end: the pattern of an end, and a function for the last end in some bytes (0: there is none)."""
-
-    pattern: re.Pattern[bytes]
-    last: Callable[[bytes], int]
-
-
-def _last_line_end(data: bytes) -> int:
-    return data.rfind(b"\n") + 1
-
-
-def _last_blank_line(data: bytes) -> int:
-    for window in (1 << 12, 1 << 16, len(data)):
-        ends = [found.end() for found in _BLANK_LINES.finditer(data, max(0, len(data) - window))]
-        if ends:
-            return ends[-1]
-    return 0
-
-
-_LINES = _Border(re.compile(rb"\n"), _last_line_end)
-_BLOCKS = _Border(_BLANK_LINES, _last_blank_line)
-
-
-def whole_lines(stream: Stream) -> Iterator[_Run]:
-    return _whole_runs(stream, _LINES)
-
-
-def arriving_lines(stream: Stream) -> Iterator[_Run]:
-    """Each line as a run of its own, returned as soon as its end has arrived. The lines are those of `whole_lines`.
-    Each takes a few microseconds more, but no line waits for the next ones of a slow source."""
-    rest, num_seen = bytearray(), 0
-    is_first = stream.place(0) == START
-    while True:
-        end = rest.find(b"\n", num_seen)
-        if end >= 0:
-            line = bytes(rest[: end + 1])
-            del rest[: end + 1]
-            num_seen = 0
-            yield _Run(line.removeprefix(_BOM) if is_first else line, stream.place(len(rest)), None)
-            is_first = False
-            continue
-        num_seen = len(rest)
-        if num_seen > MAX_RECORD_BYTES:
-            rest, num_seen = bytearray(_pass_over_record(stream, bytes(rest[-_OVERLAP_BYTES:]), _LINES)), 0
-            yield _Run(b"", stream.place(len(rest)), TOO_LONG)
-        elif more := stream.read_some():
-            rest += more
-        else:
-            if rest:
-                yield _Run(bytes(rest).removeprefix(_BOM) if is_first else bytes(rest), stream.place(0), None)
-            return
-
-
-def _whole_runs(stream: Stream, border: _Border) -> Iterator[_Run]:
-    """Runs of whole records. Each looks at exactly RUN_BYTES from its own start, so the borders are the same whether
-    reading continued or resumed there."""
-    rest = b""
-    is_first = stream.place(0) == START
-    while True:
-        data = rest + stream.read(max(0, RUN_BYTES - len(rest)))
-        data = data.removeprefix(_BOM) if is_first else data
-        is_first = False
-        cut = border.last(data)
-        while not cut and len(data) <= MAX_RECORD_BYTES and (more := stream.read(RUN_BYTES)):
-            seen = max(0, len(data) - _OVERLAP_BYTES)  # the bytes before it contain no end of a record
-            data += more
-            found = border.last(data[seen:])
-            cut = seen + found if found else 0
-        if cut:
-            rest = data[cut:]
-            yield _Run(data[:cut], stream.place(len(rest)), None)
-        elif len(data) > MAX_RECORD_BYTES:
-            rest = _pass_over_record(stream, data[-_OVERLAP_BYTES:], border)
-            yield _Run(b"", stream.place(len(rest)), TOO_LONG)
-        else:
-            if data:
-                yield _Run(data, stream.place(0), None)
-            return
-
-
-def _pass_over_record(stream: Stream, tail: bytes, border: _Border) -> bytes:
-    """Read to the end of a record that is too long, whose last bytes so far are `tail`. Returns the bytes that were
-    read after its end."""
-    while more := stream.read(RUN_BYTES):
-        data = tail + more
-        end = border.pattern.search(data)
-        if end is not None:
-            return data[end.end() :]
-        tail = data[-_OVERLAP_BYTES:]
-    return b""
 
 
 def _decoded_lines(data: bytes) -> Iterator[str | None]:
@@ -267,23 +264,24 @@ def _decoded_lines(data: bytes) -> Iterator[str | None]:
             yield line.decode("utf-8") if is_valid(line) else None
 
 
-def _take_json(line: str | None, column: str, records: Records) -> None:
+def _take_json(line: str | None, column: str, records: Records) -> str | None:
+    """Add the line's text; returns the reason if it has none."""
     if line is None:
-        records.add_damage(NOT_UNICODE)
-        return
+        return NOT_UNICODE
     if not line or line.isspace():
-        return
+        return None
     try:
         text = _parse(line)[column]
         records.texts.append(b"" if text is None else text.encode("utf-8"))
     except UnicodeEncodeError:
-        records.add_damage(NOT_UNICODE)
+        return NOT_UNICODE
     except AttributeError:
-        records.add_damage(NOT_TEXT)
+        return NOT_TEXT
     except (KeyError, TypeError):
-        records.add_damage(NO_COLUMN)
+        return NO_COLUMN
     except (ValueError, RecursionError):
-        records.add_damage(BAD_JSON)
+        return BAD_JSON
+    return None
 
 
 def _parse(line: str) -> Any:
@@ -294,11 +292,3 @@ def _parse(line: str) -> Any:
     if end != len(line) and not line[end:].isspace():
         raise ValueError("extra data")
     return value
-
-
-def _add_valid(texts: list[bytes], records: Records) -> None:
-    for text in texts:
-        if is_valid(text):
-            records.texts.append(text)
-        else:
-            records.add_damage(NOT_UNICODE)

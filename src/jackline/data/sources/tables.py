@@ -1,35 +1,26 @@
-"""Runs of records from tables: csv and parquet.
+"""Runs of records from csv and tsv files.
 
-Owns: streaming one text column of a table; counting rows that cannot be read, by reason; places (a byte of the csv
-file, a row of a parquet row group). Does not own which column it is (formats.py).
+Owns: streaming one text column of a table, and locating rows that cannot be read. Does not own which column it is
+(formats.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jackline.data.sources.bytefile import ByteFile
-from jackline.data.sources.decompress import START, At, Stream
-from jackline.data.sources.frames import DamagedBytes
-from jackline.data.sources.records import (
-    MAX_RECORD_BYTES,
-    NO_COLUMN,
-    NOT_TEXT,
-    NOT_UNICODE,
-    RUN_BYTES,
-    Records,
-    is_valid,
-)
+from jackline.data.sources.damage import DamagedBytes
+from jackline.data.sources.decompress import START, Stream
+from jackline.data.sources.records import NOT_UNICODE, Records
+from jackline.data.sources.runs import MAX_RECORD_BYTES, RUN_BYTES
 
 BAD_ROW = "bad csv row"
 NEVER_CLOSED = "csv quote never closed"
-BAD_GROUP = "damaged parquet row group"
-_BATCH_ROWS = 256
+ENDLESS_LINE = "csv line without end"
 # If this many lines after a quote that never closes look like rows, they are rows and not the rest of a long cell.
 _ENOUGH_ROWS, _ENOUGH_SHARE = 10, 0.95
 
@@ -38,8 +29,12 @@ class EndlessRecord(csv.Error):
     """The current record is longer than the limit."""
 
 
+class EndlessLine(csv.Error):
+    """A line was longer than the limit and was passed over."""
+
+
 class LineFeed:
-    """Lines of a stream for `csv.reader`; it counts the bytes that were read but not yet used.
+    """Lines of a stream for `csv.reader`; it counts what was used, and the bytes that were read but not yet used.
 
     With `keeps_record` it also keeps the lines of the current record, so that they can be read again.
     """
@@ -48,7 +43,9 @@ class LineFeed:
         self._stream = stream
         self._buffer = b""
         self._used = 0
-        self._record_bytes = 0
+        self.num_bytes = 0  # used since the beginning, like num_lines
+        self.num_lines = 0
+        self.record_bytes = 0
         self.record: list[bytes] | None = [] if keeps_record else None
 
     def __iter__(self) -> LineFeed:
@@ -58,8 +55,8 @@ class LineFeed:
         end = self._buffer.find(b"\n", self._used)
         while end < 0:
             if len(self._buffer) - self._used > MAX_RECORD_BYTES:
-                raise DamagedBytes("csv line without end")
-            more = self._stream.read(RUN_BYTES)
+                self._pass_over_line()
+            more = self._read()
             if not more:
                 break
             self._buffer, self._used = self._buffer[self._used :] + more, 0
@@ -69,24 +66,64 @@ class LineFeed:
         if not line:
             raise StopIteration
         if self.record is not None:
-            self._record_bytes += len(line)
-            if self.record and self._record_bytes > MAX_RECORD_BYTES:
+            if self.record and self.record_bytes + len(line) > MAX_RECORD_BYTES:
                 raise EndlessRecord  # the line stays unused
             self.record.append(line)
+        self._use(len(line), 1)
         self._used = end
         # Bytes that are not UTF-8 become lone surrogates, which only matter in the column that is used.
         return line.decode("utf-8", "surrogateescape")
 
     def begin_record(self) -> None:
-        self.record, self._record_bytes = [], 0
+        self.record, self.record_bytes = [], 0
 
     def give_back(self, lines: Sequence[bytes]) -> None:
         """Return these lines next."""
         self._buffer, self._used = b"".join(lines) + self._buffer[self._used :], 0
+        self.num_bytes -= sum(map(len, lines))
+        self.num_lines -= len(lines)
+
+    def drain(self) -> int:
+        """Read to the end of the file. Returns the number of bytes."""
+        before = self.num_bytes
+        self._use(self.num_unused, 0)
+        self._buffer, self._used = b"", 0
+        while True:
+            try:
+                more = self._stream.read(RUN_BYTES)
+            except DamagedBytes as damage:
+                self._use(damage.text_bytes, 0)
+                continue
+            if not more:
+                return self.num_bytes - before
+            self._use(len(more), more.count(b"\n"))
 
     @property
     def num_unused(self) -> int:
         return len(self._buffer) - self._used
+
+    def _use(self, num_bytes: int, num_lines: int) -> None:
+        self.num_bytes += num_bytes
+        self.record_bytes += num_bytes
+        self.num_lines += num_lines
+
+    def _read(self) -> bytes:
+        try:
+            return self._stream.read(RUN_BYTES)
+        except DamagedBytes:
+            self._use(self.num_unused, 0)  # of a line that was cut off
+            self._buffer, self._used = b"", 0
+            raise
+
+    def _pass_over_line(self) -> None:
+        end = -1
+        while end < 0 and (more := self._read()):
+            self._use(self.num_unused, 0)
+            self._buffer, self._used = more, 0
+            end = more.find(b"\n")
+        self._used = len(self._buffer) if end < 0 else end + 1
+        self._use(self._used, 1)
+        raise EndlessLine
 
 
 def csv_header(stream: Stream, delimiter: str) -> list[str]:
@@ -105,28 +142,71 @@ def csv_records(stream: Stream, header: list[str], column: str, delimiter: str) 
     feed = LineFeed(stream, keeps_record=True)
     rows = csv.reader(feed, delimiter=delimiter, strict=True)
     if is_at_start:
-        next(rows, None)
-    index = header.index(column)
-    records, num_bytes = Records([], START), 0
-    damage: DamagedBytes | None = None
+        with contextlib.suppress(csv.Error):  # the names were read by csv_header, which accepts more
+            next(rows, None)
+    run = _CsvRun(stream, feed, header.index(column), len(header))
     for row in _rows_or_damage(rows, feed, delimiter, len(header)):
+        run.take(row)
+        if run.size >= RUN_BYTES:
+            yield run.finish()
+    yield run.finish()
+
+
+class _CsvRun:
+    """The rows of one run."""
+
+    def __init__(self, stream: Stream, feed: LineFeed, index: int, num_columns: int) -> None:
+        self._stream, self._feed, self._index, self._num_columns = stream, feed, index, num_columns
+        self._is_after_gap = False
+        self._before = (0, 0)
+        self.size = 0
+        self.records = Records([], START)
+
+    def finish(self) -> Records:
+        """The run up to here; the next one begins."""
+        records, feed = self.records, self._feed
+        num_bytes, num_lines = self._before
+        records.add_seen(feed.num_bytes - num_bytes, feed.num_lines - num_lines)
+        records.after, records.file_offset = self._stream.place(feed.num_unused), self._stream.file_offset
+        self.records, self.size, self._before = Records([], START), 0, (feed.num_bytes, feed.num_lines)
+        return records
+
+    def take(self, row: list[str] | str | Rescued | DamagedBytes) -> None:
         if isinstance(row, DamagedBytes):
-            damage = row
+            self.records.add_gap(row, self._feed.record_bytes)
+            self.records.gap_bytes += row.text_bytes
+            self._is_after_gap, self.size = True, RUN_BYTES
         elif isinstance(row, str):
-            records.add_damage(row)
+            self._lose(row, self._feed.record_bytes)
         elif isinstance(row, Rescued):
-            _take_rescued(row, index, records)
-            num_bytes = RUN_BYTES  # the run ends here, so that heavy damage is noticed soon
+            for good in row.rows:
+                self._take_cell(good, 0)
+            if row.num_bad:
+                self.records.add_damage(BAD_ROW, row.num_bad, num_bytes=row.bad_bytes)
+            self.size = RUN_BYTES  # the run ends here, so that heavy damage is noticed soon
         elif row:
-            num_bytes += _take_cell(row, index, records)
-        if num_bytes >= RUN_BYTES:
-            records.after, records.file_offset = stream.place(feed.num_unused), stream.file_offset
-            yield records
-            records, num_bytes = Records([], START), 0
-    records.after, records.file_offset = stream.place(feed.num_unused), stream.file_offset
-    yield records
-    if damage is not None:
-        raise damage
+            is_cut_off = self._is_after_gap and len(row) != self._num_columns
+            self.size += self._take_cell([] if is_cut_off else row, self._feed.record_bytes)
+            self._is_after_gap = False
+
+    def _take_cell(self, row: list[str], num_bytes: int) -> int:
+        if self._index >= len(row):
+            self._lose(BAD_ROW, num_bytes)
+            return 64
+        try:
+            text = row[self._index].encode("utf-8")
+        except UnicodeEncodeError:
+            self._lose(NOT_UNICODE, num_bytes or sum(len(cell.encode("utf-8", "surrogateescape")) for cell in row))
+            return 64
+        self.records.texts.append(text)
+        return sum(map(len, row)) + len(row)
+
+    def _lose(self, reason: str, num_bytes: int) -> None:
+        feed = self._feed
+        is_known = 0 < feed.record_bytes <= MAX_RECORD_BYTES
+        place = self._stream.place(feed.num_unused + feed.record_bytes) if is_known else ()
+        line = feed.num_lines - len(feed.record or []) - self._before[1] + 1
+        self.records.add_damage(reason, num_bytes=num_bytes, place=place, line=max(1, line))
 
 
 @dataclass(frozen=True)
@@ -137,6 +217,7 @@ class Rescued:
     rows: list[list[str]]
     num_bad: int
     rest: list[bytes]
+    bad_bytes: int = 0
 
 
 def rescue_rows(lines: Sequence[bytes], delimiter: str, num_columns: int) -> Rescued | None:
@@ -147,7 +228,7 @@ def rescue_rows(lines: Sequence[bytes], delimiter: str, num_columns: int) -> Res
     """
     if num_columns < 2:
         return None
-    good, num_bad = [], 0
+    good, num_bad, bad_bytes = [], 0, 0
     left = deque(lines)
     rows = csv.reader(_taken(left), delimiter=delimiter, strict=True)
     rest: list[bytes] = []
@@ -159,14 +240,18 @@ def rescue_rows(lines: Sequence[bytes], delimiter: str, num_columns: int) -> Res
             if _is_never_closed(error):
                 rest = list(lines[len(lines) - begun :])
                 break
-            num_bad += 1
+            num_bad, bad_bytes = num_bad + 1, bad_bytes + _length(lines, begun, len(left))
             continue
         if len(row) == num_columns:
             good.append(row)
         elif row:
-            num_bad += 1
+            num_bad, bad_bytes = num_bad + 1, bad_bytes + _length(lines, begun, len(left))
     is_table = len(good) >= max(_ENOUGH_ROWS, _ENOUGH_SHARE * (len(good) + num_bad))
-    return Rescued(good, num_bad, rest) if is_table else None
+    return Rescued(good, num_bad, rest, bad_bytes) if is_table else None
+
+
+def _length(lines: Sequence[bytes], num_left_before: int, num_left_after: int) -> int:
+    return sum(map(len, lines[len(lines) - num_left_before : len(lines) - num_left_after]))
 
 
 def _taken(left: deque[bytes]) -> Iterator[str]:
@@ -181,7 +266,8 @@ def _is_never_closed(error: csv.Error) -> bool:
 def _rows_or_damage(
     rows: Any, feed: LineFeed, delimiter: str, num_columns: int
 ) -> Iterator[list[str] | str | Rescued | DamagedBytes]:
-    """Rows; for each row that cannot be read its reason instead; and last the damage that ends the file, if any."""
+    """Rows; for each row that cannot be read its reason instead; and damage, after which the rows of the next frame
+    follow."""
     while True:
         feed.begin_record()
         try:
@@ -190,140 +276,19 @@ def _rows_or_damage(
             return
         except DamagedBytes as damage:
             yield damage
-            return
+        except EndlessLine:
+            yield ENDLESS_LINE
         except csv.Error as error:
             if not _is_never_closed(error):
                 yield BAD_ROW
                 continue
-            yield NEVER_CLOSED
-            rescued = rescue_rows((feed.record or [])[1:], delimiter, num_columns)
+            lines = feed.record or []
+            rescued = rescue_rows(lines[1:], delimiter, num_columns)
             if rescued is None:
+                feed.drain()
+                yield NEVER_CLOSED
                 return
+            feed.record, feed.record_bytes = lines[:1], sum(map(len, lines[:1]))
+            yield NEVER_CLOSED
             feed.give_back(rescued.rest)
             yield rescued
-
-
-def _take_rescued(found: Rescued, index: int, records: Records) -> None:
-    for row in found.rows:
-        _take_cell(row, index, records)
-    if found.num_bad:
-        records.add_damage(BAD_ROW, found.num_bad)
-
-
-def _take_cell(row: list[str], index: int, records: Records) -> int:
-    if index >= len(row):
-        records.add_damage(BAD_ROW)
-        return 64
-    try:
-        text = row[index].encode("utf-8")
-    except UnicodeEncodeError:
-        records.add_damage(NOT_UNICODE)
-        return 64
-    records.texts.append(text)
-    return sum(map(len, row)) + len(row)
-
-
-class _Seekable(io.RawIOBase):
-    """A ByteFile with the interface that pyarrow needs. Our own exceptions pass through pyarrow unchanged."""
-
-    def __init__(self, file: ByteFile) -> None:
-        self._file = file
-        self._at = 0
-        size = file.size()
-        if size is None:
-            raise DamagedBytes("parquet file of unknown length")
-        self._size = size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, count: int = -1) -> bytes:
-        count = self._size - self._at if count < 0 else count
-        data = self._file.read_at(self._at, count) if count else b""
-        self._at += len(data)
-        return data
-
-
-def open_parquet(file: ByteFile) -> Any:
-    """A pyarrow ParquetFile that reads pages, not whole column chunks."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.ParquetFile(_Seekable(file), buffer_size=1 << 20, pre_buffer=False)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DamagedBytes("not a whole parquet file") from error
-
-
-def parquet_records(file: ByteFile, column: str, at: At) -> Iterator[Records]:
-    """Rows of one string column from row `at[1]` of row group `at[0]`."""
-    table = open_parquet(file)
-    if column not in table.schema_arrow.names:
-        num_rows = max(1, table.metadata.num_rows)
-        yield Records([], (table.num_row_groups, 0), {NO_COLUMN: num_rows})
-        return
-    for group in range(at[0], table.num_row_groups):
-        yield from _group_records(table, column, group, at[1] if group == at[0] else 0)
-
-
-def _group_records(table: Any, column: str, group: int, first_row: int) -> Iterator[Records]:
-    import pyarrow
-
-    num_rows = table.metadata.row_group(group).num_rows
-    file_offset = _group_offset(table, group)
-    row, records, num_bytes = 0, Records([], (group, first_row), file_offset=file_offset), 0
-    try:
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=[column]):
-            values = _values(batch.column(0))
-            for value in values[max(0, first_row - row) :]:
-                num_bytes += _take_value(value, records)
-            row += len(values)
-            if num_bytes >= RUN_BYTES and row > first_row:
-                records.after = (group, row)
-                yield records
-                records, num_bytes = Records([], (group, row), file_offset=file_offset), 0
-    except (pyarrow.ArrowException, OSError):
-        records.add_damage(BAD_GROUP, max(1, num_rows - max(row, first_row)))
-    records.after = (group + 1, 0)
-    yield records
-
-
-def _values(column: Any) -> list[bytes | None] | list[Any]:
-    import pyarrow
-
-    kind = column.type
-    if pyarrow.types.is_dictionary(kind):
-        column, kind = column.dictionary_decode(), kind.value_type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        return [NOT_TEXT] * len(column)
-    # As bytes: arrow does not check that a string column is UTF-8. Decoding happens once, below.
-    values: list[Any] = column.cast(pyarrow.large_binary()).to_pylist()
-    return values
-
-
-def _take_value(value: Any, records: Records) -> int:
-    if value is NOT_TEXT:
-        records.add_damage(NOT_TEXT)
-    elif value is None:
-        records.texts.append(b"")
-    elif not is_valid(value):
-        records.add_damage(NOT_UNICODE)
-    else:
-        records.texts.append(value)
-        return len(value)
-    return 0
-
-
-def _group_offset(table: Any, group: int) -> int:
-    meta = table.metadata.row_group(group)
-    return min(meta.column(index).data_page_offset for index in range(meta.num_columns)) if meta.num_columns else 0

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from jackline.data.cache.state import ReadState
 from jackline.data.sources.documents import Block
-from jackline.data.sources.records import RUN_BYTES, safe_cut
+from jackline.data.sources.runs import RUN_BYTES, safe_cut
 from jackline.data.spec import Rows
 from jackline.data.tokenise.tokenizer import Encoded, Tokenizer
 from jackline.errors import JacklineError

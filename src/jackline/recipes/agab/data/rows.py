@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jackline.data.sources.bytefile import ByteFile, Patience
+from jackline.data.sources.damage import DamagedBytes
 from jackline.data.sources.decompress import START, open_stream
 from jackline.data.sources.formats import Layout, layout_of
-from jackline.data.sources.frames import DamagedBytes
 from jackline.data.sources.listing import list_files, open_file
-from jackline.data.sources.records import MAX_RECORD_BYTES, whole_lines
-from jackline.data.sources.tables import LineFeed, open_parquet
+from jackline.data.sources.parquet import open_parquet
+from jackline.data.sources.records import TOO_LONG
+from jackline.data.sources.runs import MAX_RECORD_BYTES, whole_lines
+from jackline.data.sources.tables import LineFeed
 from jackline.errors import JacklineError, UsageError
 
 ANTIBODY, ANTIGEN, PKD, KIND = "antibody_sequence", "antigen_sequence", "pKd", "affinity_type"
@@ -141,8 +143,10 @@ def _jsonl_rows(file: ByteFile, layout: Layout) -> Iterator[tuple[list[Row | Bad
     names: list[str] | None = None
     line = 0
     for run in whole_lines(stream):
-        if run.damage:
-            raise DamagedBytes(run.damage)
+        if run.damage is not None:
+            raise run.damage
+        if run.num_skipped:
+            raise DamagedBytes(TOO_LONG)
         rows: list[Row | BadRow] = []
         texts = run.data.split(b"\n")
         for text in texts[:-1] if texts[-1] == b"" else texts:
