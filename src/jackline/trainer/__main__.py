@@ -52,10 +52,8 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
         for line in first_screen(resolved.config, os.environ):
             console.say(line)
         if resolved.origins.get("warmup_steps") == A_TENTH:
-            steps = resolved.config
-            console.say(
-                f"warm-up of {steps.warmup_steps:,} steps, {A_TENTH}={steps.max_steps:,}: the recipe's is longer"
-            )
+            num_steps = resolved.config.warmup_steps
+            console.say(f"warm-up of {num_steps:,} steps, {A_TENTH}: the recipe's own is longer than the training")
         # Threads that spin while they wait take the cores from the writer, the tokeniser and each other: on two busy
         # cores a step of the nano model took 1.55 s with spinning and 0.34 s without. Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -23,6 +23,7 @@ from jackline.data.command_line import describe_cache, encodings_text, first_tex
 from jackline.data.loader.loader import Batch, Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.sources.listing import list_files
+from jackline.data.sources.sections import enough_bytes
 from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
@@ -185,7 +186,7 @@ def _check_validation(config: TrainConfig, validation: Data) -> None:
         return
     size = sum(found.size or 0 for found in list_files(source.url, needs_known_ending=source.format == "auto"))
     bytes_per_token = 1 if config.tokenizer == "bytes" else 4
-    enough = max(int(2 * needed * bytes_per_token / config.val_fraction), size + 1)
+    enough = max(enough_bytes(config.val_fraction, needed * bytes_per_token), size + 1)
     raise UsageError(
         f"{config.data} has {format_bytes(size)}: too small for validation, val_fraction={config.val_fraction:g}",
         detail=(f"that gives {tokens:,} tokens, and one window has {needed:,}",),

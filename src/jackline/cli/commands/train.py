@@ -11,18 +11,23 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from jackline.cli.commands.plan import run_child
 from jackline.cli.commands.run import check_mirror, full_place, read_options, start_run, working_folder
-from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from jackline.errors import EXIT_DONE, EXIT_USAGE, JacklineError, UsageError
+from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import default_name
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import read_run_file
 from jackline.trainer.recipe import RECIPES, find_recipe, is_own_file
 
 RESTARTS = 10  # while checkpoints advance
 _TYPED = "jackline.typed"
+_LENGTH = ("max_steps", "epochs", "warmup_steps", "decay_steps")
 _SETTINGS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -113,6 +118,9 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
         typed=click.get_current_context().meta[_TYPED],
     )
     words = with_full_mirror(settings, config["mirror"])
+    if not given["name"] and not given["is_new"]:
+        for line in runs_of_other_length(recipe, found["identity"], runs_folder(given["runs_dir"])):
+            click.echo(line, err=True)
     sys.exit(
         start_run(
             default_name([recipe], found["identity"]),
@@ -122,6 +130,40 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
             given,
         )
     )
+
+
+def runs_of_other_length(recipe: str, identity: dict[str, Any], folder: Path) -> list[str]:
+    """Text for a command without a run of its own, where a run differs from it in its length alone: the name comes
+    from all settings, so more steps make another run."""
+    name = default_name([recipe], identity)
+    if (folder / name).exists():
+        return []
+    wanted = {key: value for key, value in json.loads(json.dumps(identity)).items() if key not in _LENGTH}
+    for run in list_local_runs(folder):
+        before = run_settings(run)
+        others = {key: value for key, value in before.items() if key not in (*_LENGTH, "cwd")}
+        if others == wanted:
+            steps = f"max_steps={before.get('max_steps')}, now {identity.get('max_steps')}"
+            return [
+                f"run '{run.name}' has these settings with another length ({steps}); this starts a new run '{name}'",
+                f"hint: the same command with --name {run.name} --continue-with-changes continues that run instead",
+            ]
+    return []
+
+
+def run_settings(run: RunDir) -> dict[str, Any]:
+    """Of run.json; empty where it cannot be read."""
+    try:
+        return dict(read_run_file(run).settings)
+    except JacklineError:
+        return {}
+
+
+def list_local_runs(folder: Path) -> list[RunDir]:
+    try:
+        return sorted((run for run in map(RunDir, folder.iterdir()) if run.has_run_file), key=lambda run: run.name)
+    except OSError:
+        return []
 
 
 def resolve(trainer: list[str], recipe: str, settings: tuple[str, ...]) -> dict[str, Any]:

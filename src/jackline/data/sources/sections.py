@@ -27,6 +27,11 @@ def section_bytes(file_bytes: int | None, fraction: float, *, is_compressed: boo
     return min(MAX_BYTES, max(MIN_BYTES, int(text_bytes * fraction / _WANTED)))
 
 
+def enough_bytes(fraction: float, window_bytes: int) -> int:
+    """The size of a file whose validation set has a window of `window_bytes` for certain."""
+    return int(max(2 * window_bytes, 1.5 * MIN_BYTES) / fraction)
+
+
 def is_validation_section(file: int, number: int, fraction: float) -> bool:
     """Whether a section belongs to validation. Each stratum of about 1/fraction sections has exactly one."""
     share = Fraction(fraction).limit_denominator(1_000_000)  # exact, whatever the rounding of the float

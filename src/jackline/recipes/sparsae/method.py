@@ -112,7 +112,7 @@ class SparseAdditions(Additions):
             # Else it would be found at the first update of the masks, hours later.
             raise UsageError(
                 f"masks are judged on validation data, and it has no window of {self.config.seq_len} tokens",
-                hint="more data, a larger val_fraction, or a shorter seq_len",
+                hint="more data, a larger val_fraction, a shorter seq_len, or split_by=lines for long text files",
             )
 
     def state(self) -> dict[str, Any]:

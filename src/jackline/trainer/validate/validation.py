@@ -50,7 +50,8 @@ class Validation:
         self._batch_size = min(task.chosen.micro_batch, max(1, self.num_quick))
         if data is not None and not self.num_windows:
             console.say(
-                f"the validation set is shorter than one window of {task.config.seq_len} tokens: no validation",
+                f"the validation set is shorter than one window of {task.config.seq_len} tokens: no validation; "
+                "a larger val_fraction, or split_by=lines for a few long text files",
                 "data",
             )
 
