@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,11 @@ from jackline.cli.commands.status import command
 from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import identify, read_state
+from jackline.rundir.records.start import StartRecord
+from jackline.rundir.records.start import write_start as write_bare_start
+from jackline.supervisor.start import request_stop
+from tests.deadline import HANGS_S
 from tests.rundir.made import (
     foreign_process,
     gone_process,
@@ -25,6 +31,7 @@ from tests.rundir.made import (
     write_start,
     write_state,
 )
+from tests.shell import wait_for
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -161,6 +168,52 @@ def test_a_run_without_a_supervisor_is_alive_but_unwatched(runs: Path) -> None:
     )
     assert lines[1] == "  last seen:  12 min ago; what follows was true then"
     assert lines[-1] == "hint: `jackline watch train-1` takes over and watches it again"
+
+
+def test_a_paused_run_says_since_when_and_how_to_continue_it(runs: Path) -> None:
+    text = "paused (SIGSTOP): the main process (pid 7) at train.py:3 `step()`; `kill -CONT 7` continues it"
+    live_run(runs, verdict={"kind": "PAUSED", "label": "STOPPED", "for_s": 180.0, "text": text, "pid": 7})
+    lines = lines_of("train-1")
+    assert lines[0] == "train-1: alive, attempt 1, for 41 min; paused (SIGSTOP) since 21:17:00 UTC (3 min ago)"
+    assert lines[-1] == ("hint: `kill -CONT 7` continues it; `jackline stop train-1` continues it, saves and ends it")
+
+
+SAVES = """
+import pathlib, signal, sys, time
+def save(number, frame):
+    pathlib.Path(sys.argv[1], "saved").touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("training", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_paused_plain_command_is_called_paused_and_a_stop_lets_it_save(runs: Path, tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "training\n"
+        run = make_run(runs / "plain")
+        run.attempt(1).path.mkdir(parents=True)
+        write_bare_start(run.attempt(1), StartRecord(identify(child.pid), started_at_s=NOW_S, is_bare=True))
+        atomic.write_json(run.session_file(), {"at_s": NOW_S - 60})
+        assert lines_of("plain")[0] == "plain: alive in attempt 1, started without a supervisor"
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_for(lambda: read_state(child.pid) == "T", "the pause")
+        lines = lines_of("plain")
+        assert lines[0] == (
+            "plain: alive in attempt 1, started without a supervisor; paused (SIGSTOP) since 21:19:00 UTC (1 min ago)"
+        )
+        assert lines[-1].startswith(f"hint: `kill -CONT {child.pid}` continues it; ")
+        assert request_stop(run, by="a test") == identify(child.pid)
+        assert child.wait(HANGS_S) == 75
+        assert (tmp_path / "saved").exists()
+    finally:
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
 
 
 def test_a_run_between_attempts_says_when_it_goes_on(runs: Path) -> None:

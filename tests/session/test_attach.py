@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from jackline.session.saving.changes import compare_programs, describe_program
 from tests.faults import PAYLOAD, kill_at
 from tests.session.nursery import EVERY_SAVE, ROOT, Nursery
 
@@ -523,6 +524,24 @@ print("final", run.name.rpartition("-")[0], run.step)
     assert "stopped 75 Ctrl-C: stopped at step 5, saved" in ended.output
     assert "resuming from step-00000005" in ended.output
     assert final(ended.output) == "final notebook 9"
+
+
+@pytest.mark.parametrize(
+    ("saved", "argv", "is_same"),
+    [
+        ("x.py --lr 1", ["/usr/bin/python", "-u", "./x.py", "--lr", "1"], True),
+        ("-u /elsewhere/x.py --lr 1", ["python", "x.py", "--lr", "1"], True),
+        ("x.py --lr 1", ["python", "x.py", "--lr", "2"], False),
+        ("x.py", ["python", "y.py"], False),
+        ("-c a\n  b", ["python", "-c", "a\n  b"], True),
+        ("-m pkg.train", ["python3", "-um", "pkg.train"], True),
+        ("", ["notebook"], True),
+    ],
+)
+def test_a_spelling_is_no_change_of_arguments(saved: str, argv: list[str], is_same: bool) -> None:
+    now = describe_program({}, None, argv, {})
+    changes = compare_programs({"arguments": {"argv": saved}}, now)
+    assert [change.kind for change in changes] == ([] if is_same else ["arguments"])
 
 
 SPELLED = """

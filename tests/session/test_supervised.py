@@ -186,3 +186,14 @@ def test_a_plain_command_killed_on_another_machine_continues_in_the_copied_folde
     assert f"run '{name}' ran in {folder}, which is not here: it continues in {moved}" in again.stderr
     assert "resuming from step-000000" in again.stdout
     assert "final 30 " in again.stdout
+
+
+def test_a_refusal_ends_a_plain_command_with_its_own_exit_code(folder: Path) -> None:
+    """Python's code for an uncaught exception is 1, which reads as a crash that is worth a retry."""
+    script = "import jackline\nfrom jackline.errors import CannotResume\n"
+    script += "try: jackline.attach(keep_last='many')\nexcept Exception: pass\n"
+    script += "raise CannotResume('nothing fits', hint='look at it')"
+    plain = {key: value for key, value in settings(folder).items() if key != "capture_output"}
+    done = subprocess.run([sys.executable, "-c", script], **plain, stderr=subprocess.PIPE, timeout=HANGS_S)
+    assert done.returncode == 3
+    assert done.stderr.endswith("CannotResume: error: nothing fits\nhint: look at it\n")

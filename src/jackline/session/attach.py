@@ -61,11 +61,13 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     Objects need state_dict and load_state_dict, or are generators, tensors, or lists and dicts of these; plain values
     are kept in `run.values`. Restores from the newest whole checkpoint of this run, if there is one.
     """
+    is_off = os.environ.get("JACKLINE", "").lower() == "off"
+    if not is_off:
+        exit_with_its_code()
     settings, state = split(given)
     values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
-    if os.environ.get("JACKLINE", "").lower() == "off":
+    if is_off:
         return OffRun(settings, state, values, loader)
-    exit_with_its_code()
     attached = join(settings, state, values, loader)
     try:
         _restore(attached)

@@ -75,7 +75,7 @@ def _host(view: RunView) -> str:
 
 
 def _seen(view: RunView) -> str:
-    at_s = view.status.last_seen_at_s
+    at_s = view.session.at_s if view.status.last_seen_at_s is None else view.status.last_seen_at_s
     if at_s is None:
         return "a time that cannot be read"
     return f"{clock(at_s, view.now_s)} ({format_duration(max(0.0, view.now_s - at_s))} ago)"

@@ -56,12 +56,12 @@ def compare_programs(saved: Any, now: Fingerprint) -> list[Change]:
     found: list[Change] = []
     if not isinstance(saved, dict):
         return found
-    for kind, values in now.items():
-        before = saved.get(kind)
+    for kind, described in now.items():
+        before, values = saved.get(kind), described
         if not isinstance(before, dict):
             continue
-        if kind == "arguments":  # saved under any spelling of the command
-            before = {name: _arguments(["python", *str(text).split()]) for name, text in before.items()}
+        if kind == "arguments":  # older checkpoints have the command as it was typed
+            before, values = _plain_arguments(before), _plain_arguments(described)
         for name in sorted(set(before) | set(values)):
             if kind in _GROWING and (name not in before or name not in values):
                 continue
@@ -113,6 +113,10 @@ def describe_code() -> dict[str, str]:
         except (OSError, ValueError):
             continue
     return found
+
+
+def _plain_arguments(saved: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _arguments(["python", *str(text).split()]) for name, text in saved.items()}
 
 
 def _arguments(argv: list[str]) -> str:
