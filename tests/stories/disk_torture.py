@@ -28,7 +28,7 @@ from tests.places import Unavailable, fill_bytes, fill_inodes, kept_full, make_r
 ROOT = Path(__file__).parents[2]
 ENDS_WITHIN_S = 600.0
 MAX_STARTS = 6
-DISK, INODES = "220M", 700
+INODES = 900
 STOPPED = 75
 
 COMMAND = """
@@ -67,6 +67,7 @@ class Subject:
     words: tuple[str, ...]
     moments: tuple[str, ...]  # texts of its output, after which the disk begins to refuse
     is_run: bool = True
+    disk: str = "220M"
     codes: tuple[int, ...] = (0,)  # exit codes besides 75 that mean: refused cleanly or failed resumably
 
 
@@ -253,15 +254,15 @@ def texts(world: World) -> str:
 
 
 @contextlib.contextmanager
-def new_world() -> Iterator[World]:
+def new_world(subject: Subject) -> Iterator[World]:
     with tempfile.TemporaryDirectory(prefix="disk-torture-", ignore_cleanup_errors=True) as folder:
         world = World(Path(folder))
-        with small_disk(world.disk, DISK, inodes=INODES):
+        with small_disk(world.disk, subject.disk, inodes=INODES):
             yield world
 
 
 def undisturbed(subject: Subject) -> str:
-    with new_world() as world:
+    with new_world(subject) as world:
         out = world.folder / "out.txt"
         code = end(world.start(subject.words, out))
         found = result_of(world, subject, texts(world))
@@ -277,7 +278,7 @@ def torture(rounds: int, seed: int, names: tuple[str, ...]) -> int:
         fault, moment = dice.choice(list(FAULTS)), dice.choice(subject.moments)
         wanted[subject.name] = wanted.get(subject.name) or undisturbed(subject)
         began_s = time.monotonic()
-        with new_world() as world:
+        with new_world(subject) as world:
             wrong = one_round(world, subject, fault, moment, wanted[subject.name])
         word = "WRONG" if wrong else "held"
         print(

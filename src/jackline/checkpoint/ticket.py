@@ -26,6 +26,7 @@ class Ticket:
     stall_s: float = 0.0
     write_s: float = 0.0
     size_bytes: int = 0
+    room: str = ""  # ' (1.2 GiB needed, 0 B free)' of one that failed for want of it
     _pump: Callable[[float], None] = field(default=lambda timeout_s: None, repr=False)
 
     @property
@@ -68,7 +69,7 @@ def describe_report(report: dict[str, Any]) -> Event | None:
     if words is None:
         return None
     text, is_loud = words
-    values = {**report, "size": _size(report), "took": _took(report), "room": _room(report)}
+    values = {**report, "size": _size(report), "took": _took(report), "room": room_text(report)}
     fields = {key: value for key, value in report.items() if key not in ("event", "step", "at_s", "id")}
     at_s = report.get("at_s")
     return Event(
@@ -110,7 +111,7 @@ def _took(report: dict[str, Any]) -> str:
     return format_duration(report.get("write_s", 0.0))
 
 
-def _room(report: dict[str, Any]) -> str:
+def room_text(report: dict[str, Any]) -> str:
     if "needed_bytes" not in report:
         return ""
     return f" ({format_bytes(report['needed_bytes'])} needed, {format_bytes(report['free_bytes'])} free)"

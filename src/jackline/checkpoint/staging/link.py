@@ -19,7 +19,7 @@ from typing import Any
 from jackline.checkpoint.staging.arena import Arena
 from jackline.checkpoint.staging.handover import HandOver, Job
 from jackline.checkpoint.staging.writer_process import WriterProcess
-from jackline.checkpoint.ticket import Event, Ticket, describe_report
+from jackline.checkpoint.ticket import Event, Ticket, describe_report, room_text
 from jackline.checkpoint.writer.lock import read_work
 from jackline.checkpoint.writer.serve import Options
 from jackline.errors import UsageError
@@ -183,6 +183,7 @@ class WriterLink:
             return
         job.ticket.name = str(report.get("name", ""))
         job.ticket.write_s = float(report.get("write_s", 0.0))
+        job.ticket.room = room_text(report)
         self._end(job, str(report["event"]), str(report.get("why", "")))
 
     def _end(self, job: Job, outcome: Any, why: str = "") -> None:

@@ -60,7 +60,7 @@ class Repeats:
             steps, self._steps, self._told_s = self._steps, [], self._clock()
             fields = {"step": steps[-1], "count": len(steps), "first_step": steps[0], "why": why}
             word = "skipped" if kind == "skipped" else "lost"
-            where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+            where = f"step {steps[0]}" if steps[0] == steps[-1] else f"steps {steps[0]} to {steps[-1]}"
             noun = "1 more save was" if len(steps) == 1 else f"{len(steps)} more saves were"
             found = (f"checkpoint_{kind}", f"{noun} {word} ({where}): {why}", fields)
         if is_over:
@@ -183,7 +183,7 @@ class Saver:
                 return ""
             ticket = again
         self.poll(time.monotonic(), is_urgent=True)
-        return f"step {ticket.step} is not saved: {ticket.why or 'it is still being written'}"
+        return f"step {ticket.step} is not saved: {ticket.why or 'it is still being written'}{ticket.room}"
 
     def _save_again(self, ticket: Ticket) -> Ticket | None:
         """From the copy in memory; where there was no room for a copy, from the objects themselves."""
