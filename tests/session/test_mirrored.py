@@ -8,7 +8,11 @@ import shutil
 import signal
 from pathlib import Path
 
+from jackline.checkpoint.format.catalogue import list_names
+from jackline.checkpoint.mirror.engine import LOCK
+from jackline.checkpoint.writer.lock import read_holder
 from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import is_alive
 from jackline.rundir.records.exit import read_exit
 from jackline.rundir.records.mirror import read_mirror
 from jackline.rundir.status import read_status
@@ -128,3 +132,27 @@ def test_a_run_that_was_saved_is_not_begun_anew_without_its_checkpoints(nursery:
     anew = run_loop(nursery, tmp_path, JACKLINE_FROM_SCRATCH="1")
     assert anew.code == 0 and final(anew.output).startswith("final 12 "), anew.output
     assert read_exit(run.attempt(4)).exit_code == 0
+
+
+def test_a_run_whose_machine_is_lost_ends_bit_equal_out_of_its_mirror(nursery: Nursery, tmp_path: Path) -> None:
+    """The mirror is killed, then the training; the second mirror uploads; then every file of the run is gone."""
+    whole, lost = tmp_path / "whole", tmp_path / "lost"
+    whole.mkdir()
+    lost.mkdir()
+    wanted = run_loop(nursery, whole)
+    child = nursery.start(LOOP, [], lost, {"HOLD": "1"})
+    child.wait_for("holding")
+    checkpoints = lost / "runs" / "x" / "checkpoints"
+    wait_for(lambda: list_names(checkpoints)[0].step == 4 and mirrored_steps(lost), "the save of step 4")
+    killed = read_mirror(checkpoints / "mirror.json").process
+    assert killed is not None
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_for(lambda: read_mirror(checkpoints / "mirror.json").process != killed, "another mirror process")
+    child.kill()
+    child.wait()
+    wait_for(lambda: not is_alive(read_holder(checkpoints / LOCK).writer), "the mirror's own end")
+    shutil.rmtree(lost / "runs")
+    again = run_loop(nursery, lost)
+    assert again.code == 0, again.output
+    assert "resuming from step-00000004" in again.output
+    assert final(again.output) == final(wanted.output) != ""
