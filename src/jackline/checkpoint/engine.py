@@ -36,6 +36,7 @@ from jackline.checkpoint.staging.layout import Layout
 from jackline.checkpoint.staging.link import WriterLink
 from jackline.checkpoint.staging.pieces import save_in_pieces
 from jackline.checkpoint.state import load
+from jackline.checkpoint.state.attributes import Baseline, find_roots
 from jackline.checkpoint.state.capture import Captured, capture
 from jackline.checkpoint.state.environment import describe_environment
 from jackline.checkpoint.state.frozen import FrozenHashes
@@ -96,6 +97,8 @@ class CheckpointEngine:
             self._link.share, self.settings.available_memory, self.settings.gpu, self._tell_of_gpu
         )
         self._frozen = FrozenHashes()
+        self._baseline = Baseline()
+        self._unsaved: set[str] = set()
         self._pending: Callable[[], None] | None = None
         self._ticket: Ticket | None = None
         self._number = 0
@@ -216,6 +219,7 @@ class CheckpointEngine:
         """
         self._link.wait_ready()
         self.before_mutation()
+        self.note_program(into)
         mirror = self.mirror if self.settings.resume_from_mirror else None
         if mirror and step is None:
             for text in bring_newer(mirror, self._run_name, self.folder):
@@ -234,6 +238,15 @@ class CheckpointEngine:
         if receipt is not None:
             self._parent_step = receipt.step
         return receipt
+
+    def note_program(self, state: Mapping[str, Any]) -> None:
+        """Remember attributes as the program made them, before anything is restored into these objects."""
+        for value in find_roots(state):
+            self._baseline.note(value)
+
+    def capture(self, state: Mapping[str, Any]) -> Captured:
+        """What a save of this instant would hold, with frozen parameters. Nothing is copied."""
+        return capture(state, defer=self.settings.defer, baseline=self._baseline)
 
     def bounds(self) -> LossBounds:
         """How much work would be lost if the process crashed now, and if the machine did."""
@@ -275,7 +288,17 @@ class CheckpointEngine:
 
     def _capture(self, state: Mapping[str, Any]) -> Captured:
         hash_frozen = self._frozen if self.settings.leave_out_frozen else None
-        return capture(state, defer=self.settings.defer, hash_frozen=hash_frozen)
+        captured = capture(state, defer=self.settings.defer, hash_frozen=hash_frozen, baseline=self._baseline)
+        for what in captured.unsaved:
+            name = what.partition(" ")[0]
+            if name not in self._unsaved:
+                self._unsaved.add(name)
+                text = (
+                    f"{what} changes during training and is not saved: after a resume it is as the program made it. "
+                    "Register it as a buffer, or give it state_dict() and load_state_dict()"
+                )
+                self._link.events.append(Event("unsaved", text, None, True))
+        return captured
 
     def _stage(
         self, ticket: Ticket, state: Mapping[str, Any], metrics: dict[str, float], mode: Mode

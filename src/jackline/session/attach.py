@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
+
+import numpy
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.state.load import Receipt
@@ -42,6 +45,7 @@ from jackline.session.saving.changes import Change, compare_programs, describe_p
 from jackline.session.saving.exactness import make_exact
 from jackline.session.saving.finishing import Finish
 from jackline.session.saving.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
+from jackline.session.saving.roundtrip import UNFILLED, refuse_replaced
 from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings, split
 from jackline.session.stepping import Stepper
@@ -66,6 +70,7 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
         exit_with_its_code()
     settings, state = split(given)
     values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
+    _refuse_unfillable(state)
     if is_off:
         return OffRun(settings, state, values, loader)
     attached = join(settings, state, values, loader)
@@ -173,7 +178,9 @@ def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:
 
 def _restore(attached: Attachment) -> None:
     into = attached.saver.state
+    given = dict(into)
     receipt = attached.saver.engine.load_newest(into)
+    refuse_replaced(given, into)
     event = attached.reporter.event
     if receipt is None:
         refuse_to_begin_anew(attached.home, os.environ)
@@ -229,9 +236,19 @@ def _how_often(settings: Settings) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | frozenset):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes | numpy.generic)
+
+
+def _refuse_unfillable(state: Mapping[str, Any]) -> None:
+    """An immutable object cannot be restored in the caller's variable, and would silently keep its first contents."""
+    for word, value in state.items():
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(part, tuple | frozenset) or _is_plain(part) for part in parts):
+            raise UsageError(
+                f"{word} is a {type(value).__name__}: it cannot be restored in your own variable", hint=UNFILLED
+            )
 
 
 def _refuse_second(settings: Settings) -> None:

@@ -7,10 +7,11 @@ Owns the names in the files. Does not own the copying (stage.py) or the restore 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,9 +20,13 @@ from torch import Tensor, nn
 
 from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, CannotSave, encode, encode_bytes
 from jackline.checkpoint.state import rng as random_state
+from jackline.checkpoint.state.attributes import Baseline, unwrap
 from jackline.checkpoint.state.dtypes import STORED_AS_THEMSELVES, dtype_name, require_storable
+from jackline.checkpoint.state.frozen import FrozenHashes, HashTensor
+from jackline.checkpoint.state.outside import clean_name, describe_outside
 
 MAX_KEY = 100
+OUTSIDE = ".outside"  # ending of the file with the tensors of KEY that its state_dict leaves out
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -36,13 +41,11 @@ class Source(NamedTuple):
 
 @dataclass
 class Captured:
-    """Everything of one instant. `tree` can be written as JSON."""
+    """Everything of one instant. `tree` can be written as JSON. `unsaved`: state that cannot be stored."""
 
     tree: dict[str, Any]
     sources: list[Source]
-
-
-HashTensor = Callable[[Tensor], str]
+    unsaved: tuple[str, ...] = ()
 
 
 @dataclass
@@ -51,10 +54,13 @@ class _Collector:
 
     defer: Collection[str]
     hash_frozen: HashTensor | None
+    baseline: Baseline
+    hashes: FrozenHashes
     key: str = ""
     sources: list[Source] = field(default_factory=list)
     seen: dict[int, list[tuple[Tensor, dict[str, Any]]]] = field(default_factory=dict)  # by address
-    names: set[str] = field(default_factory=set)  # names used in this key's file
+    used: dict[str, set[str]] = field(default_factory=dict)  # names in each file
+    unsaved: list[str] = field(default_factory=list)
 
     def leaf(self, value: Any, where: str) -> Any:
         if isinstance(value, Tensor):
@@ -70,7 +76,8 @@ class _Collector:
             return self.numpy(value, where)
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             state = encode(value.state_dict(), where, self.leaf)
-            return {KIND: "stateful", "class": type(value).__name__, "state": state}
+            node = {KIND: "stateful", "class": type(value).__name__, "state": state}
+            return self._with_outside(node, value, where) if isinstance(value, torch.optim.Optimizer) else node
         return NOT_A_LEAF
 
     def tensor(self, tensor: Tensor, where: str, *, is_deferred: bool) -> dict[str, Any]:
@@ -85,9 +92,10 @@ class _Collector:
             if _is_same_view(other, tensor):
                 return known
         name = where[len(self.key) + 1 :] or "value"
-        if name in self.names:
-            name = self._free_name(name)
-        self.names.add(name)
+        names = self.used.setdefault(self.key, set())
+        if name in names:
+            name = _free_name(name, names)
+        names.add(name)
         node: dict[str, Any] = {KIND: "tensor", "file": self.key, "name": name}
         if tensor.dtype not in STORED_AS_THEMSELVES:
             node["dtype"] = dtype_name(tensor.dtype)
@@ -114,6 +122,7 @@ class _Collector:
                 is_deferred = isinstance(value, nn.Parameter) or self.key in self.defer
                 tensors[clean] = self.tensor(value, f"{where}.{clean}", is_deferred=is_deferred)
         node = {KIND: "module", "class": type(unwrap(module)).__name__, "tensors": tensors}
+        node = self._with_outside(node, unwrap(module), where)
         return {**node, **{word: part for word, part in (("extra", extra), ("left_out", left_out)) if part}}
 
     def optimizer(self, optimizer: torch.optim.Optimizer, where: str) -> dict[str, Any]:
@@ -132,13 +141,14 @@ class _Collector:
                 raise CannotSave(f"{where} holds state for a parameter that is in none of its groups")
             states[str(number)] = self._optimizer_state(values, f"{where}.state.{number}")
         shapes = [list(p.shape) for group in optimizer.param_groups for p in group["params"]]
-        return {
+        node = {
             KIND: "optimizer",
             "class": type(optimizer).__name__,
             "groups": groups,
             "state": states,
             "shapes": shapes,
         }
+        return self._with_outside(node, optimizer, where)
 
     def numpy(self, value: Any, where: str) -> Any:
         import numpy
@@ -149,8 +159,9 @@ class _Collector:
         if isinstance(value, numpy.random.RandomState):
             state = encode(random_state.pack_numpy(value.get_state(legacy=False)), where, self.leaf)
             return {KIND: "numpy random state", "state": state}
-        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16 or str(value.dtype) == "float128":
-            raise CannotSave(f"{where} cannot be saved: a numpy array of {value.dtype}")
+        is_odd = hasattr(value, "mask") or value.dtype.kind not in "biufc"
+        if is_odd or value.dtype.itemsize > 16 or str(value.dtype) == "float128":
+            raise CannotSave(f"{where} cannot be saved: a numpy {type(value).__name__} of {value.dtype}")
         plain = numpy.array(value, dtype=value.dtype.newbyteorder("="), order="C")  # a copy: it may change any time
         if isinstance(value, numpy.ndarray):
             node = self.tensor(torch.from_numpy(plain), where, is_deferred=False)
@@ -167,25 +178,63 @@ class _Collector:
             for word, value in values.items()
         }
 
-    def _free_name(self, taken: str) -> str:
-        number = 2
-        while f"{taken}~{number}" in self.names:
-            number += 1
-        return f"{taken}~{number}"
+    # -- outside state_dict (outside.py) -----------------------------------------------------------------------------
+
+    def outside_tensor(self, tensor: Tensor, where: str) -> dict[str, Any]:
+        with self._in_other_file(where) as at:
+            return self.tensor(tensor, at, is_deferred=False)
+
+    def outside_value(self, value: Any, where: str) -> Any:
+        with self._in_other_file(where) as at:
+            return encode(value, at, self.leaf)
+
+    def _with_outside(
+        self, node: dict[str, Any], root: nn.Module | torch.optim.Optimizer, where: str
+    ) -> dict[str, Any]:
+        outside = describe_outside(root, where, self)
+        return {**node, "outside": outside} if outside else node
+
+    @contextlib.contextmanager
+    def _in_other_file(self, where: str) -> Iterator[str]:
+        """Tensors inside this block go into the file of what is outside; gives `where` as seen from there."""
+        before = self.key
+        if not before.endswith(OUTSIDE):
+            self.key += OUTSIDE
+        try:
+            yield self.key + where[len(before) :]
+        finally:
+            self.key = before
+
+
+def _free_name(taken: str, names: set[str]) -> str:
+    number = 2
+    while f"{taken}~{number}" in names:
+        number += 1
+    return f"{taken}~{number}"
 
 
 def capture(
-    state: Mapping[str, Any], *, defer: Collection[str] = (), hash_frozen: HashTensor | None = None
+    state: Mapping[str, Any],
+    *,
+    defer: Collection[str] = (),
+    hash_frozen: HashTensor | None = None,
+    baseline: Baseline | None = None,
 ) -> Captured:
-    """Read the whole state. `defer` names keys whose loose tensors change only at declared points (EMA, masks)."""
-    collector = _Collector(defer, hash_frozen)
+    """Read the whole state. `defer` names keys whose loose tensors change only at declared points (EMA, masks).
+
+    `baseline`: attributes as the program made them. Without it none counts as changed.
+    """
+    hashes = hash_frozen if isinstance(hash_frozen, FrozenHashes) else FrozenHashes()
+    collector = _Collector(defer, hash_frozen, baseline or Baseline(), hashes)
     tree = {}
     for key, value in state.items():
         if not isinstance(key, str) or not _KEY.fullmatch(key) or ".." in key or len(key) > MAX_KEY:
             raise CannotSave(f"{key!r} cannot name a part of the state", hint="use letters, digits, '_', '-' and '.'")
-        collector.key, collector.names = key, set()
+        if key.endswith(OUTSIDE):
+            raise CannotSave(f"{key!r} cannot name a part of the state", hint=f"names ending in {OUTSIDE} are taken")
+        collector.key = key
         tree[key] = encode(value, key, collector.leaf)
-    return Captured(tree, collector.sources)
+    return Captured(tree, collector.sources, tuple(collector.unsaved))
 
 
 def _is_same_view(one: Tensor, other: Tensor) -> bool:
@@ -195,22 +244,6 @@ def _is_same_view(one: Tensor, other: Tensor) -> bool:
     is_alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
     is_lazy = (one.is_conj(), one.is_neg()) != (other.is_conj(), other.is_neg())
     return is_alike and not is_lazy and one.numel() > 0
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile and DistributedDataParallel: a checkpoint does not depend on these wrappers."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = module.module
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
-
-
-def clean_name(name: str) -> str:
-    """A tensor's name without the prefixes that compiled blocks add."""
-    return name.replace("_orig_mod.", "")
 
 
 def is_plain_optimizer(optimizer: torch.optim.Optimizer) -> bool:

@@ -17,8 +17,8 @@ from torch import Tensor
 from jackline import accelerator
 from jackline.checkpoint.format.header import Header, StoredTensor
 from jackline.checkpoint.format.manifest import TENSORS, Damage, FileEntry, Manifest
-from jackline.checkpoint.state.capture import HashTensor
 from jackline.checkpoint.state.dtypes import dtype_name, parse_dtype, torch_dtype
+from jackline.checkpoint.state.frozen import HashTensor
 from jackline.checkpoint.state.read import Target, read_tensors
 from jackline.errors import CannotResume
 
@@ -62,6 +62,15 @@ class Fitting:
             )
         self._aim(at, existing.detach(), where)
         return existing
+
+    def fits(self, node: dict[str, Any], existing: Tensor) -> bool:
+        """Whether the stored tensor has the shape and the dtype of an existing one."""
+        stored = self._index.get((str(node.get("file")), str(node.get("name"))))
+        if stored is None:
+            return False
+        dtype = parse_dtype(str(node["dtype"])) if "dtype" in node else torch_dtype(stored.dtype)
+        shape = stored.shape[:-1] if dtype is not None and dtype.is_complex else stored.shape
+        return tuple(existing.shape) == shape and existing.dtype == dtype
 
     def carry_out(self, folder: Path, manifest: Manifest) -> None:
         """Read every tensor file, needed or not: a damaged file is damage, even if nothing from it was asked for."""

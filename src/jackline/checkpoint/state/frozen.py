@@ -7,11 +7,14 @@ live one must have the same hash. Each tensor is hashed once, since that costs a
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from torch import Tensor
 
 from jackline.checkpoint.format.hashing import best_algorithm, digest
 from jackline.checkpoint.state.dtypes import as_stored
+
+HashTensor = Callable[[Tensor], str]
 
 
 class FrozenHashes:

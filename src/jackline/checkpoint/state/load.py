@@ -14,8 +14,8 @@ from typing import Any
 
 from jackline.checkpoint.format.catalogue import list_names, list_set_aside
 from jackline.checkpoint.format.manifest import Damage, Name
-from jackline.checkpoint.state.capture import HashTensor
 from jackline.checkpoint.state.environment import compare_environment, describe_environment
+from jackline.checkpoint.state.frozen import HashTensor
 from jackline.checkpoint.state.restore import Restored, restore_checkpoint
 from jackline.errors import CannotResume, UsageError
 from jackline.units import format_bytes, format_duration

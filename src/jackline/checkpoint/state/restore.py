@@ -8,7 +8,9 @@ Owns the restore of one checkpoint. Does not choose the checkpoint (load.py).
 
 from __future__ import annotations
 
+import operator
 import random
+from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +26,12 @@ from jackline.checkpoint.format.manifest import MAX_STATE_BYTES, STATE, TENSORS,
 from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, decode, decode_bytes
 from jackline.checkpoint.format.verify import check_sizes, read_header, read_manifest, wrong_chunk
 from jackline.checkpoint.state import rng as random_state
-from jackline.checkpoint.state.capture import HashTensor, clean_name, unwrap
+from jackline.checkpoint.state.attributes import unwrap
 from jackline.checkpoint.state.fitting import HINT, Fitting
+from jackline.checkpoint.state.frozen import HashTensor
+from jackline.checkpoint.state.outside import clean_name
 from jackline.checkpoint.state.restore_optimizer import fit_optimizer
+from jackline.checkpoint.state.restore_outside import fit_outside
 from jackline.errors import CannotResume
 
 
@@ -72,13 +77,15 @@ def fit(node: Any, existing: Any, where: str, fitting: Fitting) -> Any:
 
 def _fit(node: Any, existing: Any, where: str, fitting: Fitting) -> Any:
     kind = node.get(KIND) if isinstance(node, dict) else None
+    again = partial(_fit_part, fitting)
     if kind == "tensor":
         return fitting.tensor(node, where, existing if isinstance(existing, Tensor) else None)
     if kind == "module":
         return _fit_module(node, _require(existing, nn.Module, where), where, fitting)
     if kind == "optimizer":
         optimizer = _require(existing, torch.optim.Optimizer, where)
-        fit_optimizer(node, optimizer, where, fitting, lambda part, old, at: fit(part, old, at, fitting))
+        fit_optimizer(node, optimizer, where, fitting, again)
+        fit_outside(node.get("outside"), optimizer, where, fitting, again)
         return optimizer
     if kind == "stateful":
         return _fit_stateful(node, existing, where, fitting)
@@ -86,14 +93,65 @@ def _fit(node: Any, existing: Any, where: str, fitting: Fitting) -> Any:
         return _fit_rng_state(node, existing, where, fitting)
     if isinstance(existing, dict) and _is_mapping(node):
         return _fit_mapping(node, existing, where, fitting)
+    if isinstance(existing, list | tuple | deque | set | bytearray):
+        value = _fit_sequence(node, kind, existing, where, fitting)
+        if value is not NOT_A_LEAF:
+            return value
+    if kind == "array" and _is_array(existing):
+        return _fit_array(node, existing, where, fitting)
+    return decode(node, where, lambda part, at: _fresh(part, at, fitting))
+
+
+def _fit_sequence(node: Any, kind: Any, existing: Any, where: str, fitting: Fitting) -> Any:
+    """Fill the existing object, so that whoever else holds it sees the restored contents."""
     if isinstance(existing, list) and isinstance(node, list):
         values = [fit(part, _at(existing, n), f"{where}.{n}", fitting) for n, part in enumerate(node)]
         fitting.then.append(lambda: existing.__setitem__(slice(None), values))
         return existing
     if isinstance(existing, tuple) and kind == "tuple":
         values = [fit(part, _at(existing, n), f"{where}.{n}", fitting) for n, part in enumerate(node["items"])]
+        if len(values) == len(existing) and all(map(operator.is_, values, existing)):
+            return existing
         return type(existing)(*values) if hasattr(existing, "_fields") else tuple(values)
-    return decode(node, where, lambda part, at: _fresh(part, at, fitting))
+    if isinstance(existing, deque) and kind == "deque":
+        if node["maxlen"] != existing.maxlen:
+            sizes = f"{node['maxlen']} in the checkpoint, {existing.maxlen} in the program"
+            raise CannotResume(f"{where} does not fit: maxlen is {sizes}", hint=HINT)
+        old = list(existing)
+        values = [fit(part, _at(old, n), f"{where}.{n}", fitting) for n, part in enumerate(node["items"])]
+        fitting.then += [existing.clear, partial(existing.extend, values)]
+        return existing
+    if isinstance(existing, set | bytearray) and kind == type(existing).__name__:
+        value = decode(node, where, lambda part, at: _fresh(part, at, fitting))
+        add: Any = existing.update if isinstance(existing, set) else existing.extend
+        fitting.then += [existing.clear, partial(add, value)]
+        return existing
+    return NOT_A_LEAF
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "setflags")
+
+
+def _fit_array(node: dict[str, Any], existing: Any, where: str, fitting: Fitting) -> Any:
+    """Into the array itself: the loop, a sampler or another view holds the same memory."""
+    saved = _fresh_numpy(node, where, fitting)
+    if saved.shape != existing.shape or saved.dtype != existing.dtype.newbyteorder("="):
+        kinds = [f"{one.dtype}{list(one.shape)}" for one in (saved, existing)]
+        raise CannotResume(f"{where} does not fit: the checkpoint has {kinds[0]}, the program {kinds[1]}", hint=HINT)
+
+    def fill() -> None:
+        if existing.flags.writeable:
+            existing[...] = saved
+        elif saved.tobytes() != existing.astype(saved.dtype).tobytes():
+            raise CannotResume(f"{where} is read-only and not as saved", hint="pass an array that can be written")
+
+    fitting.then.append(fill)
+    return existing
+
+
+def _fit_part(fitting: Fitting, node: Any, existing: Any, where: str) -> Any:
+    return fit(node, existing, where, fitting)
 
 
 def _fresh(node: dict[str, Any], where: str, fitting: Fitting) -> Any:
@@ -131,6 +189,7 @@ def _fit_module(node: dict[str, Any], module: nn.Module, where: str, fitting: Fi
         value = decode(part, f"{where}.{name}", lambda inner_node, at: _fresh(inner_node, at, fitting))
         owner = inner.get_submodule(name.rpartition(".")[0])
         fitting.then.append(partial(owner.set_extra_state, value))
+    fit_outside(node.get("outside"), inner, where, fitting, partial(_fit_part, fitting))
     return module
 
 
@@ -142,6 +201,8 @@ def _fit_stateful(node: dict[str, Any], existing: Any, where: str, fitting: Fitt
     value = decode(node["state"], where, lambda part, at: _fresh(part, at, fitting))
     is_rng_state = isinstance(existing, random_state.ProcessRandom)
     (fitting.at_last if is_rng_state else fitting.then).append(lambda: existing.load_state_dict(value))
+    if isinstance(existing, torch.optim.Optimizer):
+        fit_outside(node.get("outside"), existing, where, fitting, partial(_fit_part, fitting))
     return existing
 
 
@@ -197,11 +258,19 @@ def _fit_mapping(node: Any, existing: dict[Any, Any], where: str, fitting: Fitti
         pairs = list(node.items())
     for key, part in pairs:
         _assign(existing, key, fit(part, existing.get(key), f"{where}.{key}", fitting), fitting)
-    saved = {key for key, _ in pairs}
-    left = [str(key) for key in existing if key not in saved]
+    saved = [key for key, _ in pairs]
+    left = [str(key) for key in existing if key not in set(saved)]
     if left:
         fitting.notes.append(f"{where}: {_some(left)} not in the checkpoint, left as they are")
+    fitting.then.append(partial(_put_in_order, existing, saved))
     return existing
+
+
+def _put_in_order(existing: dict[Any, Any], keys: list[Any]) -> None:
+    """The order of a dict is state too: a loop may take its oldest entry."""
+    if list(existing)[: len(keys)] != keys:
+        for key in [*keys, *(key for key in existing if key not in set(keys))]:
+            existing[key] = existing.pop(key)
 
 
 def _assign(into: MutableMapping[Any, Any], key: Any, value: Any, fitting: Fitting) -> None:
@@ -254,7 +323,7 @@ def _at(existing: Any, index: int) -> Any:
 
 
 def _is_mapping(node: Any) -> bool:
-    return isinstance(node, dict) and node.get(KIND, "dict") in ("dict", "ordered")
+    return isinstance(node, dict) and node.get(KIND, "dict") in ("dict", "ordered", "counter")
 
 
 def _device(node: dict[str, Any]) -> str:

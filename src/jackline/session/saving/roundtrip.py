@@ -6,16 +6,17 @@ checkpoint of step 0 that remains is useful: a run killed early then resumes fro
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from jackline.checkpoint.engine import CheckpointEngine
-from jackline.checkpoint.state.capture import capture
 from jackline.checkpoint.state.frozen import hash_tensor
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError
 
 HINT = "attach(verify=False) continues regardless"
+UNFILLED = "attach a list, dict, array, tensor or an object with state_dict(); plain values live in run.values"
+OURS = ("session", "random", "values")  # entries of a state that are not the caller's
 
 
 class Unverified(JacklineError):
@@ -26,13 +27,14 @@ def verify(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: i
     """Raises Unproved with the names of what was lost. `state` is what the run will save from now on."""
     rng_state = ProcessRandom()
     ours = {**state, "random": rng_state}
-    before = fingerprint(ours)
+    before = fingerprint(engine, ours)
     ticket = engine.save(ours, step=step, if_busy="wait")
     if not ticket.wait():
         raise Unverified(f"this run cannot be saved: {ticket.why or ticket.outcome}", hint=HINT)
     engine.load_newest(ours, step=step)
     rng_state.reapply()
-    differences = compare(before, fingerprint(ours))
+    refuse_replaced(state, ours)
+    differences = compare(before, fingerprint(engine, ours))
     if differences:
         raise Unverified(
             "what was saved does not come back the same",
@@ -41,9 +43,18 @@ def verify(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: i
         )
 
 
-def fingerprint(state: MutableMapping[str, Any]) -> dict[str, Any]:
+def refuse_replaced(given: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
+    """Raise if a restore replaced an object: the caller's own variable still has the old contents."""
+    for name, value in filled.items():
+        if name not in OURS and value is not given[name]:
+            raise Unverified(
+                f"{name} is a {type(given[name]).__name__}: it cannot be restored in your own variable", hint=UNFILLED
+            )
+
+
+def fingerprint(engine: CheckpointEngine, state: MutableMapping[str, Any]) -> dict[str, Any]:
     """Every value of the state by name; tensors by their hash."""
-    captured = capture(state)
+    captured = engine.capture(state)
     found = {f"{source.key}.{source.name}": hash_tensor(source.tensor) for source in captured.sources}
     for key, node in captured.tree.items():
         _flatten(node, key, found)
