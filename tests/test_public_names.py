@@ -20,7 +20,7 @@ from jackline import notebook
 from jackline.cli.main import COMMANDS
 from jackline.session.settings import Settings
 
-PUBLIC = ["Loader", "Stopped", "__version__", "attach", "notebook", "phase"]
+PUBLIC = ["Loader", "Stopped", "__version__", "attach", "notebook", "peek", "phase"]
 NOTEBOOK = ["Run", "plan", "run", "setup", "train", "watch", "why"]
 RUN = [
     "at_risk",
@@ -65,6 +65,7 @@ ATTACH_SETTINGS = [
     "save_every_steps",
     "seed",
     "seekable",
+    "trial",
     "verify",
     "wait_for_disk_s",
 ]

@@ -160,7 +160,7 @@ def test_another_optimizer_shape_is_refused(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "error: optim is not the optimizer that was saved: it has parameter groups of [2] tensors, "
         "the checkpoint [2, 2, 2]\n"
-        "hint: resume with the settings the run was started with, or start a new run"
+        "hint: build what was saved (jackline.peek(name) gives its step and epoch before that), or start a new run"
     )
     with pytest.raises(CannotResume, match="optim was a Optimizer when it was saved and is a int now"):
         load(path, {"optim": 5})

@@ -154,7 +154,7 @@ def test_what_was_apart_and_is_tied_now_is_refused(tmp_path: Path) -> None:
         load(path, {"a": {"x": shared, "y": shared}})
     assert str(caught.value) == (
         "error: a.y shares its memory with x now, but did not when it was saved\n"
-        "hint: resume with the settings the run was started with, or start a new run"
+        "hint: build what was saved (jackline.peek(name) gives its step and epoch before that), or start a new run"
     )
     assert (shared == 7).all()
 
@@ -283,7 +283,7 @@ def test_another_shape_or_kind_is_refused_before_anything_changes(tmp_path: Path
         load(path, into)
     assert str(caught.value) == (
         "error: a.y does not fit: the checkpoint has float32[2, 3], the program float32[3, 2]\n"
-        "hint: resume with the settings the run was started with, or start a new run"
+        "hint: build what was saved (jackline.peek(name) gives its step and epoch before that), or start a new run"
     )
     assert (into["a"]["x"] == 0).all()
     with pytest.raises(
@@ -300,7 +300,7 @@ def test_another_model_is_refused_by_the_names_that_differ(tmp_path: Path) -> No
         "error: model is not the model that was saved\n"
         "       only in the checkpoint: 1.bias, 1.weight\n"
         "       only in the program: 2.bias, 2.weight\n"
-        "hint: resume with the settings the run was started with, or start a new run"
+        "hint: build what was saved (jackline.peek(name) gives its step and epoch before that), or start a new run"
     )
 
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.session.nursery import EVERY_SAVE, Nursery
 from tests.session.test_attach import HEAD, final, killed_and_whole
@@ -96,3 +98,197 @@ show()
     again = nursery.run(HEAD + script, [], tmp_path)
     assert "[jackline]   model.0.source had changed and could not be saved (a list_iterator)" in again.output
     assert re.search(r"^final 9", final(again.output))
+
+
+# -- two steps, trained twice ----------------------------------------------------------------------------------------
+
+UNSAVED = {
+    "a global counter": (
+        """
+count = 0
+def go(batch):
+    global count
+    count += 1
+    return train([batch[0] * count])
+""",
+        "count (1 -> 2)",
+    ),
+    "what a function closes over": (
+        """
+def make():
+    average = [0.0]
+    def go(batch):
+        average[0] += batch[0].mean().item()
+        return train([batch[0] + average[0]])
+    return go
+go = make()
+""",
+        "go: average (a list)",
+    ),
+    "an object of one's own": (
+        """
+class Curriculum: level = 1.0
+curriculum = Curriculum()
+def go(batch):
+    curriculum.level *= 1.5
+    return train([batch[0] * curriculum.level])
+""",
+        "curriculum.level (1.5 -> 2.25)",
+    ),
+    "an optimizer that is not attached": (
+        """
+other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def go(batch):
+    loss = train(batch); other.step(); return loss
+""",
+        "other (a SGD)",
+    ),
+}
+TRIED = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for batch in run.steps(total=9): print("step", run.step, go(batch).item()); die_at(6)
+show()
+"""
+
+
+@pytest.mark.parametrize("what", UNSAVED)
+def test_state_that_no_checkpoint_holds_is_an_error_after_two_steps(
+    what: str, nursery: Nursery, tmp_path: Path
+) -> None:
+    head, named = UNSAVED[what]
+    ended = nursery.run(HEAD + head + TRIED, [], tmp_path)
+    assert ended.code == 1, ended.output
+    assert "error: steps 1 and 2 give another result when they are trained again from the saved state" in ended.output
+    assert re.search(rf"changed by these steps and not attached: .*{re.escape(named)}", ended.output), ended.output
+    assert len(re.findall(r"^step \d", ended.output, re.MULTILINE)) == 2, "nothing is printed twice"
+    found = nursery.run(HEAD + head + TRIED.replace("save_every", "trial=False, new=True, save_every"), [], tmp_path)
+    assert found.code == 0, found.output
+
+
+def test_a_loop_that_saves_all_it_has_is_verified_and_not_disturbed(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+from tqdm import tqdm
+torch.set_num_threads(2)
+lines, loader = open("lines.txt", "w"), make_loader(num_workers=1)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1, name="x",
+                     TRIAL, history=[]) as run:
+    for i, batch in enumerate(tqdm(run.steps(total=9))):
+        loss = train([batch[0].add_(torch.rand(()).item())])
+        run.values["last"] = loss.item(); run.log(loss=loss)
+        print(i, loss.item().hex()); lines.write(f"{i}\\n"); lines.flush()
+show()
+"""
+    outputs = []
+    for word in ("trial=True", "trial=False"):
+        folder = tmp_path / word
+        folder.mkdir()
+        ended = nursery.run(HEAD + script.replace("TRIAL", word), [], folder)
+        assert ended.code == 0, ended.output
+        assert (folder / "lines.txt").read_text().split() == [str(number) for number in range(9)]
+        outputs.append(re.findall(r"\d -?0x1\S+|final.*", ended.output))
+        events = (folder / "runs" / "x" / "events-0.jsonl").read_text()
+        said = "steps 1 and 2, trained again from the restored state, gave the same bits"
+        assert (said in events) == (word == "trial=True"), events
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 10
+
+
+def test_a_loop_that_writes_files_in_its_first_steps_keeps_them(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+import safetensors.torch
+for number, write in enumerate((
+    lambda: torch.save(run.step, "a.pt"),
+    lambda: open("a.txt", "w").write(str(run.step)),
+    lambda: safetensors.torch.save_file({"x": torch.tensor(run.step)}, "a.safetensors"),
+)):
+    with jackline.attach(model=model, optimizer=optimizer, loader=loader, name=f"n{number}") as run:
+        for batch in run.steps(total=3):
+            train(batch); write()
+            if run.step == 2: print("there", [os.path.getsize(p) for p in ("a.pt", "a.txt", "a.safetensors")
+                                              if os.path.exists(p)], flush=True)
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert ended.code == 0, ended.output
+    assert all(int(size) for line in re.findall(r"there \[(.*)\]", ended.output) for size in line.split(", "))
+    assert torch.load(tmp_path / "a.pt") == 3
+    assert (tmp_path / "a.txt").read_text() == "3"
+    assert load_file(tmp_path / "a.safetensors")["x"].item() == 3
+    assert "not verified by training two steps twice: the loop does this within its first two steps: torch.save" in (
+        ended.output
+    )
+
+
+# -- the program changes ---------------------------------------------------------------------------------------------
+
+
+def test_a_new_learning_rate_is_used_through_its_schedule_and_another_optimizer_is_refused(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    script = """
+lr = float(os.environ.get("LR", 0.5))
+kind = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}[os.environ.get("KIND", "SGD")]
+optimizer = kind(model.parameters(), lr=lr, weight_decay=lr)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** step)
+with jackline.attach(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, save_every_steps=1,
+                     name="x", on_change={"lr": "use new", "code": "continue"}) as run:
+    for batch in run.steps(total=5):
+        print("lr", run.step, optimizer.param_groups[0]["lr"]); train(batch); scheduler.step(); die_at(3)
+group = optimizer.param_groups[0]
+print("final", group["lr"], group["weight_decay"], scheduler.base_lrs, scheduler.get_last_lr())
+"""
+    died = nursery.run(HEAD + script, [], tmp_path, {"DIE": "1", **EVERY_SAVE})
+    assert died.code == -9, died.output
+    other = nursery.run(HEAD + script, [], tmp_path, {"KIND": "AdamW"})
+    assert (
+        "error: optimizer was SGD when it was saved and is AdamW now: one cannot use the other's state\n"
+        "hint: resume with SGD; or export the weights (jackline checkpoints export) and train them in a new run with "
+        "AdamW\n"
+    ) in other.output
+    ended = nursery.run(HEAD + script, [], tmp_path, {"LR": "0.25"})
+    assert ended.code == 0, ended.output
+    assert "optimizer 0 group 0 lr: 0.5 -> 0.25, used: it is 0.0625 now (0.125 by its schedule, times 0.5)" in (
+        ended.output
+    )
+    assert "weight_decay: 0.5 -> 0.25 in the program; the saved one stays in use" in ended.output
+    assert final(ended.output) == "final 0.0078125 0.5 [0.25] [0.0078125]"
+
+
+def test_a_lazy_module_is_refused_with_what_to_do(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 1))
+if os.environ.get("FIRST"):
+    with torch.no_grad(): model(next(iter(loader))[0])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader) as run:
+    for batch in run.steps(total=3): train(batch)
+show()
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert "error: model.0.weight has no shape yet: it is part of a lazy module\n" in ended.output
+    assert not (tmp_path / "runs").exists()
+    assert nursery.run(HEAD + script, [], tmp_path, {"FIRST": "1"}).code == 0
+
+
+def test_a_model_that_grows_is_built_at_its_size_by_peek(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+seen = jackline.peek("x")
+print("peeked", seen and (seen.step, seen.epoch, seen.values))
+def grow():
+    block = torch.nn.Linear(1, 1)
+    model.append(block); optimizer.add_param_group({"params": list(block.parameters())})
+if seen is not None and seen.step >= 4: grow()
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="x", save_every_steps=1, best=9.0) as run:
+    for epoch in run.epochs(2):
+        for batch in run.steps():
+            train(batch); run.values["best"] = 1.5
+            if run.step == 4: grow()
+            die_at(15)
+show()
+"""
+    found, wanted, output = killed_and_whole(nursery, script, tmp_path, **EVERY_SAVE)
+    assert found == wanted
+    assert "peeked (14, 1, {'best': 1.5})\n" in output
+    small = nursery.run(HEAD + script.replace("seen.step >= 4", "False"), [], tmp_path)
+    assert "error: model is not the model that was saved\n" in small.output
+    assert "hint: build what was saved (jackline.peek(name) gives its step and epoch before that), or start" in (
+        small.output
+    )

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy
+import torch
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.state.load import Receipt
@@ -41,10 +42,18 @@ from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.session.saving.best import BestKeeper
-from jackline.session.saving.changes import Change, compare_programs, describe_program
+from jackline.session.saving.changes import (
+    Change,
+    compare_programs,
+    copy_group_settings,
+    describe_program,
+    refuse_unknown_settings,
+    use_new_settings,
+)
 from jackline.session.saving.exactness import make_exact
 from jackline.session.saving.finishing import Finish
-from jackline.session.saving.receipt import FirstLoss, announce_changes, receipt_lines, start_lines
+from jackline.session.saving.receipt import announce_changes, receipt_lines, start_lines
+from jackline.session.saving.retrained import Retrained
 from jackline.session.saving.roundtrip import UNFILLED, refuse_replaced
 from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings, split
@@ -71,9 +80,12 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     settings, state = split(given)
     values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
     _refuse_unfillable(state)
+    _refuse_lazy(state)
+    refuse_unknown_settings(settings.used_new(), state)
     if is_off:
         return OffRun(settings, state, values, loader)
     attached = join(settings, state, values, loader)
+    attached.saver.takes_digests = True
     try:
         _restore(attached)
     except BaseException as error:
@@ -178,7 +190,7 @@ def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:
 
 def _restore(attached: Attachment) -> None:
     into = attached.saver.state
-    given = dict(into)
+    given, rates = dict(into), copy_group_settings(into)
     receipt = attached.saver.engine.load_newest(into)
     refuse_replaced(given, into)
     event = attached.reporter.event
@@ -200,16 +212,21 @@ def _restore(attached: Attachment) -> None:
     attached.saver.last_step = receipt.step
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
     _judge(attached, receipt, session)
+    words = attached.settings.used_new()
+    for text in use_new_settings(into, words, session.get("fingerprint"), attached.fingerprint, rates):
+        event("changed", text, is_loud=True)
     attached.feed.restore(session["feed"]["state"])
     attached.gpu.restore(session.get("safe_step"))
     for line in receipt_lines(receipt, attached.feed, session):
         event("resumed", line, is_loud=True, step=receipt.step)
-    first = FirstLoss(attached.home.run, 0, receipt.step, event)
-    attached.reporter.on_lines.append(first.look)
+    retrained = Retrained(attached.home.run, 0, receipt.step, event)
+    attached.reporter.on_lines.append(retrained.look)
+    attached.saver.on_state = retrained.look_at_state
 
 
 def _judge(attached: Attachment, receipt: Receipt, session: dict[str, Any]) -> None:
-    changes = compare_programs(session.get("fingerprint"), attached.fingerprint)
+    words = attached.settings.used_new()
+    changes = compare_programs(session.get("fingerprint"), attached.fingerprint, used=words)
     changes += [Change("versions", text) for text in receipt.changes]
     saved_kind, kind = session["feed"]["kind"], attached.feed.kind
     if saved_kind != kind:
@@ -239,6 +256,19 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | complex | str | bytes | numpy.generic)
+
+
+def _refuse_lazy(state: Mapping[str, Any]) -> None:
+    """A lazy module has no tensors to restore into before its first forward pass."""
+    for word, value in state.items():
+        if not isinstance(value, torch.nn.Module):
+            continue
+        tensors = [*value.named_parameters(), *value.named_buffers()]
+        for name, _ in [one for one in tensors if torch.nn.parameter.is_lazy(one[1])]:
+            raise UsageError(
+                f"{word}.{name} has no shape yet: it is part of a lazy module",
+                hint="run one batch through the model first, then build the optimizer and attach()",
+            )
 
 
 def _refuse_unfillable(state: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
 from jackline.session.saving.finishing import Finish
 from jackline.session.saving.saver import Saver
+from jackline.session.saving.trial import Trial
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper
 from jackline.session.stopping import Stopped, StopRequest, Unsaved, cause_of
@@ -69,6 +70,7 @@ class Attachment:
     pulse: Pulse = field(default_factory=Pulse)
     host: HostMemory | None = None  # None: host memory is not guarded
     marks: tuple[int, dict[str, float]] = (-1, {})  # metrics for the checkpoint of one step only
+    trial: Trial | None = None  # the first two steps of a new run, trained twice
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
@@ -114,6 +116,8 @@ class Attachment:
         if is_first:
             self.rng_state.reapply()  # creating an iterator may have drawn random numbers
         self.come_round()
+        if is_first and self.trial is not None:
+            self.trial.begin(self)
 
     def reopen(self) -> None:
         """Open the feed again at the same position, with its current settings."""
@@ -122,13 +126,19 @@ class Attachment:
 
     def take(self) -> Any:
         self.pulse.now("fetch")
+        if self.trial is not None:
+            self.trial.before_take()
         batch = self.feed.take()
         self.pulse.now("")
         self.gpu.look_at(batch)
+        if self.trial is not None:
+            self.trial.record(batch)
         return batch
 
     def between_passes(self) -> None:
         """What is logged now (a validation after the loop) belongs to the previous step: it may be the last one."""
+        if self.trial is not None:
+            self.trial.pass_ended()
         self.label = self.stepper.steps_done
         self.best.mark(self.stepper.steps_done, self.values, self.stepper.tensors, is_asked=True)
 
@@ -161,6 +171,7 @@ class Attachment:
         if self.stepper.steps_done == self.saver.asked_step + 1:
             # A resumed run compares itself with these losses, so they should be on disk soon.
             self.scalars.send(float("inf"))
+            self.saver.note_state(self.stepper.steps_done)
             self.reporter.hurry()
         else:
             self.scalars.send(now_s)
@@ -171,6 +182,8 @@ class Attachment:
             self._is_prepared = True
             self.saver.prepare()
         self._mind_memory(now_s)
+        if self.trial is not None:
+            self.trial.at_boundary(self)
         return now_s
 
     def save(
@@ -351,6 +364,8 @@ class Attachment:
             except Exception as problem:
                 text = f"saving could not be verified ({type(problem).__name__}: {problem}); training continues"
                 self.reporter.event("unproved", text, is_loud=True)
+        if self.settings.trial and not self.stepper.steps_done:
+            self.trial = Trial(self.saver.engine, self.reporter.event)
         self.saver.poll(time.monotonic(), is_urgent=True)
         self.saver.begin(self.stepper.steps_done)
 

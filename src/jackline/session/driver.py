@@ -26,7 +26,8 @@ from jackline.checkpoint.state.load import Receipt
 from jackline.session.attach import join
 from jackline.session.home import refuse_to_begin_anew
 from jackline.session.mirrored import wait_mirrored
-from jackline.session.saving.receipt import FirstLoss, receipt_lines
+from jackline.session.saving.receipt import receipt_lines
+from jackline.session.saving.retrained import Retrained
 from jackline.session.settings import split
 from jackline.session.stopping import Stopped
 
@@ -161,8 +162,9 @@ class Driver:
         attached.saver.last_at_s = receipt.restored.manifest.created_at_s
         for line in receipt_lines(receipt, attached.feed, {}):
             attached.reporter.event("resumed", line, is_loud=True, step=receipt.step)
-        first = FirstLoss(attached.home.run, 0, receipt.step, attached.reporter.event)
-        attached.reporter.on_lines.append(first.look)
+        retrained = Retrained(attached.home.run, 0, receipt.step, attached.reporter.event)
+        attached.reporter.on_lines.append(retrained.look)
+        attached.saver.on_state = retrained.look_at_state
 
     def __enter__(self) -> Driver:
         self._attached.start()

@@ -34,7 +34,6 @@ class Run:
 
     def __init__(self, attached: Attachment) -> None:
         self._attached = attached
-        self._pid = os.getpid()
         self._is_entered = False
         self._passes: Passes = ""
         self._num_calls = 0  # calls of `steps`, when the loop counts its epochs itself
@@ -203,7 +202,9 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._pid:
+        if self._attached.trial is not None:
+            self._attached.trial.leave(error)
+        if os.getpid() != self._attached.pid:
             return  # this is a forked child; the run belongs to its parent
         self._is_entered = False
         text = self._leave(error)
@@ -323,7 +324,7 @@ class Run:
         return f"left in the middle of a step: not saved; {attached.saver.what_stands(self.step)}"
 
     def _require_entered(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._attached.pid:
             raise UsageError(
                 f"this process was forked from the one that is attached to run '{self.name}'",
                 hint="fork first, and attach() in the process that trains",

@@ -17,8 +17,9 @@ from jackline.rundir.layout import DISK_BUDGET_VARIABLE
 from jackline.settings import above, at_least, declare, setting, settings_of, validate
 from jackline.units import parse_bytes, parse_duration
 
-Verdict = Literal["refuse", "warn", "go on"]
-VERDICTS: tuple[Verdict, ...] = ("refuse", "warn", "go on")
+Verdict = Literal["refuse", "warn", "continue"]
+VERDICTS: tuple[Verdict, ...] = ("refuse", "warn", "continue")
+USE_NEW = "use new"  # for a setting of the optimizers: take the program's value, not the saved one
 # What a change means by default: with other data the position is meaningless, other arguments mean another run; the
 # rest may be what the user wants.
 DEFAULT_VERDICTS: dict[str, Verdict] = {
@@ -103,12 +104,14 @@ class Settings:
     on_change: str | Mapping[str, str] = field(
         default_factory=dict,
         metadata=declare(
-            "'refuse', 'warn' or 'go on' after a change; for all, or by 'data', 'code', 'arguments', 'schedule', "
-            "'versions'.",
+            "After a change: 'refuse', 'warn' or 'continue', for all or by kind ('data' ...); {'lr': 'use new'}.",
             group=_RESUMING,
         ),
     )
     verify: bool = setting(True, "Save, load and compare once before step 1.", group=_SAVING)
+    trial: bool = setting(
+        True, "Train the first two steps twice, in a copy of the process, and compare (on the CPU).", group=_SAVING
+    )
     overlap: bool = setting(
         False,
         "Copy beside the next step: you promise that only optimizer.step() changes what is saved.",
@@ -158,15 +161,26 @@ class Settings:
         wish = self.on_change
         wanted = dict.fromkeys(DEFAULT_VERDICTS, wish) if isinstance(wish, str) else dict(wish)
         found = dict(DEFAULT_VERDICTS)
-        for kind, verdict in wanted.items():
+        for kind, given in wanted.items():
+            verdict = "continue" if given == "go on" else given
+            if verdict == USE_NEW and kind not in DEFAULT_VERDICTS:
+                continue  # the name of an optimizer's setting, which is checked where the optimizers are known
             if kind not in DEFAULT_VERDICTS:
                 raise UsageError(
-                    f"on_change knows no '{kind}'", hint=f"there are {', '.join(map(repr, DEFAULT_VERDICTS))}"
+                    f"on_change knows no '{kind}'",
+                    hint=f"there are {', '.join(map(repr, DEFAULT_VERDICTS))}, and 'use new' for 'lr' and the like",
                 )
             if verdict not in VERDICTS:
-                raise UsageError(f"on_change = {verdict!r} is not a verdict", hint="use 'refuse', 'warn' or 'go on'")
+                raise UsageError(
+                    f"on_change = {verdict!r} is not a verdict", hint="use 'refuse', 'warn' or 'continue'"
+                )
             found[kind] = next(word for word in VERDICTS if word == verdict)
         return found
+
+    def used_new(self) -> set[str]:
+        """Settings of the optimizers of which the program's value is wanted, not the saved one."""
+        wish = {} if isinstance(self.on_change, str) else self.on_change
+        return {word for word, verdict in wish.items() if verdict == USE_NEW and word not in DEFAULT_VERDICTS}
 
 
 def split(given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:

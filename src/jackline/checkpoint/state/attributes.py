@@ -22,8 +22,8 @@ from jackline.checkpoint.state.frozen import hash_tensor
 
 MAX_TENSOR_BYTES = 16 << 20  # of an attribute: larger ones are mostly caches of activations
 _HASHED_BYTES = 64 << 10  # up to here contents are compared, above it torch's version counter
-_MAX_LEAVES = 5_000  # values inside one container
-_MAX_DEPTH = 3  # objects inside objects
+MAX_LEAVES = 5_000  # values inside one container
+MAX_DEPTH = 3  # objects inside objects
 _SCALARS = frozenset((type(None), bool, int, float, str, complex, bytes))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _CODE = (
@@ -116,7 +116,7 @@ class Baseline:
             for found in walk(root)
             if _has_own_state(found.value)
             or (found.owner, found.path) not in known
-            or known[found.owner, found.path] != _summarise(found.value, covered, [_MAX_LEAVES])
+            or known[found.owner, found.path] != summarise(found.value, covered, [MAX_LEAVES])
         ]
 
     def is_changed_buffer(self, root: nn.Module, name: str, buffer: Tensor) -> bool:
@@ -133,7 +133,7 @@ def walk(root: nn.Module | torch.optim.Optimizer) -> Iterator[Found]:
         own = _TORCHS_OWN if isinstance(part, nn.Module) else _OPTIMIZERS_OWN
         for name, value in list(part.__dict__.items()):
             if name not in own and not name.startswith("_optimizer_"):
-                yield from _open(owner, name, value, seen, _MAX_DEPTH)
+                yield from open_value(owner, name, value, seen, MAX_DEPTH)
 
 
 def is_live(value: Any) -> bool:
@@ -141,7 +141,8 @@ def is_live(value: Any) -> bool:
     return isinstance(value, nn.Module | torch.optim.Optimizer | torch.Generator) or _has_own_state(value)
 
 
-def _open(owner: str, path: str, value: Any, seen: set[int], depth: int) -> Iterator[Found]:
+def open_value(owner: str, path: str, value: Any, seen: set[int], depth: int) -> Iterator[Found]:
+    """The value itself, or the attributes of an object of the user's own. `seen`: identities to leave out."""
     if type(value) in _SCALARS:
         yield Found(owner, path, value)
         return
@@ -151,7 +152,7 @@ def _open(owner: str, path: str, value: Any, seen: set[int], depth: int) -> Iter
         seen.add(id(value))
     if depth and _is_own_object(value):
         for name, inner in list(value.__dict__.items()):
-            yield from _open(owner, f"{path}.{name}", inner, seen, depth - 1)
+            yield from open_value(owner, f"{path}.{name}", inner, seen, depth - 1)
         return
     if not _is_foreign(value):
         yield Found(owner, path, value)
@@ -191,7 +192,7 @@ def _has_own_state(value: Any) -> bool:
 def _read(root: nn.Module | torch.optim.Optimizer) -> Iterator[tuple[tuple[str, str], Any]]:
     covered = _covered(root)
     for found in walk(root):
-        yield (found.owner, found.path), _summarise(found.value, covered, [_MAX_LEAVES])
+        yield (found.owner, found.path), summarise(found.value, covered, [MAX_LEAVES])
     if isinstance(root, nn.Module):
         for name, (_, _, buffer) in find_hidden_buffers(root).items():
             yield ("", f"buffer {name}"), _summarise_tensor(buffer)
@@ -210,7 +211,7 @@ def _covered(root: nn.Module | torch.optim.Optimizer) -> set[int]:
     return found
 
 
-def _summarise(value: Any, covered: set[int], left: list[int]) -> Any:
+def summarise(value: Any, covered: set[int], left: list[int]) -> Any:
     """Something that compares equal as long as the value is the same. `left` counts down the values looked at."""
     kind = type(value)
     if kind in _SCALARS:
@@ -221,17 +222,27 @@ def _summarise(value: Any, covered: set[int], left: list[int]) -> Any:
     if left[0] < 0:
         return id(value), kind
     if isinstance(value, _CONTAINERS):
-        return _summarise_container(value, lambda part: _summarise(part, covered, left))
+        return _summarise_container(value, lambda part: summarise(part, covered, left))
     if isinstance(value, Tensor):
         return _summarise_tensor(value)
-    if isinstance(value, nn.Module):
-        tensors = [*value.parameters(), *value.buffers()]
-        return id(value), sum(tensor._version for tensor in tensors if not tensor.is_inference()), value.training
+    if isinstance(value, nn.Module | torch.optim.Optimizer):
+        return _summarise_live(value)
     if _is_array(value):
         return kind, value.shape, str(value.dtype), _summarise_array(value)
     if isinstance(value, torch.Generator):
         return kind, hash_tensor(value.get_state())
     return id(value), kind
+
+
+def _summarise_live(value: nn.Module | torch.optim.Optimizer) -> Any:
+    """By torch's version counters: it may be large."""
+    if isinstance(value, nn.Module):
+        tensors = [*value.parameters(), *value.buffers()]
+    else:
+        parts = [list(one.values()) for one in value.state.values() if isinstance(one, dict)]
+        tensors = [part for one in parts for part in one if isinstance(part, Tensor)]
+    versions = sum(tensor._version for tensor in tensors if not tensor.is_inference())
+    return id(value), len(tensors), versions, getattr(value, "training", None)
 
 
 def _summarise_container(value: Any, summarise: Callable[[Any], Any]) -> Any:

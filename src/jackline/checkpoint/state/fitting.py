@@ -22,15 +22,16 @@ from jackline.checkpoint.state.frozen import HashTensor
 from jackline.checkpoint.state.read import Target, read_tensors
 from jackline.errors import CannotResume
 
-HINT = "resume with the settings the run was started with, or start a new run"
+HINT = "build what was saved (jackline.peek(name) gives its step and epoch before that), or start a new run"
 
 
 @dataclass
 class Fitting:
-    """One restore in preparation."""
+    """One restore in preparation. `is_exact`: entries that a dict did not have are removed, not left."""
 
     headers: dict[str, Header]
     hash_frozen: HashTensor
+    is_exact: bool = False
     targets: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     then: list[Callable[[], Any]] = field(default_factory=list)

@@ -30,7 +30,7 @@ from jackline.checkpoint.state.attributes import unwrap
 from jackline.checkpoint.state.fitting import HINT, Fitting
 from jackline.checkpoint.state.frozen import HashTensor
 from jackline.checkpoint.state.outside import clean_name
-from jackline.checkpoint.state.restore_optimizer import fit_optimizer
+from jackline.checkpoint.state.restore_optimizer import fit_optimizer, require_same_class
 from jackline.checkpoint.state.restore_outside import fit_outside
 from jackline.errors import CannotResume
 
@@ -198,6 +198,8 @@ def _fit_stateful(node: dict[str, Any], existing: Any, where: str, fitting: Fitt
         raise CannotResume(
             f"{where} was a {node.get('class')} when it was saved and is a {type(existing).__name__} now", hint=HINT
         )
+    if isinstance(existing, torch.optim.Optimizer):
+        require_same_class(node, existing, where)
     value = decode(node["state"], where, lambda part, at: _fresh(part, at, fitting))
     is_rng_state = isinstance(existing, random_state.ProcessRandom)
     (fitting.at_last if is_rng_state else fitting.then).append(lambda: existing.load_state_dict(value))
@@ -260,10 +262,17 @@ def _fit_mapping(node: Any, existing: dict[Any, Any], where: str, fitting: Fitti
         _assign(existing, key, fit(part, existing.get(key), f"{where}.{key}", fitting), fitting)
     saved = [key for key, _ in pairs]
     left = [str(key) for key in existing if key not in set(saved)]
-    if left:
+    if left and fitting.is_exact:
+        fitting.then.append(partial(_remove_others, existing, set(saved)))
+    elif left:
         fitting.notes.append(f"{where}: {_some(left)} not in the checkpoint, left as they are")
     fitting.then.append(partial(_put_in_order, existing, saved))
     return existing
+
+
+def _remove_others(existing: dict[Any, Any], keys: set[Any]) -> None:
+    for key in [key for key in existing if key not in keys]:
+        del existing[key]
 
 
 def _put_in_order(existing: dict[Any, Any], keys: list[Any]) -> None:

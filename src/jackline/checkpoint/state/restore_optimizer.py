@@ -25,6 +25,7 @@ def fit_optimizer(
     node: dict[str, Any], optimizer: torch.optim.Optimizer, where: str, fitting: Fitting, fit: Fit
 ) -> None:
     """Map every saved tensor to the live state; create state that does not exist yet where it belongs."""
+    require_same_class(node, optimizer, where)
     _require_same_shape(node, optimizer, where)
     order: list[tuple[Tensor, dict[str, Any]]] = []
     for group, saved in zip(optimizer.param_groups, node["groups"], strict=True):
@@ -93,6 +94,17 @@ def _set(group: dict[str, Any], word: str, value: Any, live: Any) -> None:
 def _replace_state(optimizer: torch.optim.Optimizer, state: dict[Tensor, Any]) -> None:
     optimizer.state.clear()
     optimizer.state.update(state)
+
+
+def require_same_class(node: dict[str, Any], optimizer: torch.optim.Optimizer, where: str) -> None:
+    """The moments of one algorithm mean nothing to another."""
+    before, now = node.get("class"), type(optimizer).__name__
+    if isinstance(before, str) and before != now:
+        raise CannotResume(
+            f"{where} was {before} when it was saved and is {now} now: one cannot use the other's state",
+            hint=f"resume with {before}; or export the weights (jackline checkpoints export) and train them in a new "
+            f"run with {now}",
+        )
 
 
 def _require_same_shape(node: dict[str, Any], optimizer: torch.optim.Optimizer, where: str) -> None:

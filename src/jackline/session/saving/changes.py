@@ -7,11 +7,12 @@ its comparison. It reads no data: a dataset is identified by its type, length an
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import platform
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 
+from jackline.errors import UsageError
 from jackline.rundir.command import plain_command
 from jackline.session.settings import Verdict
 from jackline.session.stepping import find_optimizers
@@ -51,8 +53,11 @@ def describe_program(
     }
 
 
-def compare_programs(saved: Any, now: Fingerprint) -> list[Change]:
-    """What differs, by kind of change. A checkpoint without a fingerprint is not compared."""
+def compare_programs(saved: Any, now: Fingerprint, *, used: Collection[str] = ()) -> list[Change]:
+    """What differs, by kind of change. A checkpoint without a fingerprint is not compared.
+
+    `used`: settings of optimizers of which the new value is wanted, so that it is no news.
+    """
     found: list[Change] = []
     if not isinstance(saved, dict):
         return found
@@ -63,6 +68,8 @@ def compare_programs(saved: Any, now: Fingerprint) -> list[Change]:
         if kind == "arguments":  # older checkpoints have the command as it was typed
             before, values = _plain_arguments(before), _plain_arguments(described)
         for name in sorted(set(before) | set(values)):
+            if kind == "schedule" and " group " in name and name.rpartition(" ")[2] in used:
+                continue
             if kind in _GROWING and (name not in before or name not in values):
                 continue
             if before.get(name) != values.get(name):
@@ -70,8 +77,97 @@ def compare_programs(saved: Any, now: Fingerprint) -> list[Change]:
     return found
 
 
+def copy_group_settings(state: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """The settings of all optimizers as the program gives them, before the saved ones replace them."""
+    return [
+        [{word: _plain(value) for word, value in group.items() if word != "params"} for group in one.param_groups]
+        for one in find_optimizers(state)
+    ]
+
+
+def use_new_settings(
+    state: Mapping[str, Any], words: set[str], saved: Any, now: Fingerprint, given: list[list[dict[str, Any]]]
+) -> list[str]:
+    """Put the program's values of `words` in place of the restored ones, where the program has changed them.
+
+    A value that a schedule has moved is scaled by new / old, and so is what the schedule starts from. Returns texts.
+    """
+    before, after = (saved or {}).get("schedule", {}), now["schedule"]
+    texts = []
+    for number, optimizer in enumerate(find_optimizers(state)):
+        for place, group in enumerate(optimizer.param_groups):
+            for word in sorted(words & set(group)):
+                name = f"optimizer {number} group {place} {word}"
+                if name not in before or before[name] == after.get(name):
+                    continue
+                value, how = _new_value(before[name], given[number][place][word], _plain(group[word]))
+                _set_setting(group, word, value)
+                if word == "lr":
+                    _move_schedule(state, optimizer, place, given[number][place], value)
+                texts.append(
+                    f"{name}: {before[name]} -> {after[name]}, used: it is {_describe_value(value)} now{how}"
+                )
+    return texts
+
+
+def refuse_unknown_settings(words: set[str], state: Mapping[str, Any]) -> None:
+    known = {word for one in find_optimizers(state) for group in one.param_groups for word in group} - {"params"}
+    for word in sorted(words - known):
+        there = ", ".join(map(repr, sorted(known))) or "none is attached"
+        raise UsageError(f"on_change: no optimizer has a setting '{word}'", hint=f"the optimizers have {there}")
+
+
+def _new_value(old: Any, new: Any, current: Any) -> tuple[Any, str]:
+    numbers = [one for one in (old, new, current) if isinstance(one, int | float) and not isinstance(one, bool)]
+    if len(numbers) < 3 or not old or current == old:
+        return new, ""
+    return current * (new / old), f" ({current:g} by its schedule, times {new / old:g})"
+
+
+def _move_schedule(
+    state: Mapping[str, Any], optimizer: torch.optim.Optimizer, place: int, given: Mapping[str, Any], rate: Any
+) -> None:
+    """Schedulers compute from the rate they were built with."""
+    group = optimizer.param_groups[place]
+    for word in ("initial_lr", "max_lr", "min_lr"):
+        if word in group and word in given:
+            _set_setting(group, word, given[word])
+    for scheduler in _find_schedulers(list(state.values())):
+        if getattr(scheduler, "optimizer", None) is not optimizer:
+            continue
+        if "initial_lr" in given and hasattr(scheduler, "base_lrs"):
+            scheduler.base_lrs[place] = given["initial_lr"]
+        if getattr(scheduler, "_last_lr", None):
+            scheduler._last_lr[place] = rate
+
+
+def _find_schedulers(values: list[Any]) -> list[Any]:
+    found = []
+    for value in values:
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            found += [value, *_find_schedulers(list(getattr(value, "_schedulers", ())))]
+        elif isinstance(value, dict):
+            found += _find_schedulers(list(value.values()))
+        elif isinstance(value, list | tuple):
+            found += _find_schedulers(list(value))
+    return found
+
+
+def _set_setting(group: dict[str, Any], word: str, value: Any) -> None:
+    """A captured graph refers to a rate's tensor, so that one is kept."""
+    if isinstance(group[word], torch.Tensor):
+        with torch.no_grad():
+            group[word].fill_(value)
+    else:
+        group[word] = value
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else copy.copy(value)
+
+
 def judge(changes: list[Change], verdicts: Mapping[str, Verdict]) -> dict[Verdict, list[Change]]:
-    sorted_out: dict[Verdict, list[Change]] = {"refuse": [], "warn": [], "go on": []}
+    sorted_out: dict[Verdict, list[Change]] = {"refuse": [], "warn": [], "continue": []}
     for change in changes:
         sorted_out[verdicts[change.kind]].append(change)
     return sorted_out
@@ -133,7 +229,7 @@ def _describe_optimizers(state: Mapping[str, Any]) -> dict[str, Any]:
         for place, group in enumerate(optimizer.param_groups):
             for word, value in group.items():
                 if word not in ("params", "fused", "foreach", "capturable"):
-                    found[f"optimizer {number} group {place} {word}"] = _describe_value(value)
+                    found[f"optimizer {number} group {place} {word}"] = _describe_value(_plain(value))
     return found
 
 
@@ -176,4 +272,8 @@ def _hash_ends(value: Any) -> str:
 def _word(kind: str, name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if kind == "code":
         return f"{name} was edited"
+    if kind == "schedule" and name.startswith("optimizer ") and " group " in name:
+        word = name.rpartition(" ")[2]
+        stays = f"the saved one stays in use (on_change={{'{word}': 'use new'}} takes the new one)"
+        return f"{name}: {before.get(name, '(not set)')} -> {now.get(name, '(not set)')} in the program; {stays}"
     return f"{name}: {before.get(name, '(not set)')} -> {now.get(name, '(not set)')}"

@@ -1,4 +1,4 @@
-"""What a resumed run prints first: what was restored, what not, what changed, and whether the first loss matches.
+"""What a resumed run prints first: what was restored, what not, and what changed.
 
 Owns the text. The engine's own receipt (checkpoint/state/load.py) is a part of it.
 """
@@ -11,15 +11,11 @@ from typing import Any
 from jackline.checkpoint.format.catalogue import list_left_behind, list_rewinds
 from jackline.checkpoint.state.load import Receipt
 from jackline.errors import CannotResume
-from jackline.rundir.jsonl import read_last
-from jackline.rundir.layout import RunDir
 from jackline.session.feeds.feed import Feed
-from jackline.session.metrics.scalars import Line
 from jackline.session.saving.changes import Change, judge
 from jackline.session.settings import Verdict
 from jackline.units import format_bytes, format_duration
 
-_LOOKED_AT = 4000  # metrics lines of the previous attempt
 OURS = ("session", "random", "values")
 
 
@@ -72,50 +68,3 @@ def announce_changes(changes: list[Change], verdicts: dict[str, Verdict], tell: 
             detail=tuple(change.text for change in found["refuse"][:8]),
             hint=f"attach(new=True) starts another run, on_change={{{settings}}} continues this one",
         )
-
-
-class FirstLoss:
-    """Compares the losses of the first resumed step with those an earlier attempt recorded for it."""
-
-    def __init__(self, run: RunDir, rank: int, step: int, tell: Callable[..., None]) -> None:
-        self._step = step + 1
-        self._tell = tell
-        self._recorded = _first_of_last_group(list(read_last(run.metrics(rank), _LOOKED_AT)), self._step)
-        self._is_done = not self._recorded
-
-    def look(self, lines: list[Line]) -> None:
-        """Called with every line that is written; acts on one of them."""
-        if self._is_done:
-            return
-        for step, _, values in lines:
-            if step < self._step:
-                continue
-            self._is_done = True
-            if step == self._step:
-                self._compare(values)
-            return
-
-    def _compare(self, values: dict[str, Any]) -> None:
-        names = [name for name in values if "loss" in name.lower() and name in self._recorded]
-        for name in names:
-            now, before = values[name], self._recorded[name]
-            is_same = now == before or str(now) == str(before)
-            if is_same:
-                text = f"the first {name} is bit-equal to the one recorded before ({now:.6g} at step {self._step})"
-            else:
-                text = (
-                    f"the first {name} is {now!r}, but {before!r} was recorded before at step {self._step}: "
-                    "this resume is not bit-exact"
-                )
-            self._tell("first_loss", text, is_loud=True, is_equal=is_same, step=self._step)
-
-
-def _first_of_last_group(records: list[dict[str, Any]], step: int) -> dict[str, Any]:
-    """The first line of `step` in the newest attempt that reached it."""
-    found: dict[str, Any] = {}
-    previous = None
-    for record in records:
-        if record.get("step") == step and previous != step:
-            found = record
-        previous = record.get("step")
-    return found

@@ -17,6 +17,7 @@ from jackline.checkpoint.format.verify import read_manifest
 from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.checkpoint.schedule import Progress, save_is_due
 from jackline.checkpoint.ticket import Ticket
+from jackline.session.saving.retrained import STATE_EVENT, StateDigest
 from jackline.session.settings import Settings
 from jackline.units import format_duration
 
@@ -90,6 +91,9 @@ class Saver:
         self._polled_s = self._looked_s = 0.0
         self._best_name, self._best = "", dict[str, Any]()
         self._repeats = Repeats()
+        self._digest = StateDigest()
+        self.takes_digests = False  # frameworks give their state only when it is saved
+        self.on_state: Callable[[int, str], None] = lambda step, digest: None
 
     def report_to(self, event: Event) -> None:
         self._event = event
@@ -133,6 +137,7 @@ class Saver:
             return None
         self._metrics = metrics
         self._note(ticket, step)
+        self.poll(time.monotonic(), is_urgent=True)  # what was found while the state was read is news for people
         return ticket
 
     def prepare(self) -> None:
@@ -141,6 +146,19 @@ class Saver:
             self.engine.prepare(self.state)
         except Exception as problem:
             self.turn_off(f"{type(problem).__name__}: {problem}")
+
+    def note_state(self, step: int) -> None:
+        """After the first step that follows a save: record a digest, for an attempt that trains this step again."""
+        if self.why_off or not self.takes_digests:
+            return
+        try:
+            found = self._digest.read(self.engine.capture(self.state).sources)
+        except Exception as problem:
+            self.turn_off(f"{type(problem).__name__}: {problem}")
+            return
+        if found:
+            self.on_state(step, found)
+            self._event(STATE_EVENT, "", step=step, digest=found)
 
     def before_change(self) -> None:
         """The barrier, called by the optimizers' hooks: free unless a copy is under way."""

@@ -44,6 +44,7 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
         "seed": config.seed,
         "exact": config.exact,
         "on_change": {"arguments": "warn"},
+        "trial": False,  # the recipes' own tests train every step twice
         "overlap": True,  # loop.py says where a step begins to change what is saved
     }
 
