@@ -2,8 +2,9 @@
 
 After step 2 the process is forked. The copy returns everything that is attached to the state before step 1 and lets
 the loop continue: it trains the two steps again, with the same batches, and compares every value after each. State
-that lives in a closure, a global variable or an object inside an object is not returned, so it shows. The training process
-waits for the copy and is not touched by it. Owns the recording, the copy and the verdict; sandbox.py confines it.
+that lives in a closure, a global variable or an object inside an object is not returned, so it shows. The training
+process waits for the copy and is not touched by it. Owns the recording, the copy and the verdict; sandbox.py confines
+the copy.
 """
 
 from __future__ import annotations
