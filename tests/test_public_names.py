@@ -24,6 +24,7 @@ PUBLIC = ["Loader", "Stopped", "__version__", "attach", "notebook", "peek", "pha
 NOTEBOOK = ["Run", "plan", "run", "setup", "train", "watch", "why"]
 RUN = [
     "at_risk",
+    "batch",
     "before_change",
     "doing",
     "epoch",

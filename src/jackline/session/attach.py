@@ -173,6 +173,8 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),
     )
     saver.report_to(attached.reporter.event)
+    stepper.uncounted.tell = lambda text: reporter.event("uncounted", text, is_loud=True)
+    attached.lengths.tell = lambda text: reporter.event("shifted", text, is_loud=True)
     attached.reporter.read_state = attached.read_state
     attached.reporter.on_tick.append(attached.look_around)
     _attachments.append(attached)
@@ -208,7 +210,11 @@ def _restore(attached: Attachment) -> None:
         )
     attached.restored = session
     attached.position.epoch, attached.position.batch = int(session["epoch"]), int(session["batch"])
+    attached.position.batches = int(session["batches"] if "batches" in session else session["batch"])
     attached.stepper.go_on_from(receipt.step)
+    counting = session.get("counting") or {}
+    attached.stepper.restore(counting)
+    attached.lengths.restore(counting.get("lengths"))
     attached.saver.last_step = receipt.step
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
     _judge(attached, receipt, session)

@@ -16,7 +16,8 @@ from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.safe_step import OutOfMemory
 from jackline.rundir.intent import write_intent
 from jackline.rundir.process_id import identify
-from jackline.session.feeds.feed import Feed
+from jackline.session.counting import StepLengths
+from jackline.session.feeds.feed import Feed, Position
 from jackline.session.home import Home, read_grace_s, write_ending
 from jackline.session.memory.gpu import GpuMemory
 from jackline.session.memory.host import HostMemory, SaveCost
@@ -39,14 +40,6 @@ _PATIENCE = 0.7  # share of the grace period after which a warning says that it 
 
 
 @dataclass
-class Position:
-    """Where the loop is: the epoch, and the batches consumed in it."""
-
-    epoch: int = 0
-    batch: int = 0
-
-
-@dataclass
 class Attachment:
     """All parts of one session. Created by attach.py."""
 
@@ -65,6 +58,7 @@ class Attachment:
     best: BestKeeper
     finish: Finish
     position: Position = field(default_factory=Position)
+    lengths: StepLengths = field(default_factory=StepLengths)
     restored: dict[str, Any] | None = None
     label: int = 1  # step of what is logged now: the step under way, or the last one after it has ended
     pulse: Pulse = field(default_factory=Pulse)
@@ -115,6 +109,7 @@ class Attachment:
         self.feed.open(self.position.epoch, self.position.batch)
         if is_first:
             self.rng_state.reapply()  # creating an iterator may have drawn random numbers
+            self.stepper.uncounted.begin()
         self.come_round()
         if is_first and self.trial is not None:
             self.trial.begin(self)
@@ -374,6 +369,8 @@ class Attachment:
             "step": self.stepper.steps_done,
             "epoch": self.position.epoch,
             "batch": self.position.batch,
+            "batches": self.position.batches,
+            "counting": {**self.stepper.state(), "lengths": self.lengths.state()},
             "feed": {"kind": self.feed.kind, "state": self.feed.state(takes_back=takes_back)},
             "fingerprint": self.fingerprint,
             "safe_step": self.gpu.state(),

@@ -31,7 +31,7 @@ class OffRun:
         self._loader = loader
         self._total: int | None = None
         self.values = values
-        self.epoch = 0
+        self.epoch = self.batch = 0
         self.name = settings.name or "off"
         self.should_stop = False
         self.saving_s = 0.0
@@ -54,6 +54,7 @@ class OffRun:
                     return
                 yield batch
                 num_batches += 1
+                self.batch += 1
                 self._stepper.after_batch()
             if total is None or self._is_total_reached() or not num_batches:
                 return

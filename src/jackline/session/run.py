@@ -21,6 +21,7 @@ from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.errors import UsageError
 from jackline.memory.guard.safe_step import Slicing, StepResult
 from jackline.session.attachment import Attachment
+from jackline.session.counting import OWN_BATCHES, OWN_EPOCHS, find_enumerate
 from jackline.session.feeds.feed import END
 from jackline.session.mirrored import wait_mirrored
 from jackline.session.phase import Phase, phase
@@ -40,6 +41,7 @@ class Run:
         self._total: int | None = None
         self._in_body = False
         self._pending = 0  # batches consumed since the last boundary
+        self._num_unsaved = 0  # of those between which nothing was under way, since the last save
         self._is_save_wanted = False
         self._has_begun = False
         self._is_complete = False
@@ -53,6 +55,11 @@ class Run:
     @property
     def epoch(self) -> int:
         return self._attached.position.epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches consumed in the whole run, in all attempts: the number of the batch in hand, counted from 0."""
+        return self._attached.position.batches
 
     @property
     def name(self) -> str:
@@ -107,10 +114,9 @@ class Run:
             self._in_body = True
             yield batch
             self._in_body = False
-            position.batch += 1
+            position.advance()
             self._pending += 1
-            if self._attached.stepper.after_batch():
-                self._at_boundary()
+            self._after_batch()
         self._attached.between_passes()
         self._end_of_pass()
 
@@ -122,7 +128,7 @@ class Run:
         position = self._attached.position
         while position.epoch < count and not self._is_total_reached():
             yield position.epoch
-            is_clean = self._pending == 0 and (not self._in_body or self._attached.stepper.after_batch())
+            is_clean = self._pending == 0 and (not self._in_body or self._attached.stepper.after_batch() == "step")
             self._in_body = False
             self._attached.next_epoch()
             if is_clean:
@@ -228,11 +234,15 @@ class Run:
         self._attached.note_schedule(total=total)
         if self._passes == "single":
             number, self._num_calls = self._num_calls, self._num_calls + 1
+            if number == 1:
+                self._attached.reporter.event("own_count", OWN_EPOCHS, is_loud=True)
             if number < self._attached.position.epoch:
                 self._attached.pass_over(number)
                 return False
             while self._attached.position.epoch < number:
                 self._attached.next_epoch()
+        if not self._has_begun and (place := find_enumerate()):
+            self._attached.reporter.event("own_count", f"{place} {OWN_BATCHES}", is_loud=True)
         self._attached.open()
         self._has_begun = True
         if not self._pending and self._attached.best.wants_save(self.step):
@@ -273,9 +283,38 @@ class Run:
     def _is_total_reached(self) -> bool:
         return self._total is not None and self.step >= self._total
 
-    def _at_boundary(self) -> None:
+    def _after_batch(self) -> None:
+        outcome = self._attached.stepper.after_batch()
+        if outcome == "step":
+            self._at_boundary()
+        elif outcome == "rest":
+            self._at_rest()
+        elif self.should_stop and self._attached.stepper.uncounted.is_overdue:
+            self._attached.saver.wait()
+            views = self._attached.saver.what_stands(self.step)
+            count = self._attached.stepper.uncounted.count
+            raise Stopped(
+                f"{self._attached.stop.by}: stopped after {count} batches without a step, not saved; {views}"
+            )
+
+    def _at_rest(self) -> None:
+        """No step has ended for many batches and none is under way: save by batches and by time, and stop here."""
         attached = self._attached
         self._pending = 0
+        now_s = attached.come_round()
+        if self.should_stop:
+            self._stop(is_repeated=True)
+        self._num_unsaved += 1
+        is_wanted, self._is_save_wanted = self._is_save_wanted, False
+        if is_wanted or attached.saver.why_due(attached.saver.asked_step + self._num_unsaved, now_s):
+            self._num_unsaved = 0
+            attached.save(is_wanted=is_wanted, is_repeated=True)
+
+    def _at_boundary(self) -> None:
+        attached = self._attached
+        is_end_of_epoch = attached.position.batch == attached.feed.num_batches
+        attached.lengths.ended(self._pending, is_end_of_epoch=is_end_of_epoch)
+        self._pending = self._num_unsaved = 0
         now_s = attached.come_round()
         if attached.stop.is_made:
             self._stop()
@@ -286,9 +325,9 @@ class Run:
             attached.save(is_wanted=is_wanted)  # a requested save is not skipped
             self._is_save_wanted = False
 
-    def _stop(self) -> None:
+    def _stop(self, *, is_repeated: bool = False) -> None:
         """A stop was requested and this is a boundary: save and raise Stopped."""
-        is_saved = self._attached.save(is_last=True, is_waited_for=True)
+        is_saved = self._attached.save(is_last=True, is_waited_for=True, is_repeated=is_repeated)
         by = self._attached.stop.by
         text = f"{by}: stopped at step {self.step}"
         text += ", saved" if is_saved else f", not saved; {self._attached.saver.what_stands(self.step)}"

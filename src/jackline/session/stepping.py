@@ -16,7 +16,9 @@ from torch import nn
 from jackline import accelerator
 from jackline.errors import UsageError
 from jackline.session.saving.rng import RngState
+from jackline.session.uncounted import Outcome, Uncounted
 
+_SHORT = 16
 _version = operator.attrgetter("_version")
 
 
@@ -27,36 +29,57 @@ class Stepper:
         self, state: Mapping[str, Any], accumulate: int | None, before_change: Callable[[], None] = lambda: None
     ) -> None:
         self.optimizers = find_optimizers(state)
-        self.accumulate = accumulate if self.optimizers or accumulate else 1
+        counted = merge_nested(self.optimizers or find_held_optimizers(state))
+        self.accumulate = accumulate if counted or accumulate else 1
+        self.uncounted = Uncounted([team[0] for team in counted])
         self.steps_done = 0
         self._steps_before = 0  # at the last boundary
         self._before_change = before_change
-        self._stepped: set[int] = set()
+        self._stepped: set[int] = set()  # since the last counted step
+        self._depth = 0  # steps under way: an optimizer may call another one's
         self._is_dirty = False  # an optimizer has begun to change something since the boundary
         self._batches = 0
         self._handles: list[Any] = []
-        for number, optimizer in enumerate(self.optimizers):
-            self._handles.append(optimizer.register_step_pre_hook(self._on_begin))
-            self._handles.append(optimizer.register_step_post_hook(self._on_end(number)))
+        self._num_counted = len(counted)
+        for number, team in enumerate(counted):
+            for optimizer in team:
+                self._handles.append(optimizer.register_step_pre_hook(self._on_begin))
+                self._handles.append(optimizer.register_step_post_hook(self._on_end(number)))
         self._rng_state = RngState()
         self._state = state
         self.tensors = find_tensors(state)
         self._places = find_places(state)
         self._mark: tuple[Any, ...] = ()
 
-    def after_batch(self) -> bool:
-        """The loop has returned for its next batch: whether it is at a boundary now."""
+    def after_batch(self) -> Outcome:
+        """The loop has returned for its next batch: 'step' at a boundary.
+
+        'rest': no step has ended for long, but none is under way either.
+        """
+        self._depth = 0
         if self.accumulate is not None:
             self._batches += 1
             if self._batches < self.accumulate:
-                return False
+                return "accumulating"
             self._batches = 0
             self.steps_done += 1
         if self.steps_done == self._steps_before:
-            return False
+            outcome = self.uncounted.look(self._stepped)
+            if outcome != "step":
+                return outcome
+            self.steps_done += 1
+        self.uncounted.counted()
         self._steps_before = self.steps_done
         self._stepped.clear()
-        return True
+        return "step"
+
+    def state(self) -> dict[str, Any]:
+        return self.uncounted.state()
+
+    def restore(self, state: Any) -> None:
+        """Count as the saved run did."""
+        if isinstance(state, dict):
+            self.uncounted.restore(state)
 
     def go_on_from(self, steps_done: int) -> None:
         self.steps_done = self._steps_before = steps_done
@@ -91,7 +114,7 @@ class Stepper:
 
         None: only some optimizers have stepped.
         """
-        if not self.optimizers:
+        if not self._num_counted:
             return label  # without an optimizer nothing shows when they change
         if not self._is_dirty:
             return label - 1
@@ -103,13 +126,19 @@ class Stepper:
         self._handles = []
 
     def _on_begin(self, *_: Any) -> None:
+        self._depth += 1
         self._is_dirty = True
         self._before_change()
 
     def _on_end(self, number: int) -> Callable[..., None]:
         def on_end(*_: Any) -> None:
+            self._depth = max(0, self._depth - 1)
+            if self._depth:
+                return  # it belongs to the step of the optimizer that called it
             self._stepped.add(number)
-            if self.accumulate is None and len(self._stepped) == len(self.optimizers):
+            self.uncounted.by_batch = False
+            self.uncounted.idle.discard(number)
+            if self.accumulate is None and len(self._stepped | self.uncounted.idle) == self._num_counted:
                 self._stepped.clear()
                 self.steps_done += 1
 
@@ -142,6 +171,32 @@ def find_optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
         elif isinstance(value, list | tuple):
             stack += value
     return found
+
+
+def find_held_optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
+    """Optimizers that attached objects hold: a wrapper of the user's own class, a scheduler."""
+    found: list[torch.optim.Optimizer] = []
+    for value in state.values():
+        for one in _held(value):
+            if all(one is not other for other in found):
+                found.append(one)
+    return found
+
+
+def merge_nested(optimizers: list[torch.optim.Optimizer]) -> list[list[torch.optim.Optimizer]]:
+    """Each optimizer with those inside it (SAM, Lookahead): a step of any of them is a step of the outermost."""
+    inner = {id(part) for one in optimizers for part in _held(one)}
+    return [[one, *_held(one)] for one in optimizers if id(one) not in inner]
+
+
+def _held(owner: Any) -> list[torch.optim.Optimizer]:
+    """Optimizers in the attributes of `owner`, also in its short lists and dicts."""
+    parts = {
+        name: part
+        for name, part in getattr(owner, "__dict__", {}).items()
+        if not isinstance(part, dict | list | tuple) or len(part) <= _SHORT
+    }
+    return [one for one in find_optimizers(parts) if one is not owner]
 
 
 def find_tensors(state: Mapping[str, Any]) -> list[torch.Tensor]:

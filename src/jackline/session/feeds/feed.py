@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,19 @@ from jackline.units import format_duration
 
 END = object()
 Say = Callable[[str], None]
+
+
+@dataclass
+class Position:
+    """Where the loop is: the epoch, the batches consumed in it, and those of the whole run."""
+
+    epoch: int = 0
+    batch: int = 0
+    batches: int = 0
+
+    def advance(self) -> None:
+        self.batch += 1
+        self.batches += 1
 
 
 class Feed(Protocol):

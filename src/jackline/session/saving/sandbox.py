@@ -37,7 +37,7 @@ _LANDLOCK_WRITES = {1: 0x1FF2, 2: 0x3FF2, 3: 0x7FF2}
 
 def why_not_forked() -> str:
     """Why a copy of this process would not work, or could disturb it; empty when it can be made."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if accelerator.is_open():
         return "CUDA is in use, and a process that uses it cannot be copied"
     if not hasattr(os, "fork") or not sys.platform.startswith("linux"):
         return "processes can be copied safely on Linux only"
