@@ -1,4 +1,4 @@
-"""Loops whose steps torch does not report, whose optimizers start late or never, and loops that count for themselves."""
+"""Loops whose steps torch does not report, whose optimizers start late, and loops that count for themselves."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_an_iterable_dataset_refuses_another_number_of_workers(nursery: Nursery,
     assert ended.code == 1
     assert (
         "error: the data were read by 2 workers and are read by 1 now\n"
-        "hint: set num_workers=2: an iterable dataset's position belongs to its worker" in ended.output
+        "hint: set num_workers=2: the position in a stream belongs to the worker that reads it" in ended.output
     )
 
 

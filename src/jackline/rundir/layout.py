@@ -112,6 +112,9 @@ class RunDir:
     def metrics(self, rank: int = 0) -> Path:
         return self.path / f"metrics-{rank}.jsonl"
 
+    def seen(self, rank: int = 0) -> Path:
+        return self.path / f"seen-{rank}.bin"
+
     def session_files(self) -> list[Path]:
         found = [path for path in self.path.glob("session-*.json") if re.fullmatch(r"session-\d+\.json", path.name)]
         return sorted(found, key=lambda path: int(path.stem.split("-")[1]))

@@ -24,6 +24,7 @@ from jackline.machine.memory import effective_limit
 from jackline.rundir.intent import write_intent
 from jackline.session.attachment import Attachment
 from jackline.session.feeds.choose import choose_feed
+from jackline.session.feeds.compared import SeenBatches
 from jackline.session.feeds.feed import Feed
 from jackline.session.home import (
     BeginsAnew,
@@ -171,6 +172,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         pulse=pulse,
         best=BestKeeper(settings.keep_best, engine.folder),
         finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),
+        seen=SeenBatches(home.run, 0, reporter.event),
     )
     saver.report_to(attached.reporter.event)
     stepper.uncounted.tell = lambda text: reporter.event("uncounted", text, is_loud=True)

@@ -17,7 +17,8 @@ from jackline.memory.guard.safe_step import OutOfMemory
 from jackline.rundir.intent import write_intent
 from jackline.rundir.process_id import identify
 from jackline.session.counting import StepLengths
-from jackline.session.feeds.feed import Feed, Position
+from jackline.session.feeds.compared import SeenBatches, rehearse
+from jackline.session.feeds.feed import END, Feed, Position
 from jackline.session.home import Home, read_grace_s, write_ending
 from jackline.session.memory.gpu import GpuMemory
 from jackline.session.memory.host import HostMemory, SaveCost
@@ -57,6 +58,7 @@ class Attachment:
     gpu: GpuMemory
     best: BestKeeper
     finish: Finish
+    seen: SeenBatches
     position: Position = field(default_factory=Position)
     lengths: StepLengths = field(default_factory=StepLengths)
     restored: dict[str, Any] | None = None
@@ -101,6 +103,9 @@ class Attachment:
         if is_first:
             self.stepper.refuse_moved()
             self._begin()
+            if self.restored is None and self.settings.verify and (text := rehearse(self.feed)):
+                self.reporter.event("data_unproved", text, is_loud=True)
+            self.seen.start(self.position.batches, is_resumed=self.restored is not None)
             self.pulse.name = "train"
         if self._is_behind:
             self._is_behind = False
@@ -128,6 +133,8 @@ class Attachment:
         self.gpu.look_at(batch)
         if self.trial is not None:
             self.trial.record(batch)
+        if batch is not END:
+            self.seen.look(self.position.batches, self.stepper.steps_done, batch)
         return batch
 
     def between_passes(self) -> None:
@@ -252,6 +259,7 @@ class Attachment:
         """The block is left, in whatever way. A failure to write the end is not raised: training is over."""
         self.saver.close()
         self.stepper.close()
+        self.seen.close()
         try:
             self._write_end(error, text, is_complete=is_complete)
         except Exception as problem:  # the folder was deleted, or the disk is full

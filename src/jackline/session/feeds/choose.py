@@ -8,9 +8,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from jackline.errors import UsageError
-from jackline.session.feeds.batches import ReplayedBatches, SeekableBatches
-from jackline.session.feeds.feed import CountingFeed, Feed, MapFeed, Say, SkippingFeed, StatefulFeed, length_of
+from jackline.session.feeds.batches import OnDifference, ReplayedBatches, refuse_difference
+from jackline.session.feeds.feed import CountingFeed, Feed, MapFeed, Say, StatefulFeed, length_of
 from jackline.session.feeds.keyed import KeyedDataset
+from jackline.session.feeds.seekable import SeekableBatches
+from jackline.session.feeds.skipping import SkippingFeed
 from jackline.session.feeds.streams import StreamFeed
 from jackline.session.settings import Settings
 
@@ -19,6 +21,24 @@ _MASK = (1 << 64) - 1
 
 def choose_feed(loader: Any, settings: Settings, say: Say) -> Feed:
     """The feed for `loader`. Nothing is read from it yet."""
+    feed = _choose(loader, settings, say)
+    feed_settings: Any = feed
+    if hasattr(feed, "on_difference"):
+        feed_settings.on_difference, feed_settings.say = judge_difference(settings, say), say
+    if isinstance(feed, MapFeed) and isinstance(feed.batches, ReplayedBatches):
+        feed.batches.on_difference = judge_difference(settings, say)
+    return feed
+
+
+def judge_difference(settings: Settings, say: Say) -> OnDifference:
+    """What happens when the data of a resumed run are not those of before: on_change's verdict for 'data'."""
+    verdict = str(settings.verdicts()["data"])
+    if verdict == "refuse":
+        return refuse_difference
+    return (lambda text: say(f"{text}; resuming all the same")) if verdict == "warn" else lambda _: None
+
+
+def _choose(loader: Any, settings: Settings, say: Say) -> Feed:
     if loader is None:
         return CountingFeed()
     if isinstance(loader, dict | list | tuple) and any(isinstance(part, DataLoader) for part in _parts(loader)):
@@ -102,7 +122,7 @@ def _map_feed(loader: Any, settings: Settings, seed: int, sampler: Any) -> MapFe
         loader.dataset, loader.collate_fn, seed=seed, is_keyed=settings.keyed_random, is_batched=is_batched
     )
     source = loader.batch_sampler if is_batched else sampler
-    return MapFeed(loader, ReplayedBatches(source, seed=seed), dataset)
+    return MapFeed(loader, ReplayedBatches(source, seed=seed, data=loader.dataset), dataset)
 
 
 def _seekable_feed(loader: Any, settings: Settings, seed: int, *, is_shuffled: bool) -> MapFeed:
@@ -112,7 +132,7 @@ def _seekable_feed(loader: Any, settings: Settings, seed: int, *, is_shuffled: b
         loader.dataset, loader.collate_fn, seed=seed, is_keyed=settings.keyed_random, is_batched=is_batched
     )
     batches = SeekableBatches(
-        len(loader.dataset),
+        loader.dataset,
         batch_sampler.batch_size if is_batched else None,
         is_shuffled=is_shuffled,
         drop_last=batch_sampler.drop_last if is_batched else False,

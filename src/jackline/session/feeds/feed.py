@@ -2,7 +2,7 @@
 
     MapFeed       a DataLoader over map-style data, rebuilt with a seekable or replayable order
     StatefulFeed  anything with state_dict and load_state_dict (or state and seek): it positions itself
-    SkippingFeed  any other iterable: batches are skipped visibly, after stating the cost
+    SkippingFeed  any other iterable: batches are skipped visibly, after stating the cost (skipping.py)
     CountingFeed  no data: the loop makes its own, and gets the index of the step
 
 Owns iteration and position. The caller counts what was consumed: a feed may have read ahead.
@@ -10,7 +10,6 @@ Owns iteration and position. The caller counts what was consumed: a feed may hav
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,12 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from jackline.data.loader.order import mix
-from jackline.errors import UsageError
-from jackline.session.feeds.batches import ReplayedBatches, SeekableBatches
+from jackline.session.feeds.batches import OnDifference, ReplayedBatches, refuse_difference, refuse_workers
 from jackline.session.feeds.keyed import KeyedDataset
-from jackline.session.phase import phase
-from jackline.session.saving.rng import RngState
-from jackline.units import format_duration
+from jackline.session.feeds.seekable import SeekableBatches
 
 END = object()
 Say = Callable[[str], None]
@@ -50,8 +46,10 @@ class Feed(Protocol):
     """
 
     kind: str
-    num_batches: int | None
     can_take_back: bool
+
+    @property
+    def num_batches(self) -> int | None: ...
 
     def open(self, epoch: int, start: int) -> None: ...
 
@@ -74,23 +72,27 @@ class MapFeed:
 
     def __init__(self, loader: Any, batches: SeekableBatches | ReplayedBatches, dataset: KeyedDataset) -> None:
         self.kind = "seekable" if isinstance(batches, SeekableBatches) else "replayed"
-        self.num_batches = length_of(batches)
         self.batches = batches
+        self.on_difference: OnDifference = refuse_difference
+        self.say: Say = lambda _: None
         self.dataset = dataset
         self._generator = torch.Generator()
         self.loader: Any = rebuild(loader, batches, dataset, self._generator)
         self._batches_taken: Iterator[Any] | None = None
-        self._expected: int | None = None
+        self._num_samples: int | None = None  # in this epoch, or in the saved one
+        self._is_restored = False
+
+    @property
+    def num_batches(self) -> int | None:
+        return length_of(self.batches)
 
     def open(self, epoch: int, start: int) -> None:
+        self.batches.seek(epoch, start)
         if isinstance(self.batches, SeekableBatches):
-            self.batches.seek(epoch, start)
+            self._compare_length(self.batches.num_samples, start)
             if start >= len(self.batches):
                 self._batches_taken = iter(())  # avoid starting workers for an empty pass
                 return
-        else:
-            self.batches.seek(epoch, start, self._expected)
-            self._expected = None
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)  # accelerate's wrapper counts epochs itself
         # Workers are seeded from this, so that the global generator is not used and workers get the same seeds at
@@ -112,15 +114,31 @@ class MapFeed:
     def state(self, *, takes_back: bool = False) -> dict[str, Any]:
         found: dict[str, Any] = {"seed": self.batches.seed}
         if isinstance(self.batches, SeekableBatches):
-            return {**found, "batch_size": self.batches.batch_size}
-        return {**found, "last_indices": self.batches.fingerprint(takes_back=takes_back)}
+            return {**found, "batch_size": self.batches.batch_size, "num_samples": self._num_samples}
+        return {**found, **self.batches.state(takes_back=takes_back)}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.batches.seed = self.dataset.reseed(int(state["seed"]))
-        self._expected = state.get("last_indices")
+        self._num_samples, self._is_restored = state.get("num_samples"), True
+        if isinstance(self.batches, ReplayedBatches):
+            self.batches.restore(state)
 
     def describe(self) -> list[str]:
         return [*self._describe_order(), *self._describe_rng_state()]
+
+    def _compare_length(self, num_samples: int, start: int) -> None:
+        """Data may grow between epochs; after a resume they must have grown as far as before."""
+        before, self._num_samples = self._num_samples, num_samples
+        is_restored, self._is_restored = self._is_restored, False
+        if before in (None, num_samples):
+            return
+        if is_restored and (start or num_samples < int(before or 0)):
+            self.on_difference(f"the data have {num_samples} samples now, and had {before} when they were saved")
+        elif not is_restored:
+            self.say(
+                f"the data have {num_samples} samples now, {before} in the epoch before. A resumed program must "
+                "bring them to the same length before run.steps(), or the resume is refused"
+            )
 
     def _describe_order(self) -> list[str]:
         batches = self.batches
@@ -128,9 +146,14 @@ class MapFeed:
             if batches.is_shuffled:
                 return [f"shuffled by Jackline's own order (seed {batches.seed}), seekable"]
             return ["in plain order, seekable"]
-        words = f"indices of {batches.name} are drawn again at resume, without reading data"
+        if batches.positions_itself:
+            return [f"{batches.name} saves and restores its own position"]
+        words = f"indices of {batches.name} are drawn again at resume, without reading data, and compared"
         if batches.keeps_state:
-            words += "; those of earlier epochs too, since it may change from epoch to epoch"
+            words += (
+                "; a resume is refused if they depend on what training changes during an epoch: give it state_dict() "
+                "and load_state_dict() then"
+            )
         return [words]
 
     def _describe_rng_state(self) -> list[str]:
@@ -190,9 +213,12 @@ class StatefulFeed:
 
     def state(self, *, takes_back: bool = False) -> dict[str, Any]:
         read = getattr(self._loader, "state_dict", None) or self._loader.state
-        return {"state": read(), "is_over": self._is_over}
+        return {"state": read(), "is_over": self._is_over, "num_workers": getattr(self._loader, "num_workers", None)}
 
     def restore(self, state: dict[str, Any]) -> None:
+        workers, now = state.get("num_workers"), getattr(self._loader, "num_workers", None)
+        if isinstance(workers, int) and isinstance(now, int) and workers != now:
+            refuse_workers(workers, now)
         self._restored = state
 
     def describe(self) -> list[str]:
@@ -201,93 +227,6 @@ class StatefulFeed:
     def _load(self, state: Any) -> None:
         load = getattr(self._loader, "load_state_dict", None) or self._loader.seek
         load(state)
-
-
-class SkippingFeed:
-    """A feed over any iterable.
-
-    What it draws from this process's generators is isolated, so that skipping the same batches again gives the same
-    ones.
-    """
-
-    kind = "skipped"
-    can_take_back = True
-
-    def __init__(self, loader: Any, *, seed: int, say: Say) -> None:
-        self.num_batches = length_of(loader)
-        self._loader = loader
-        self._seed = seed
-        self._say = say
-        self._rng_state = RngState()
-        self._inside: dict[str, Any] | None = None
-        self._batches: Iterator[Any] | None = None
-        self._num_taken, self._taking_s, self._s_per_batch = 0, 0.0, 0.0
-        self._has_warned = False
-
-    def open(self, epoch: int, start: int) -> None:
-        if hasattr(self._loader, "set_epoch"):
-            self._loader.set_epoch(epoch)
-        self._num_taken = 0
-        with self._rng_state.set_aside():
-            self._rng_state.seed(mix(self._seed, epoch))
-            self._batches = iter(self._loader)
-            self._inside = self._rng_state.copy()
-        if start:
-            self._skip(start)
-
-    def take(self) -> Any:
-        began_s = time.perf_counter()
-        batch = self._take_apart() if self._inside is not None else self._take_watched()
-        self._num_taken += 1
-        self._taking_s += time.perf_counter() - began_s
-        return batch
-
-    def state(self, *, takes_back: bool = False) -> dict[str, Any]:
-        return {"seed": self._seed, "s_per_batch": self._taking_s / self._num_taken if self._num_taken else 0.0}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._seed = int(state["seed"])
-        self._s_per_batch = float(state["s_per_batch"])
-
-    def describe(self) -> list[str]:
-        return [f"{type(self._loader).__name__} has no state_dict(): batches are read over at resume"]
-
-    def _skip(self, count: int) -> None:
-        cost = f", about {format_duration(self._s_per_batch * count)}" if self._s_per_batch else ""
-        self._say(f"the data cannot be positioned: skipping {count} batches{cost}")
-        began_s = time.monotonic()
-        for done in phase("read over", range(count), unit="batches"):
-            if self.take() is END:
-                raise UsageError(
-                    f"the data end after {done} batches, but {count} were consumed before",
-                    hint="are they the same data as before?",
-                )
-        self._say(f"read over {count} batches in {format_duration(time.monotonic() - began_s)}")
-
-    def _take_apart(self) -> Any:
-        """Take with generators of its own.
-
-        After three batches that drew nothing they are only watched: 0.3 ms less.
-        """
-        assert self._batches is not None and self._inside is not None
-        with self._rng_state.set_aside():
-            self._rng_state.put_back(self._inside)
-            mark = self._rng_state.mark()
-            batch = next(self._batches, END)
-            has_drawn = bool(self._rng_state.changed(mark))
-            self._inside = self._rng_state.copy()
-        if self._num_taken >= 2 and not has_drawn:
-            self._inside = None
-        return batch
-
-    def _take_watched(self) -> Any:
-        assert self._batches is not None
-        mark = self._rng_state.mark()
-        batch = next(self._batches, END)
-        if not self._has_warned and self._rng_state.changed(mark):
-            self._has_warned = True
-            self._say("these data draw random numbers in the training process now and then: resume is not bit-exact")
-        return batch
 
 
 class CountingFeed:

@@ -17,9 +17,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from jackline.errors import UsageError
-from jackline.session.feeds.batches import SeekableBatches
 from jackline.session.feeds.feed import END, MapFeed
 from jackline.session.feeds.keyed import KeyedDataset
+from jackline.session.feeds.seekable import SeekableBatches
 
 
 class Loader:
@@ -45,9 +45,7 @@ class Loader:
         is_keyed = bool(options.pop("keyed_random", True))
         plain: DataLoader[Any] = DataLoader(dataset, batch_size=batch_size, shuffle=False, **options)
         self.dataset = dataset
-        self.batch_sampler = SeekableBatches(
-            len(dataset), batch_size, is_shuffled=shuffle, drop_last=drop_last, seed=seed
-        )
+        self.batch_sampler = SeekableBatches(dataset, batch_size, is_shuffled=shuffle, drop_last=drop_last, seed=seed)
         keyed = KeyedDataset(
             dataset, plain.collate_fn, seed=seed, is_keyed=is_keyed, is_batched=batch_size is not None
         )

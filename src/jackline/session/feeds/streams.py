@@ -15,8 +15,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from jackline.data.loader.order import mix
-from jackline.errors import CannotResume
-from jackline.session.feeds.feed import END
+from jackline.session.feeds.attributes import Attributes
+from jackline.session.feeds.batches import OnDifference, refuse_difference, refuse_workers
+from jackline.session.feeds.feed import END, Say
 from jackline.session.saving.rng import RngState
 
 _FILLER = "jackline: a place in a batch that was consumed before"
@@ -80,11 +81,13 @@ class StreamFeed:
     num_batches: int | None = None
 
     def __init__(self, loader: Any, *, seed: int) -> None:
+        self.on_difference: OnDifference = refuse_difference
+        self.say: Say = lambda _: None
         self._num_workers = max(1, loader.num_workers)
         self._is_here = loader.num_workers == 0  # the training process reads the dataset
         self._stream = TaggedStream(loader.dataset, loader.collate_fn, batch_size=loader.batch_size, seed=seed)
         self._generator = torch.Generator()
-        self._loader = _rebuild(loader, self._stream, self._generator)
+        self._loader = rebuild_stream(loader, self._stream, self._stream.collate, self._generator)
         self._rng_state = RngState()
         self._positions: dict[int, dict[str, Any]] = {}
         self._last_worker = -1
@@ -92,8 +95,22 @@ class StreamFeed:
         self._batches: Iterator[Any] | None = None
         self._inside: dict[str, Any] = {}
         self._restored: dict[str, Any] | None = None
+        self._attributes = Attributes([loader.dataset])
+        self._initial: dict[str, Any] | None = None  # attributes before the first pass
+
+    @property
+    def can_rehearse(self) -> bool:
+        """Whether a pass may be begun and dropped."""
+        return not self._is_here or self._attributes.is_complete
+
+    def forget(self) -> None:
+        """Be as before the first pass."""
+        self._attributes.write(self._initial or {})
+        self._batches, self._restored = None, None
 
     def open(self, epoch: int, start: int) -> None:
+        if self._initial is None:
+            self._initial = self._attributes.read()
         restored, self._restored = self._restored, None
         self._positions, self._last_worker, self._is_over = {}, -1, False
         if restored is not None and start:
@@ -132,10 +149,7 @@ class StreamFeed:
 
     def restore(self, state: dict[str, Any]) -> None:
         if state["num_workers"] != self._num_workers:
-            raise CannotResume(
-                f"the data were read by {state['num_workers']} workers and are read by {self._num_workers} now",
-                hint=f"set num_workers={state['num_workers']}: an iterable dataset's position belongs to its worker",
-            )
+            refuse_workers(state["num_workers"], self._num_workers)
         self._stream.seed = int(state["seed"])
         self._restored = state
 
@@ -152,7 +166,8 @@ class StreamFeed:
         return found
 
 
-def _rebuild(loader: Any, stream: TaggedStream, generator: torch.Generator) -> DataLoader[Any]:
+def rebuild_stream(loader: Any, stream: Any, collate: Any, generator: torch.Generator) -> DataLoader[Any]:
+    """A DataLoader like `loader` that reads `stream`, with workers seeded by `generator`."""
     has_workers = loader.num_workers > 0
     options: dict[str, Any] = {
         "batch_size": loader.batch_size,
@@ -165,8 +180,8 @@ def _rebuild(loader: Any, stream: TaggedStream, generator: torch.Generator) -> D
     }
     if loader.batch_size is not None:
         options["drop_last"] = loader.drop_last
-    # Workers run for one epoch: a persistent one would keep the position it was given first.
-    return DataLoader(stream, collate_fn=stream.collate, generator=generator, **options)
+    # Workers run for one epoch: a persistent one would keep the position and the random numbers of the one before.
+    return DataLoader(stream, collate_fn=collate, generator=generator, **options)
 
 
 def _worker() -> int:

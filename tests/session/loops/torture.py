@@ -1,0 +1,128 @@
+"""Interrupts every shape at random points and compares it with a run that was left alone: `scripts/torture loops`.
+
+    python -m tests.session.loops.torture --seed 1 [--only WORD] [--interruptions 3]
+
+Verdicts: `equal` (weights and logged values, bit for bit); `refused` at a resume, before a step; `warned` before the
+first step of the first attempt, and different; `reported` only after a resume; `SILENTLY DIFFERENT`. Exits 1 for the
+last, and for `reported` where the shape's state can be seen before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.session.loops.table import MODULES, SHAPES
+from tests.session.nursery import EVERY_SAVE, Ended, Nursery
+
+PROGRAM = Path(__file__).parent / "program.py"
+WARNINGS = (
+    "a resume is refused if they depend on what training changes",
+    "a second pass over these data gives other batches",
+    "it is not known whether a second pass over these data",
+    "counts batches with enumerate(run.steps())",
+)
+REPORTS = ("not bit-exact", "this resume is not exact", "the first step after the resume has")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one shape. `text` is for a person who looks into it."""
+
+    word: str
+    text: str = ""
+
+
+def judge(nursery: Nursery, name: str, folder: Path, dice: random.Random, *, interruptions: int = 3) -> Verdict:
+    """Trains `name` twice: left alone, and interrupted by SIGKILL and SIGTERM."""
+    places = [folder / "whole", folder / "interrupted"]
+    for place in places:
+        place.mkdir(parents=True)
+    whole = nursery.run(PROGRAM, [name], places[0])
+    if whole.code != 0:
+        return Verdict("FAILED", whole.output)
+    num_points = int(re.findall(r"^points (\d+)$", whole.output, re.M)[-1])
+    ended = whole
+    for number in range(interruptions + 1):
+        env = {**EVERY_SAVE}
+        if number < interruptions:
+            instant = dice.randint(1, max(2, num_points * 6 // 10))
+            how = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            env.update(DIE=str(instant), SIGNAL=str(int(how)))
+        ended = nursery.run(PROGRAM, [name], places[1], env)
+        if ended.code not in (0, 75, -9):
+            is_refusal = (
+                "error: " in ended.output.split("began")[0] and "Traceback" not in ended.output.split("error: ")[0]
+            )
+            return Verdict("refused" if number and is_refusal else "FAILED", ended.output)
+        if ended.code == 0:
+            break
+    return compare(whole, ended, *places)
+
+
+def compare(whole: Ended, ended: Ended, *places: Path) -> Verdict:
+    wanted, found = (re.findall(r"^final .*$", one.output, re.M) for one in (whole, ended))
+    recorded = dict(line.rsplit(" ", 1) for line in (places[0] / "values.txt").read_text().splitlines())
+    lines = [line.rsplit(" ", 1) for line in (places[1] / "values.txt").read_text().splitlines()]
+    wrong = [name for name, value in lines if recorded.get(name) != value]
+    if wanted == found and not wrong:
+        return Verdict("equal")
+    outputs = "".join(path.read_text() for path in sorted(places[1].glob("out-*.txt")))
+    text = f"{wanted} {found}, first wrong values: {wrong[:3]}\n{ended.output}"
+    if any(words in whole.output.split("began")[0] for words in WARNINGS):
+        return Verdict("warned", text)
+    return Verdict("reported" if any(words in outputs for words in REPORTS) else "SILENTLY DIFFERENT", text)
+
+
+def is_bad(name: str, verdict: Verdict) -> bool:
+    return verdict.word in ("FAILED", "SILENTLY DIFFERENT") or (verdict.word == "reported" and not SHAPES[name].late)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", default="", help="shapes whose name has this word")
+    parser.add_argument("--interruptions", type=int, default=3)
+    given = parser.parse_args()
+    for module in MODULES:
+        importlib.import_module(module)
+    folder = Path(tempfile.mkdtemp(prefix="jackline-loops-"))
+    print(f"seed {given.seed}, in {folder}", flush=True)
+    os.environ["PYTHONPATH"] = str(PROGRAM.parents[3])
+    nursery = Nursery()
+    tally: Counter[str] = Counter()
+    bad: list[str] = []
+    try:
+        for number, name in enumerate(one for one in SHAPES if given.only in one):
+            place, began_s = folder / str(number), time.monotonic()
+            dice = random.Random(f"{given.seed} {name}")
+            verdict = judge(nursery, name, place, dice, interruptions=given.interruptions)
+            tally[verdict.word] += 1
+            print(f"{verdict.word:20} {name} ({time.monotonic() - began_s:.1f} s)", flush=True)
+            if is_bad(name, verdict):
+                bad.append(name)
+                print("\n".join(f"    {line}" for line in verdict.text.splitlines()[-25:]), flush=True)
+            else:
+                shutil.rmtree(place)
+    finally:
+        nursery.close()
+    print(f"{tally.total()} shapes: " + ", ".join(f"{count} {word}" for word, count in tally.most_common()))
+    print("\n".join(f"bad: {name}" for name in bad))
+    if not bad:
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
