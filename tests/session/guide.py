@@ -19,6 +19,6 @@ def find_block(language: str, begins: str = "") -> str:
 
 def before_and_after() -> tuple[str, str]:
     """The two programs that the guide's diff is about."""
-    lines = find_block("diff").splitlines(keepends=True)
+    lines = find_block("diff", " import torch").splitlines(keepends=True)
     before = "".join(line[1:] for line in lines if line[0] in " -")
     return before, "".join(line[1:] for line in lines if line[0] in " +")

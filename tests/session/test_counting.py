@@ -234,6 +234,29 @@ def test_a_count_of_batches_that_starts_again_is_reported(is_ours: bool, nursery
         )
 
 
+AHEAD = """
+x = torch.randn(50, 4)
+def get_batch(): return x[torch.randint(50, (8,))],
+with jackline.attach(model=model, optimizer=optimizer) as run:
+    BEFORE
+    for _ in run.steps(total=3):
+        FIRST
+        train(batch)
+        LAST
+"""
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_batch_that_is_fetched_ahead_is_named_before_the_first_step(
+    is_ahead: bool, nursery: Nursery, tmp_path: Path
+) -> None:
+    fetch, none = "batch = get_batch()", "pass"
+    script = AHEAD.replace("BEFORE", fetch if is_ahead else none).replace("LAST", fetch if is_ahead else none)
+    ended = nursery.run(HEAD + script.replace("FIRST", none if is_ahead else fetch), [], tmp_path)
+    words = "A batch fetched with them is in no checkpoint"
+    assert ended.code == 0 and (words in ended.output) == is_ahead, ended.output
+
+
 EPOCHS = """
 with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=2) as run:
     for epoch in range(3):

@@ -91,3 +91,18 @@ def test_the_examples_the_guide_names_exist() -> None:
     named = re.findall(r"`(examples/\w+\.py)`", TEXT)
     assert len(named) == 3
     assert all((ROOT / name).exists() for name in named)
+
+
+def test_the_accumulation_of_the_guide_goes_on_after_a_stop(nursery: Nursery, tmp_path: Path) -> None:
+    """In the middle of an epoch, where a count that starts again would shift the steps."""
+    head = before_and_after()[0].partition("for epoch")[0].replace("2000, 16", "400, 16")
+    stop = "import os, signal; os.environ.get('DIE') and run.step == 5 and os.kill(os.getpid(), signal.SIGTERM)"
+    loop = find_block("python", "# accumulation").replace("run.log(loss=loss)", f"run.log(loss=loss); {stop}")
+    program = head + "import jackline\n" + loop
+    program += "print('final', run.values, [p.double().sum().item().hex() for p in model.parameters()])\n"
+    (tmp_path / "whole").mkdir()
+    whole = nursery.run(program, [], tmp_path / "whole")
+    stopped = nursery.run(program, [], tmp_path, {"DIE": "1"})
+    again = nursery.run(program, [], tmp_path, {"DIE": ""})
+    assert (whole.code, stopped.code, again.code) == (0, 75, 0), whole.output + again.output
+    assert again.output.splitlines()[-1] == whole.output.splitlines()[-1]

@@ -24,6 +24,10 @@ OWN_EPOCHS = (
     "this loop counts its epochs itself: after a resume the code between two passes runs again for epochs that are "
     "done, and files it writes are replaced. `for epoch in run.epochs(n)` starts at the right epoch"
 )
+DRAWN_AHEAD = (
+    "random numbers were drawn between attach() and run.steps(). A batch fetched with them is in no checkpoint, "
+    "so a resumed run trains on another one: fetch each batch at the beginning of its step"
+)
 Tell = Callable[[str], None]
 
 

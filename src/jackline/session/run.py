@@ -21,10 +21,11 @@ from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.errors import UsageError
 from jackline.memory.guard.safe_step import Slicing, StepResult
 from jackline.session.attachment import Attachment
-from jackline.session.counting import OWN_BATCHES, OWN_EPOCHS, find_enumerate
+from jackline.session.counting import DRAWN_AHEAD, OWN_BATCHES, OWN_EPOCHS, find_enumerate
 from jackline.session.feeds.feed import END
 from jackline.session.mirrored import wait_mirrored
 from jackline.session.phase import Phase, phase
+from jackline.session.saving.rng import RngState
 from jackline.session.stopping import NoMoreWaiting, Stopped
 
 Passes = Literal["", "epochs", "total", "single"]
@@ -42,6 +43,7 @@ class Run:
         self._in_body = False
         self._pending = 0  # batches consumed since the last boundary
         self._num_unsaved = 0  # of those between which nothing was under way, since the last save
+        self._drawn = RngState().mark()
         self._is_save_wanted = False
         self._has_begun = False
         self._is_complete = False
@@ -241,8 +243,8 @@ class Run:
                 return False
             while self._attached.position.epoch < number:
                 self._attached.next_epoch()
-        if not self._has_begun and (place := find_enumerate()):
-            self._attached.reporter.event("own_count", f"{place} {OWN_BATCHES}", is_loud=True)
+        if not self._has_begun:
+            self._look_at_loop()
         self._attached.open()
         self._has_begun = True
         if not self._pending and self._attached.best.wants_save(self.step):
@@ -250,6 +252,14 @@ class Run:
         if self.should_stop and not self._pending:
             self._stop()
         return True
+
+    def _look_at_loop(self) -> None:
+        """Before the first batch: what the loop does that a resume cannot repeat."""
+        event = self._attached.reporter.event
+        if place := find_enumerate():
+            event("own_count", f"{place} {OWN_BATCHES}", is_loud=True)
+        if self._attached.feed.kind == "none" and RngState().changed(self._drawn):
+            event("drawn_ahead", DRAWN_AHEAD, is_loud=True)
 
     def _take_measured(self, value: Any) -> None:
         """The `keep_best` metric was logged: find the step it belongs to and whether to save immediately.

@@ -99,7 +99,7 @@ def no_loader(go: Go) -> None:
     go.end(model)
 
 
-@shape("a batch fetched ahead", late=True)
+@shape("a batch fetched ahead")
 def fetched_ahead(go: Go) -> None:
     model, (x, y) = make_model(), make_data().tensors
     optimizer = sgd(model)

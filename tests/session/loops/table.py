@@ -64,7 +64,7 @@ class Go:
             print("began", flush=True)
         run.log(**values)
         for name, value in values.items():
-            self._values.write(f"{run.name} {run.batch} {name} {float(torch.as_tensor(value).detach()).hex()}\n")
+            self._values.write(f"{run.name} {run.batch} {name} {number(value).hex()}\n")
         self._points += 1
         if self._points == self._die_at:
             os.kill(os.getpid(), self._signal)
@@ -77,6 +77,10 @@ class Go:
             digest.update(repr(plain(values)).encode())
         print("final", digest.hexdigest(), flush=True)
         print("points", self._points, flush=True)
+
+
+def number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def plain(value: Any) -> Any:

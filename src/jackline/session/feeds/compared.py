@@ -61,7 +61,7 @@ def _rehearse(feed: Any, found: list[str]) -> str:
     if _read(feed, 1, len(first) - 1) == first[1:] and not found:
         return ""
     return (
-        "a second pass over these data gives other batches: after a kill, training would continue with other samples. "
+        "a second pass over these data gives other batches: after a kill, training would continue with others. "
         "Their order must depend on a seed, or the dataset needs state_dict() and load_state_dict()"
     )
 

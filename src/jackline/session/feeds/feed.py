@@ -133,7 +133,10 @@ class MapFeed:
         if before in (None, num_samples):
             return
         if is_restored and (start or num_samples < int(before or 0)):
-            self.on_difference(f"the data have {num_samples} samples now, and had {before} when they were saved")
+            self.on_difference(
+                f"the data have {num_samples} samples now, and had {before} when they were saved: they must have as "
+                "many again before run.steps()"
+            )
         elif not is_restored:
             self.say(
                 f"the data have {num_samples} samples now, {before} in the epoch before. A resumed program must "
