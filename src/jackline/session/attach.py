@@ -37,6 +37,7 @@ from jackline.session.home import (
 )
 from jackline.session.memory.gpu import GpuMemory, prepare_gpu
 from jackline.session.memory.host import loading_of, settings_to_start_with, use_less
+from jackline.session.metrics.outlook import Outlook
 from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Reporter, keep_standard_descriptors, say
 from jackline.session.metrics.scalars import Scalars
@@ -133,15 +134,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         say(note)
     if home.is_supervised:
         settings = settings.with_supervisor(os.environ)
-    engine_settings = EngineSettings(
-        keep=settings.keep(),
-        mirror=settings.mirror,
-        disk_budget=settings.budget(os.environ),
-        mirror_patience_s=settings.mirror_patience_s,
-        resume_from_mirror=not settings.new,
-        leave_out_frozen=settings.leave_out_frozen,
-    )
-    engine = CheckpointEngine(home.run, engine_settings)
+    engine = CheckpointEngine(home.run, _engine_settings(settings))
     rng_state = ProcessRandom()
     whole = {**state, "random": rng_state, "session": None, "values": values}
     saver = Saver(engine, whole, settings)
@@ -174,13 +167,30 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),
         seen=SeenBatches(home.run, 0, reporter.event),
     )
-    saver.report_to(attached.reporter.event)
-    stepper.uncounted.tell = lambda text: reporter.event("uncounted", text, is_loud=True)
-    attached.lengths.tell = lambda text: reporter.event("shifted", text, is_loud=True)
-    attached.reporter.read_state = attached.read_state
-    attached.reporter.on_tick.append(attached.look_around)
+    _let_report(attached)
     _attachments.append(attached)
     return attached
+
+
+def _engine_settings(settings: Settings) -> EngineSettings:
+    return EngineSettings(
+        keep=settings.keep(),
+        mirror=settings.mirror,
+        disk_budget=settings.budget(os.environ),
+        mirror_patience_s=settings.mirror_patience_s,
+        resume_from_mirror=not settings.new,
+        leave_out_frozen=settings.leave_out_frozen,
+    )
+
+
+def _let_report(attached: Attachment) -> None:
+    """Connect the parts that have something to report with the reporter."""
+    reporter, outlook = attached.reporter, Outlook(attached)
+    attached.saver.report_to(reporter.event)
+    attached.stepper.uncounted.tell = lambda text: reporter.event("uncounted", text, is_loud=True)
+    attached.lengths.tell = lambda text: reporter.event("shifted", text, is_loud=True)
+    reporter.read_state = outlook.read_state
+    reporter.on_tick.append(outlook.look_around)
 
 
 def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:

@@ -15,17 +15,16 @@ from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.safe_step import OutOfMemory
 from jackline.rundir.intent import write_intent
-from jackline.rundir.process_id import identify
 from jackline.session.counting import StepLengths
 from jackline.session.feeds.compared import SeenBatches, rehearse
 from jackline.session.feeds.feed import END, Feed, Position
-from jackline.session.home import Home, read_grace_s, write_ending
+from jackline.session.home import Home, write_ending
 from jackline.session.memory.gpu import GpuMemory
 from jackline.session.memory.host import HostMemory, SaveCost
 from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Reporter, say
 from jackline.session.metrics.scalars import Scalars
-from jackline.session.phase import Phase, phase
+from jackline.session.phase import phase
 from jackline.session.saving import roundtrip
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
@@ -35,9 +34,6 @@ from jackline.session.saving.trial import Trial
 from jackline.session.settings import Settings
 from jackline.session.stepping import Stepper
 from jackline.session.stopping import Stopped, StopRequest, Unsaved, cause_of
-from jackline.units import format_duration
-
-_PATIENCE = 0.7  # share of the grace period after which a warning says that it will not be enough
 
 
 @dataclass
@@ -70,8 +66,6 @@ class Attachment:
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
-    _bar: Phase | None = None
-    _has_warned: bool = False
     _is_prepared: bool = False
     _is_behind: bool = False  # passes of earlier attempts were skipped without training
 
@@ -292,64 +286,7 @@ class Attachment:
         self.reporter.close()
         write_ending(self.home, exit_code=code, cause=cause, text=text or f"complete at step {step}")
 
-    # -- for the reporting thread ------------------------------------------------------------------------------------
-
-    def read_state(self) -> dict[str, Any]:
-        """The contents of session-RANK.json."""
-        me, newest = identify(self.pid), self.saver.look_at_disk()
-        return {
-            "at_s": time.time(),
-            "process": me.to_json() if me else None,
-            "attempt": self.home.attempt.number if self.home.attempt else None,
-            **self.pulse.beat(time.monotonic(), self.stepper.steps_done),
-            "step": self.stepper.steps_done,
-            "epoch": self.position.epoch,
-            "batch": self.position.batch,
-            "place": self._place(),
-            "best": self.saver.best(),
-            "loss_bounds": self.saver.bounds(newest),
-            "last_checkpoint": newest,
-            "metrics": dict(self.scalars.latest),
-            "memory": {**self.gpu.read(), "host": self.host.read() if self.host is not None else None},
-            "stop_requested_by": self.stop.by or None,
-            "protections_off": [self.saver.why_off] if self.saver.why_off else [],
-            "disk_budget": self.saver.engine.settings.disk_budget,
-        }
-
-    def look_around(self) -> None:
-        """Once a second: report progress to the supervisor, and warn the user when stopping in time is unlikely."""
-        if self.home.is_supervised and self.pulse.name == "train":
-            self._bar = self._bar or Phase("train", None, total=self.pulse.total, unit="steps")
-            self._bar.update(self.stepper.steps_done)
-        if self.stop.is_made and not self._has_warned:
-            waited_s = time.monotonic() - self.stop.at_s
-            grace_s = read_grace_s(self.home.run, self.settings.grace_s)
-            if waited_s > _PATIENCE * grace_s and not self.is_over:
-                self._has_warned = True
-                views = self.saver.what_stands(self.stepper.steps_done)
-                text = (
-                    f"{self.stop.by} came {format_duration(waited_s)} ago and this step has not ended; the grace is "
-                    f"over after {format_duration(grace_s)}. If it is killed, {views}"
-                )
-                self.reporter.event("grace", text, is_loud=True)
-
     # -- private -----------------------------------------------------------------------------------------------------
-
-    def _place(self) -> dict[str, Any]:
-        """Which epoch of how many and which batch of how many, counted from 1.
-
-        A loader's own counts replace these.
-        """
-        place = self.position
-        own: dict[str, Any] = getattr(self.feed, "place", dict)()
-        epochs = self.fingerprint["schedule"].get("epochs")
-        return {
-            "epoch": place.epoch + 1,
-            "epochs": epochs,
-            "batch": place.batch,
-            "num_batches": self.feed.num_batches,
-            **own,
-        }
 
     def _begin(self) -> None:
         self.saver.begin(self.stepper.steps_done)

@@ -301,10 +301,10 @@ class Run:
             self._at_rest()
         elif self.should_stop and self._attached.stepper.uncounted.is_overdue:
             self._attached.saver.wait()
-            views = self._attached.saver.what_stands(self.step)
+            left = self._attached.saver.what_stands(self.step)
             count = self._attached.stepper.uncounted.count
             raise Stopped(
-                f"{self._attached.stop.by}: stopped after {count} batches without a step, not saved; {views}"
+                f"{self._attached.stop.by}: stopped after {count} batches without a step, not saved; {left}"
             )
 
     def _at_rest(self) -> None:
