@@ -143,9 +143,7 @@ SUBJECTS = (
         IN_LOOP,
         codes=(1, 2),
     ),
-    Subject(
-        "train", (*JACKLINE, "train", "demo", *DEMO, "--name", "x"), ("", "process ", "rehears", "12"), codes=(1, 2)
-    ),
+    Subject("train", (*JACKLINE, "train", "demo", *DEMO, "--name", "x"), IN_DEMO, disk="700M", codes=(1, 2)),
     Subject(
         "data",
         (*JACKLINE, "data", "prepare", "text.txt", "--tokenizer", "bytes", "--documents", "block"),
