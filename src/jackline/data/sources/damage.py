@@ -136,6 +136,8 @@ def damage_lines(lost: Lost, damaged: Mapping[str, int]) -> list[str]:
         amount = f"{_amount(lost)} of {format_bytes(lost.seen_bytes)} of text ({100 * lost.share:.2g} %)"
         unread = f"; {format_bytes(lost.file_bytes)} of compressed files cannot be decompressed"
         lines.append(amount + (unread if lost.file_bytes else ""))
+    if any(reason.startswith("truncated") for reason in damaged):
+        lines.append("what is missing after the end of a truncated file is not known; assumed: as much again")
     return [*lines, *(place.text for place in lost.places)]
 
 
