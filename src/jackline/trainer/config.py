@@ -26,6 +26,7 @@ from jackline.trainer.setting_groups import (
     ModelSettings,
     OptimizerSettings,
     RunSettings,
+    SourceSettings,
     ValidationSettings,
 )
 
@@ -57,6 +58,7 @@ class TrainConfig(
     ComputeSettings,
     OptimizerSettings,
     LengthSettings,
+    SourceSettings,
     DataSettings,
     ModelSettings,
     RecipeHooks,

@@ -36,14 +36,9 @@ class DataSettings:
     documents: Literal["file", "line", "block"] = setting(
         "file", "What is one document in a text file; block: a paragraph."
     )
-    encoding: str = setting("auto", "Encoding of text files, such as utf-8, cp1252, utf-16-le; auto: recognised.")
     tokenizer: str = setting("gpt2", "gpt2, bytes, or the path of a tokenizer.json.")
     val_fraction: float = setting(
         0.01, "Share of the documents kept for validation, chosen by their contents; 0: none.", allowed=FRACTION
-    )
-    split_by: Literal["auto", "document", "lines"] = setting(
-        "auto",
-        "lines: a text file is divided between the splits; document: it is not; auto: if it is the only one.",
     )
     val_tokens: int = setting(
         10_000_000, "Most tokens of the validation set; 0: no limit.", unit="tokens", allowed=at_least(0)
@@ -53,7 +48,6 @@ class DataSettings:
     max_val_examples: int = setting(
         0, "Most documents to validate on; 0: all.", unit="documents", allowed=at_least(0)
     )
-    max_damaged: float = setting(0.01, "Share of text and documents that may be unreadable.", allowed=between(0, 1))
     max_cache_bytes: int = setting(
         0, "Most disk space for tokenised text; 0: no limit.", unit="bytes", allowed=at_least(0)
     )
@@ -61,6 +55,18 @@ class DataSettings:
     num_threads: int = setting(
         1, "Threads that read batches ahead; 0: the training thread reads them itself.", allowed=at_least(0)
     )
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    GROUP: ClassVar[str] = "source files"
+
+    encoding: str = setting("auto", "Encoding of text files, such as utf-8, cp1252, utf-16-le; auto: recognised.")
+    split_by: Literal["auto", "document", "lines"] = setting(
+        "auto",
+        "lines: a text file is divided between the splits; document: it is not; auto: if it is the only one.",
+    )
+    max_damaged: float = setting(0.01, "Share of text and documents that may be unreadable.", allowed=between(0, 1))
 
 
 @dataclass(frozen=True)
