@@ -118,3 +118,19 @@ def test_another_error_of_the_file_system_is_not_hidden(tmp_path: Path, monkeypa
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="Input/output error"):
         RunLock(tmp_path / "lock").try_acquire()
+
+
+def test_without_flock_a_live_writer_of_checkpoints_keeps_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    holder = subprocess.Popen(["sleep", "600"])
+    try:
+        me = identify(holder.pid)
+        assert me is not None
+        (tmp_path / "lock").write_text(json.dumps({"writer": me.to_json(), "trainer": None, "phase": "idle"}))
+        assert not RunLock(tmp_path / "lock").try_acquire()
+    finally:
+        holder.kill()
+        holder.wait()
+    assert RunLock(tmp_path / "lock").try_acquire()

@@ -30,7 +30,8 @@ class RunLock:
     def __init__(self, path: Path, fd: int | None = None) -> None:
         self._path = path
         self._fd = fd
-        if fd is not None and os.fstat(fd).st_size:
+        self._is_by_name = fd is not None and os.fstat(fd).st_size > 0
+        if fd is not None and self._is_by_name:
             _write_holder(fd)  # we inherit it from a process that is about to exit
 
     @property
@@ -54,12 +55,13 @@ class RunLock:
                 if error.errno in _NO_FLOCK:
                     return False
                 raise
+            self._is_by_name = True
         self._fd = fd
         return True
 
     def release(self) -> None:
         if self._fd is not None:
-            if os.fstat(self._fd).st_size and _read_holder(self._fd) == identify(os.getpid()):
+            if self._is_by_name and _read_holder(self._fd) == identify(os.getpid()):
                 os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = None
@@ -80,9 +82,11 @@ def _take_by_name(fd: int, run: RunDir) -> bool:
 
 def _read_holder(fd: int) -> ProcessId | None:
     try:
-        return ProcessId.from_json(json.loads(os.pread(fd, 4096, 0)))
+        value = json.loads(os.pread(fd, 4096, 0))
     except ValueError:
         return None
+    # The lock of a `checkpoints` folder names its trainer too.
+    return ProcessId.from_json(value.get("writer", value) if isinstance(value, dict) else value)
 
 
 def _write_holder(fd: int) -> None:
