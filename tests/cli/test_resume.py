@@ -113,6 +113,16 @@ def test_a_run_continues_in_a_renamed_folder_with_the_interpreter_that_is_there(
     )
 
 
+def test_a_run_of_a_notebook_is_resumed_by_its_cell(clean_environment: Path) -> None:
+    run = make_run(clean_environment / "cell", cwd=str(clean_environment.parent), argv=("notebook",))
+    with pytest.raises(CannotResume) as caught:
+        settle(run, read_run_file(run))
+    assert str(caught.value) == (
+        "error: run 'cell' was started in a notebook, so there is no command to start again\n"
+        "hint: run its cell again: jackline.attach resumes it"
+    )
+
+
 def test_a_run_whose_script_cannot_be_found_is_refused_with_the_next_step(clean_environment: Path) -> None:
     settings = {"argv": ["python", "x.py"], "cwd": "/gone/work"}
     run = make_run(clean_environment / "x", cwd="/gone/work", argv=("python", "x.py"), settings=settings)

@@ -103,6 +103,12 @@ def command_line() -> list[str]:
     return ["notebook"] if is_notebook() else list(sys.orig_argv)
 
 
+def repeatable_command() -> list[str]:
+    """The same with this very interpreter: whoever resumes the run may have another `python` on PATH."""
+    words = command_line()
+    return words if is_notebook() or not sys.executable else [sys.executable, *words[1:]]
+
+
 def _supervised(environ: Mapping[str, str]) -> Home | None:
     folder = environ.get("JACKLINE_RUN_DIR")
     if not folder or not RunDir(Path(folder)).has_run_file:
@@ -130,8 +136,8 @@ def _bare(settings: Settings) -> Home:
     is_old = not isinstance(decision, Create)
     notes = _start_notes(folder, decision, same, wanted, is_chosen=is_new or settings.name is not None)
     if is_old and same.moved_from is not None:
-        relocate(run, argv, wanted)
-    lock = _lock_of(run) if is_old else _claim(run, argv, wanted).lock
+        relocate(run, repeatable_command(), wanted)
+    lock = _lock_of(run) if is_old else _claim(run, wanted).lock
     try:
         attempt = _begin_attempt(run)
     finally:
@@ -189,7 +195,8 @@ def _refuse(decision: Any, run: RunDir) -> None:
         )
 
 
-def _claim(run: RunDir, argv: list[str], wanted: dict[str, Any]) -> Claim:
+def _claim(run: RunDir, wanted: dict[str, Any]) -> Claim:
+    argv = repeatable_command()
     contents = describe_run(run.name, kind="run", argv=argv, settings=wanted, options={}, cwd=Path.cwd())
     contents = with_gpus(contents, gpu_names(), gpu_sizes())
     claim = claim_run(run, contents, hint=_OTHER_PLACE)

@@ -89,6 +89,11 @@ def settle(run: RunDir, contents: RunFile) -> RunFile:
     from jackline.cli.view.showing import say
 
     argv, cwd, settings = list(contents.argv), contents.cwd, dict(contents.settings)
+    if argv == ["notebook"]:
+        raise CannotResume(
+            f"run '{run.name}' was started in a notebook, so there is no command to start again",
+            hint="run its cell again: jackline.attach resumes it",
+        )
     if not Path(cwd).is_dir():
         cwd, old = _new_folder(run, contents), contents.cwd
         argv = [cwd + word.removeprefix(old) if word.startswith(f"{old}/") else word for word in argv]
