@@ -2,17 +2,20 @@
 
     driver = Driver(name="x")                   # finds the run, starts the writer
     notes = driver.peek()                       # the framework's own notes in the newest checkpoint, or None
+    feed = driver.choose(loader)                # where its batches come from
     driver.load({"model": model, ...})          # restores everything
+    driver.compare(data=..., schedule=...)      # refuses or reports what has changed since the checkpoint
     with driver:
         ...
-        if driver.at_boundary(step, total=1000): driver.save(notes)
-        if driver.should_stop: leave the loop     # the block then ends with Stopped
+        if driver.at_boundary(step, total=1000): driver.save(state, notes, place)
+        if driver.should_stop: driver.leave()     # after a save: raises Stopped
 
-Uses the same files, signals, cadence and receipts as `attach`; only the framework handles the position in the data.
+Uses the same files, signals, cadence, feeds and receipts as `attach`; the framework reports where it is (`Place`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping
@@ -24,9 +27,14 @@ import torch
 
 from jackline.checkpoint.state.load import Receipt
 from jackline.session.attach import join
-from jackline.session.home import refuse_to_begin_anew
+from jackline.session.feeds.choose import choose_feed, feed_of_prepared
+from jackline.session.feeds.feed import Feed
+from jackline.session.feeds.place import Place
+from jackline.session.home import command_line, refuse_to_begin_anew
+from jackline.session.metrics.reporting import say
 from jackline.session.mirrored import wait_mirrored
-from jackline.session.saving.receipt import receipt_lines
+from jackline.session.saving.changes import Change, compare_programs, describe_program
+from jackline.session.saving.receipt import announce_changes, receipt_lines
 from jackline.session.saving.retrained import Retrained
 from jackline.session.settings import split
 from jackline.session.stopping import Stopped
@@ -46,7 +54,9 @@ class Driver:
         self._attached = join(settings, {}, {}, None)
         self._attached.fingerprint = {"schedule": {}}
         self._receipt: Receipt | None = None
-        self._notes: dict[str, Any] = {}
+        self._session: dict[str, Any] = {}  # of the checkpoint that this attempt resumes from
+        self._program: dict[str, Any] = {"schedule": {}}
+        self._is_over = False  # training is complete
 
     @property
     def name(self) -> str:
@@ -57,46 +67,107 @@ class Driver:
         """The run's folder."""
         return self._attached.home.run.path
 
-    def newest_step(self) -> int | None:
-        """The step of the newest whole checkpoint."""
-        receipt = self._load({})
-        return None if receipt is None else receipt.step
-
     @property
     def should_stop(self) -> bool:
         return self._attached.stop.is_made
 
+    # -- what an earlier attempt saved -------------------------------------------------------------------------------
+
     def peek(self) -> dict[str, Any] | None:
-        """The notes of the last save; changes nothing else."""
+        """The notes of the newest whole checkpoint, None when there is none; changes nothing else."""
         into: dict[str, Any] = {"session": None}
         self._receipt = self._load(into)
-        session = into["session"]
-        return session.get("notes") if self._receipt is not None and isinstance(session, dict) else None
+        if self._receipt is None or not isinstance(into["session"], dict):
+            return None
+        self._session = into["session"]
+        return dict(self._session.get("notes") or {})
 
-    def load(self, state: Mapping[str, Any]) -> bool:
-        """Fill the objects in `state` from the newest checkpoint; False when there is none.
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the checkpoint that `peek` found."""
+        return None if self._receipt is None else self._receipt.step
+
+    @property
+    def place(self) -> Place | None:
+        """The position in the data that `peek` found."""
+        return None if self._receipt is None else Place.of(self._session)
+
+    def is_complete(self, total: Any) -> bool:
+        """Whether an earlier attempt reached its end, which was at `total` then too."""
+        found = self._session.get("complete")
+        return isinstance(found, dict) and found.get("total") == total
+
+    def choose(self, loader: Any, *, seed: int | None = None) -> Feed:
+        """The feed for a loader, as `attach` would choose it."""
+        settings = self._attached.settings
+        if settings.seed is None and seed is not None:
+            settings = dataclasses.replace(settings, seed=seed)
+        wrapped = getattr(loader, "base_dataloader", None)  # accelerate's loaders
+        feed: Feed | None = None
+        if wrapped is not None:
+            feed = feed_of_prepared(loader, settings)
+        self._attached.feed = feed if feed is not None else choose_feed(wrapped or loader, settings, say)
+        self._program = describe_program({}, loader, command_line(), {})
+        return self._attached.feed
+
+    def load(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Fill the objects in `state` from the checkpoint that `peek` found; returns what else it holds, by key.
 
         `reapply_rng_state` restores the RNG states, once the framework has created its iterators.
         """
+        if self._receipt is None:
+            return None
         attached = self._attached
-        whole = {**state, "random": attached.rng_state, "session": None, "values": {}}
+        whole: dict[str, Any] = {**state, "random": attached.rng_state, "session": None, "values": {}}
         attached.saver.state = whole
-        receipt = self._load(whole)
-        if receipt is None:
-            return False
-        attached.restored = whole["session"]
+        receipt = self._load(whole, step=self._receipt.step)
+        assert receipt is not None
+        attached.restored = self._session = whole["session"]
         self._tell(receipt)
-        return True
+        return whole
 
     def load_whole(self, step: int | None = None) -> dict[str, Any] | None:
         """The newest checkpoint (or that of `step`) as new values, for a framework that distributes them itself."""
-        into: dict[str, Any] = {"checkpoint": None}
+        into: dict[str, Any] = {"checkpoint": None, "session": None}
         receipt = self._load(into, step=step)
         if receipt is None:
             return None
+        self._receipt = receipt
+        self._session = into["session"] if isinstance(into["session"], dict) else {}
         self._tell(receipt)
         found: dict[str, Any] = into["checkpoint"]
         return found
+
+    def compare(self, *, data: Mapping[str, Any], schedule: Mapping[str, Any]) -> None:
+        """Note what this program trains with, and judge what differs from the checkpoint; may raise CannotResume."""
+        program = self._program
+        program["data"] = {**program.get("data", {}), **data}
+        program["schedule"] = {**program["schedule"], **schedule}
+        attached = self._attached
+        attached.fingerprint = program
+        if self._receipt is None:
+            return
+        changes = compare_programs(self._session.get("fingerprint"), program)
+        changes += [Change("versions", text) for text in self._receipt.changes]
+        place = self.place
+        if place is not None and place.kind != attached.feed.kind:
+            changes.append(Change("data", f"the loader was {place.kind} and is {attached.feed.kind}"))
+        verdicts = attached.settings.verdicts()
+        if attached.home.is_supervised and verdicts["arguments"] == "refuse":
+            verdicts["arguments"] = "warn"  # whoever started the run was asked about these already
+        event = attached.reporter.event
+        announce_changes(changes, verdicts, lambda text: event("changed", text, is_loud=True))
+
+    def report_complete(self, step: int) -> None:
+        """The run was complete before this attempt began."""
+        text = f"run '{self.name}' is complete: all {step} steps were trained before, none is left"
+        self._attached.reporter.event("was_complete", text, is_loud=True, step=step)
+
+    def report(self, text: str) -> None:
+        """One line for the user."""
+        self._attached.reporter.event("note", text, is_loud=True)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
 
     def reapply_rng_state(self) -> None:
         self._attached.rng_state.reapply()
@@ -113,11 +184,22 @@ class Driver:
         now_s = attached.come_round()
         return bool(attached.saver.why_due(step, now_s)) or self.should_stop or step == total
 
-    def save(self, state: Mapping[str, Any], notes: Mapping[str, Any], *, is_waited_for: bool = False) -> bool:
-        """Save the current state; blocks only for the copy."""
+    def save(
+        self,
+        state: Mapping[str, Any],
+        notes: Mapping[str, Any],
+        place: Place,
+        *,
+        is_waited_for: bool = False,
+        complete: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Save the current state; blocks only for the copy. `complete`: training is over, with this `total`."""
         attached = self._attached
         step = attached.stepper.steps_done
-        session = {"step": step, "epoch": 0, "batch": 0, "feed": {"kind": "none", "state": {}}, "notes": dict(notes)}
+        attached.position.epoch, attached.position.batch = place.epoch, place.batch
+        session = {"step": step, **place.to_json(), "notes": dict(notes), "fingerprint": attached.fingerprint}
+        session["complete"] = None if complete is None else dict(complete)
+        self._is_over = complete is not None
         attached.saver.state = {**state, "random": attached.rng_state, "session": session, "values": {}}
         is_last = is_waited_for or self.should_stop
         metrics = attached.best.label(attached.scalars.known_at(step), step)
@@ -128,9 +210,14 @@ class Driver:
         attached.best.carried(ticket, metrics)
         return attached.saver.wait() if is_last else ticket.outcome not in ("failed", "skipped")
 
-    def has_saved(self, step: int) -> bool:
-        """Whether a save of this step was made or is under way."""
-        return self._attached.saver.asked_step == step
+    def leave(self) -> None:
+        """End this attempt because a stop was requested: raises Stopped."""
+        attached = self._attached
+        step = attached.stepper.steps_done
+        attached.saver.wait()  # the save under way is the one to resume from
+        is_saved = attached.saver.last_step == step
+        what = "saved" if is_saved else f"not saved; {attached.saver.what_stands(step)}"
+        raise Stopped(f"{attached.stop.by}: stopped at step {step}, {what}")
 
     def at_step(self, step: int) -> None:
         """Set the step that the next save belongs to."""
@@ -160,7 +247,7 @@ class Driver:
         attached.stepper.go_on_from(receipt.step)
         attached.saver.last_step = receipt.step
         attached.saver.last_at_s = receipt.restored.manifest.created_at_s
-        for line in receipt_lines(receipt, attached.feed, {}):
+        for line in receipt_lines(receipt, attached.feed, self._session):
             attached.reporter.event("resumed", line, is_loud=True, step=receipt.step)
         retrained = Retrained(attached.home.run, 0, receipt.step, attached.reporter.event)
         attached.reporter.on_lines.append(retrained.look)
@@ -179,11 +266,11 @@ class Driver:
         if attached.is_over:
             return
         step = attached.stepper.steps_done
-        if error is None and self.should_stop:
-            attached.saver.wait()  # the save under way is the one to resume from
-            is_saved = attached.saver.last_step == step
-            what = "saved" if is_saved else f"not saved; {attached.saver.what_stands(step)}"
-            error = Stopped(f"{attached.stop.by}: stopped at step {step}, {what}")
+        if error is None and self.should_stop and not self._is_over:
+            try:
+                self.leave()
+            except Stopped as stopped:
+                error = stopped
         error = attached.find_unsaved(error) or error
         text = error.text if isinstance(error, Stopped) else ""
         if error is not None and not text:

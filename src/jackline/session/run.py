@@ -351,6 +351,11 @@ class Run:
         if self._is_complete:
             return
         self._is_complete = True
+        if self._attached.restored is not None and self.step == self._attached.restored["step"]:
+            text = (
+                f"run '{self.name}' is complete: all {self.step} steps were trained before, nothing is left to train"
+            )
+            self._attached.reporter.event("was_complete", text, is_loud=True, step=self.step)
         if self._has_begun:
             # After the end of the last epoch (scheduler, EMA) the state differs from that after its last step.
             self._attached.save(is_last=True, is_repeated=self._passes == "epochs")

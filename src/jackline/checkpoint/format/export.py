@@ -2,11 +2,14 @@
 
 In a checkpoint tied tensors are stored once. In the exported file every name has its own copy again, so that a strict
 `load_state_dict` works for people who have never heard of Jackline. Owns the copy; the source is verified first.
+The checkpoint of a Lightning run becomes a `.ckpt` file, in a process that has torch (state/ckpt.py).
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from jackline.checkpoint.format.verify import open_to_read, read_header, verify_
 from jackline.errors import JacklineError, UsageError
 
 _BLOCK_BYTES = 8 << 20
+_CKPT, _LIGHTNING = "checkpoint", "pytorch-lightning_version"
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,16 @@ class Exported:
     size_bytes: int
     num_tensors: int
     left_out: tuple[str, ...]
+    is_ckpt: bool = False  # Lightning's own file
 
     @property
-    def lines(self) -> tuple[str, str, str]:
-        """The three lines of plain PyTorch that load it."""
+    def lines(self) -> tuple[str, ...]:
+        """The lines of plain PyTorch, or of Lightning, that load it."""
+        if self.is_ckpt:
+            return (
+                f"module = YourModule.load_from_checkpoint({str(self.path)!r})  # the weights",
+                f"trainer.fit(module, loader, ckpt_path={str(self.path)!r})  # or resume with Lightning alone",
+            )
         strict = ", strict=False" if self.left_out else ""
         return (
             "from safetensors.torch import load_file",
@@ -51,6 +61,8 @@ def export_weights(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> list[
             f"{folder.name} is not whole and was not exported: {damage}",
             hint="`jackline checkpoints verify` tells which ones are; choose one with --step",
         ) from None
+    if _LIGHTNING in state.get(_CKPT, {}) and not keys:
+        return [_export_ckpt(folder, out, manifest)]
     modules = {key: node for key, node in state.items() if _is_module(node)}
     unknown = [key for key in keys if key not in modules]
     if unknown or not modules:
@@ -92,6 +104,22 @@ def _export(folder: Path, out: Path, key: str, node: dict[str, Any], manifest: M
     target = out / (key + TENSORS)
     size = _write(target, build_header(placed), placed, origins)
     return Exported(key, target, size, len(placed), tuple(node.get("left_out", ())))
+
+
+def _export_ckpt(folder: Path, out: Path, manifest: Manifest) -> Exported:
+    target = out / f"{folder.name}.ckpt"
+    out.mkdir(parents=True, exist_ok=True)
+    program = [sys.executable, "-m", "jackline.checkpoint.state.ckpt", str(folder), str(target)]
+    ended = subprocess.run(program, capture_output=True, text=True)
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
+        raise JacklineError(f"{folder.name} could not be exported: {last}", hint="it needs torch in this environment")
+    count = sum(len(read_header(folder / file.name, file.size_bytes).tensors) for file in _tensor_files(manifest))
+    return Exported(_CKPT, target, target.stat().st_size, count, (), is_ckpt=True)
+
+
+def _tensor_files(manifest: Manifest) -> list[Any]:
+    return [file for file in manifest.files if file.name.endswith(TENSORS)]
 
 
 def _write(

@@ -184,7 +184,10 @@ def show(run: str | None, step: int | None, tensors: bool, as_json: bool, runs_d
 def export(
     run: str | None, step: int | None, out: Path, keys: tuple[str, ...], as_json: bool, runs_dir: str | None
 ) -> None:
-    """Write the weights of RUN into a folder, and print the three lines of plain PyTorch that load them."""
+    """Write the weights of RUN into a folder, and print the lines of plain PyTorch that load them.
+
+    The checkpoint of a Lightning run becomes a .ckpt file, which Lightning alone can load and resume from.
+    """
     from jackline.checkpoint.format.export import export_weights
 
     folder = _folder(run, runs_dir)

@@ -4,48 +4,51 @@
 
     io = JacklineIO(name="x")
     trainer = Trainer(plugins=[io], callbacks=[JacklineCallback(io)], max_steps=1000)
-    trainer.fit(module, jackline.Loader(data, 32, shuffle=True), ckpt_path=io.resume_path())
+    trainer.fit(module, train_loader, ckpt_path=io.resume_path())
 
-Lightning restores its loops and asks the loader for its position, so the loader must have state_dict:
-`jackline.Loader`, or any other that has it. The plugin stores what Lightning passes to it; the callback saves at
-Jackline's cadence, keeps the RNG states, and turns a stop request into a save. Owns the connection between the two.
+The training loader (a torch DataLoader, `jackline.Loader`, any loader that `attach` takes) is put behind one of
+Jackline's feeds. When Lightning asks it for the next batch after an optimizer step, that step is over: its validation
+has run and its schedulers have stepped. The state is saved there and nowhere else. What Lightning's own checkpoint
+leaves out is in lightning_state.py. Files at paths that Lightning names (ModelCheckpoint) are ordinary `.ckpt` files.
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
-from jackline.checkpoint.state.rng import ProcessRandom
+from jackline.checkpoint.state.ckpt import write_ckpt
+from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.session.driver import Driver
+from jackline.session.feeds.place import HandedOut, Place
+from jackline.session.integrations.lightning_data import FedLoader, choose_batches
+from jackline.session.integrations.lightning_state import LeftOut, describe_trainer, limits_of, refuse_unsupported
 from jackline.session.off import is_off
 
-_RNG_STATE = "jackline_random"
+_OURS = "jackline"  # the key of our own part in Lightning's checkpoint
 _MARK = "jackline_step"
 
 
 class JacklineIO(CheckpointIO):
-    """Stores Lightning's checkpoints in the run's own folder.
-
-    The file at the path that Lightning names is small and says which checkpoint it is.
-    """
+    """Stores the checkpoints that Jackline asks for in the run's own folder, and all others where Lightning wants."""
 
     def __init__(self, **settings: Any) -> None:
         self.driver = None if is_off() else Driver(**settings)
+        self.next_save: tuple[Place, dict[str, Any] | None] = (Place(), None)  # position; what `complete` means
         self._here = Path() if self.driver is None else self.driver.folder
-        self._lightnings_own = TorchCheckpointIO()  # used with JACKLINE=off
+        self._lightnings_own = TorchCheckpointIO()
 
     def resume_path(self) -> str | None:
         """The value for `fit(ckpt_path=...)`: the newest checkpoint, None when there is none."""
-        whole = None if self.driver is None else self.driver.newest_step()
-        if whole is None:
+        if self.driver is None or self.driver.peek() is None:
             return None
         path = self._here / "lightning-resume.json"
-        atomic.write_json(path, {_MARK: whole})
+        atomic.write_json(path, {_MARK: self.driver.newest_step})
         return str(path)
 
     @property
@@ -54,83 +57,135 @@ class JacklineIO(CheckpointIO):
         return str(self._here / "lightning-latest.json")
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        if self.driver is None:
-            self._lightnings_own.save_checkpoint(checkpoint, path, storage_options)
+        if self.driver is None or str(path) != self.scratch_path:
+            if "://" in str(path) or self.driver is None:
+                self._lightnings_own.save_checkpoint(checkpoint, path, storage_options)
+            else:
+                write_ckpt(checkpoint, Path(path))
             return
-        step = int(checkpoint["global_step"])
-        is_ours = str(path) == self.scratch_path
-        self.driver.at_step(step)
-        is_saved = self.driver.save({"checkpoint": checkpoint}, {}, is_waited_for=not is_ours)
-        if is_saved and not is_ours:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_json(Path(path), {_MARK: step})
+        place, complete = self.next_save
+        self.driver.at_step(int(checkpoint["global_step"]))
+        waits = complete is not None
+        self.driver.save({"checkpoint": checkpoint}, {}, place, is_waited_for=waits, complete=complete)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        if self.driver is None:
+        mark = atomic.read_json(Path(path)) if str(path).endswith(".json") else None
+        if self.driver is None or not isinstance(mark, dict) or _MARK not in mark:
             return self._lightnings_own.load_checkpoint(path, map_location, weights_only)
-        mark = atomic.read_json(Path(path))
-        if not isinstance(mark, dict) or _MARK not in mark:
-            raise ValueError(f"{path} was not written by JacklineIO")
         found = self.driver.load_whole(int(mark[_MARK]))
         assert found is not None
         return found
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Delete the file; the run's own rules decide which checkpoints stay."""
-        if self.driver is None:
-            self._lightnings_own.remove_checkpoint(path)
-        else:
-            Path(path).unlink(missing_ok=True)
+        self._lightnings_own.remove_checkpoint(path)
 
     def teardown(self) -> None:
         pass
 
 
 class JacklineCallback(Callback):
-    """Saves at Jackline's cadence, keeps the RNG states, and obeys a stop request."""
+    """Saves at Jackline's cadence, puts back what Lightning does not, and obeys a stop request."""
 
     def __init__(self, io: JacklineIO) -> None:
         self._driver, self._io = io.driver, io
+        self._batches: HandedOut | None = None
+        self._left_out: LeftOut | None = None
+        self._restored: dict[str, Any] | None = None  # our part of the checkpoint that Lightning has loaded
+        self._to_put_back: dict[str, Any] | None = None
+        self._num_asks = 0  # for batches, since training began
         self._last_step = -1
-        self._rng_state: ProcessRandom | None = None
         self._seen: dict[str, Any] = {}  # Lightning's metrics, as last seen
         self._validated: dict[str, float] = {}  # the metrics of the last validation
 
+    # -- before the first step ---------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self._driver is None or stage != "fit":
+            return
+        refuse_unsupported(trainer, pl_module)
+        self._left_out = None
+        source = trainer.fit_loop._data_source
+        source.dataloader = functools.partial(self._make_loader, trainer, source)
+
+    def _make_loader(self, trainer: Any, source: Any) -> FedLoader:
+        """In place of the loader that the user gave or that a `train_dataloader` method returns."""
+        assert self._driver is not None
+        loader = type(source).dataloader(source)
+        self._batches = choose_batches(self._driver, loader)
+        return FedLoader(self._batches, loader, lambda: self._on_ask(trainer), lambda: int(trainer.current_epoch))
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if self._driver is None or not trainer.training:
+            return
+        self._restored = checkpoint.get(_OURS, {})
+        if self._driver.is_complete(limits_of(trainer)) and self._restored.get("is_boundary"):
+            self._driver.report_complete(int(checkpoint["global_step"]))
+            trainer.should_stop = True
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         # Not earlier: by now Lightning has installed its own SIGTERM handler, which would leave in mid-accumulation.
-        if self._driver is not None:
-            self._driver.__enter__()
-        self._last_step = trainer.global_step
+        if self._driver is None or self._batches is None:
+            return
+        driver, restored = self._driver, self._restored
+        if restored is None and driver.peek() is not None:
+            raise UsageError(
+                f"run '{driver.name}' has a checkpoint of step {driver.newest_step}, but fit() starts at step 0",
+                hint="trainer.fit(..., ckpt_path=io.resume_path()), or JacklineIO(new=True) for another run",
+            )
+        driver.compare(**describe_trainer(trainer))
+        driver.__enter__()
+        self._left_out = LeftOut(trainer, pl_module)
+        self._last_step, self._num_asks = trainer.global_step, 0
+        if restored and restored.get("place"):
+            self._to_put_back = restored
+            self._batches.restore(Place.of(restored["place"]))
+            # It may have been asked for batches before the position was known (`estimated_stepping_batches`).
+            iter(trainer.fit_loop._data_fetcher)
+            if restored.get("is_boundary"):
+                _skip_first_look(trainer.fit_loop.epoch_loop)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._rng_state is not None:  # the iterators exist by now
-            self._rng_state.reapply()
-            self._rng_state = None
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _on_ask(self, trainer: Any) -> None:
+        """Lightning asks for a batch. After an optimizer step this is the boundary."""
+        if self._left_out is None or self._batches is None or self._driver is None:
+            return  # training has not begun
+        self._num_asks += 1
+        if self._to_put_back is not None:
+            if self._num_asks > self._batches.num_ahead:
+                self._left_out.put_back(self._to_put_back)
+                self._to_put_back = None
+            return
+        step = trainer.global_step
+        if step == self._last_step:
+            return  # the middle of an accumulation
+        self._last_step = step
+        # After a validation Lightning creates its values once more; they still belong to that step.
+        news = {word: value for word, value in self._take_news(trainer).items() if value != self._validated.get(word)}
+        self._driver.log(step, news)
+        total = trainer.max_steps if trainer.max_steps > 0 else None
+        if self._driver.at_boundary(step, total=total) or self._driver.wants_best_saved(step):
+            self._save(trainer, self._batches.place)
+        if self._driver.should_stop:
+            self._driver.leave()
+
+    def _save(self, trainer: Any, place: Place, complete: dict[str, Any] | None = None) -> None:
+        self._io.next_save = (place, complete)
+        self._is_boundary = True
+        try:
+            trainer.save_checkpoint(self._io.scratch_path)
+        finally:
+            self._is_boundary = False
+
+    _is_boundary: bool = False  # the save under way is our own, made between two steps
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self._driver is not None:
             self._driver.before_change()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._driver is None or trainer.global_step == self._last_step:
-            return  # Jackline is off, or this is the middle of an accumulation
-        self._last_step = trainer.global_step
-        total = trainer.max_steps if trainer.max_steps > 0 else None
-        # After a validation Lightning creates its values once more; they still belong to that step.
-        news = {word: value for word, value in self._take_news(trainer).items() if value != self._validated.get(word)}
-        self._driver.log(trainer.global_step, news)
-        is_due = self._driver.at_boundary(trainer.global_step, total=total)
-        if trainer.is_last_batch:
-            return  # Lightning would restart the epoch from a save at its very end; the next step comes soon
-        if is_due:
-            trainer.save_checkpoint(self._io.scratch_path)
-        if self._driver.should_stop:
-            trainer.should_stop = True
-
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Runs before any ModelCheckpoint, which Lightning calls last: so its save includes these values."""
         if self._driver is not None and not trainer.sanity_checking:
             self._validated = self._take_news(trainer)
             self._driver.log(trainer.global_step, self._validated)
@@ -143,13 +198,19 @@ class JacklineCallback(Callback):
         return news
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        if self._driver is not None:
-            checkpoint[_RNG_STATE] = ProcessRandom().state_dict()
+        if self._driver is not None and self._left_out is not None and self._batches is not None:
+            part = {**self._left_out.read(self._driver.report), "place": self._batches.place.to_json()}
+            checkpoint[_OURS] = {**part, "is_boundary": self._is_boundary}
+            # Lightning alone would look for a loader with a state to put this into.
+            checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        if self._driver is not None:
-            self._rng_state = ProcessRandom()
-            self._rng_state.restored = checkpoint[_RNG_STATE]
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._driver is not None and self._batches is not None and self._left_out is not None:
+            self._driver.log(trainer.global_step, self._take_news(trainer))
+            self._driver.at_step(trainer.global_step)
+            self._save(trainer, self._batches.next_place, {"total": limits_of(trainer)})
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._driver is not None:
@@ -163,5 +224,17 @@ class JacklineCallback(Callback):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Raises Stopped if a stop was requested."""
+        self._left_out = None
         if self._driver is not None:
             self._driver.__exit__(None, None, None)
+
+
+def _skip_first_look(epoch_loop: Any) -> None:
+    """After a restart Lightning looks whether a validation is due for the last step: it was done before the save."""
+    whether_to_validate = epoch_loop._should_check_val_fx
+
+    def look(fetcher: Any) -> bool:
+        del epoch_loop._should_check_val_fx
+        return False if epoch_loop.restarting else bool(whether_to_validate(fetcher))
+
+    epoch_loop._should_check_val_fx = look

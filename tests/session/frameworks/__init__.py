@@ -1,0 +1,1 @@
+"""Scripts of three frameworks, for every cell of the matrix in framework_torture.py."""
