@@ -118,11 +118,11 @@ class Loop:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=is_fused)
         self.state = {"model": model, "optim": self.optimizer, "counters": {"step": 0}}
 
-    def step(self, before_mutation: Callable[[], None]) -> None:
+    def step(self, before_change: Callable[[], None]) -> None:
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
             loss = self.model(*self.data())
         loss.backward()
-        before_mutation()
+        before_change()
         self.optimizer.step()
         # On the CPU gradients stay where they are: fresh pages for 0.8 GB each step made a step vary by a second.
         self.optimizer.zero_grad(set_to_none=self.device == "cuda")
@@ -132,11 +132,11 @@ class Loop:
         if self.device == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def window(self, count: int, before_mutation: Callable[[], None] = lambda: None) -> float:
+    def window(self, count: int, before_change: Callable[[], None] = lambda: None) -> float:
         self.wait()
         began_s = time.perf_counter()
         for _ in range(count):
-            self.step(before_mutation)
+            self.step(before_change)
         self.wait()
         return time.perf_counter() - began_s
 
@@ -230,14 +230,14 @@ def measure_excess(loop: Loop, method: methods.Method) -> Excess:
     before_s, before_cpu_s = timed(lambda: loop.window(count))
     loop.wait()
     began_s, began_cpu_s = time.perf_counter(), own_cpu_s()
-    loop.step(method.before_mutation)
+    loop.step(method.before_change)
     asked_s = time.perf_counter()
     method.begin()
     called_s = time.perf_counter() - asked_s
     steps = 1
     durable_s = None
     while durable_s is None or steps < 3 or not method.is_quiet():
-        loop.step(method.before_mutation)
+        loop.step(method.before_change)
         steps += 1
         if durable_s is None and method.is_durable():
             durable_s = time.perf_counter() - asked_s
@@ -525,7 +525,7 @@ def bench_memory(loop: Loop, work: Path, report: Report) -> None:
     thread.start()
     for _ in range(3):
         method.begin()
-        loop.window(2, method.before_mutation)
+        loop.window(2, method.before_change)
         method.end()
     own.set()
     thread.join()

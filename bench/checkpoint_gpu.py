@@ -80,7 +80,7 @@ class Training:
     def step(self, method: methods.Method) -> None:
         (self.model(self._ids[:, :-1], self._ids[:, 1:]) / self._ids.numel()).backward()
         clip_gradients(self.optimizer, 1.0)
-        method.before_mutation()
+        method.before_change()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.state["counters"]["step"] += 1

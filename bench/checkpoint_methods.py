@@ -1,6 +1,6 @@
 """Ways to save a training state, all behind the same four calls, so that one loop can measure them all.
 
-Each is used as its own documentation recommends. `begin` is what the loop calls, `before_mutation` what it calls
+Each is used as its own documentation recommends. `begin` is what the loop calls, `before_change` what it calls
 before the optimizer steps, `is_durable` says whether the bytes have reached the disk (fsync included), `end` waits.
 """
 
@@ -53,7 +53,7 @@ class Method:
         self.number += 1
         return self.folder / f"save-{self.number}"
 
-    def before_mutation(self) -> None:
+    def before_change(self) -> None:
         pass
 
     def is_durable(self) -> bool:
@@ -128,7 +128,7 @@ class DcpAsync(Method):
         self._staged = getattr(found, "staging_completion", None)
         self._saving = getattr(found, "upload_completion", found)
 
-    def before_mutation(self) -> None:
+    def before_change(self) -> None:
         if self._staged is not None:
             self._staged.result()
             self._staged = None
@@ -229,7 +229,7 @@ class HandMade(Method):
         self._thread = threading.Thread(target=self._work, args=(self.place(), tensors))
         self._thread.start()
 
-    def before_mutation(self) -> None:
+    def before_change(self) -> None:
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
         elif self._thread is not None:
@@ -259,7 +259,7 @@ class Ours(Method):
     """Jackline, everything included: checksums, commit, acknowledgement, reading back."""
 
     name = "jackline, overlapped"
-    mode: Any = "overlapped"
+    overlap = True
     gpu = GpuCopies()
 
     def __init__(self, folder: Path, state: dict[str, Any], share: Ours | None = None) -> None:
@@ -277,11 +277,11 @@ class Ours(Method):
     def begin(self) -> None:
         self.has_read_back = False
         step = 1 + max((name.step for name in list_names(self.engine.folder)), default=0)
-        self.ticket = self.engine.save(self.state, step=step, mode=self.mode)
+        self.ticket = self.engine.save(self.state, step=step, overlap=self.overlap)
         assert self.ticket.outcome != "skipped", self.ticket
 
-    def before_mutation(self) -> None:
-        self.engine.before_mutation()
+    def before_change(self) -> None:
+        self.engine.before_change()
 
     def is_durable(self) -> bool:
         self._listen()
@@ -297,7 +297,7 @@ class Ours(Method):
                 self.has_read_back = True
 
     def end(self) -> None:
-        self.engine.before_mutation()
+        self.engine.before_change()
         if self.ticket is not None:
             assert self.ticket.wait(600), self.ticket
             while not self.has_read_back:
@@ -328,7 +328,7 @@ class OursBlocking(Ours):
     """As an attached loop saves."""
 
     name = "jackline, attached loop"
-    mode = "blocking"
+    overlap = False
 
 
 def write_direct(path: Path, address: int, size: int, threads: int = 4) -> None:

@@ -275,7 +275,7 @@ class Jackline(Way):
         self._engine = CheckpointEngine(RunDir(self.folder))
 
     def save(self, step: int) -> None:
-        if not self._engine.save({"model": make_tensors(step)}, step=step, if_busy="wait").wait():
+        if not self._engine.save({"model": make_tensors(step)}, step=step, wait="writer").wait():
             raise OSError("not saved")
 
     def load(self) -> dict[str, torch.Tensor]:

@@ -43,7 +43,7 @@ def main() -> None:
         note("RESUME", receipt.step, fingerprint(state))
     prints: dict[int, str] = {}
     while state["counters"]["step"] < steps:
-        loss = train_step(state, engine.before_mutation if engine else lambda: None)
+        loss = train_step(state, engine.before_change if engine else lambda: None)
         with torch.no_grad():
             for name, tensor in state["model"].named_parameters():
                 average[name].lerp_(tensor, 0.1)
@@ -52,14 +52,14 @@ def main() -> None:
         if engine is None:
             continue
         prints[step] = fingerprint(state)
-        engine.save(state, step=step, mode=mode)  # type: ignore[arg-type]
+        engine.save(state, step=step, overlap=mode == "overlapped")
         for event in engine.poll():
             if event.kind == "committed" and event.step is not None:
                 note("ACK", event.step, prints[event.step])
         while len(prints) == hold_after:
             signal.pause()
     if engine is not None:
-        engine.save(state, step=step, mode="blocking", if_busy="wait").wait()
+        engine.save(state, step=step, overlap=False, wait="writer").wait()
         engine.close()
     note("END", fingerprint(state))
 

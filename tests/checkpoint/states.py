@@ -36,13 +36,13 @@ def make_state(seed: int = 0, width: int = 16) -> dict[str, Any]:
     }
 
 
-def train_step(state: dict[str, Any], before_mutation: Any = lambda: None) -> float:
+def train_step(state: dict[str, Any], before_change: Any = lambda: None) -> float:
     """One step of training on chance data; returns the loss."""
     model, optimizer = state["model"], state["optim"]
     width = model[0].weight.shape[0]
     loss = model(torch.randn(8, width)).square().mean()
     loss.backward()
-    before_mutation()
+    before_change()
     optimizer.step()
     optimizer.zero_grad()
     state["schedule"].step()

@@ -75,17 +75,17 @@ def kinds(events: list[Event]) -> list[str]:
     return [event.kind for event in events]
 
 
-@pytest.mark.parametrize("mode", ["blocking", "overlapped"])
-def test_a_saved_state_comes_back_bit_for_bit(start: Make, mode: Any) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_saved_state_comes_back_bit_for_bit(start: Make, overlap: bool) -> None:
     engine = start()
     state = make_state()
     assert engine.load_newest(state) is None
     prints = {}
     for step in range(1, 7):
-        train_step(state, engine.before_mutation)
+        train_step(state, engine.before_change)
         prints[step] = fingerprint(state)
-        assert not engine.save(state, step=step, metrics={"loss": 1.5}, mode=mode, if_busy="wait").why
-    engine.before_mutation()
+        assert not engine.save(state, step=step, metrics={"loss": 1.5}, overlap=overlap, wait="writer").why
+    engine.before_change()
     train_step(state)
     engine.close()
     other = make_state(seed=3)
@@ -100,9 +100,9 @@ def test_an_overlapped_save_holds_the_state_of_the_call_although_training_went_o
     state = make_state(width=256)
     train_step(state)
     before = fingerprint(state)
-    ticket = engine.save(state, step=1, mode="overlapped")
+    ticket = engine.save(state, step=1, overlap=True)
     for _ in range(5):
-        train_step(state, engine.before_mutation)
+        train_step(state, engine.before_change)
     assert ticket.wait(30)
     other = make_state(width=256)
     engine.load_newest(other)
@@ -127,8 +127,8 @@ def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
     engine = start()
     state = make_state()
     train_step(state)
-    ticket = engine.save(state, step=1, mode="overlapped")
-    train_step(state)  # without before_mutation
+    ticket = engine.save(state, step=1, overlap=True)
+    train_step(state)  # without before_change
     gate.set()
     assert not ticket.wait(30)
     assert ticket.why == "a tensor changed while it was being copied; from now on saves wait for the copy"
@@ -139,7 +139,7 @@ def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
     ]
     engine._pending = None  # the loop never calls it
     before = fingerprint(state)
-    ticket = engine.save(state, step=2, mode="overlapped")  # is blocking now
+    ticket = engine.save(state, step=2, overlap=True)  # is blocking now
     train_step(state)
     assert ticket.wait(30)
     other = make_state()
@@ -151,9 +151,9 @@ def test_after_a_blocking_save_a_loop_may_change_its_state_behind_every_counter(
     engine = start()
     state = make_state(width=256)
     for step in range(1, 6):
-        train_step(state, engine.before_mutation)
+        train_step(state, engine.before_change)
         before = fingerprint(state)
-        ticket = engine.save(state, step=step, if_busy="wait")
+        ticket = engine.save(state, step=step, wait="writer")
         state["model"][0].weight.data.zero_()
         state["model"][1].weight.detach().numpy()[:] = 3
         state["model"][1].bias.data = torch.ones(256)
@@ -251,7 +251,7 @@ def test_memory_that_a_loop_gives_up_during_an_overlapped_copy_crashes_nothing(
     engine = start()
     state = large_state()
     before = fingerprint(large_state())  # of an equal one: numpy forbids to resize a storage that it has seen
-    ticket = engine.save(state, step=1, mode="overlapped")
+    ticket = engine.save(state, step=1, overlap=True)
     engine._pending = None  # a loop that declares nothing
     for parameter in state["model"].parameters():
         if how == "rebind":
@@ -306,7 +306,7 @@ def test_a_writer_stopped_by_a_signal_is_woken_when_it_holds_up_a_save(
     train_step(state)
     first = engine.save(state, step=1)
     pid = engine._link.writer.pid
-    assert engine.save(state, step=2, if_busy="wait").wait(60)  # nobody sends SIGCONT
+    assert engine.save(state, step=2, wait="writer").wait(60)  # nobody sends SIGCONT
     assert first.outcome == "committed" and os.path.exists(fired)
     assert [event.text for event in engine.poll() if event.is_loud] == [
         f"the checkpoint writer (process {pid}) was stopped by a signal; waking it"
@@ -379,7 +379,7 @@ def test_a_damaged_newest_one_is_named_set_aside_and_the_one_before_used(start: 
     for step in (1, 2):
         train_step(state)
         prints[step] = fingerprint(state)
-        assert engine.save(state, step=step, if_busy="wait").wait(30)
+        assert engine.save(state, step=step, wait="writer").wait(30)
     engine.close()
     path = engine.folder / "step-00000002" / "optim.safetensors"
     data = bytearray(path.read_bytes())
@@ -426,7 +426,7 @@ def test_a_chosen_step_is_loaded_and_a_missing_one_refused(start: Make) -> None:
     for step in (1, 2):
         train_step(state)
         prints[step] = fingerprint(state)
-        engine.save(state, step=step, if_busy="wait").wait(30)
+        engine.save(state, step=step, wait="writer").wait(30)
     other = make_state()
     receipt = engine.load_newest(other, step=1)
     assert receipt is not None and fingerprint(other) == prints[1]
@@ -440,7 +440,7 @@ def test_old_ones_go_and_the_best_and_the_multiples_stay(start: Make) -> None:
     state = make_state()
     for step in range(1, 11):
         train_step(state)
-        engine.save(state, step=step, metrics={"loss": 1.0 if step == 3 else 2.0}, if_busy="wait").wait(30)
+        engine.save(state, step=step, metrics={"loss": 1.0 if step == 3 else 2.0}, wait="writer").wait(30)
     engine.close(linger_s=30)
     assert [name.step for name in list_names(engine.folder)] == [10, 9, 8, 4, 3]
     assert (engine.folder / "latest").read_text() == "step-00000010\n"
@@ -471,7 +471,7 @@ def test_a_forked_child_saves_nothing_and_harms_nothing(start: Make) -> None:
     child = os.fork()
     if child == 0:
         ticket = engine.save(state, step=9)
-        engine.before_mutation()
+        engine.before_change()
         engine.close()
         os._exit(0 if ticket.why == "this is a forked child of the training process" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -500,7 +500,7 @@ def test_without_memory_for_a_copy_it_saves_in_pieces_and_says_so(start: Make) -
         "model": nn.Linear(5000, 6000),
         "odd": {"t": torch.randn(3000, 2000).t(), "z": torch.randn(7).to(torch.complex64)},
     }
-    ticket = engine.save(state, step=1, mode="overlapped")
+    ticket = engine.save(state, step=1, overlap=True)
     assert ticket.wait(60)
     assert engine._area.arena is not None and engine._area.arena.size_bytes == 64 << 20
     assert ticket.size_bytes > 100 << 20
@@ -534,7 +534,7 @@ def test_a_state_that_grows_gets_a_larger_arena(start: Make) -> None:
     assert engine.save(state, step=1).wait(30)  # no optimizer state yet
     train_step(state)
     before = fingerprint(state)
-    assert engine.save(state, step=2, if_busy="wait").wait(30)
+    assert engine.save(state, step=2, wait="writer").wait(30)
     other = make_state()
     engine.load_newest(other)
     assert fingerprint(other) == before
@@ -577,7 +577,7 @@ def test_frozen_parameters_are_named_by_their_hash_and_must_be_there_at_resume(s
 
     engine = start(leave_out_frozen=True)
     state = make(0)
-    ticket = engine.save(state, step=1, mode="overlapped")
+    ticket = engine.save(state, step=1, overlap=True)
     assert ticket.wait(30) and ticket.size_bytes < 20_000
     again = make(0)
     with torch.no_grad():
@@ -640,12 +640,12 @@ def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(run: RunDir
             state = {"model": nn.Linear(1500, 1500)}  # 9 MB; 64 MB are kept free
             outcomes = []
             for step in range(1, 9):
-                ticket = engine.save(state, step=step, if_busy="wait")
+                ticket = engine.save(state, step=step, wait="writer")
                 ticket.wait(60)
                 outcomes.append(ticket.outcome)
             assert outcomes == ["committed"] * 8  # older ones made room
             (run.checkpoints / "ballast").write_bytes(bytes(30 << 20))
-            ticket = engine.save(state, step=9, if_busy="wait")
+            ticket = engine.save(state, step=9, wait="writer")
             assert not ticket.wait(60) and ticket.why == "the disk is full"
             (loud,) = [event.text for event in engine.poll() if event.is_loud]
             assert re.fullmatch(
@@ -655,7 +655,7 @@ def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(run: RunDir
             ), loud
             assert len(list_names(run.checkpoints)) >= 2
             (run.checkpoints / "ballast").unlink()
-            assert engine.save(state, step=10, if_busy="wait").wait(60)
+            assert engine.save(state, step=10, wait="writer").wait(60)
             engine.close(linger_s=30)
             assert [name.step for name in list_names(run.checkpoints)] == [10, 8]
     except Unavailable as reason:
@@ -716,11 +716,11 @@ def test_a_large_state_is_written_while_it_is_copied_and_is_exact(start: Make) -
     state = large_state()
     for step in (1, 2):
         state["model"](torch.randn(2, 1500)).square().sum().backward()
-        engine.before_mutation()
+        engine.before_change()
         state["optim"].step()
         before = fingerprint(state)
-        ticket = engine.save(state, step=step, mode="overlapped", if_busy="wait")
-    engine.before_mutation()
+        ticket = engine.save(state, step=step, overlap=True, wait="writer")
+    engine.before_change()
     with torch.no_grad():
         state["model"][0].weight.zero_()
     assert ticket.wait(60) and ticket.size_bytes > 100 << 20
@@ -737,8 +737,8 @@ def test_a_writer_killed_while_it_takes_a_large_state_costs_nothing(
     engine = start(writer_command=with_fault(monkeypatch, kill_at(nth, "before", fired=str(fired))))
     state = large_state()
     before = fingerprint(state)
-    ticket = engine.save(state, step=1, mode="overlapped")
-    engine.before_mutation()
+    ticket = engine.save(state, step=1, overlap=True)
+    engine.before_change()
     assert ticket.wait(60) and fired.exists()
     other = large_state()
     engine.load_newest(other)
@@ -750,11 +750,11 @@ def test_an_error_while_a_large_state_comes_in_fails_that_save_only(
 ) -> None:
     engine = start(writer_command=with_fault(monkeypatch, fail_at("write", nth=3, with_errno=errno.ENOSPC)))
     state = large_state()
-    ticket = engine.save(state, step=1, mode="overlapped")
-    engine.before_mutation()
+    ticket = engine.save(state, step=1, overlap=True)
+    engine.before_change()
     assert not ticket.wait(60) and ticket.why == "the disk is full"
     assert list_names(engine.folder) == []
-    assert engine.save(state, step=2, mode="overlapped").wait(60)
+    assert engine.save(state, step=2, overlap=True).wait(60)
 
 
 def test_a_torn_copy_of_a_large_state_is_cancelled_at_the_writer(
@@ -776,7 +776,7 @@ def test_a_torn_copy_of_a_large_state_is_cancelled_at_the_writer(
     state = large_state()
     assert engine.save(state, step=1).wait(60)
     monkeypatch.setattr(HandOver, "up_to", slow)
-    ticket = engine.save(state, step=2, mode="overlapped")
+    ticket = engine.save(state, step=2, overlap=True)
     engine._pending = None  # a loop that forgets
     assert begun.wait(30)
     with torch.no_grad():
@@ -785,7 +785,7 @@ def test_a_torn_copy_of_a_large_state_is_cancelled_at_the_writer(
     gate.set()
     assert not ticket.wait(60)
     assert list_names(engine.folder) == [Name(1)]
-    assert engine.save(state, step=3, if_busy="wait").wait(60)
+    assert engine.save(state, step=3, wait="writer").wait(60)
     assert not list(engine.folder.glob(".tmp*"))
 
 
@@ -795,8 +795,8 @@ def test_a_disk_that_refuses_o_direct_after_all_is_written_through_the_cache(
     fault = fail_at("write", nth=2, with_errno=errno.EINVAL)
     engine = start(is_direct=True, writer_command=with_fault(monkeypatch, fault))
     state = large_state()
-    ticket = engine.save(state, step=1, mode="overlapped")
-    engine.before_mutation()
+    ticket = engine.save(state, step=1, overlap=True)
+    engine.before_change()
     assert ticket.wait(60)
     other = large_state()
     engine.load_newest(other)

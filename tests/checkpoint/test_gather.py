@@ -177,15 +177,15 @@ def start(tmp_path: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("mode", ["overlapped", "blocking"])
-def test_what_was_gathered_comes_back_bit_for_bit(start: Any, way: str, mode: Any) -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_was_gathered_comes_back_bit_for_bit(start: Any, way: str, overlap: bool) -> None:
     engine = start(gpu=here(way))
     state = make_state()
     for step in range(1, 4):
-        train_step(state, engine.before_mutation)
+        train_step(state, engine.before_change)
         before = fingerprint(state)
-        ticket = engine.save(state, step=step, mode=mode)
-        train_step(state, engine.before_mutation)
+        ticket = engine.save(state, step=step, overlap=overlap)
+        train_step(state, engine.before_change)
         assert ticket.wait(30)
         other = make_state(seed=3)
         engine.load_newest(other)
@@ -201,11 +201,11 @@ def test_the_memory_taken_on_the_gpu_is_said_and_given_back_when_it_runs_short(s
     assert [event.text for event in engine.poll() if event.kind == "gpu_memory"] == [
         "saves keep a copy of the state on the GPU (3.9 KiB), so training does not wait for the bus"
     ]
-    assert engine.save(state, step=1, mode="overlapped").wait(30)
+    assert engine.save(state, step=1, overlap=True).wait(30)
     free[0] = 10
-    train_step(state, engine.before_mutation)
+    train_step(state, engine.before_change)
     before = fingerprint(state)
-    assert engine.save(state, step=2, mode="overlapped").wait(30)
+    assert engine.save(state, step=2, overlap=True).wait(30)
     assert [event.text for event in engine.poll() if event.kind == "gpu_memory"] == [
         "GPU memory is short: gave back the 3.9 KiB that saves had taken of it",
         "saves gather small tensors on the GPU (2.0 KiB)",
@@ -221,14 +221,14 @@ def test_a_loop_that_ran_out_of_gpu_memory_gets_the_copy_back(start: Any) -> Non
     state = make_state()
     train_step(state)
     before = fingerprint(state)
-    ticket = engine.save(state, step=1, mode="overlapped")
+    ticket = engine.save(state, step=1, overlap=True)
     assert engine.give_back_gpu_memory() > 3000 and engine.give_back_gpu_memory() == 0
-    train_step(state, engine.before_mutation)
+    train_step(state, engine.before_change)
     assert ticket.wait(30)
     other = make_state(seed=3)
     engine.load_newest(other)
     assert fingerprint(other) == before
-    assert engine.save(state, step=2, mode="overlapped").wait(30)
+    assert engine.save(state, step=2, overlap=True).wait(30)
     engine.load_newest(other)
     assert fingerprint(other) == fingerprint(state)
 
@@ -236,10 +236,10 @@ def test_a_loop_that_ran_out_of_gpu_memory_gets_the_copy_back(start: Any) -> Non
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no GPU here; the same code runs on host tensors above"
 )
-@pytest.mark.parametrize("mode", ["overlapped", "blocking"])
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_on_a_real_gpu_every_way_saves_the_state_of_the_call_while_training_goes_on(
-    start: Any, way: Any, mode: Any
+    start: Any, way: Any, overlap: bool
 ) -> None:
     engine = start(gpu=GpuCopies(way, batch_bytes=1 << 20))
     torch.manual_seed(0)
@@ -249,14 +249,14 @@ def test_on_a_real_gpu_every_way_saves_the_state_of_the_call_while_training_goes
 
     def train() -> None:
         model(torch.randn(64, 700, device="cuda")).square().mean().backward()
-        engine.before_mutation()
+        engine.before_change()
         optimizer.step()
         optimizer.zero_grad()
 
     for step in range(1, 6):
         train()
         before = fingerprint(state)
-        ticket = engine.save(state, step=step, mode=mode, if_busy="wait")
+        ticket = engine.save(state, step=step, overlap=overlap, wait="writer")
         for _ in range(3):
             train()
         assert ticket.wait(30)

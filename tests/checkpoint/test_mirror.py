@@ -185,7 +185,7 @@ def test_a_run_comes_back_on_an_empty_machine_from_its_mirror_alone(run: RunDir,
     state = make_state()
     for step in (1, 2, 3):
         train_step(state)
-        assert engine.save(state, step=step, if_busy="wait").wait(60)
+        assert engine.save(state, step=step, wait="writer").wait(60)
     texts: list[str] = []
 
     def has_heard() -> bool:
@@ -252,7 +252,7 @@ def test_a_broken_mirror_is_said_and_delays_nothing_and_is_tried_again(run: RunD
         return any(part in text for text in texts)
 
     wait_until(lambda: hears("the mirror cannot be reached: "), "the trouble to be said")
-    assert engine.save(state, step=2, if_busy="wait").wait(60)
+    assert engine.save(state, step=2, wait="writer").wait(60)
     far.unlink()
     wait_until(lambda: hears("to the mirror (confirmed)"), "the mirror to try again")
     engine.close()
@@ -268,7 +268,7 @@ def test_a_hanging_mirror_delays_no_save_and_no_end(run: RunDir, tmp_path: Path)
     os.kill(holder.pid, signal.SIGSTOP)
     try:
         for step in range(2, 6):
-            assert engine.save(state, step=step, if_busy="wait").wait(60)
+            assert engine.save(state, step=step, wait="writer").wait(60)
         engine.close()
     finally:
         os.kill(holder.pid, signal.SIGKILL)

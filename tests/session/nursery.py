@@ -237,7 +237,8 @@ def _take_every_save() -> None:
     save_if_free = CheckpointEngine.save
 
     def save(engine: CheckpointEngine, state: Any, **how: Any) -> Any:
-        return save_if_free(engine, state, **{**how, "if_busy": "wait"})
+        wait = "writer" if how.get("wait", "never") == "never" else how["wait"]
+        return save_if_free(engine, state, **{**how, "wait": wait})
 
     CheckpointEngine.save = save  # type: ignore[method-assign]
 

@@ -4,9 +4,9 @@
     receipt = engine.load_newest(state)                # None: there is no checkpoint to resume from
     for ...:
         loss.backward()
-        engine.before_mutation()                       # the one barrier: weights change only after it
+        engine.before_change()                       # the one barrier: weights change only after it
         optimizer.step()
-        if save_is_due(...): engine.save(state, step=step, metrics={"loss": ...}, mode="overlapped")
+        if save_is_due(...): engine.save(state, step=step, metrics={"loss": ...}, overlap=True)
         for event in engine.poll(): ...
     engine.close()
 
@@ -48,7 +48,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name
 from jackline.units import format_bytes
 
-Mode = Literal["blocking", "overlapped"]
+Wait = Literal["never", "writer", "durable"]  # what a save waits for
 FORKED = "this is a forked child of the training process"
 MAX_COPIES = 3  # copies of one state, if another thread keeps changing it during the copy
 
@@ -122,14 +122,15 @@ class CheckpointEngine:
         *,
         step: int,
         metrics: Mapping[str, float] | None = None,
-        mode: Mode = "blocking",
-        if_busy: Literal["skip", "wait"] = "skip",
+        overlap: bool = False,
+        wait: Wait = "never",
     ) -> Ticket:
         """Capture the state of this instant; the writer makes it durable. The ticket or `poll` reports the outcome.
 
-        'blocking': the loop may change anything as soon as the call returns. 'overlapped': the copy runs during the
-        next forward and backward pass, so the loop must call `before_mutation` before it changes anything in any way.
-        A save is skipped while the writer is busy, unless `if_busy` is 'wait'.
+        The loop may change anything as soon as the call returns. With `overlap` the copy runs during the next forward
+        and backward pass, so the loop must call `before_change` before it changes anything in any way.
+        `wait`: 'never' skips the save while the writer is busy, 'writer' waits for it, 'durable' also until this save
+        is acknowledged or lost.
         """
         began_s = time.perf_counter()
         ticket = Ticket(step, _pump=self._link.pump)
@@ -138,17 +139,17 @@ class CheckpointEngine:
             # for ever.
             return self._refuse(ticket, "failed", FORKED)
         self._link.pump()
-        if self.is_busy and if_busy == "skip":
+        if self.is_busy and wait == "never":
             return self._refuse(ticket, "skipped", "the save before it is still being written")
         while self.is_busy and not self.why_off:
             self._link.pump(0.2)
         if self.why_off:
             return self._refuse(ticket, "failed", self.why_off)
-        self.before_mutation()  # for an earlier save, in case the loop forgot the barrier
+        self.before_change()  # for an earlier save, in case the loop forgot the barrier
         self._ticket = ticket
         drained_s, changed = 0.0, ""
         for _ in range(MAX_COPIES):
-            again_s, changed = self._stage(ticket, state, dict(metrics or {}), mode)
+            again_s, changed = self._stage(ticket, state, dict(metrics or {}), overlap=overlap)
             drained_s += again_s
             if not changed:
                 break
@@ -158,6 +159,8 @@ class CheckpointEngine:
         if changed:
             why = f"another thread changed {changed} while it was being copied, {MAX_COPIES} times in a row"
             return self._refuse(ticket, "failed", why)
+        if wait == "durable":
+            ticket.wait()
         return ticket
 
     def save_again(self, ticket: Ticket) -> Ticket | None:
@@ -171,7 +174,7 @@ class CheckpointEngine:
         self._taken_at_s[again.step] = time.monotonic()
         return again
 
-    def before_mutation(self) -> None:
+    def before_change(self) -> None:
         """The barrier: call it before the optimizer, the EMA or the masks change.
 
         It is free when no save is being copied.
@@ -218,7 +221,7 @@ class CheckpointEngine:
         Waits first for a writer that outlived the previous attempt: it may be committing a newer checkpoint.
         """
         self._link.wait_ready()
-        self.before_mutation()
+        self.before_change()
         self.note_program(into)
         mirror = self.mirror if self.settings.resume_from_mirror else None
         if mirror and step is None:
@@ -263,7 +266,7 @@ class CheckpointEngine:
         """Wait for a save under way, then release the writer; it finishes reading checkpoints back on its own."""
         if os.getpid() != self._pid:
             return []
-        self.before_mutation()
+        self.before_change()
         deadline = time.monotonic() + timeout_s
         while self.is_busy and not self.why_off and time.monotonic() < deadline:
             self._link.pump(0.2)
@@ -301,7 +304,7 @@ class CheckpointEngine:
         return captured
 
     def _stage(
-        self, ticket: Ticket, state: Mapping[str, Any], metrics: dict[str, float], mode: Mode
+        self, ticket: Ticket, state: Mapping[str, Any], metrics: dict[str, float], *, overlap: bool
     ) -> tuple[float, str]:
         """Copy the state once.
 
@@ -318,7 +321,7 @@ class CheckpointEngine:
             job = self._new_job(ticket, captured, layout, metrics)
             save_in_pieces(self._link, job, layout, sources, self._area.arena)
             return 0.0, ""
-        is_overlapped = mode == "overlapped" and not self._link.is_torn
+        is_overlapped = overlap and not self._link.is_torn
         staging = self._area.begin(layout, sources, is_overlapped=is_overlapped)
         if staging.is_torn:
             staging.finish()

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from jackline.checkpoint.engine import Wait
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.safe_step import OutOfMemory
@@ -185,19 +186,18 @@ class Attachment:
     def save(
         self,
         *,
-        is_last: bool = False,
-        is_wanted: bool = False,
-        is_repeated: bool = False,
-        is_waited_for: bool = False,
+        overlap: bool = True,
+        wait: Wait = "never",
+        again: bool = False,
         takes_back: bool = False,
     ) -> bool:
-        """Save the current state. False when that failed or, with `is_waited_for`, when it was not acknowledged.
+        """Save the current state. False when that failed or, with wait='durable', when it was not acknowledged.
 
-        `is_repeated`: save even if this step is saved already.
+        `overlap` and `wait` as in the engine. `again`: save even if this step is saved already.
         """
         step = self.stepper.steps_done
-        is_repeated = is_repeated or self.best.wants_save(step)
-        if self.saver.last_step == step and not self.saver.engine.is_busy and not is_repeated:
+        again = again or self.best.wants_save(step)
+        if self.saver.last_step == step and not self.saver.engine.is_busy and not again:
             return True
         try:
             self.saver.state["session"] = self._session_state(takes_back=takes_back)
@@ -209,12 +209,12 @@ class Attachment:
         self.pulse.now("save")
         marks = self.marks[1] if self.marks[0] == step else {}
         metrics = {**self.best.label(self.scalars.known_at(step), step), **marks}
-        ticket = self.saver.save(step, metrics=metrics, is_last=is_last, is_wanted=is_wanted)
+        ticket = self.saver.save(step, metrics=metrics, overlap=overlap, wait=wait)
         if ticket is None:
             return False
         self.best.carried(ticket, metrics)
         self.reporter.hurry()
-        is_saved = self.saver.wait() if is_waited_for else ticket.outcome not in ("failed", "skipped")
+        is_saved = self.saver.wait() if wait == "durable" else ticket.outcome not in ("failed", "skipped")
         self.pulse.now("")
         return is_saved
 
@@ -230,7 +230,7 @@ class Attachment:
             self.best.refuse(step, why, self.reporter.event)
             return False
         with self.best.as_marked(self.rng_state):
-            return self.save(is_last=True, is_repeated=True, takes_back=takes_back)
+            return self.save(overlap=False, wait="writer", again=True, takes_back=takes_back)
 
     def note_schedule(self, **words: Any) -> None:
         """Record `total` or `epochs` as the loop requests them, and compare them with the saved ones."""

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from jackline.checkpoint.engine import Wait
 from jackline.checkpoint.state.load import Receipt
 from jackline.session.attach import join
 from jackline.session.feeds.choose import choose_feed, feed_of_prepared
@@ -190,7 +191,7 @@ class Driver:
         notes: Mapping[str, Any],
         place: Place,
         *,
-        is_waited_for: bool = False,
+        wait: Wait = "never",
         complete: Mapping[str, Any] | None = None,
     ) -> bool:
         """Save the current state; blocks only for the copy. `complete`: training is over, with this `total`."""
@@ -201,14 +202,16 @@ class Driver:
         session["complete"] = None if complete is None else dict(complete)
         self._is_over = complete is not None
         attached.saver.state = {**state, "random": attached.rng_state, "session": session, "values": {}}
-        is_last = is_waited_for or self.should_stop
         metrics = attached.best.label(attached.scalars.known_at(step), step)
-        is_best = attached.best.wants_save(step)
-        ticket = attached.saver.save(step, metrics=metrics, is_last=is_last, is_wanted=is_best)
+        if self.should_stop:
+            wait = "durable"
+        elif wait == "never" and attached.best.wants_save(step):
+            wait = "writer"
+        ticket = attached.saver.save(step, metrics=metrics, overlap=wait != "durable", wait=wait)
         if ticket is None:
             return False
         attached.best.carried(ticket, metrics)
-        return attached.saver.wait() if is_last else ticket.outcome not in ("failed", "skipped")
+        return attached.saver.wait() if wait == "durable" else ticket.outcome not in ("failed", "skipped")
 
     def leave(self) -> None:
         """End this attempt because a stop was requested: raises Stopped."""

@@ -190,7 +190,7 @@ class Run:
         if self._in_body or self._pending:
             self._is_save_wanted = True
         else:
-            attached.save(is_last=True, is_repeated=True)
+            attached.save(overlap=False, wait="writer", again=True)
 
     def before_change(self) -> None:
         """With attach(overlap=True): call it before a step changes saved state outside `optimizer.step()`."""
@@ -248,7 +248,7 @@ class Run:
         self._attached.open()
         self._has_begun = True
         if not self._pending and self._attached.best.wants_save(self.step):
-            self._attached.save(is_wanted=True)
+            self._attached.save(wait="writer")
         if self.should_stop and not self._pending:
             self._stop()
         return True
@@ -313,12 +313,12 @@ class Run:
         self._pending = 0
         now_s = attached.come_round()
         if self.should_stop:
-            self._stop(is_repeated=True)
+            self._stop(again=True)
         self._num_unsaved += 1
         is_wanted, self._is_save_wanted = self._is_save_wanted, False
         if is_wanted or attached.saver.why_due(attached.saver.asked_step + self._num_unsaved, now_s):
             self._num_unsaved = 0
-            attached.save(is_wanted=is_wanted, is_repeated=True)
+            attached.save(wait="writer" if is_wanted else "never", again=True)
 
     def _at_boundary(self) -> None:
         attached = self._attached
@@ -332,12 +332,12 @@ class Run:
             return  # the last save follows immediately
         is_wanted = self._is_save_wanted or attached.best.wants_save(self.step)
         if is_wanted or attached.saver.why_due(self.step, now_s):
-            attached.save(is_wanted=is_wanted)  # a requested save is not skipped
+            attached.save(wait="writer" if is_wanted else "never")  # a requested save is not skipped
             self._is_save_wanted = False
 
-    def _stop(self, *, is_repeated: bool = False) -> None:
+    def _stop(self, *, again: bool = False) -> None:
         """A stop was requested and this is a boundary: save and raise Stopped."""
-        is_saved = self._attached.save(is_last=True, is_waited_for=True, is_repeated=is_repeated)
+        is_saved = self._attached.save(overlap=False, wait="durable", again=again)
         by = self._attached.stop.by
         text = f"{by}: stopped at step {self.step}"
         text += ", saved" if is_saved else f", not saved; {self._attached.saver.what_stands(self.step)}"
@@ -358,7 +358,7 @@ class Run:
             self._attached.reporter.event("was_complete", text, is_loud=True, step=self.step)
         if self._has_begun:
             # After the end of the last epoch (scheduler, EMA) the state differs from that after its last step.
-            self._attached.save(is_last=True, is_repeated=self._passes == "epochs")
+            self._attached.save(overlap=False, wait="writer", again=self._passes == "epochs")
 
     def _leave(self, error: BaseException | None) -> str:
         """Save what may be saved while leaving; return text about it."""
@@ -372,7 +372,7 @@ class Run:
         attached = self._attached
         is_at_rest = self._pending == 0 and (not self._in_body or attached.feed.can_take_back)
         if is_at_rest and not attached.stepper.has_moved():
-            attached.save(is_last=True, takes_back=self._in_body)
+            attached.save(overlap=False, wait="writer", takes_back=self._in_body)
             return f"left between two steps, after step {self.step}: saved"
         attached.saver.wait()  # a save may be under way, and that is the one to resume from
         return f"left in the middle of a step: not saved; {attached.saver.what_stands(self.step)}"

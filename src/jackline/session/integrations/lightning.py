@@ -66,7 +66,9 @@ class JacklineIO(CheckpointIO):
         place, complete = self.next_save
         self.driver.at_step(int(checkpoint["global_step"]))
         waits = complete is not None
-        self.driver.save({"checkpoint": checkpoint}, {}, place, is_waited_for=waits, complete=complete)
+        self.driver.save(
+            {"checkpoint": checkpoint}, {}, place, wait="durable" if waits else "never", complete=complete
+        )
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -215,12 +217,6 @@ class JacklineCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._driver is not None:
             self._driver.__exit__(type(exception), exception, exception.__traceback__)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The last state, unless a save at this step holds it already: a run without it is not finished."""
-        driver = self._driver
-        if driver is not None and not driver.should_stop and not driver.has_saved(trainer.global_step):
-            trainer.save_checkpoint(self._io.scratch_path)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Raises Stopped if a stop was requested."""

@@ -283,7 +283,7 @@ class Link(TrainerCallback):
             "counters": {word: getattr(trainer, word) for word in _COUNTERS if hasattr(trainer, word)},
         }
         parts = {**self._parts(), "callbacks": kept}
-        driver.save(parts, notes, place, is_waited_for=complete is not None, complete=complete)
+        driver.save(parts, notes, place, wait="never" if complete is None else "durable", complete=complete)
 
     def _parts(self) -> dict[str, Any]:
         """The contents of a checkpoint, without accelerate's wrappers."""

@@ -28,7 +28,7 @@ def verify(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: i
     rng_state = ProcessRandom()
     ours = {**state, "random": rng_state}
     before = fingerprint(engine, ours)
-    ticket = engine.save(ours, step=step, if_busy="wait")
+    ticket = engine.save(ours, step=step, wait="writer")
     if not ticket.wait():
         raise Unverified(f"this run cannot be saved: {ticket.why or ticket.outcome}", hint=HINT)
     engine.load_newest(ours, step=step)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jackline.checkpoint.engine import FORKED, CheckpointEngine, Mode
+from jackline.checkpoint.engine import FORKED, CheckpointEngine, Wait
 from jackline.checkpoint.format.catalogue import BEST, list_names
 from jackline.checkpoint.format.manifest import Damage
 from jackline.checkpoint.format.verify import read_manifest
@@ -116,19 +116,14 @@ class Saver:
         return (self._stall_s + self._write_s) or 0.5 + state_bytes / 100e6
 
     def save(
-        self, step: int, *, metrics: dict[str, float], is_last: bool = False, is_wanted: bool = False
+        self, step: int, *, metrics: dict[str, float], overlap: bool = True, wait: Wait = "never"
     ) -> Ticket | None:
-        """Save the current state. `is_last`: nothing will change after it, and it may wait for the writer.
-
-        `is_wanted`: this save was requested, so it waits for a busy writer.
-        """
+        """Save the current state. `overlap` where the loop's settings allow it; `wait` as in the engine."""
         if self.why_off:
             return None
         try:
-            mode: Mode = "overlapped" if self._settings.overlap and not is_last else "blocking"
-            ticket = self.engine.save(
-                self.state, step=step, metrics=metrics, mode=mode, if_busy="wait" if is_last or is_wanted else "skip"
-            )
+            overlap = overlap and self._settings.overlap
+            ticket = self.engine.save(self.state, step=step, metrics=metrics, overlap=overlap, wait=wait)
         except Exception as problem:
             self.turn_off(f"{type(problem).__name__}: {problem}")
             return None
@@ -162,7 +157,7 @@ class Saver:
 
     def before_change(self) -> None:
         """The barrier, called by the optimizers' hooks: free unless a copy is under way."""
-        self.engine.before_mutation()
+        self.engine.before_change()
 
     def poll(self, now_s: float, *, is_urgent: bool = False) -> None:
         """Process the writer's reports, a few times a second."""
@@ -207,7 +202,7 @@ class Saver:
         """From the copy in memory; where there was no room for a copy, from the objects themselves."""
         again = self.engine.save_again(ticket)
         if again is None:
-            return self.save(ticket.step, metrics=self._metrics, is_last=True)
+            return self.save(ticket.step, metrics=self._metrics, overlap=False, wait="writer")
         self._ticket = again
         return again
 
