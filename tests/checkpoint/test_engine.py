@@ -813,3 +813,16 @@ def test_the_writer_steps_back_with_its_whole_session_and_the_loop_does_not(star
     engine._link.wait_ready()
     assert weight_of(engine._link.writer.pid) == min(os.nice(0) + NICENESS, 19)
     assert weight_of(os.getpid()) == before
+
+
+def test_a_step_that_is_saved_again_and_again_never_takes_the_name_of_an_older_save(start: Make) -> None:
+    """Its first name becomes free when retention deletes it; a newer save of that name would count as the oldest."""
+    engine, values = start(keep=Keep(last=2)), {"count": 0}
+    for count in range(6):
+        values["count"] = count
+        assert engine.save({"values": values}, step=0, wait="durable").outcome == "committed"
+        wait_until(lambda: "verified" in kinds(engine.poll()), "the writer to read it back")
+    engine.close()
+    found: dict[str, Any] = {"values": {}}
+    assert start().load_newest(found) is not None
+    assert found["values"]["count"] == 5

@@ -16,7 +16,7 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jackline.checkpoint.format.catalogue import list_rewinds
+from jackline.checkpoint.format.catalogue import list_left_behind, list_names, list_rewinds
 from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets, digest
 from jackline.checkpoint.format.header import ALIGNMENT
 from jackline.checkpoint.format.manifest import (
@@ -162,9 +162,12 @@ class Draft:
 def free_place(folder: Path, name: Name) -> Path:
     """The folder for this step. An existing folder is never replaced: the step gets a higher retry number.
 
-    So does a step whose name would count as left behind.
+    The number is higher than all that exist, because the highest counts as the newest; a lower one may be free where
+    retention deleted it. A name that would count as left behind is not used either.
     """
     rewinds = list_rewinds(folder)
+    taken = [other.retry for other in (*list_names(folder), *list_left_behind(folder)) if other.step == name.step]
+    name = Name(name.step, max([name.retry, *(retry + 1 for retry in taken)]))
     while os.path.lexists(folder / str(name)) or is_left_behind(name, rewinds):
         name = Name(name.step, name.retry + 1)
     return folder / str(name)
