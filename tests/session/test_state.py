@@ -165,6 +165,23 @@ def test_state_that_no_checkpoint_holds_is_an_error_after_two_steps(
     assert found.code == 0, found.output
 
 
+def test_a_counter_that_starts_from_the_runs_step_is_no_error(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
+    for number, batch in enumerate(run.steps(total=9), run.step):
+        optimizer.param_groups[0]["lr"] = 0.01 * (number + 1)
+        train(batch); die_at(6)
+show()
+"""
+    found, wanted, _ = killed_and_whole(nursery, script, tmp_path, **EVERY_SAVE)
+    assert found == wanted
+    fresh = nursery.run(HEAD + script.replace("attach(", "attach(new=True, "), [], tmp_path)
+    assert (
+        "unless a counter of the loop that starts from run.step explains it; different after step 1" in fresh.output
+    )
+    assert "number (0 -> 1)" in fresh.output
+
+
 def test_a_loop_that_saves_all_it_has_is_verified_and_not_disturbed(nursery: Nursery, tmp_path: Path) -> None:
     script = """
 from tqdm import tqdm

@@ -244,8 +244,7 @@ class CheckpointEngine:
 
     def note_program(self, state: Mapping[str, Any]) -> None:
         """Remember attributes as the program made them, before anything is restored into these objects."""
-        for value in find_roots(state):
-            self._baseline.note(value)
+        self._baseline.note_all(find_roots(state))
 
     def capture(self, state: Mapping[str, Any]) -> Captured:
         """What a save of this instant would hold, with frozen parameters. Nothing is copied."""

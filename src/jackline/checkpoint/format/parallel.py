@@ -61,7 +61,7 @@ class WorkPool:
         if not self._is_started:
             self._is_started = True
             for _ in range(self._num_threads):
-                threading.Thread(target=self._work_on, daemon=True).start()
+                threading.Thread(target=self._work_on, daemon=True, name="jackline-work").start()
         with self._changed:
             self._num_open += 1
         self._waiting.put((work, afterwards))

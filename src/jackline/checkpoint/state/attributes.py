@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import enum
 import functools
+import random
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from jackline.checkpoint.state.frozen import hash_tensor
+from jackline.checkpoint.state.frozen import FrozenHashes, hash_tensor
 
 MAX_TENSOR_BYTES = 16 << 20  # of an attribute: larger ones are mostly caches of activations
 _HASHED_BYTES = 64 << 10  # up to here contents are compared, above it torch's version counter
@@ -37,6 +38,9 @@ _FOREIGN = frozenset(
 )  # fmt: skip
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"_compiled_call_impl"}
 _OPTIMIZERS_OWN = frozenset(("defaults", "state", "param_groups", "_zero_grad_profile_name"))
+
+
+Root = nn.Module | torch.optim.Optimizer
 
 
 class Found(NamedTuple):
@@ -67,9 +71,9 @@ def find_hidden_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str, Te
     }
 
 
-def find_roots(state: Mapping[str, Any]) -> list[nn.Module | torch.optim.Optimizer]:
+def find_roots(state: Mapping[str, Any]) -> list[Root]:
     """The modules and optimizers in a state, also inside lists and dicts; modules without compile's wrapper."""
-    found: list[nn.Module | torch.optim.Optimizer] = []
+    found: list[Root] = []
     stack = list(state.values())
     while stack:
         value = stack.pop()
@@ -99,21 +103,29 @@ class Baseline:
     """The attributes as the program made them. Noted before anything is restored into the objects."""
 
     def __init__(self) -> None:
+        self.hashes = FrozenHashes()  # of hidden buffers that did not change
+        self._roots: set[int] = set()  # objects that are saved themselves
         self._known: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
 
-    def note(self, root: nn.Module | torch.optim.Optimizer) -> None:
+    def note_all(self, roots: list[Root]) -> None:
+        """The objects that are saved themselves: an attribute that refers to one of them is not saved again."""
+        self._roots.update(map(id, roots))
+        for root in roots:
+            self.note(root)
+
+    def note(self, root: Root) -> None:
         """Remember the current attributes, the first time this object is seen."""
         if root not in self._known:
-            self._known[root] = dict(_read(root))
+            self._known[root] = dict(_read(root, self._roots))
 
-    def changed(self, root: nn.Module | torch.optim.Optimizer) -> list[Found]:
+    def changed(self, root: Root) -> list[Found]:
         """The attributes that differ from the program's own, and everything that keeps state of its own."""
         self.note(root)
         known = self._known[root]
         covered = _covered(root)
         return [
             found
-            for found in walk(root)
+            for found in walk(root, self._roots)
             if _has_own_state(found.value)
             or (found.owner, found.path) not in known
             or known[found.owner, found.path] != summarise(found.value, covered, [MAX_LEAVES])
@@ -124,9 +136,12 @@ class Baseline:
         return bool(self._known[root].get(("", f"buffer {name}")) != _summarise_tensor(buffer))
 
 
-def walk(root: nn.Module | torch.optim.Optimizer) -> Iterator[Found]:
-    """Every attribute outside torch's own, once; objects of the user's own classes are opened."""
-    seen = {id(root)}
+def walk(root: Root, leave_out: Collection[int] = ()) -> Iterator[Found]:
+    """Every attribute outside torch's own, once; objects of the user's own classes are opened.
+
+    `leave_out`: identities of objects that are saved themselves.
+    """
+    seen = {id(root), *leave_out}
     parts: dict[str, Any] = named_parts(root) if isinstance(root, nn.Module) else {"": root}
     seen.update(map(id, parts.values()))
     for owner, part in parts.items():
@@ -162,7 +177,7 @@ def _is_own_object(value: Any) -> bool:
     """An instance of a class of the user's, which keeps its state in attributes."""
     if isinstance(value, nn.Module | Tensor | torch.optim.Optimizer | enum.Enum | BaseException):
         return False
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, (*_CONTAINERS, *_CODE)) or _is_generator(value):
         return False
     if _has_own_state(value) or not isinstance(getattr(value, "__dict__", None), dict):
         return False
@@ -171,7 +186,7 @@ def _is_own_object(value: Any) -> bool:
 
 def _is_foreign(value: Any) -> bool:
     """A lock, a handle or the like: nothing that training changes, and nothing that could be saved."""
-    if isinstance(value, Tensor | nn.Module | torch.optim.Optimizer | torch.Generator):
+    if isinstance(value, Tensor | nn.Module | torch.optim.Optimizer) or _is_generator(value):
         return False
     if isinstance(value, _CONTAINERS):
         return False
@@ -189,16 +204,16 @@ def _has_own_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def _read(root: nn.Module | torch.optim.Optimizer) -> Iterator[tuple[tuple[str, str], Any]]:
+def _read(root: Root, leave_out: Collection[int]) -> Iterator[tuple[tuple[str, str], Any]]:
     covered = _covered(root)
-    for found in walk(root):
+    for found in walk(root, leave_out):
         yield (found.owner, found.path), summarise(found.value, covered, [MAX_LEAVES])
     if isinstance(root, nn.Module):
         for name, (_, _, buffer) in find_hidden_buffers(root).items():
             yield ("", f"buffer {name}"), _summarise_tensor(buffer)
 
 
-def _covered(root: nn.Module | torch.optim.Optimizer) -> set[int]:
+def _covered(root: Root) -> set[int]:
     """The identities of what is saved anyway: parameters, buffers, the state of optimizers."""
     if isinstance(root, nn.Module):
         return {*map(id, root.parameters()), *map(id, root.buffers())}
@@ -229,9 +244,27 @@ def summarise(value: Any, covered: set[int], left: list[int]) -> Any:
         return _summarise_live(value)
     if _is_array(value):
         return kind, value.shape, str(value.dtype), _summarise_array(value)
-    if isinstance(value, torch.Generator):
-        return kind, hash_tensor(value.get_state())
+    if _is_generator(value):
+        return kind, _state_of_generator(value)
+    if _is_own_object(value):
+        covered = {*covered, id(value)}
+        return kind, [(name, summarise(part, covered, left)) for name, part in list(value.__dict__.items())]
     return id(value), kind
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, torch.Generator | random.Random):
+        return True
+    return type(value).__module__.startswith("numpy.random") and hasattr(value, "standard_normal")
+
+
+def _state_of_generator(value: Any) -> str:
+    if isinstance(value, torch.Generator):
+        return hash_tensor(value.get_state())
+    if isinstance(value, random.Random):
+        return str(hash(value.getstate()))
+    state = value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False)
+    return repr(state)
 
 
 def _summarise_live(value: nn.Module | torch.optim.Optimizer) -> Any:

@@ -22,7 +22,7 @@ from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, CannotSave, encode
 from jackline.checkpoint.state import rng as random_state
 from jackline.checkpoint.state.attributes import Baseline, unwrap
 from jackline.checkpoint.state.dtypes import STORED_AS_THEMSELVES, dtype_name, require_storable
-from jackline.checkpoint.state.frozen import FrozenHashes, HashTensor
+from jackline.checkpoint.state.frozen import HashTensor
 from jackline.checkpoint.state.outside import clean_name, describe_outside
 
 MAX_KEY = 100
@@ -55,7 +55,6 @@ class _Collector:
     defer: Collection[str]
     hash_frozen: HashTensor | None
     baseline: Baseline
-    hashes: FrozenHashes
     key: str = ""
     sources: list[Source] = field(default_factory=list)
     seen: dict[int, list[tuple[Tensor, dict[str, Any]]]] = field(default_factory=dict)  # by address
@@ -224,8 +223,7 @@ def capture(
 
     `baseline`: attributes as the program made them. Without it none counts as changed.
     """
-    hashes = hash_frozen if isinstance(hash_frozen, FrozenHashes) else FrozenHashes()
-    collector = _Collector(defer, hash_frozen, baseline or Baseline(), hashes)
+    collector = _Collector(defer, hash_frozen, baseline or Baseline())
     tree = {}
     for key, value in state.items():
         if not isinstance(key, str) or not _KEY.fullmatch(key) or ".." in key or len(key) > MAX_KEY:

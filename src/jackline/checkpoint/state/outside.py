@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from jackline.checkpoint.format.tree import CannotSave
@@ -17,20 +16,17 @@ from jackline.checkpoint.state.attributes import (
     MAX_TENSOR_BYTES,
     Baseline,
     Found,
+    Root,
     find_hidden_buffers,
     named_parts,
 )
-from jackline.checkpoint.state.frozen import FrozenHashes
 from jackline.errors import JacklineError
-
-Root = nn.Module | torch.optim.Optimizer
 
 
 class Encoding(Protocol):
     """What is needed of a capture under way (capture.py). Both store tensors in the file of what is outside."""
 
     baseline: Baseline
-    hashes: FrozenHashes
     unsaved: list[str]
 
     def outside_tensor(self, tensor: Tensor, where: str) -> dict[str, Any]: ...
@@ -93,7 +89,7 @@ def _describe_buffers(module: nn.Module, where: str, encoding: Encoding) -> dict
             if encoding.baseline.is_changed_buffer(module, name, buffer):
                 stored[name] = encoding.outside_tensor(buffer.detach(), join_names(where, name))
             else:
-                unchanged[name] = encoding.hashes(buffer.detach())
+                unchanged[name] = encoding.baseline.hashes(buffer.detach())
         except (JacklineError, RuntimeError, TypeError, NotImplementedError):  # sparse or without values
             encoding.unsaved.append(f"{join_names(where, name)} (a non-persistent buffer without plain bytes)")
     return {"buffers": stored, "unchanged": unchanged}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from jackline.checkpoint.format.tree import KIND
-from jackline.checkpoint.state.attributes import find_hidden_buffers, is_live, named_parts
+from jackline.checkpoint.state.attributes import Root, find_hidden_buffers, is_live, named_parts
 from jackline.checkpoint.state.fitting import Fitting
-from jackline.checkpoint.state.outside import Root, clean_name, join_names
+from jackline.checkpoint.state.outside import clean_name, join_names
 
 Fit = Callable[[Any, Any, str], Any]  # (node, live value, where) -> the value that belongs there
 

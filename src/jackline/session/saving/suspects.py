@@ -6,6 +6,8 @@ over, and class attributes. It cannot tell which of them a step depends on, so i
 
 from __future__ import annotations
 
+import ast
+import linecache
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -20,6 +22,7 @@ from jackline.checkpoint.state.attributes import open_value, summarise
 _MAX_FRAMES = 6
 _MAX_NAMES = 2_000
 _MAX_LEAVES = 300
+_STARTING = ("enumerate", "range", "count", "islice")
 _OURS = str(Path(__file__).resolve().parents[2])
 Summaries = dict[str, tuple[int, Any, str]]  # by name: rank, summary, text
 
@@ -48,6 +51,37 @@ def name_changed(before: Summaries, now: Summaries, limit: int = 6) -> list[str]
         was, has_become = before.get(name, (0, 0, "absent"))[2], now[name][2]
         found.append(f"{name} ({was} -> {has_become})" if was != has_become else f"{name} ({has_become})")
     return found
+
+
+def starts_from_run() -> bool:
+    """Whether the loop's source starts a counter of its own from `run.step` or `run.epoch`.
+
+    Such a counter is right after a resume, though no checkpoint holds it: `enumerate(run.steps(), run.step)`.
+    """
+    for file in {frame.f_code.co_filename for frame in _frames()}:
+        try:
+            tree = ast.parse("".join(linecache.getlines(file)))
+        except (SyntaxError, ValueError):
+            return True  # it cannot be read, so nothing is claimed about it
+        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        if any(_is_start(node, called) for node in ast.walk(tree)):
+            return True
+    return False
+
+
+def _is_start(node: ast.AST, called: set[int]) -> bool:
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.Return):
+        return node.value is not None and any(_is_place(part, called) for part in ast.walk(node.value))
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+        return name in _STARTING and any(_is_place(part, called) for value in values for part in ast.walk(value))
+    return False
+
+
+def _is_place(node: ast.AST, called: set[int]) -> bool:
+    """`run.step` is read; `optimizer.step()` is called."""
+    return isinstance(node, ast.Attribute) and node.attr in ("step", "epoch") and id(node) not in called
 
 
 def _variables() -> Iterator[tuple[str, Any]]:

@@ -28,7 +28,7 @@ from jackline.checkpoint.state.snapshot import Snapshot, return_to, take_snapsho
 from jackline.machine.memory import effective_limit, used_against
 from jackline.session.saving.roundtrip import OURS, Unverified, compare, fingerprint
 from jackline.session.saving.sandbox import confine, release_threads, why_not_forked
-from jackline.session.saving.suspects import Summaries, name_changed, read_variables
+from jackline.session.saving.suspects import Summaries, name_changed, read_variables, starts_from_run
 from jackline.units import format_bytes, format_duration
 
 NUM_STEPS = 2
@@ -157,8 +157,7 @@ class Trial:
         elif step <= NUM_STEPS and not loop.stop.is_made:
             self._guard(self._look, loop)
             if step == NUM_STEPS and not self.is_over:
-                self.is_over = True
-                self._judge(loop)
+                self._decide(loop)
         else:
             self._give_up("the loop did not stop at the end of its second step")
 
@@ -203,6 +202,22 @@ class Trial:
     def _read(self, loop: Loop) -> dict[str, Any]:
         return fingerprint(self.engine, {**_state_of(loop), "random": ProcessRandom()})
 
+    def _decide(self, loop: Loop) -> None:
+        self.is_over = True
+        try:
+            self._judge(loop)
+        except Unverified:
+            raise
+        except Exception as problem:  # no memory or no process left
+            self._give_up(f"{type(problem).__name__}: {problem}"[:200])
+        finally:
+            if not self.is_copy:
+                self._forget()
+
+    def _forget(self) -> None:
+        self._start = None
+        self._batches, self._after, self._variables = [], {}, {}
+
     def _judge(self, loop: Loop) -> None:
         took_s = time.monotonic() - self._began_s
         why = why_not_forked()
@@ -230,6 +245,14 @@ class Trial:
         lines = [f"different after step {step}: {shown}"]
         if changed:
             lines.append(f"changed by these steps and not attached: {', '.join(changed)}")
+        if is_repeatable and starts_from_run():
+            text = (
+                "steps 1 and 2 give another result when they are trained again from the saved state, unless a "
+                f"counter of the loop that starts from run.step explains it; {'; '.join(lines)}. If it does, "
+                "attach(trial=False) leaves this out"
+            )
+            self.event("unverified", text, is_loud=True)
+            return
         if is_repeatable:
             raise Unverified(
                 "steps 1 and 2 give another result when they are trained again from the saved state: they depend on "
@@ -244,11 +267,10 @@ class Trial:
         self.event("unrepeatable", text, is_loud=True)
 
     def _give_up(self, why: str) -> None:
-        self.is_over = True
-        self._start = None
-        self._batches.clear()
         if self.is_copy:
             self._finish(why)
+        self.is_over = True
+        self._forget()
         self.event("unverified", f"not verified by training two steps twice: {why}", is_loud=True, why=why)
 
     def _fork(self, loop: Loop, took_s: float) -> dict[str, Any]:
