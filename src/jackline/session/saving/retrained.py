@@ -94,9 +94,7 @@ class Retrained:
     def _report_first(self) -> None:
         if self._has_differed or not self._equal:
             return
-        more = self._last - self._first
-        rest = f"; {more} more step{'s' * (more > 1)} will be compared" if more else ""
-        text = f"step {self._first} gave the recorded values again, bit for bit: {self._names()}{rest}"
+        text = f"step {self._first} gave the recorded values again, bit for bit: {self._names()}"
         self._tell("first_loss", text, is_loud=True, is_equal=True, step=self._first)
 
     def _report_all(self) -> None:
