@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,6 +54,8 @@ class Go:
         self._die_at = int(os.environ.get("DIE") or 0)
         self._signal = int(os.environ.get("SIGNAL") or signal.SIGKILL)
         self._values = open("values.txt", "a", buffering=1)  # noqa: SIM115
+        random.seed(3)
+        numpy.random.seed(3)
         torch.manual_seed(3)
         torch.set_num_threads(1)
 
