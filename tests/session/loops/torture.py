@@ -1,6 +1,6 @@
 """Interrupts every shape at random points and compares it with a run that was left alone: `scripts/torture loops`.
 
-    python -m tests.session.loops.torture --seed 1 [--only WORD] [--interruptions 3]
+    python -m tests.session.loops.torture --seed 1 [--only WORD ...] [--interruptions 3]
 
 Verdicts: `equal` (weights and logged values, bit for bit); `refused` at a resume, before a step; `warned` before the
 first step of the first attempt, and different; `reported` only after a resume; `SILENTLY DIFFERENT`. Exits 1 for the
@@ -52,7 +52,7 @@ def judge(nursery: Nursery, name: str, folder: Path, dice: random.Random, *, int
         place.mkdir(parents=True)
     whole = nursery.run(PROGRAM, [name], places[0])
     if whole.code != 0:
-        return Verdict("FAILED", whole.output)
+        return Verdict("refused" if is_refused(whole) else "FAILED", whole.output)
     num_points = int(re.findall(r"^points (\d+)$", whole.output, re.M)[-1])
     ended = whole
     for number in range(interruptions + 1):
@@ -63,11 +63,15 @@ def judge(nursery: Nursery, name: str, folder: Path, dice: random.Random, *, int
             env.update(DIE=str(instant), SIGNAL=str(int(how)))
         ended = nursery.run(PROGRAM, [name], places[1], env)
         if ended.code not in (0, 75, -9):
-            is_refusal = re.search(r"^jackline\.\S+: error: ", ended.output.split("began")[0], re.M)
-            return Verdict("refused" if number and is_refusal else "FAILED", ended.output)
+            return Verdict("refused" if is_refused(ended) else "FAILED", ended.output)
         if ended.code == 0:
             break
     return compare(whole, ended, *places)
+
+
+def is_refused(ended: Ended) -> bool:
+    """Whether an error of ours came before its first step."""
+    return re.search(r"^jackline\.\S+: error: ", ended.output.split("began")[0], re.M) is not None
 
 
 def compare(whole: Ended, ended: Ended, *places: Path) -> Verdict:
@@ -91,7 +95,7 @@ def is_bad(name: str, verdict: Verdict) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--only", default="", help="shapes whose name has this word")
+    parser.add_argument("--only", nargs="+", default=[""], help="shapes whose name has one of these words")
     parser.add_argument("--interruptions", type=int, default=3)
     given = parser.parse_args()
     for module in MODULES:
@@ -103,7 +107,7 @@ def main() -> int:
     tally: Counter[str] = Counter()
     bad: list[str] = []
     try:
-        for number, name in enumerate(one for one in SHAPES if given.only in one):
+        for number, name in enumerate(one for one in SHAPES if any(word in one for word in given.only)):
             place, began_s = folder / str(number), time.monotonic()
             dice = random.Random(f"{given.seed} {name}")
             verdict = judge(nursery, name, place, dice, interruptions=given.interruptions)

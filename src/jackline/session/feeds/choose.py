@@ -14,6 +14,7 @@ from jackline.session.feeds.keyed import KeyedDataset
 from jackline.session.feeds.seekable import SeekableBatches
 from jackline.session.feeds.skipping import SkippingFeed
 from jackline.session.feeds.streams import StreamFeed
+from jackline.session.metrics.reporting import say as say_line
 from jackline.session.settings import Settings
 
 _MASK = (1 << 64) - 1
@@ -111,7 +112,10 @@ def feed_of_prepared(loader: Any, settings: Settings) -> MapFeed | None:
     batch_sampler = loader.batch_sampler
     sampler = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
     seed = choose_seed(loader, settings, sampler)
-    return _map_feed(loader, settings, seed, sampler)
+    feed = _map_feed(loader, settings, seed, sampler)
+    if isinstance(feed.batches, ReplayedBatches):
+        feed.batches.on_difference = judge_difference(settings, say_line)
+    return feed
 
 
 def _map_feed(loader: Any, settings: Settings, seed: int, sampler: Any) -> MapFeed:
