@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.places import Unavailable, small_disk
+from tests.places import Unavailable, fill_inodes, make_room, small_disk
 from tests.session.nursery import Child, Nursery
 
 LOOP = """
@@ -149,3 +149,21 @@ def changed(environment: os._Environ[str], more: dict[str, str]) -> Iterator[Non
     finally:
         for word, value in before.items():
             environment.pop(word, None) if value is None else environment.update({word: value})
+
+
+def test_an_attempt_on_a_disk_without_inodes_is_refused_with_the_cause_and_resumes_later(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    try:
+        with small_disk(tmp_path / "runs", "160M", inodes=60) as disk:
+            fill_inodes(disk)
+            for path in list((disk / "many").iterdir())[:12]:
+                path.unlink()  # enough for the attempt's own records, and for no more
+            ended = nursery.run(LOOP, [], tmp_path, {"WAIT": "1"})
+            assert ended.code != 0 and "no inodes left" in ended.output, ended.output
+            make_room(disk)
+            again = nursery.run(LOOP, [], tmp_path, {"WAIT": "1"})
+            assert again.code == 0 and behind(again.output), again.output
+    except Unavailable as reason:
+        pytest.skip(str(reason))

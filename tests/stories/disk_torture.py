@@ -193,7 +193,8 @@ def check_commands(world: World, subject: Subject) -> list[str]:
     wrong = []
     for words in (("status", "x"), ("why", "x"), ("runs",), ("logs", "x"), ("checkpoints", "x")):
         code, said = world.jackline(*words)
-        if "Traceback" in said or code not in (0, 2):
+        is_ours = words[0] != "logs"  # a log holds what the command itself printed
+        if ("Traceback" in said and is_ours) or code not in (0, 2):
             wrong.append(f"jackline {' '.join(words)}: exit code {code}: {said[-600:]}")
     return wrong
 

@@ -43,6 +43,7 @@ def read_disk(path: str | Path, *, root: Path = Path("/")) -> DiskReading | None
     )
 
 
+_FEW_INODES, _SOME_BYTES = 4, 64 << 10
 # The errors with which a disk refuses to take more, or anything at all. EFBIG: `ulimit -f`.
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
@@ -50,8 +51,7 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 def explain_refusal(error: OSError, path: str | Path) -> str:
     """Why the disk of `path` refused a write, in words: full, no inodes, quota, read-only; else the system's text."""
     if error.errno == errno.ENOSPC:
-        is_out_of_inodes = free_inodes(path) == 0
-        return "the disk has no inodes left for another file" if is_out_of_inodes else "the disk is full"
+        return "the disk has no inodes left for another file" if is_out_of_inodes(path) else "the disk is full"
     known = {
         errno.EDQUOT: "the disk quota is used up",
         errno.EROFS: "the disk is read-only",
@@ -77,13 +77,19 @@ def used_bytes(*folders: str | Path) -> int:
     return total
 
 
-def free_inodes(path: str | Path) -> int | None:
-    """How many more files the disk can hold; None where that is not limited or not known."""
+def is_out_of_inodes(path: str | Path) -> bool:
+    """Whether the disk of `path`, which need not exist, has room for bytes but for hardly any more files.
+
+    Not "none at all": a file that could not be written was removed again and left its inode.
+    """
+    place = Path(path).absolute()
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
     try:
-        status = os.statvfs(path)
+        status = os.statvfs(place)
     except OSError:
-        return None
-    return status.f_favail if status.f_files else None
+        return False
+    return status.f_files > 0 and status.f_favail < _FEW_INODES and status.f_bavail * status.f_frsize > _SOME_BYTES
 
 
 def find_mount(path: str, mounts: list[Mount]) -> Mount | None:

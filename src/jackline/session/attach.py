@@ -20,6 +20,7 @@ from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.state.load import Receipt
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import CannotResume, JacklineError, UsageError
+from jackline.machine.disk import explain_refusal
 from jackline.machine.memory import effective_limit
 from jackline.rundir.intent import write_intent
 from jackline.session.attachment import Attachment
@@ -134,11 +135,12 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         say(note)
     if home.is_supervised:
         settings = settings.with_supervisor(os.environ)
+    scalars = Scalars()
+    reporter = _open_reports(home, scalars)  # before the writer is started: it may raise
     engine = CheckpointEngine(home.run, _engine_settings(settings))
     rng_state = ProcessRandom()
     whole = {**state, "random": rng_state, "session": None, "values": values}
     saver = Saver(engine, whole, settings)
-    scalars = Scalars()
     fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
     stop = StopRequest()
     pulse = Pulse()
@@ -148,7 +150,6 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         saver.before_change()
 
     stepper = Stepper(state, settings.accumulate, before_change)
-    reporter = Reporter(home.run, 0, scalars)
     attached = Attachment(
         home=home,
         settings=settings,
@@ -191,6 +192,16 @@ def _let_report(attached: Attachment) -> None:
     attached.lengths.tell = lambda text: reporter.event("shifted", text, is_loud=True)
     reporter.read_state = outlook.read_state
     reporter.on_tick.append(outlook.look_around)
+
+
+def _open_reports(home: Home, scalars: Scalars) -> Reporter:
+    try:
+        return Reporter(home.run, 0, scalars)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {home.run.path}: {explain_refusal(error, home.run.path)}",
+            hint="make room there (df -h, df -i), then start it again: it resumes from its last checkpoint",
+        ) from None
 
 
 def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jackline.data.loader.batches import ToDevice
+from jackline.machine.disk import explain_refusal
 from jackline.rundir.layout import RunDir
 from jackline.session.attach import attach
 from jackline.session.stopping import Stopped
@@ -52,11 +53,16 @@ class Outcome:
     best: tuple[str, float, int] | None
 
 
-def _write_down(run_dir: RunDir, resolved: Resolved, task: Task, rehearsed: Rehearsed | None) -> None:
-    """What the next attempt and a person want to know of this one."""
-    run_dir.path.mkdir(parents=True, exist_ok=True)  # with JACKLINE=off nobody else has
-    save_config(run_dir, resolved)
-    remember(run_dir, task, rehearsed)
+def _write_down(
+    run_dir: RunDir, resolved: Resolved, task: Task, rehearsed: Rehearsed | None, console: Console
+) -> None:
+    """What the next attempt and a person want to know of this one. A disk that refuses it stops no training."""
+    try:
+        run_dir.path.mkdir(parents=True, exist_ok=True)  # with JACKLINE=off nobody else has
+        save_config(run_dir, resolved)
+        remember(run_dir, task, rehearsed)
+    except OSError as error:
+        console.say(f"the settings cannot be written to {run_dir.path}: {explain_refusal(error, run_dir.path)}")
 
 
 def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | None = None) -> Outcome:
@@ -90,7 +96,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                 **task.state(),
                 **session_settings(config, run_dir),
             ) as run:
-                _write_down(run_dir, resolved, task, rehearsed)
+                _write_down(run_dir, resolved, task, rehearsed, console)
                 total = task.total_steps if config.has_known_end else None
                 left = f"{total - run.step:,} steps to go" if total is not None else "to the end of the data"
                 stack.enter_context(console.phase("train", left))

@@ -27,6 +27,7 @@ from jackline.errors import UsageError
 MAX_RESTARTS = 3
 READY_TIMEOUT_S = 900.0
 LOOK_EVERY_S = 2.0
+_WHO = "`jackline status` shows who is at work; stop that run first"
 
 
 @dataclass
@@ -45,6 +46,7 @@ class WriterLink:
 
     def __post_init__(self) -> None:
         self._arena: Arena | None = None
+        self._hint = _WHO
         self._num_restarts = 0
         self._looked_at_s = time.monotonic()
         self._was_stopped = False
@@ -58,7 +60,7 @@ class WriterLink:
         deadline = time.monotonic() + timeout_s
         while not self.is_ready and time.monotonic() < deadline:
             if self.why_off:
-                raise UsageError(self.why_off, hint="`jackline status` shows who is at work; stop that run first")
+                raise UsageError(self.why_off, hint=self._hint)
             self.pump(0.2)
         if not self.is_ready:
             raise UsageError(f"the checkpoint writer is not ready after {timeout_s:.0f} s")
@@ -170,7 +172,7 @@ class WriterLink:
         if kind == "ready":
             self.is_ready, self._num_restarts = True, 0
         elif kind == "refused":
-            self.why_off = str(report.get("why"))
+            self.why_off, self._hint = str(report.get("why")), str(report.get("hint") or _WHO)
         elif kind in ("committed", "failed"):
             self._settle(report)
         event = describe_report(report)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # stores and archives; only a run with a mirror needs them
     from jackline.checkpoint.mirror.process import MirrorProcess
 
 NICENESS = 5  # a third of the training's CPU weight. With 10, saves came too late on a fully loaded machine
+_MAKE_ROOM = "make room there (df -h, df -i), or make it writable, then start it again"
 IDLE_POLL_S = 30.0
 MAX_UNREAD = 2  # checkpoints that may wait to be read back when the next save begins
 MIRROR_POLL_S = 5.0
@@ -137,7 +138,7 @@ class Writer:
             return False
         except OSError as problem:
             why = explain_refusal(problem, self._folder)
-            self._report({"event": "refused", "why": f"{self._folder} cannot be used: {why}"})
+            self._report({"event": "refused", "why": f"{self._folder} cannot be used: {why}", "hint": _MAKE_ROOM})
             return False
         self._upkeep.load()
         self._report({"event": "ready", "is_direct": self._intake.is_direct})
