@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import Unavailable, fill_inodes, make_room, small_disk
-from tests.session.nursery import Child, Nursery
+from tests.session.nursery import EVERY_SAVE, ROOT, Child, Nursery
 
 LOOP = """
 import os, sys, time
@@ -167,3 +167,35 @@ def test_an_attempt_on_a_disk_without_inodes_is_refused_with_the_cause_and_resum
             assert again.code == 0 and behind(again.output), again.output
     except Unavailable as reason:
         pytest.skip(str(reason))
+
+
+FRAMEWORK = """
+import os, torch
+from pathlib import Path
+from jackline.session.driver import Driver
+from tests.places import fill_bytes
+
+model = torch.nn.Linear(4, 1)
+driver = Driver(name="x", save_every_steps=10, wait_for_disk_s=0.5)
+first = (driver.newest_step() or 0) + 1
+with driver:
+    for step in range(first, 36):
+        if step == 25 and os.environ.get("FILL"):
+            fill_bytes(Path(os.environ["JACKLINE_RUNS"]))
+        if driver.at_boundary(step, total=35):
+            driver.save({"model": model}, {})
+print("behind the block", flush=True)
+"""
+
+
+def test_a_framework_whose_last_step_is_not_saved_is_not_finished(
+    nursery: Nursery, tmp_path: Path, disk: Path
+) -> None:
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{FRAMEWORK}"
+    ended = nursery.run(script, [], tmp_path, {**EVERY_SAVE, "FILL": "1"})
+    assert ended.code == 75 and not behind(ended.output), ended.output
+    assert "step 35 is not saved: the disk is full" in ended.output
+    make_room(disk)
+    again = nursery.run(script, [], tmp_path, {**EVERY_SAVE, "FILL": ""})
+    assert again.code == 0 and behind(again.output), again.output
+    assert (disk / "x" / "checkpoints" / "step-00000035").exists()  # the last step, whatever the cadence
