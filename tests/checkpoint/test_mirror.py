@@ -463,6 +463,16 @@ def test_a_wait_for_the_last_upload_ends_when_no_byte_moves_and_not_before() -> 
     assert wait.look(MirrorRecord(answered=7), 500.0) == "done"
 
 
+def test_an_upload_that_fails_at_the_same_byte_again_and_again_is_no_progress() -> None:
+    wait = UploadWait(7, 60.0, 0.0)
+    states = [wait.look(MirrorRecord(uploading=UploadingRecord("a", done, 9)), 10.0 * at) for at, done in TRIES]
+    assert states == ["waiting"] * 9 + ["given up"]
+
+
+# at which second, in tens, how many bytes of a try were uploaded: the third gets further, then none does
+TRIES = [(0, 0), (1, 4), (2, 0), (3, 5), (4, 0), (5, 4), (6, 0), (7, 5), (8, 0), (9, 4)]
+
+
 def test_a_process_that_ends_is_started_again_with_longer_and_longer_pauses() -> None:
     process = MirrorProcess([sys.executable, "-c", "input(); exit(7)"], MirrorOptions("", "", 1.0, os.getpid()))
     pauses, now_s = [], 100.0

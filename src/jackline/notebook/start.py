@@ -151,14 +151,18 @@ def start(meant: Meant, words: list[str], *, may_bring_back: bool) -> Run:
 
 def bring_back(meant: Meant) -> bool:
     """Download the records of a run that this machine does not have; False when the mirror has none. The newest
-    checkpoint comes with them; one in Jackline's own format comes later, when the training asks for it."""
-    from jackline.supervisor.foreign.fetch import fetch_stranger
+    checkpoint comes with them. Raises CannotResume when the records show progress and no checkpoint is there."""
+    from jackline.supervisor.foreign.fetch import fetch_stranger, find_in_mirror
 
     place, found = meant.place or "", meant.run
     try:
-        fetched = fetch_stranger(f"{place}/{found.name}", found.path.parent, Path.cwd())
+        find_in_mirror(f"{place}/{found.name}")
     except CannotResume:
         return False
+    except OSError as problem:
+        raise unreadable(place, problem) from None
+    try:
+        fetched = fetch_stranger(f"{place}/{found.name}", found.path.parent, Path.cwd())
     except OSError as problem:
         raise unreadable(place, problem) from None
     # Folders and interpreters may have other paths on this machine.

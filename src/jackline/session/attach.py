@@ -134,7 +134,9 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     for note in home.notes:
         say(note)
     if home.is_supervised:
-        settings = settings.with_supervisor(os.environ)
+        own, settings = settings.mirror, settings.with_supervisor(os.environ)
+        if own is not None and own != settings.mirror:
+            say(f"the mirror is {settings.mirror} (jackline run --mirror); attach(mirror={own!r}) is not used")
     scalars = Scalars()
     reporter = _open_reports(home, scalars)  # before the writer is started: it may raise
     engine = CheckpointEngine(home.run, _engine_settings(settings))

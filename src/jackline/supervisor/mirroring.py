@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from jackline.diagnosis.deaths.evidence import Finding
 from jackline.errors import EXIT_STOPPED
@@ -21,6 +22,9 @@ from jackline.supervisor.attempt.autopsy import Autopsy
 from jackline.supervisor.events import Events
 from jackline.supervisor.options import SuperviseOptions
 from jackline.units import format_duration
+
+if TYPE_CHECKING:
+    from jackline.checkpoint.mirror.progress import Left
 
 LOOK_EVERY_S = 0.1
 LEFT_EVERY_S = 1.0
@@ -134,13 +138,17 @@ class Mirroring:
 
     def _tell_left(self, autopsy: Autopsy) -> None:
         """What was not uploaded when the run ended in another way. A session that was stopped told of its own."""
-        from jackline.checkpoint.mirror.progress import read_left as read_own_left
-        from jackline.checkpoint.place import choose_place
-        from jackline.supervisor.foreign.mirror import read_left
+        for left in list_left(self._run, self._options.checkpoints, with_own=autopsy.cause != "stopped"):
+            self._events.emit("not_mirrored", f"{left.text()}; its upload continues in the background")
 
-        found = [read_left(self._run, self._options.checkpoints)]
-        if autopsy.cause != "stopped" and self._run.session_files():
-            found.append(read_own_left(choose_place(self._run).folder))
-        for left in found:
-            if left is not None:
-                self._events.emit("not_mirrored", f"{left.text()}; its upload continues in the background")
+
+def list_left(run: RunDir, pattern: str | None, *, with_own: bool = True) -> list[Left]:
+    """What the mirrors lack: the newest of the command's checkpoints, and of Jackline's. Empty without mirrors."""
+    from jackline.checkpoint.mirror.progress import read_left as read_own_left
+    from jackline.checkpoint.place import choose_place
+    from jackline.supervisor.foreign.mirror import read_left
+
+    own = choose_place(run).folder
+    found = [read_left(run, pattern) if run.mirror_file.exists() else None]
+    found.append(read_own_left(own) if with_own and (own / "mirror.json").exists() else None)
+    return [left for left in found if left is not None]

@@ -113,6 +113,7 @@ class Mirror:
     story_at_s: float | None = None
     looked_at_s: float | None = None
     story_digest: str = ""
+    furthest_bytes: int = 0  # how far any try of an upload has come since the last one that was complete
     _is_checked: bool = False  # the newest upload was compared with the store since the start
     _wrote_at_s: float = 0.0
 
@@ -144,11 +145,14 @@ class Mirror:
         def moved(count: int) -> None:
             nonlocal done_bytes
             done_bytes += count
+            self.furthest_bytes = max(self.furthest_bytes, done_bytes)
             self._note_progress(item, done_bytes)
 
-        if self.store.names(item.folder) and not self._holds(item, item.folder):
+        is_begun = bool(self.store.names(item.folder))
+        is_there = is_begun and self._holds(item, item.folder)
+        if is_begun and not is_there:
             self.store.delete(item.folder)  # an upload that was interrupted
-        if not self.store.names(item.folder):
+        if not is_there:
             for file in item.files:
                 self.store.put(file.path, f"{item.folder}/{file.name}", moved)
             if any(file.identity != identity_of(file.path) for file in item.files):
@@ -162,7 +166,7 @@ class Mirror:
         except Damage:
             self.store.delete(item.folder)
             raise
-        self._is_checked = True
+        self._is_checked, self.furthest_bytes = True, 0
         uploads = {**self.record.checkpoints, item.name: upload}
         self.record = replace(self.record, checkpoints=uploads, uploading=UploadingRecord())
         self._write()
@@ -181,6 +185,8 @@ class Mirror:
             with contextlib.suppress(FileExistsError):
                 self.store.put_bytes(data, f"{self.run.name}/run-{number:06d}.tar.gz")
                 break
+        else:
+            raise OSError("another mirror uploads the records of this run")
         self.story_digest = digest
         for name in sorted(known)[: -(STORIES_KEPT - 1)]:
             self.store.delete(f"{self.run.name}/{name}")
@@ -332,12 +338,13 @@ def keep_mirrored(
 
 
 def _finish(mirror: Mirror, patience_s: float, told: list[int]) -> None:
-    moved, moved_at_s, tries, retry_s = mirror.record.movement, time.monotonic(), 0, FIRST_RETRY_S
+    moved_at_s, tries, retry_s = time.monotonic(), 0, FIRST_RETRY_S
+    before = (mirror.record.done, mirror.furthest_bytes)
     while not mirror.work(time.monotonic(), is_last=True):
         tries += 1
-        now_s = time.monotonic()
-        if mirror.record.movement != moved:
-            moved, moved_at_s = mirror.record.movement, now_s
+        now_s, now = time.monotonic(), (mirror.record.done, mirror.furthest_bytes)
+        if now != before:
+            before, moved_at_s = now, now_s
         if now_s - moved_at_s >= patience_s or (told and tries >= LAST_TRIES):
             return
         time.sleep(min(retry_s, ASKED_RETRY_S))

@@ -76,14 +76,20 @@ class UploadWait:
         self._number = number
         self._patience_s = patience_s
         self._moved_at_s = now_s
-        self._movement: tuple[object, ...] = ()
+        self._done: tuple[object, ...] = ()
+        self._furthest: dict[str, int] = {}
 
     def look(self, record: MirrorRecord, now_s: float) -> Literal["done", "waiting", "given up"]:
-        """'given up': no byte was uploaded for the whole patience."""
+        """'given up': nothing got ahead for the whole patience.
+
+        A try that fails and begins again gets ahead only when it comes further than every try before it.
+        """
         if record.answered >= self._number:
             return "done"
-        if record.movement != self._movement:
-            self._movement, self._moved_at_s = record.movement, now_s
+        name, done_bytes = record.uploading.name or "", record.uploading.done_bytes or 0
+        if record.done != self._done or done_bytes > self._furthest.get(name, 0):
+            self._done, self._moved_at_s = record.done, now_s
+            self._furthest[name] = max(done_bytes, self._furthest.get(name, 0))
         return "given up" if now_s - self._moved_at_s >= self._patience_s else "waiting"
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jackline.checkpoint.format import catalogue
-from jackline.checkpoint.format.manifest import MANIFEST, Name, Rewind, is_left_behind, parse_name
+from jackline.checkpoint.format.manifest import MANIFEST, Damage, Name, Rewind, is_left_behind, parse_name
 from jackline.checkpoint.format.verify import read_manifest, verify_checkpoint
 from jackline.checkpoint.mirror.engine import (
     File,
@@ -54,9 +54,11 @@ class OwnCheckpoints:
 
     def newest(self) -> Item | None:
         """The newest that looks whole."""
-        found = (listed for listed in catalogue.list_checkpoints(self.folder) if listed.is_plausible)
-        listed = next(found, None)
-        return None if listed is None else self.item_of(listed.name)
+        for listed in catalogue.list_checkpoints(self.folder):
+            if listed.is_plausible:
+                with contextlib.suppress(Damage, OSError):  # it was pruned this moment: a newer one exists
+                    return self.item_of(listed.name)
+        return None
 
     def item_of(self, name: Name) -> Item:
         path = self.folder / str(name)

@@ -11,6 +11,7 @@ from jackline.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
+from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.rundir.status import read_status
 from jackline.units import format_duration, parse_duration
 
@@ -40,7 +41,22 @@ def command(run: str | None, grace: str | None, runs_dir: str | None) -> None:
     if asked is None:
         raise UsageError(f"run '{found.name}' ended just now", hint=f"jackline why {found.name}")
     _say(f"asked run '{found.name}' to save and end; waiting (Ctrl-C leaves it to end by itself)")
-    sys.exit(_wait(found.name, lambda: _is_over(found)))
+    code = _wait(found.name, lambda: _is_over(found))
+    for text in not_uploaded(found) if code == EXIT_DONE else ():
+        _say(text)
+    sys.exit(code)
+
+
+def not_uploaded(run: RunDir) -> list[str]:
+    """What the run's mirror does not have yet; empty without a mirror."""
+    from jackline.supervisor.mirroring import list_left
+
+    try:
+        pattern = read_run_file(run).options.get("checkpoints")
+    except DamagedRun:
+        return []
+    left = list_left(run, pattern if isinstance(pattern, str) else None)
+    return [f"{entry.text()}; its upload continues in the background" for entry in left]
 
 
 def _is_over(run: RunDir) -> bool:

@@ -84,10 +84,9 @@ class MirrorRecord:
         return self.checkpoints.get(name, UploadRecord()).state is not None
 
     @property
-    def movement(self) -> tuple[object, ...]:
-        """Changes whenever an upload gets ahead."""
-        names = [(name, entry.state) for name, entry in self.checkpoints.items()]
-        return (*names, self.uploading, self.story_at_s, self.answered)
+    def done(self) -> tuple[object, ...]:
+        """Changes whenever an upload is complete."""
+        return (*((name, entry.at_s) for name, entry in self.checkpoints.items()), self.story_at_s)
 
     @staticmethod
     def from_json(raw: object) -> MirrorRecord:

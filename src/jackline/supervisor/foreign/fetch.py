@@ -66,7 +66,7 @@ def fetch_stranger(word: str, runs: Path, cwd: Path, *, with_own: bool = True, f
         _fetch_story(store, name, draft)
         contents = read_run_file(draft)
         own = None
-        if with_own and draft.session_files():
+        if with_own:
             with contextlib.suppress(*((CannotResume,) if from_scratch else ())):
                 own = _fetch_own(store, name, run, draft, said)
         checkpoint = _fetch_checkpoint(store, name, cwd, said)
