@@ -107,9 +107,11 @@ class Driver:
         feed: Feed | None = None
         if wrapped is not None:
             feed = feed_of_prepared(loader, settings)
-        self._attached.feed = feed if feed is not None else choose_feed(wrapped or loader, settings, say)
+        if feed is None:
+            feed = choose_feed(loader if wrapped is None else wrapped, settings, say)
+        self._attached.feed = feed
         self._program = describe_program({}, loader, command_line(), {})
-        return self._attached.feed
+        return feed
 
     def load(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """Fill the objects in `state` from the checkpoint that `peek` found; returns what else it holds, by key.

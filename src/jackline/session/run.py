@@ -352,9 +352,7 @@ class Run:
             return
         self._is_complete = True
         if self._attached.restored is not None and self.step == self._attached.restored["step"]:
-            text = (
-                f"run '{self.name}' is complete: all {self.step} steps were trained before, nothing is left to train"
-            )
+            text = f"run '{self.name}' is complete: all {self.step} steps were trained before, none is left"
             self._attached.reporter.event("was_complete", text, is_loud=True, step=self.step)
         if self._has_begun:
             # After the end of the last epoch (scheduler, EMA) the state differs from that after its last step.

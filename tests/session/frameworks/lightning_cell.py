@@ -100,7 +100,7 @@ class Module(pl.LightningModule):
         monitor = {"metric of the epoch": "error", "mean of the epoch": "mean"}.get(EXTRA, "val_loss")
         if CELL["scheduler"] == "plateau":
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-            return [optimizer], [{"scheduler": scheduler, "monitor": monitor}]
+            return [optimizer], [{"scheduler": scheduler, "monitor": monitor, "strict": "other" not in EXTRA}]
         if CELL["scheduler"] == "cosine":
             return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)]
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.8), "interval": "step"}]

@@ -105,8 +105,7 @@ if EXTRA == "own loader":
         sampler = WeightedRandomSampler(weights_for_samples(), SAMPLES)
         return DataLoader(Noisy(), batch_size=BATCH, sampler=sampler, num_workers=WORKERS)
 
-    bases = (ExactResume, type("Inner", (Trainer,), {"get_train_dataloader": make}))
-    Own = type("Own", bases, {k: v for k, v in vars(Own).items() if k in ("jackline", "training_step")})
+    Trainer.get_train_dataloader = make  # as a class between the two would
 data = {"iterable": Streamed, "stateful stream": StatefulStream}.get(EXTRA, Lengths)()
 callbacks = {"counting callback": [Counting()], "average callback": [Average()], "short epochs": [ShortEpochs()]}
 callbacks = callbacks.get(EXTRA, [])

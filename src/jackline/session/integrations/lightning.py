@@ -158,6 +158,8 @@ class JacklineCallback(Callback):
         if self._to_put_back is not None:
             if self._num_asks > self._batches.num_ahead:
                 self._left_out.put_back(self._to_put_back)
+                # Else it would not step plateau schedulers at this epoch's end: it believes their values to be lost.
+                trainer.fit_loop._restarting = False
                 self._to_put_back = None
             return
         step = trainer.global_step
