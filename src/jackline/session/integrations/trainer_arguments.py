@@ -73,9 +73,7 @@ def refuse_unsupported(trainer: Any, more: tuple[Any, ...], options: dict[str, A
     }
     for word, why in refused.items():
         if getattr(args, word, False):
-            raise UsageError(
-                f"TrainingArguments({word}=True) cannot be used with ExactResume: {why}", hint="remove it"
-            )
+            raise UsageError(f"{word}=True cannot be used with ExactResume: {why}", hint="remove it")
     for word, is_used in (
         ("deepspeed", bool(getattr(trainer, "is_deepspeed_enabled", False))),
         ("fsdp", bool(getattr(trainer, "is_fsdp_enabled", False))),
