@@ -73,7 +73,7 @@ ATTACH_SETTINGS = [
 INTEGRATIONS = {
     "accelerate": ["PreparedLoader", "attach", "unwrap"],
     "lightning": ["JacklineCallback", "JacklineIO"],
-    "transformers": ["ExactResume", "exact"],
+    "transformers": ["ExactResume", "Link", "exact"],
 }
 COMMAND_NAMES = [
     "checkpoints",

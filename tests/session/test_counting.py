@@ -254,7 +254,9 @@ def test_a_batch_that_is_fetched_ahead_is_named_before_the_first_step(
     script = AHEAD.replace("BEFORE", fetch if is_ahead else none).replace("LAST", fetch if is_ahead else none)
     ended = nursery.run(HEAD + script.replace("FIRST", none if is_ahead else fetch), [], tmp_path)
     words = "A batch fetched with them is in no checkpoint"
-    assert ended.code == 0 and (words in ended.output) == is_ahead, ended.output
+    assert (words in ended.output) == is_ahead, ended.output
+    # Two steps that are trained again with another batch first give another result: refused before step 3.
+    assert (ended.code, "batch (a tuple)" in ended.output) == (int(is_ahead), is_ahead), ended.output
 
 
 EPOCHS = """

@@ -17,7 +17,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from jackline.units import format_bytes, format_duration
 NUM_STEPS = 2
 MAX_STATE_BYTES = 2 << 30
 _MAX_BATCH_BYTES = 256 << 20
+_MAX_BATCHES = 64
 _MAX_S = 300.0  # for the two steps
 _LEAST_WAIT_S = 20.0
 HINT = "attach what your loop changes (attach(name=object), run.values); attach(trial=False) continues regardless"
@@ -114,7 +115,7 @@ class Trial:
     is_copy: bool = False
     _start: Snapshot | None = None
     _random: dict[str, Any] = field(default_factory=dict)
-    _place: tuple[int, int] = (0, 0)
+    _place: Any = None
     _batches: list[Recorded] = field(default_factory=list)
     _before: dict[str, Any] = field(default_factory=dict)
     _after: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -144,7 +145,9 @@ class Trial:
             self._give_up(f"a batch cannot be copied ({type(problem).__name__})")
             return
         self._batches.append(Recorded(kept, self._before, ProcessRandom().state_dict()))
-        if size > _MAX_BATCH_BYTES:
+        if len(self._batches) > _MAX_BATCHES:
+            self._give_up(f"its first two steps have more than {_MAX_BATCHES} batches")
+        elif size > _MAX_BATCH_BYTES:
             self._give_up(f"batches of {format_bytes(size)} are not kept for it")
 
     def at_boundary(self, loop: Loop) -> None:
@@ -154,6 +157,8 @@ class Trial:
         step = loop.stepper.steps_done
         if self.is_copy:
             self._compare(loop, step)
+        elif loop.stepper.uncounted.by_batch or loop.stepper.uncounted.idle:
+            self._give_up("not every attached optimizer reports its steps")
         elif step <= NUM_STEPS and not loop.stop.is_made:
             self._guard(self._look, loop)
             if step == NUM_STEPS and not self.is_over:
@@ -190,7 +195,7 @@ class Trial:
             self._give_up(why)
             return
         self._random = ProcessRandom().state_dict()
-        self._place = loop.position.epoch, loop.position.batch
+        self._place = replace(loop.position)
         self._start = take_snapshot({**state, "random": ProcessRandom()})
         self._began_s = time.monotonic()
 
@@ -305,7 +310,7 @@ class Trial:
         loop.reporter, loop.host = _Silent(), None
         loop.saver.why_off = "this is a copy of the training process"
         loop.stepper.go_on_from(0)
-        loop.position.epoch, loop.position.batch = self._place
+        vars(loop.position).update(vars(self._place))
         loop.label = 1
 
     def _compare(self, loop: Loop, step: int) -> None:
