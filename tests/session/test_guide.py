@@ -41,7 +41,7 @@ def test_the_ordinary_loop_runs_and_ours_goes_on_after_a_kill_as_the_guide_shows
     whole = nursery.run(program, [], tmp_path / "whole")
     assert (again.code, whole.code) == (0, 0), again.output
     assert again.output.splitlines()[-1] == whole.output.splitlines()[-1]
-    assert shape_of(find_block("", r"\[jackline\] continuing")) in shape_of(again.output)
+    assert shape_of(find_block("", r"\[jackline\] resuming")) in shape_of(again.output)
 
 
 def shape_of(text: str) -> str:

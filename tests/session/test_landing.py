@@ -33,7 +33,7 @@ class LateStream:
 class Far(torch.Tensor):
     """Says that it is on a GPU. What happens to it is what happens to a tensor there, but on the host."""
 
-    is_cuda = True  # type: ignore[assignment]
+    is_cpu = False  # type: ignore[assignment]
 
 
 class HostLanes:

@@ -268,6 +268,7 @@ model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with jackline.attach(model=model, optimizer=optimizer, grace_s=1.0, save_every_steps=1) as run:
     for number in run.steps(total=5):
+        optimizer.zero_grad()
         model(torch.ones(2)).sum().backward()
         optimizer.step()
         if number == 2:

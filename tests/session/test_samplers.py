@@ -192,8 +192,15 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [index for batch in batches for index in batch]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("road", list(ROADS))
+# Every sampler in a plain loop and in one of the frameworks; all pairs with `-m slow`.
+PAIRS = [
+    pytest.param(road, name, marks=() if road == "plain" or number % 2 == at % 2 else pytest.mark.slow)
+    for at, road in enumerate(ROADS)
+    for number, name in enumerate(NAMES)
+]
+
+
+@pytest.mark.parametrize(("road", "name"), PAIRS)
 def test_what_is_trained_on_is_what_the_sampler_says_also_after_a_kill(
     road: str, name: str, nursery: Nursery, tmp_path: Path
 ) -> None:

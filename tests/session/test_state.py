@@ -303,7 +303,7 @@ show()
 """
     found, wanted, output = killed_and_whole(nursery, script, tmp_path, **EVERY_SAVE)
     assert found == wanted
-    assert "peeked (14, 1, {'best': 1.5})\n" in output
+    assert re.search(r"^peeked \(1[34], 1, {'best': 1\.5}\)$", output, re.M)  # the save of step 14 may be under way
     small = nursery.run(HEAD + script.replace("seen.step >= 4", "False"), [], tmp_path)
     assert "error: model is not the model that was saved\n" in small.output
     assert "hint: build what was saved (jackline.peek(name) gives its step and epoch before that), or start" in (

@@ -12,7 +12,7 @@ from tests.stories.foreign_torture import KINDS, Tally, torture_one
 pytestmark = pytest.mark.zoo
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attempt_starts_from_the_newest_checkpoint_that_loads(shell: Shell, kind: str, seed: int) -> None:
     tally = Tally()

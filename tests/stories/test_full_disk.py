@@ -39,6 +39,8 @@ def start(shell: Shell, code: int = 3) -> Path:
         "run", "--name", "x", "--detach", "--", *shell.python("waits.py", WAITS, str(go), str(code))
     )
     assert done.code == 0, done
+    log = shell.runs / "x" / "out.log"
+    wait_for(lambda: log.exists() and "up" in log.read_text(), "its first line in the log")
     return go
 
 

@@ -29,7 +29,7 @@ import os, time
 print("waiting")
 while not os.path.exists("go"):
     time.sleep(0.02)
-print("continued")
+print("went on")
 """
 
 

@@ -89,7 +89,7 @@ print(cache_dir(), os.environ["TRITON_CACHE_DIR"])
 
 def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
     """Torch's compiler chooses a folder when it is imported, so it must have been told by then."""
-    (tmp_path / "text.txt").write_text("one line after another\n" * 2000)
+    (tmp_path / "text.txt").write_text("one line after another\n" * 8000)
     without = {word: value for word, value in os.environ.items() if not word.startswith(("TORCHINDUCTOR", "TRITON"))}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(

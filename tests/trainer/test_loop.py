@@ -155,6 +155,7 @@ def test_epochs_are_counted_in_whole_passes(trainings: Trainings, corpus: Path) 
     assert len(trainings.losses("epochs")) == steps
 
 
+@pytest.mark.slow
 def test_the_loss_on_the_standard_library_falls(trainings: Trainings) -> None:
     """Measured: 2.68 after 40 steps. Letter frequencies alone are 3.1."""
     words = [

@@ -114,7 +114,7 @@ def test_masks_without_a_validation_window_are_refused_before_step_1(corpus: Pat
 
     assert str(caught.value) == (
         "error: masks are judged on validation data, and it has no window of 30000 tokens\n"
-        "hint: more data, a larger val_fraction, or a shorter seq_len"
+        "hint: more data, a larger val_fraction, a shorter seq_len, or split_by=lines for long text files"
     )
 
 

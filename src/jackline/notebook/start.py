@@ -137,7 +137,7 @@ def start(meant: Meant, words: list[str], *, may_bring_back: bool) -> Run:
     found = meant.run
     is_back = may_bring_back and meant.place is not None and not found.path.exists() and bring_back(meant)
     if is_back and read_status(found).state != "finished":
-        call(["resume", str(found.path), "--here", "--detach"])
+        call(["resume", str(found.path), "--here", "--copied", "--detach"])
         return Run(found.path)
     behind = ["--", *meant.argv] if words[0] == "run" else []
     try:

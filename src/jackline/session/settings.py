@@ -29,7 +29,7 @@ DEFAULT_VERDICTS: dict[str, Verdict] = {
     "schedule": "warn",
     "versions": "warn",
 }
-_RUN, _SAVING, _RESUMING = "run", "saving", "resuming"  # groups
+_RUN, _SAVING, _PLACES, _RESUMING = "run", "saving", "places", "resuming"  # groups
 MIRROR_VARIABLE, PATIENCE_VARIABLE = "JACKLINE_MIRROR", "JACKLINE_MIRROR_PATIENCE"
 RESERVED = ("session", "random", "values")
 
@@ -71,17 +71,17 @@ class Settings:
         "Most disk space for this run's folder: checkpoints, logs, caches. A save that would pass it is refused.",
         unit="bytes",
         allowed=above(0),
-        group=_SAVING,
+        group=_PLACES,
     )
     mirror: str | None = setting(
-        None, "Second place for checkpoints: a folder or URL; `jackline run --mirror` replaces it.", group=_SAVING
+        None, "Second place for checkpoints: a folder or URL; `jackline run --mirror` replaces it.", group=_PLACES
     )
     mirror_patience_s: float = setting(
         600.0,
         "How long a finished run waits for its last upload while no byte moves; then it ends and can be resumed.",
         unit="seconds",
         allowed=at_least(0),
-        group=_SAVING,
+        group=_PLACES,
     )
     leave_out_frozen: bool = setting(
         False, "Name parameters that do not train by their hash instead of storing them.", group=_SAVING
@@ -125,7 +125,7 @@ class Settings:
         "How long a run that is done waits when the disk refuses its last save; then it exits with 75, resumable.",
         unit="seconds",
         allowed=at_least(0),
-        group=_SAVING,
+        group=_PLACES,
     )
     memory_guard: bool = setting(
         True, "Save and exit before the host's memory is full, to resume with less.", group=_RESUMING

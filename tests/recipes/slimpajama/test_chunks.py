@@ -106,11 +106,11 @@ def test_broken_and_empty_records_are_skipped_and_counted_and_the_rest_is_whole(
     lines = jsonl_bytes([*texts[:50], "", " \n ", *texts[50:200]]).splitlines(keepends=True)
     lines.insert(20, b'{"text": "broken\n')
     (tmp_path / "0.jsonl.zst").write_bytes(zstandard.compress(b"".join(lines)))
-    whole = b"".join(zstandard.compress(jsonl_bytes([text])) for text in texts[200:])
-    (tmp_path / "1.jsonl.zst").write_bytes(whole[:-20])
+    frames = b"".join(zstandard.compress(jsonl_bytes([text])) for text in texts[200:])
+    (tmp_path / "1.jsonl.zst").write_bytes(frames[:-20] + bytes(20))  # the last frame is damaged
     loader = open_loader(tmp_path)
     check_tokens(read_all(loader), expected_bytes(texts[:299]))
-    assert loader.total_skipped == 3  # the truncated frame comes after the last whole chunk
+    assert loader.total_skipped == 3  # the damaged frame comes after the last whole chunk
     assert 290 < loader.total_samples <= 299
 
 

@@ -6,6 +6,8 @@ exotic floats as bytes. state.json keeps the true dtype. Nothing is ever rounded
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -77,3 +79,9 @@ def require_storable(tensor: Tensor, where: str) -> None:
         what = "a distributed tensor (DTensor)"
     if what is not None:
         raise CannotSave(f"{where} cannot be saved: {what}", hint="save its parts as dense tensors instead")
+
+
+def plain_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor, in logical order. Not by `numpy()`: that would make the owner's storage unresizable."""
+    plain = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size()) if plain.numel() else b""

@@ -16,6 +16,7 @@ from jackline.checkpoint.state.attributes import (
     MAX_TENSOR_BYTES,
     Baseline,
     Found,
+    Parts,
     Root,
     find_hidden_buffers,
     named_parts,
@@ -37,13 +38,19 @@ class Encoding(Protocol):
 def describe_outside(root: Root, where: str, encoding: Encoding) -> dict[str, Any]:
     """The node "outside" of a module or an optimizer; parts of it that are empty are left out."""
     found: dict[str, Any] = {}
-    if isinstance(root, nn.Module):
-        found["frozen"] = [clean_name(name) for name, value in root.named_parameters() if not value.requires_grad]
-        found["eval"] = [name for name, part in named_parts(root).items() if not part.training]
-        found |= _describe_buffers(root, where, encoding)
+    parts = named_parts(root) if isinstance(root, nn.Module) else None
+    if isinstance(root, nn.Module) and parts is not None:
+        found["frozen"] = [
+            join_names(owner, name)
+            for owner, part in parts.items()
+            for name, value in part._parameters.items()
+            if value is not None and not value.requires_grad
+        ]
+        found["eval"] = [name for name, part in parts.items() if not part.training]
+        found |= _describe_buffers(root, parts, where, encoding)
     attributes: dict[str, dict[str, Any]] = {}
     unsaved: dict[str, str] = {}
-    for attribute in encoding.baseline.changed(root):
+    for attribute in encoding.baseline.changed(root, parts):
         at = join_names(where, attribute.owner, attribute.path)
         try:
             node = _encode(attribute, at, encoding)
@@ -80,11 +87,11 @@ def _reason(value: Any, problem: JacklineError) -> str:
     return f"a {type(value).__name__}"
 
 
-def _describe_buffers(module: nn.Module, where: str, encoding: Encoding) -> dict[str, Any]:
+def _describe_buffers(module: nn.Module, parts: Parts, where: str, encoding: Encoding) -> dict[str, Any]:
     """Changed buffers as they are; the others by their hash, because the program makes them again."""
     stored: dict[str, Any] = {}
     unchanged: dict[str, str] = {}
-    for name, (_, _, buffer) in find_hidden_buffers(module).items():
+    for name, (_, _, buffer) in find_hidden_buffers(parts).items():
         try:
             if encoding.baseline.is_changed_buffer(module, name, buffer):
                 stored[name] = encoding.outside_tensor(buffer.detach(), join_names(where, name))

@@ -61,7 +61,7 @@ def _fit_flags(node: dict[str, Any], module: nn.Module, where: str, fitting: Fit
 
 
 def _fit_buffers(node: dict[str, Any], module: nn.Module, where: str, fitting: Fitting) -> None:
-    live = find_hidden_buffers(module)
+    live = find_hidden_buffers(named_parts(module))
     parts = named_parts(module)
     for name, part in node.get("buffers", {}).items():
         owner, _, short = name.rpartition(".")

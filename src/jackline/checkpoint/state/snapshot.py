@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from jackline.checkpoint.format.header import Header, lay_out
-from jackline.checkpoint.state.attributes import Baseline, Found, find_hidden_buffers, find_roots, named_parts, walk
+from jackline.checkpoint.state.attributes import (
+    Baseline,
+    Found,
+    Parts,
+    Root,
+    find_hidden_buffers,
+    find_roots,
+    named_parts,
+    walk,
+)
 from jackline.checkpoint.state.capture import Captured, Source, capture
 from jackline.checkpoint.state.dtypes import stored_dtype, stored_shape
 from jackline.checkpoint.state.fitting import Fitting
@@ -25,7 +34,7 @@ from jackline.checkpoint.state.restore import fit
 class _Everything(Baseline):
     """Every attribute counts as changed."""
 
-    def changed(self, root: nn.Module | torch.optim.Optimizer) -> list[Found]:
+    def changed(self, root: Root, parts: Parts | None = None) -> list[Found]:
         return list(walk(root))
 
     def is_changed_buffer(self, root: nn.Module, name: str, buffer: Tensor) -> bool:
@@ -75,7 +84,7 @@ def _headers(sources: Iterable[Source]) -> dict[str, Header]:
 def _names(root: nn.Module | torch.optim.Optimizer) -> Iterable[tuple[str, str]]:
     yield from ((found.owner, found.path) for found in walk(root))
     if isinstance(root, nn.Module):
-        yield from (("buffer", name) for name in find_hidden_buffers(root))
+        yield from (("buffer", name) for name in find_hidden_buffers(named_parts(root)))
 
 
 def _remove_new(root: nn.Module | torch.optim.Optimizer, known: set[tuple[str, str]]) -> None:
@@ -85,6 +94,6 @@ def _remove_new(root: nn.Module | torch.optim.Optimizer, known: set[tuple[str, s
         if (found.owner, found.path) not in known and "." not in found.path:
             parts[found.owner].__dict__.pop(found.path, None)
     if isinstance(root, nn.Module):
-        for name, (owner, short, _) in find_hidden_buffers(root).items():
+        for name, (owner, short, _) in find_hidden_buffers(named_parts(root)).items():
             if ("buffer", name) not in known:
                 del owner._buffers[short]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("--detach", is_flag=True, help="Start it and come back at once.")
 @click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: resume here.")
+@click.option("--copied", is_flag=True, hidden=True, help="Its records were brought from its mirror just now.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     """Start the next attempt with the same command, from the newest whole checkpoint Jackline knows of.
@@ -62,7 +63,7 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     if not is_back and read_status(found).state in ("alive", "unwatched"):
         sys.exit(showing.watch_live(found, detach=given["detach"]))  # several may resume it at once: one starts it
     check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back)
-    if given["here"]:
+    if given["here"] and not given["copied"]:  # a copy's heartbeat is as old as the copy
         refuse_beating(found)
     contents = settle(found, contents)
     options = options_of(contents)

@@ -39,7 +39,7 @@ class KeyedDataset:
         "_is_still",
         "_drawn",
         "_own",
-        "_chance",
+        "_rng_state",
         "_pid",
         "_count",
     )
@@ -75,7 +75,7 @@ class KeyedDataset:
             setattr(self._dataset, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chance": None, "_pid": 0}  # for workers that are spawned, not forked
+        return {**self.__dict__, "_rng_state": None, "_pid": 0}  # for workers that are spawned, not forked
 
     @property
     def is_keyed(self) -> bool:

@@ -15,6 +15,8 @@ import numpy
 import torch
 import xxhash
 
+from jackline.checkpoint.state.dtypes import plain_bytes
+
 _MAX_MARKS = 8192
 _WHOLE_BYTES = 1 << 16  # of a tensor; of a larger one both ends and values between them
 _SAMPLED = 4096
@@ -131,4 +133,4 @@ def _sample(tensor: torch.Tensor) -> bytes:
         flat = torch.cat([flat[:end], flat[:: max(1, flat.numel() // _SAMPLED)], flat[-end:]])
     if flat.is_complex() or flat.is_conj():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
-    return bytes(flat.contiguous().view(torch.uint8).numpy().tobytes())
+    return plain_bytes(flat)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 
+from jackline.checkpoint.state.dtypes import plain_bytes
 from jackline.errors import UsageError
 from jackline.rundir.command import plain_command
 from jackline.session.settings import Verdict
@@ -251,8 +252,7 @@ def _describe_array(value: Any) -> str:
     flat = value.reshape(-1)
     sample = flat[:: max(1, len(flat) // _SAMPLED)] if len(flat) else flat
     if isinstance(sample, torch.Tensor):
-        sample = sample.detach().cpu().contiguous()
-        data = sample.view(torch.uint8).numpy().tobytes() if len(sample) else b""
+        data = plain_bytes(sample)
     else:
         data = sample.tobytes()
     return f"{kind}{shape} {hashlib.sha256(data).hexdigest()[:12]}"

@@ -16,7 +16,7 @@ import torch
 
 from jackline.checkpoint.format.hashing import best_algorithm, digest
 from jackline.checkpoint.state.capture import Source
-from jackline.checkpoint.state.dtypes import as_stored
+from jackline.checkpoint.state.dtypes import as_stored, plain_bytes
 from jackline.rundir.jsonl import read_last
 from jackline.rundir.layout import RunDir
 from jackline.session.metrics.scalars import Line
@@ -136,7 +136,7 @@ def _sample(tensor: torch.Tensor) -> bytes:
     plain = as_stored(tensor.detach())
     flat = plain.reshape(-1) if plain.is_contiguous() or plain.numel() <= _SAMPLED else plain[:1].reshape(-1)
     picked = flat[:: max(1, flat.numel() // _SAMPLED)][:_SAMPLED]
-    return picked.cpu().contiguous().view(torch.uint8).numpy().tobytes() if picked.numel() else b""
+    return plain_bytes(picked)
 
 
 def lines_after(records: Iterable[dict[str, Any]], step: int) -> dict[int, list[dict[str, Any]]]:

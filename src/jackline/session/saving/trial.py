@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from jackline.checkpoint.engine import CheckpointEngine
 from jackline.checkpoint.state.rng import ProcessRandom
@@ -248,6 +249,8 @@ class Trial:
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         changed = name_changed(self._variables, read_variables(_state_of(loop)))
         lines = [f"different after step {step}: {shown}"]
+        if not changed and any(has_gradients(value) for value in _state_of(loop).values()):
+            lines.append("gradients are not saved: does a step add to those of the step before it (no zero_grad())?")
         if changed:
             lines.append(f"changed by these steps and not attached: {', '.join(changed)}")
         if is_repeatable and starts_from_run():
@@ -330,6 +333,10 @@ class Trial:
             os.write(self._report_fd, body[:60_000])
         finally:
             os._exit(0)
+
+
+def has_gradients(value: Any) -> bool:
+    return isinstance(value, nn.Module) and any(one.grad is not None for one in value.parameters())
 
 
 def _state_of(loop: Loop) -> dict[str, Any]:

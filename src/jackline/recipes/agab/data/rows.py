@@ -20,7 +20,7 @@ from jackline.data.sources.listing import list_files, open_file
 from jackline.data.sources.parquet import open_parquet
 from jackline.data.sources.records import TOO_LONG
 from jackline.data.sources.runs import MAX_RECORD_BYTES, whole_lines
-from jackline.data.sources.tables import LineFeed
+from jackline.data.sources.tables import ENDLESS_LINE, EndlessLine, LineFeed
 from jackline.errors import JacklineError, UsageError
 
 ANTIBODY, ANTIGEN, PKD, KIND = "antibody_sequence", "antigen_sequence", "pKd", "affinity_type"
@@ -114,6 +114,9 @@ def _csv_rows(file: ByteFile, layout: Layout) -> Iterator[tuple[list[Row | BadRo
         except DamagedBytes:
             yield rows, stream.file_offset
             raise
+        except EndlessLine as error:
+            yield rows, stream.file_offset
+            raise DamagedBytes(ENDLESS_LINE) from error
         except csv.Error as error:
             if "unexpected end of data" in str(error) or "field larger" in str(error):
                 yield rows, stream.file_offset
