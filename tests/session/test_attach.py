@@ -280,9 +280,11 @@ def test_how_the_data_are_read_is_announced(nursery: Nursery, tmp_path: Path) ->
         "random augmentation depends on (seed, epoch, index) alone\n",
         ("make_loader(shuffle=False)", "keyed_random=False"): "in plain order, seekable; "
         "random augmentation is left alone (keyed_random=False): exact with the same workers only\n",
-        ("loader", "seekable=False"): "indices of RandomSampler are drawn again at resume, without reading data; "
+        ("loader", "seekable=False"): "indices of RandomSampler are drawn again at resume, without reading data, "
+        "and compared; "
         "random augmentation depends on (seed, epoch, index) alone\n",
-        ("[1, 2]", "seed=1"): "list has no state_dict(): batches are read over at resume\n",
+        ("[1, 2]", "seed=1"): "list has no state_dict(): batches are read over at resume "
+        "and compared with those of before\n",
     }
     whole = HEAD + "".join(script.replace("LOADER", one).replace("SETTINGS", other) for one, other in cases)
     ended = nursery.run(whole, [], tmp_path)

@@ -173,6 +173,7 @@ FRAMEWORK = """
 import os, torch
 from pathlib import Path
 from jackline.session.driver import Driver
+from jackline.session.feeds.place import Place
 from tests.places import fill_bytes
 
 model = torch.nn.Linear(4, 1)
@@ -183,7 +184,7 @@ with driver:
         if step == 25 and os.environ.get("FILL"):
             fill_bytes(Path(os.environ["JACKLINE_RUNS"]))
         if driver.at_boundary(step, total=35):
-            driver.save({"model": model}, {})
+            driver.save({"model": model}, {}, Place())
 print("behind the block", flush=True)
 """
 

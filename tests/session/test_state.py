@@ -9,8 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from jackline.machine.gpu.watch import has_device_file
 from tests.session.nursery import EVERY_SAVE, Nursery
 from tests.session.test_attach import HEAD, final, killed_and_whole
+
+needs_copies = pytest.mark.skipif(
+    has_device_file(),
+    reason="a process that trains on a machine with a GPU is not copied: two steps are not trained twice",
+)
 
 SHAPES = {
     "a ring and other plain objects": """
@@ -151,6 +157,7 @@ show()
 """
 
 
+@needs_copies
 @pytest.mark.parametrize("what", UNSAVED)
 def test_state_that_no_checkpoint_holds_is_an_error_after_two_steps(
     what: str, nursery: Nursery, tmp_path: Path
@@ -165,6 +172,7 @@ def test_state_that_no_checkpoint_holds_is_an_error_after_two_steps(
     assert found.code == 0, found.output
 
 
+@needs_copies
 def test_a_counter_that_starts_from_the_runs_step_is_no_error(nursery: Nursery, tmp_path: Path) -> None:
     script = """
 with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=1) as run:
@@ -182,6 +190,7 @@ show()
     assert "number (0 -> 1)" in fresh.output
 
 
+@needs_copies
 def test_a_loop_that_saves_all_it_has_is_verified_and_not_disturbed(nursery: Nursery, tmp_path: Path) -> None:
     script = """
 from tqdm import tqdm
@@ -209,6 +218,7 @@ show()
     assert outputs[0] == outputs[1] and len(outputs[0]) == 10
 
 
+@needs_copies
 def test_a_loop_that_writes_files_in_its_first_steps_keeps_them(nursery: Nursery, tmp_path: Path) -> None:
     script = """
 import safetensors.torch
@@ -262,9 +272,9 @@ print("final", group["lr"], group["weight_decay"], scheduler.base_lrs, scheduler
     ) in other.output
     ended = nursery.run(HEAD + script, [], tmp_path, {"LR": "0.25"})
     assert ended.code == 0, ended.output
-    assert "optimizer 0 group 0 lr: 0.5 -> 0.25, used: it is 0.0625 now (0.125 by its schedule, times 0.5)" in (
-        ended.output
-    )
+    # From step 2, or from step 1 if the save of step 2 was under way.
+    used = r"lr: 0\.5 -> 0\.25, used: it is 0\.(0625|125) now \(0\.(125|25) by its schedule, times 0\.5\)"
+    assert re.search(used, ended.output), ended.output
     assert "weight_decay: 0.5 -> 0.25 in the program; the saved one stays in use" in ended.output
     assert final(ended.output) == "final 0.0078125 0.5 [0.25] [0.0078125]"
 

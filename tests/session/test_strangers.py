@@ -260,4 +260,4 @@ def test_a_disk_that_cannot_be_written_is_named(nursery: Nursery, tmp_path: Path
     hint = "hint: choose another place: attach(runs_dir=...) or $JACKLINE_RUNS\n"
     assert f"error: cannot write to {disk}/x: the disk is read-only\n{hint}" in ended.output
     ended = nursery.run(HEAD + LOOP.replace('"x"', '"y"'), [], tmp_path, runs)
-    assert f"error: cannot make a run in {disk}: the disk is read-only\n{hint}" in ended.output
+    assert f"error: cannot make a run in {disk}: Read-only file system\n{hint}" in ended.output

@@ -274,7 +274,7 @@ def test_an_end_that_nobody_watched_is_still_known(shell: Shell) -> None:
     done = shell.jackline("watch", "late")
     assert done.code == 3, done
     assert run.exit()["child_exit_code"] == 3
-    assert run.log_lines() == ["waiting", "continued"]
+    assert run.log_lines() == ["waiting", "went on"]
 
 
 def test_json_outputs_parse_while_alive_and_afterwards(shell: Shell) -> None:

@@ -134,7 +134,7 @@ class Baseline:
                 if before != (kind, value):
                     found.append(one)
                 continue
-            covered = _covered(root) if covered is None else covered
+            covered = _covered(root, parts) if covered is None else covered
             if _has_own_state(value) or before is None or before != summarise(value, covered, [MAX_LEAVES]):
                 found.append(one)
         return found
@@ -227,10 +227,13 @@ def _read(root: Root, leave_out: Collection[int]) -> Iterator[tuple[tuple[str, s
             yield ("", f"buffer {name}"), _summarise_tensor(buffer)
 
 
-def _covered(root: Root) -> set[int]:
+def _covered(root: Root, parts: Parts | None = None) -> set[int]:
     """The identities of what is saved anyway: parameters, buffers, the state of optimizers."""
     if isinstance(root, nn.Module):
-        return {*map(id, root.parameters()), *map(id, root.buffers())}
+        found = set[int]()
+        for part in (named_parts(root) if parts is None else parts).values():
+            found.update(map(id, part._parameters.values()), map(id, part._buffers.values()))
+        return found - {id(None)}
     found = {id(root.state), id(root.param_groups)}
     for group in root.param_groups:
         found.update((id(group), *map(id, group["params"])))

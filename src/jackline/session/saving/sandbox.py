@@ -39,8 +39,8 @@ _LANDLOCK_WRITES = {1: 0x1FF2, 2: 0x3FF2, 3: 0x7FF2}
 
 def why_not_forked() -> str:
     """Why a copy of this process would not work, or could disturb it; empty when it can be made."""
-    if accelerator.is_open():
-        return "CUDA is in use, and a process that uses it cannot be copied"
+    if accelerator.is_available():  # its threads exist from the first backward() on, on the CPU too
+        return "torch has a GPU here, and its autograd threads cannot be copied"
     if not hasattr(os, "fork") or not sys.platform.startswith("linux"):
         return "processes can be copied safely on Linux only"
     if "ipykernel" in sys.modules:
