@@ -81,7 +81,7 @@ def attempt_file(folder: Path, number: int, name: str) -> dict[str, Any]:
     return json.loads((folder / "runs" / "eater" / "attempts" / f"{number:03d}" / name).read_text())
 
 
-@pytest.mark.parametrize("kind", ["cgroup", "rlimit"])
+@pytest.mark.parametrize("kind", ["cgroup", pytest.param("rlimit", marks=pytest.mark.slow)])
 def test_a_loop_that_fills_memory_saves_leaves_with_75_and_goes_on_with_fewer_workers(
     kind: str, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ if __name__ == "__main__":
     def save(number, frame):
         ours.send("state")  # a save needs the worker
         open("saved", "w").write(ours.recv())
+        worker.kill()  # it ignores SIGTERM, and Python waits for it at the end
         sys.exit(0)
     signal.signal(signal.SIGTERM, save)
     print("training", flush=True)

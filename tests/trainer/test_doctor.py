@@ -235,6 +235,7 @@ def test_a_vocabulary_that_does_not_fit_is_found_before_a_step(tmp_path: Path) -
     assert found.text == "the tokenizer 'bytes' has 257 tokens, the model has room for 128"
 
 
+@pytest.mark.slow
 def test_a_disk_too_small_for_the_whole_run_is_found_before_it_starts(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     try:

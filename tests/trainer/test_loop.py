@@ -84,6 +84,7 @@ def test_a_rehearsal_leaves_no_trace(trainings: Trainings) -> None:
     assert trainings.weights("with") == trainings.weights("without")
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_step_3_changes_slices_and_nothing_else(trainings: Trainings) -> None:
     trainings.finish("clean")
     ended = trainings.finish("short", OOM_AT="3")

@@ -124,7 +124,8 @@ def settle_split(resolved: Resolved, run: RunDir | None) -> Resolved:
     if config.split_by != "auto" or not config.is_language:
         return resolved
     before = _split_before(run)
-    chosen = before or spec_of(config, "train").located().sources[0].split_by
+    with _explained(config):
+        chosen = before or spec_of(config, "train").located().sources[0].split_by
     made: TrainConfig = replace(config, split_by=chosen)  # type: ignore[arg-type]
     origin = "as in the attempt before" if before else "auto, by the number of files"
     return Resolved(made, {**resolved.origins, "split_by": origin})

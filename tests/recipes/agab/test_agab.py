@@ -107,6 +107,7 @@ def test_killed_five_times_anywhere_also_in_validations_and_after_a_best_it_ends
     assert {name for name in whole if whole[name] != killed[name]} == set()
 
 
+@pytest.mark.slow
 def test_it_learns_a_planted_rule_on_antigens_never_seen(nursery: Nursery, tmp_path: Path, cache: Path) -> None:
     table = tmp_path / "planted.csv"
     ceiling = write_planted(table, rows=1600, antigens=80, seed=3, noise=0.4)

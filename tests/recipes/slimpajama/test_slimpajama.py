@@ -123,6 +123,7 @@ def test_a_document_is_used_as_soon_as_it_has_arrived_and_a_wish_to_end_is_heard
     assert max(streams.run_dir("slow").checkpoints.glob("step-*")).name == f"step-{chunks:08d}"
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_data_and_says_so_whether_a_limit_was_given_or_not(
     streams: Streams, far_end: FarEnd
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_flag_that_is_gone_names_what_to_use_and_starts_nothing(words: list[st
     assert not shell.runs.exists()
 
 
+@pytest.mark.slow
 def test_the_seeds_quick_test_saves_at_10_and_20_in_the_folder_it_names(shell: Shell) -> None:
     (shell.work / "text").mkdir()
     for number, text in enumerate(make_texts(60)):
