@@ -8,13 +8,13 @@ compared.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
-from torchmetrics import Metric
 
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import UsageError
@@ -174,7 +174,8 @@ def _argument_names(function: Any) -> tuple[str, ...]:
 
 
 def _is_metric(part: Any) -> bool:
-    return isinstance(part, Metric)
+    metrics = sys.modules.get("torchmetrics")  # a package that Lightning brings; who has none of it has no metric
+    return metrics is not None and isinstance(part, metrics.Metric)
 
 
 def _read_metric(metric: Any) -> dict[str, Any]:

@@ -11,11 +11,14 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import json
 import os
 import resource
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 import torch
 
 from jackline import accelerator
+from jackline.units import format_duration
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FORBIDDEN = (
@@ -124,3 +128,33 @@ def _lock_files(libc: Any) -> None:
     fd = libc.syscall(_LANDLOCK_CREATE, ctypes.byref(rules), ctypes.sizeof(rules), 0)
     if fd >= 0:
         libc.syscall(_LANDLOCK_RESTRICT, fd, 0)
+
+
+def wait_for_copy(pid: int, read_fd: int, timeout_s: float, is_stopped: Callable[[], bool]) -> dict[str, Any]:
+    deadline_s = time.monotonic() + timeout_s
+    data = b""
+    try:
+        while time.monotonic() < deadline_s and not is_stopped():
+            if select.select([read_fd], [], [], 0.05)[0]:
+                part = os.read(read_fd, 65536)
+                if not part:
+                    break
+                data += part
+    finally:
+        os.close(read_fd)
+        os.kill(pid, signal.SIGKILL)
+        status = _reap(pid)
+    if data:
+        found: dict[str, Any] = json.loads(data)
+        return found
+    if time.monotonic() >= deadline_s:
+        return {"why": f"the copy of the process did not end within {format_duration(timeout_s)}"}
+    return {"why": "a stop was requested" if is_stopped() else f"the copy of the process ended ({status})"}
+
+
+def _reap(pid: int) -> str:
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # somebody else collects children here
+        return "its exit code is unknown"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -12,8 +12,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import select
-import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,7 +26,7 @@ from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.checkpoint.state.snapshot import Snapshot, return_to, take_snapshot
 from jackline.machine.memory import effective_limit, used_against
 from jackline.session.saving.roundtrip import OURS, Unverified, compare, fingerprint
-from jackline.session.saving.sandbox import confine, release_threads, why_not_forked
+from jackline.session.saving.sandbox import confine, release_threads, wait_for_copy, why_not_forked
 from jackline.session.saving.suspects import Summaries, name_changed, read_variables, starts_from_run
 from jackline.units import format_bytes, format_duration
 
@@ -292,7 +290,7 @@ class Trial:
             self._become_copy(loop, write_fd)
             return {}
         os.close(write_fd)
-        return _wait(pid, read_fd, max(_LEAST_WAIT_S, 10 * took_s), lambda: loop.stop.is_made)
+        return wait_for_copy(pid, read_fd, max(_LEAST_WAIT_S, 10 * took_s), lambda: loop.stop.is_made)
 
     # -- the copy ----------------------------------------------------------------------------------------------------
 
@@ -342,36 +340,6 @@ def has_gradients(value: Any) -> bool:
 def _state_of(loop: Loop) -> dict[str, Any]:
     """The person's objects, and `run.values` itself."""
     return {word: part for word, part in loop.saver.state.items() if word not in OURS} | {"values": loop.values}
-
-
-def _wait(pid: int, read_fd: int, timeout_s: float, is_stopped: Callable[[], bool]) -> dict[str, Any]:
-    deadline_s = time.monotonic() + timeout_s
-    data = b""
-    try:
-        while time.monotonic() < deadline_s and not is_stopped():
-            if select.select([read_fd], [], [], 0.05)[0]:
-                part = os.read(read_fd, 65536)
-                if not part:
-                    break
-                data += part
-    finally:
-        os.close(read_fd)
-        os.kill(pid, signal.SIGKILL)
-        status = _reap(pid)
-    if data:
-        found: dict[str, Any] = json.loads(data)
-        return found
-    if time.monotonic() >= deadline_s:
-        return {"why": f"the copy of the process did not end within {format_duration(timeout_s)}"}
-    return {"why": "a stop was requested" if is_stopped() else f"the copy of the process ended ({status})"}
-
-
-def _reap(pid: int) -> str:
-    try:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # somebody else collects children here
-        return "its exit code is unknown"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _why_too_large(state_bytes: int) -> str:

@@ -85,8 +85,8 @@ def is_over(watch: AttemptWatch, ending: Ending, events: Events) -> bool:
     if ended_for_s > SURVIVORS_NAMED_AFTER_S and not watch.are_survivors_named:
         watch.are_survivors_named = True
         count = len(watch.tree.processes)
-        noun = "1 process it started goes" if count == 1 else f"{count} processes it started go"
-        events.emit("note", f"the command itself ended well, but {noun} on; watching on, `jackline stop` ends it")
+        noun = "1 process it started continues" if count == 1 else f"{count} processes it started continue"
+        events.emit("note", f"the command itself ended well, but {noun}; watching on, `jackline stop` ends it")
     return False
 
 
