@@ -479,7 +479,7 @@ def test_a_forked_child_saves_nothing_and_harms_nothing(start: Make) -> None:
     assert list_names(engine.folder) == [Name(1)]
 
 
-def test_a_folder_deleted_under_us_is_said_and_saving_goes_on(start: Make) -> None:
+def test_a_folder_deleted_under_us_is_said_and_saving_continues(start: Make) -> None:
     import shutil
 
     engine = start()
@@ -601,7 +601,7 @@ def test_metrics_that_are_no_numbers_do_not_stop_a_save(start: Make) -> None:
     assert manifest.facts["metrics_not_finite"] == {"loss": "nan"}
 
 
-def test_a_read_only_folder_is_reported_and_training_goes_on(run: RunDir, start: Make) -> None:
+def test_a_read_only_folder_is_reported_and_training_continues(run: RunDir, start: Make) -> None:
     import subprocess
 
     run.checkpoints.mkdir()

@@ -238,7 +238,7 @@ def test_a_loop_that_ran_out_of_gpu_memory_gets_the_copy_back(start: Any) -> Non
 )
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_on_a_real_gpu_every_way_saves_the_state_of_the_call_while_training_goes_on(
+def test_on_a_real_gpu_every_way_saves_the_state_of_the_call_while_training_continues(
     start: Any, way: Any, overlap: bool
 ) -> None:
     engine = start(gpu=GpuCopies(way, batch_bytes=1 << 20))

@@ -51,7 +51,7 @@ def step(model: nn.Module, optimizer: optim.Optimizer, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
+def test_an_optimizer_continues_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
     model, optimizer = make(OPTIMIZERS[name], 0)
     for seed in range(3):
         step(model, optimizer, seed)
@@ -65,7 +65,7 @@ def test_an_optimizer_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: s
     assert fingerprint({"m": other, "o": fresh}) == fingerprint({"m": model, "o": optimizer})
 
 
-def test_lbfgs_with_its_lists_of_tensors_goes_on(tmp_path: Path) -> None:
+def test_lbfgs_with_its_lists_of_tensors_continues(tmp_path: Path) -> None:
     def run(model: nn.Module, optimizer: optim.Optimizer, count: int) -> None:
         data = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
 
@@ -202,7 +202,7 @@ SCHEDULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_goes_on(tmp_path: Path, name: str) -> None:
+def test_a_schedule_continues(tmp_path: Path, name: str) -> None:
     def build() -> tuple[nn.Parameter, optim.Optimizer, Any]:
         weight = nn.Parameter(torch.zeros(2))
         optimizer = optim.SGD([weight], lr=0.1, momentum=0.9)

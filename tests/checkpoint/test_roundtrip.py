@@ -204,7 +204,7 @@ def test_generators_of_every_kind_come_back(tmp_path: Path) -> None:
         assert [draw(into), draw(into)] == expected
 
 
-def test_chance_is_restored_last_so_that_what_draws_numbers_before_does_no_harm(tmp_path: Path) -> None:
+def test_the_rng_state_is_restored_last_so_that_what_draws_numbers_before_does_no_harm(tmp_path: Path) -> None:
     class Drawing:
         def state_dict(self) -> dict[str, int]:
             return {"x": 1}

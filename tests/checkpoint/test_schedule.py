@@ -42,7 +42,7 @@ def test_of_both_the_first_counts_and_nothing_new_is_never_saved_again() -> None
     assert save_is_due(at(1e9, 10, saved_step=10), cadence) is None
 
 
-def test_the_first_automatic_save_is_the_early_proof_that_saving_works() -> None:
+def test_the_first_automatic_save_is_the_early_check_that_saving_works() -> None:
     assert save_is_due(at(29, 3, is_first=True), Cadence()) is None
     assert save_is_due(at(30, 3, is_first=True), Cadence()) == "automatic, 30 s apart"
 

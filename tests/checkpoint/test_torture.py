@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.checkpoint import torture
 
 
-def test_chance_kills_lose_nothing_and_every_damage_is_found(tmp_path: Path) -> None:
+def test_random_kills_lose_nothing_and_every_damage_is_found(tmp_path: Path) -> None:
     """Five lives, however long they take; each waits for its first acknowledged save, but for those killed early."""
     rng_state = random.Random(7)
     tally = torture.torture_by_kill(tmp_path / "run", rng_state, seconds=float("inf"), kills=5, size=100_000)

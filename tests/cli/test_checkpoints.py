@@ -181,7 +181,7 @@ def test_prune_keeps_what_it_must_and_says_what_it_freed(run: RunDir) -> None:
     assert shown(call("prune")) == "nothing to delete"
 
 
-def test_prune_deletes_nothing_before_two_good_ones_are_proved(run: RunDir) -> None:
+def test_prune_deletes_nothing_before_two_good_ones_are_verified(run: RunDir) -> None:
     for step in (1, 2, 3):
         write_small(run.checkpoints, step)
     for step in (2, 3):

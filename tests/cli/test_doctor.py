@@ -83,7 +83,7 @@ def test_the_report_on_a_machine_reads_as_a_table_with_a_verdict_and_the_next_co
     ]
 
 
-def test_every_process_on_a_card_is_shown_with_the_command_that_ends_it() -> None:
+def test_every_process_on_a_gpu_is_shown_with_the_command_that_ends_it() -> None:
     machine = replace(MACHINE, gpus=(CARD,), gpu_commands={42: "python train.py --lr 1", 7: ""})
     assert gpu_lines(machine) == [
         "gpu 0         NVIDIA H200: 130 GiB used, 10.0 GiB free of 140 GiB",

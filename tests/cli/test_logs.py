@@ -153,7 +153,7 @@ def read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
     return data
 
 
-def test_follow_goes_on_until_the_run_is_over(run: RunDir, following: subprocess.Popen[bytes]) -> None:
+def test_follow_continues_until_the_run_is_over(run: RunDir, following: subprocess.Popen[bytes]) -> None:
     read_until(following, b"one\n")
     with open(run.out_log, "a") as log:
         log.write(f"{STAMP}tw")
@@ -164,7 +164,7 @@ def test_follow_goes_on_until_the_run_is_over(run: RunDir, following: subprocess
     assert following.wait(PATIENCE_S) == 0
 
 
-def test_follow_goes_on_after_a_supervisor_that_took_over_cut_the_log(
+def test_follow_continues_after_a_supervisor_that_took_over_cut_the_log(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pause between two looks is one thing that happens to the log: the reader surely looks at every state."""

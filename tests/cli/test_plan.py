@@ -67,7 +67,7 @@ def test_a_model_too_large_says_so_and_exits_with_1(folder: Path) -> None:
     assert "recompute activations" in done.stdout
 
 
-def test_an_unknown_card_is_a_usage_error_that_lists_the_known_ones(folder: Path) -> None:
+def test_an_unknown_gpu_is_a_usage_error_that_lists_the_known_ones(folder: Path) -> None:
     done = jackline("mine.py:make", "--gpu", "T5", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -77,7 +77,7 @@ def test_an_unknown_card_is_a_usage_error_that_lists_the_known_ones(folder: Path
     )
 
 
-def test_without_a_card_one_must_be_named(folder: Path) -> None:
+def test_without_a_gpu_one_must_be_named(folder: Path) -> None:
     if detect_gpu() is not None:
         pytest.skip("this machine has a GPU")
     done = jackline("mine.py:make", cwd=folder)

@@ -225,9 +225,7 @@ def test_a_script_that_hangs_in_help_is_ended_with_its_children(
     wait_until(lambda: read_start_ticks(child) is None, "the child to be gone")
 
 
-def test_a_torch_without_cuda_on_a_machine_with_a_card_is_noted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     papers = folder / "lib" / "torch-2.0.0+cpu.dist-info"
     papers.mkdir(parents=True)
     (papers / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.0.0+cpu\n")

@@ -216,7 +216,7 @@ def test_a_paused_plain_command_is_called_paused_and_a_stop_lets_it_save(runs: P
             child.stdout.close()
 
 
-def test_a_run_between_attempts_says_when_it_goes_on(runs: Path) -> None:
+def test_a_run_between_attempts_says_when_it_continues(runs: Path) -> None:
     live_run(runs, is_restarting=True, restart_at_s=NOW_S + 40)
     assert lines_of()[0] == "train-1: alive, between attempts: attempt 2 starts in 40 s"
 

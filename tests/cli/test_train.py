@@ -64,7 +64,7 @@ def test_a_quick_training_says_what_it_does_in_every_phase_and_is_a_run_like_any
     )
 
 
-def test_a_training_that_is_killed_goes_on_when_the_same_is_typed_again(shell: Shell) -> None:
+def test_a_training_that_is_killed_resumes_when_the_same_is_typed_again(shell: Shell) -> None:
     words = train("max_steps=100000", "save_every_steps=5", "eval_every=0", "--name", "killed", "--detach")
     assert shell.jackline(*words).code == 0
     folder = shell.runs / "killed"

@@ -442,7 +442,7 @@ def test_a_signal_to_a_viewer_without_terminal_only_detaches(
     assert viewer.notes == words
 
 
-def test_ctrl_c_at_a_terminal_is_handed_on_and_following_goes_on(run: Run) -> None:
+def test_ctrl_c_at_a_terminal_is_handed_on_and_following_continues(run: Run) -> None:
     with viewing(run, on_terminal=True) as viewer:
         run.print(b"hello\n")
         viewer.wait_for(b"hello")
@@ -543,7 +543,7 @@ def test_the_status_line_stands_below_a_bar_and_leaves_no_trace(drawing: Drawing
     assert drawing.look().rows == ["before", " 46%|####      |"]
 
 
-def test_a_prompt_without_newline_goes_on_where_it_stood(drawing: Drawing) -> None:
+def test_a_prompt_without_newline_continues_where_it_stood(drawing: Drawing) -> None:
     drawing.screen.show(b"loading ... ")
     drawing.screen.set_status("12 s")
     drawing.screen.show(b"done\n")

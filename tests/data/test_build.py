@@ -283,7 +283,7 @@ def test_an_era_that_comes_out_different_is_refused_with_what_changed(tmp_path: 
     assert np.array_equal(all_tokens(cache), expected_bytes(texts))
 
 
-def test_a_source_that_is_gone_stops_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+def test_a_source_that_is_gone_stops_and_continues_when_it_is_back(tmp_path: Path) -> None:
     texts = make_texts(300)
     path = write_jsonl(tmp_path / "a.jsonl", texts)
     folder, settings = interrupted(spec_of(path), tmp_path / "cache")
@@ -349,7 +349,7 @@ def test_the_budget_is_a_fifth_of_the_free_disk_unless_said(tmp_path: Path) -> N
     assert budget(cache, CacheSettings(root=tmp_path, max_cache_bytes=7)) == 7
 
 
-def test_what_goes_on_is_reported_from_the_first_instant(tmp_path: Path) -> None:
+def test_what_happens_is_reported_from_the_first_instant(tmp_path: Path) -> None:
     reports: list[Progress] = []
     path = write_jsonl(tmp_path / "a.jsonl", make_texts(2000))
     settings = CacheSettings(root=tmp_path / "cache")

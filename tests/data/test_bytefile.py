@@ -42,7 +42,7 @@ def test_a_far_file_is_read_in_one_request(far_end: FarEnd) -> None:
     assert far_end.requests == [("data.bin", None)]
 
 
-def test_a_lost_connection_goes_on_at_the_byte_it_broke(far_end: FarEnd) -> None:
+def test_a_lost_connection_continues_at_the_byte_it_broke(far_end: FarEnd) -> None:
     far_end.faults = ["drop:123456", "reset", "drop:200000"]
     time = FakeTime()
     assert read_whole(HttpFile(far_end.address("data.bin"), time.patience())) == DATA

@@ -192,7 +192,7 @@ def test_a_pattern_the_shell_unfolded_is_asked_to_be_quoted(tmp_path: Path) -> N
     assert json.loads(run("prepare", *names[:128], *words).stdout)["documents"] == 128
 
 
-def test_preparing_a_cache_folder_goes_on_with_it(tmp_path: Path) -> None:
+def test_preparing_a_cache_folder_resumes_it(tmp_path: Path) -> None:
     texts = make_texts(4000, 120)
     path = write_jsonl(tmp_path / "in" / "a.jsonl", texts)
     words = ("--tokenizer", "bytes", "--cache-dir", tmp_path / "cache", "--json")

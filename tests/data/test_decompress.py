@@ -53,7 +53,7 @@ def test_every_kind_of_file_is_read_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_reading_goes_on_at_any_place(name: str, tmp_path: Path) -> None:
+def test_reading_continues_at_any_place(name: str, tmp_path: Path) -> None:
     compression, data = FILES[name]
     path = tmp_path / "file"
     path.write_bytes(data)
@@ -67,7 +67,7 @@ def test_reading_goes_on_at_any_place(name: str, tmp_path: Path) -> None:
     file.close()
 
 
-def test_going_on_in_a_file_of_frames_costs_one_frame_not_the_file(tmp_path: Path) -> None:
+def test_continuing_in_a_file_of_frames_costs_one_frame_not_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(FILES["zst of frames"][1])
     file = LocalFile(str(path))

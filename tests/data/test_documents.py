@@ -78,7 +78,7 @@ def test_white_space_is_not_taken_off_where_a_long_document_was_cut(tmp_path: Pa
     assert read_texts(spec_of(tmp_path / "a.txt", strip=True)) == [book]
 
 
-def test_reading_goes_on_at_every_state_and_through_json(tmp_path: Path) -> None:
+def test_reading_continues_at_every_state_and_through_json(tmp_path: Path) -> None:
     texts = make_texts(1500, 800)
     for number in range(3):
         write_zst(tmp_path / f"{number}.jsonl.zst", texts[number * 500 : (number + 1) * 500], num_frames=3)
@@ -91,7 +91,7 @@ def test_reading_goes_on_at_every_state_and_through_json(tmp_path: Path) -> None
         assert read_texts(spec, again.state) == texts[num_before:]
 
 
-def test_an_open_document_goes_on_in_the_next_block(tmp_path: Path) -> None:
+def test_an_open_document_continues_in_the_next_block(tmp_path: Path) -> None:
     book = "\n".join(make_texts(5000, 80))
     (tmp_path / "a.txt").write_text("short", encoding="utf-8")
     (tmp_path / "b.txt").write_text(book, encoding="utf-8")

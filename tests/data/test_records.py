@@ -60,7 +60,7 @@ def write(kind: str, folder: Path) -> tuple[Path, Layout]:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.zst", "jsonl.gz", "parquet", "csv", "tsv"])
-def test_every_record_comes_once_and_reading_goes_on_after_any_run(kind: str, tmp_path: Path) -> None:
+def test_every_record_comes_once_and_reading_continues_after_any_run(kind: str, tmp_path: Path) -> None:
     path, layout = write(kind, tmp_path)
     texts, damaged, places = read(path, layout)
     assert texts == TEXTS
@@ -317,7 +317,7 @@ def test_a_csv_cell_that_was_cut_off_gives_no_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
-def test_a_csv_record_without_end_is_given_up_at_its_limit_and_reading_goes_on_behind_its_quote(
+def test_a_csv_record_without_end_is_given_up_at_its_limit_and_reading_continues_behind_its_quote(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jackline.data.sources.tables.MAX_RECORD_BYTES", 1 << 18)

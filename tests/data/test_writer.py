@@ -79,7 +79,7 @@ def test_commits_of_another_era_are_not_taken(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_going_on_after_recovery_gives_the_same_era_as_without_it(tmp_path: Path) -> None:
+def test_continuing_after_recovery_gives_the_same_era_as_without_it(tmp_path: Path) -> None:
     for name, is_interrupted in (("whole", False), ("interrupted", True)):
         folder = tmp_path / name
         folder.mkdir()

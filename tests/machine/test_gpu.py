@@ -44,17 +44,17 @@ def test_the_two_tables_of_nvidia_smi_become_readings() -> None:
     assert second == GpuReading(1, "Tesla T4", 15360 * 2**20, 3 * 2**20, None, None, None)
 
 
-def test_a_card_that_does_not_tell_its_memory_is_listed() -> None:
+def test_a_gpu_that_does_not_tell_its_memory_is_listed() -> None:
     (gpu,) = parse_smi("GPU-dddd, 0, NVIDIA GB10, [N/A], [N/A], 5, 1, 12.5, [N/A]\n", "")
     assert (gpu.total_bytes, gpu.used_bytes, gpu.power_w) == (0, 0, 12.5)
 
 
-def test_text_that_is_no_table_gives_no_cards() -> None:
+def test_text_that_is_no_table_gives_no_gpus() -> None:
     assert parse_smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "") == ()
     assert parse_smi("", "") == ()
 
 
-def test_a_machine_without_a_driver_has_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia, "DEVICE_FILES", ("/nonexistent",))
     assert read_gpus() == ()
     assert find_source() == ""
@@ -101,7 +101,7 @@ def test_a_driver_that_hangs_costs_one_deadline_and_one_thread(smi: Path) -> Non
     gate_again.join(20)
 
 
-def test_a_failing_program_gives_no_cards(smi: Path) -> None:
+def test_a_failing_program_gives_no_gpus(smi: Path) -> None:
     assert read_gpus(20) == ()
     assert not is_hanging()
 
@@ -146,14 +146,14 @@ class Library:
         return [type("Process", (), {"pid": 9, "usedGpuMemory": None})]
 
 
-def test_a_card_that_does_not_tell_everything_is_still_read(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_does_not_tell_everything_is_still_read(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia, "_import_nvml", Library)
     assert read_gpus(20) == (
         GpuReading(0, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 100, 7, None, None, 61.5, (GpuProcess(9, None),)),
     )
 
 
-def test_a_real_card_is_read_when_there_is_one() -> None:
+def test_a_real_gpu_is_read_when_there_is_one() -> None:
     if not gpu.has_device_file():
         pytest.skip("no NVIDIA driver on this machine")
     gpus = read_gpus(20)

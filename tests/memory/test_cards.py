@@ -9,18 +9,18 @@ from jackline.memory.plan.gpus import GIB, GPU_MODELS, find_gpu, match_gpu
 
 
 @pytest.mark.parametrize("name", GPU_MODELS)
-def test_every_card_is_found_by_its_name_in_any_writing(name: str) -> None:
+def test_every_gpu_is_found_by_its_name_in_any_writing(name: str) -> None:
     assert find_gpu(name) is find_gpu(name.lower()) is find_gpu(f"NVIDIA {name}") is GPU_MODELS[name]
 
 
 @pytest.mark.parametrize("text", ["15", "15GiB", "15 gb"])
-def test_a_size_is_a_card(text: str) -> None:
+def test_a_size_is_a_gpu(text: str) -> None:
     gpu = find_gpu(text)
     assert (gpu.usable_bytes, gpu.has_bf16, gpu.is_assumed) == (15 * GIB, True, True)
 
 
 @pytest.mark.parametrize("text", ["T5", "0", "", "-3"])
-def test_an_unknown_card_is_an_error_that_lists_the_known_ones(text: str) -> None:
+def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_gpu(text)
     assert str(caught.value) == (
@@ -46,16 +46,16 @@ def test_an_unknown_card_is_an_error_that_lists_the_known_ones(text: str) -> Non
         ("NVIDIA L40S", 44.3, "L40S"),
     ],
 )
-def test_the_drivers_name_leads_to_the_card_and_the_drivers_size_counts(driver: str, gib: float, name: str) -> None:
+def test_the_drivers_name_leads_to_the_gpu_and_the_drivers_size_counts(driver: str, gib: float, name: str) -> None:
     gpu = match_gpu(driver, int(gib * GIB))
     assert (gpu.name, gpu.usable_bytes) == (name, int(gib * GIB))
 
 
-def test_a_card_nobody_knows_keeps_its_own_name() -> None:
+def test_a_gpu_nobody_knows_keeps_its_own_name() -> None:
     gpu = match_gpu("NVIDIA GB999", 200 * GIB)
     assert (gpu.name, gpu.is_assumed) == ("NVIDIA GB999", True)
 
 
-def test_cards_before_ampere_train_in_fp16() -> None:
+def test_gpus_before_ampere_train_in_fp16() -> None:
     old = {name for name, gpu in GPU_MODELS.items() if gpu.precision == "fp16"}
     assert old == {"T4", "P100", "V100-16", "V100-32"}

@@ -126,7 +126,7 @@ def test_dropout_keeps_one_byte_an_element() -> None:
 
 
 @pytest.mark.parametrize("low", [None, torch.bfloat16])
-def test_a_model_that_asks_whether_autocast_is_on_gets_the_cards_answer(low: torch.dtype | None) -> None:
+def test_a_model_that_asks_whether_autocast_is_on_gets_the_gpus_answer(low: torch.dtype | None) -> None:
     before = torch.is_autocast_enabled, torch.get_autocast_dtype
     with CudaRules(low, has_flash=True).answers():
         assert torch.is_autocast_enabled("meta") is (low is not None)

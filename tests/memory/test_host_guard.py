@@ -95,7 +95,7 @@ def test_while_memory_grows_there_are_more_looks_than_samples() -> None:
     assert (guard._pause(), len(looks)) == (True, 9)
 
 
-def test_a_process_that_stays_where_it_is_goes_on() -> None:
+def test_a_process_that_stays_where_it_is_continues() -> None:
     guard = HostGuard(read=lambda: MemoryReading(0.0, 3 * GIB, MemoryLimit(4 * GIB, "test"), 0))
     for _ in range(50):
         guard._sample()

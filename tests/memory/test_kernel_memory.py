@@ -65,7 +65,7 @@ def test_a_width_that_cannot_be_read_by_fours_takes_less_at_once() -> None:
     assert odd == 4 * 1023 * 16 * 32
 
 
-def test_a_card_with_fewer_processors_shares_the_work_among_fewer_blocks() -> None:
+def test_a_gpu_with_fewer_processors_shares_the_work_among_fewer_blocks() -> None:
     grad = torch.empty((16384, 4096), device="meta")
     rooms = {gpu: taken("sum", grad, [0], gpu=gpu)[0] for gpu in ("T4", "A100-80", "H200")}
     assert rooms == {"T4": 32 * MIB, "A100-80": 108 * MIB, "H200": 132 * MIB}

@@ -49,7 +49,7 @@ def test_a_norm_keeps_its_input_and_a_number_a_row() -> None:
 
 @needs_fused
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # PyTorch's own words about it
-def test_weight_and_input_of_two_types_are_taken_apart_as_on_a_card() -> None:
+def test_weight_and_input_of_two_types_are_taken_apart_as_on_a_gpu() -> None:
     assert sum(kept_bytes(torch.bfloat16, torch.float32)) > 8 * ROWS * WIDTH
 
 

@@ -67,7 +67,7 @@ def test_the_largest_part_and_what_would_have_fitted_are_named() -> None:
     )
 
 
-def test_others_on_the_card_are_named_with_their_pids() -> None:
+def test_others_on_the_gpu_are_named_with_their_pids() -> None:
     others = (GpuUser(4211, "python old_run.py", 9 * GIB), GpuUser(77, "", None))
     assert oom_text(OomFacts(3, 8, NUMBERS, others=others)) == (
         "error: out of GPU memory at step 3: needed 2.0 GiB, 614 MiB free of 23.6 GiB\n"
@@ -106,7 +106,7 @@ def test_split_memory_needs_a_new_process() -> None:
     assert not CleanUp(8 * GIB, int(0.6 * GIB), int(0.5 * GIB)).needs_restart
 
 
-def test_without_a_card_there_is_nothing_to_clean_and_nothing_to_cap() -> None:
+def test_without_a_gpu_there_is_nothing_to_clean_and_nothing_to_cap() -> None:
     import torch
 
     if torch.cuda.is_available():

@@ -96,7 +96,7 @@ def test_the_backward_pass_of_a_layer_is_an_h200s_event_for_event(
     assert sum(large[at : at + len(layer)] == layer for at in range(len(large))) == 4
 
 
-def test_a_trace_serves_every_card_that_differs_in_its_processors_alone() -> None:
+def test_a_trace_serves_every_gpu_that_differs_in_its_processors_alone() -> None:
     options = StepOptions(precision="fp32")
     job = gpt_job(GPTShape(1, 4, 256, context=1024, vocab_size=97), length=1024)
     one, other = (trace_step(job, 16, GPU_MODELS[name], options) for name in ("RTX4090", "L4"))

@@ -25,7 +25,7 @@ def _case(vocab: int) -> tuple[nn.Linear, Tensor, Tensor]:
 
 @needs_card
 @pytest.mark.parametrize("vocab", [50_304, 50_257, 512, 7])
-def test_the_kernel_gives_loss_and_slopes_of_plain_cross_entropy(vocab: int) -> None:
+def test_the_kernel_gives_loss_and_gradients_of_plain_cross_entropy(vocab: int) -> None:
     head, hidden, targets = _case(vocab)
     assert why_no_kernel(head) == ""
     found = summed_cross_entropy(head, hidden, targets, has_kernel=True)

@@ -119,7 +119,7 @@ notebook.run("python saves.py", name="own", **how)
 
 
 @pytest.mark.zoo
-def test_an_own_script_goes_on_from_the_save_folder_after_the_machine_is_lost(person: Shell) -> None:
+def test_an_own_script_resumes_from_the_save_folder_after_the_machine_is_lost(person: Shell) -> None:
     person.script("saves.py", SAVES)
     cells = person.python("cells.py", OWN_SCRIPT)
     assert person.call(cells).code == 0
@@ -136,7 +136,7 @@ def test_an_own_script_goes_on_from_the_save_folder_after_the_machine_is_lost(pe
     wait_for(lambda: "begins with ['--resume', " in person.run_dir("own").log(), "the checkpoint to be given to it")
 
 
-def test_a_question_about_another_card_goes_to_jackline_plan_and_tries_nothing() -> None:
+def test_a_question_about_another_gpu_goes_to_jackline_plan_and_tries_nothing() -> None:
     with pytest.raises(UsageError) as caught:
         notebook.plan("demo", quick=True, gpu="T400")
     assert str(caught.value).startswith("error: there is no GPU 'T400' in the table")

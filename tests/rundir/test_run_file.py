@@ -46,7 +46,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_run_file(run) == contents
 
 
-def test_the_cards_of_the_machine_are_kept_with_it(tmp_path: Path) -> None:
+def test_the_gpus_of_the_machine_are_kept_with_it(tmp_path: Path) -> None:
     run = make(tmp_path / "train")
     before = read_run_file(run)
     gpus = {"cards": ["NVIDIA A100-SXM4-80GB"] * 2, "card_bytes": [85_899_345_920] * 2}

@@ -308,7 +308,7 @@ print("flags", torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cu
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: exactness on a GPU was not tried")
-def test_a_run_on_a_gpu_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_resumes_bit_for_bit(tmp_path: Path) -> None:
     script = (
         HEAD
         + """
@@ -344,7 +344,7 @@ print("final", [value.hex() for value in out])
 """
 
 
-def test_proof_and_saves_leave_no_trace(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_check_and_saves_leave_no_trace(nursery: Nursery, tmp_path: Path) -> None:
     found = set()
     for number, (verify, save) in enumerate([("True", "3"), ("False", "1000000"), ("False", "3")]):
         folder = tmp_path / str(number)
@@ -522,7 +522,7 @@ for name in NAMES:
     )
 
 
-def test_a_cell_that_is_run_again_goes_on(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_cell_that_is_run_again_continues(nursery: Nursery, tmp_path: Path) -> None:
     """In a notebook the same code runs again in the same process, after an interruption."""
     script = """
 import types; sys.modules["ipykernel"] = types.ModuleType("ipykernel")

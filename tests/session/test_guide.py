@@ -26,7 +26,7 @@ WRITTEN = "while run.step == 122 and '\"step\":121' not in run._attached.home.ru
 WRITTEN += "run._attached.scalars.send(float('inf'))"
 
 
-def test_the_ordinary_loop_runs_and_ours_goes_on_after_a_kill_as_the_guide_shows(
+def test_the_ordinary_loop_runs_and_ours_resumes_after_a_kill_as_the_guide_shows(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     before, after = before_and_after()
@@ -93,7 +93,7 @@ def test_the_examples_the_guide_names_exist() -> None:
     assert all((ROOT / name).exists() for name in named)
 
 
-def test_the_accumulation_of_the_guide_goes_on_after_a_stop(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_accumulation_of_the_guide_resumes_after_a_stop(nursery: Nursery, tmp_path: Path) -> None:
     """In the middle of an epoch, where a count that starts again would shift the steps."""
     head = before_and_after()[0].partition("for epoch")[0].replace("2000, 16", "400, 16")
     stop = "import os, signal; os.environ.get('DIE') and run.step == 5 and os.kill(os.getpid(), signal.SIGTERM)"

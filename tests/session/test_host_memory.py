@@ -82,7 +82,7 @@ def attempt_file(folder: Path, number: int, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["cgroup", pytest.param("rlimit", marks=pytest.mark.slow)])
-def test_a_loop_that_fills_memory_saves_leaves_with_75_and_goes_on_with_fewer_workers(
+def test_a_loop_that_fills_memory_saves_leaves_with_75_and_resumes_with_fewer_workers(
     kind: str, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -106,7 +106,7 @@ def test_a_loop_that_fills_memory_saves_leaves_with_75_and_goes_on_with_fewer_wo
 
 
 @pytest.mark.slow
-def test_a_step_that_never_ends_is_ended_before_the_kernel_does_it_and_goes_on(tmp_path: Path) -> None:
+def test_a_step_that_never_ends_is_ended_before_the_kernel_does_it_and_continues(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with limited("cgroup") as env:
         done = jackline(tmp_path, "run", "--name", "eater", "--", sys.executable, "train.py", ENDLESS="1", **env)

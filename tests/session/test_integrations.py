@@ -173,7 +173,7 @@ def test_a_killed_framework_ends_with_the_same_weights(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", IMPORTS)
-def test_a_framework_that_is_asked_to_end_saves_and_goes_on(
+def test_a_framework_that_is_asked_to_end_saves_and_continues(
     library: str, nursery: Nursery, wanted: Callable[[str], str], tmp_path: Path
 ) -> None:
     needs(library)

@@ -167,7 +167,7 @@ def test_pages_of_a_long_stall_are_not_all_held() -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # torch tells that it may miss some
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: the pages are tried unpinned above")
-def test_on_a_card_nothing_waits_and_every_number_is_exact() -> None:
+def test_on_a_gpu_nothing_waits_and_every_number_is_exact() -> None:
     scalars, device = Scalars(), torch.device("cuda")
     kinds = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.float8_e4m3fn)
     side, number = torch.cuda.Stream(), torch.zeros((), device=device)

@@ -126,7 +126,7 @@ def complete(ended: Ended) -> str:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_leaving_and_going_on_ends_as_if_nobody_had_left(
+def test_leaving_and_continuing_ends_as_if_nobody_had_left(
     how: str, nursery: Nursery, tmp_path: Path, wanted: str
 ) -> None:
     """No save is skipped: else a late one falls on the step at which the loop is left, and nothing is lost."""

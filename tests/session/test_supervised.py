@@ -94,7 +94,7 @@ def test_status_tells_what_the_session_knows_and_stop_saves(folder: Path) -> Non
     assert "final 30 " in again.stdout
 
 
-def test_a_killed_script_goes_on_bit_exactly_under_the_same_command(folder: Path) -> None:
+def test_a_killed_script_resumes_bit_exactly_under_the_same_command(folder: Path) -> None:
     start(folder)
     pid = read_session(folder)["process"]["pid"]
     os.kill(pid, signal.SIGKILL)

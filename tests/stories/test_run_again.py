@@ -140,7 +140,7 @@ os.kill(os.getpid(), 11)
 """
 
 
-def test_a_restart_goes_on_from_the_newest_whole_checkpoint(shell: Shell) -> None:
+def test_a_restart_resumes_from_the_newest_whole_checkpoint(shell: Shell) -> None:
     words = ("--checkpoints", "ckpt-*.pt", "--resume-arg", "--resume {checkpoint}")
     done = shell.jackline("run", "--name", "again", *words, "--", *shell.python("train.py", CRASHES_ONCE))
     assert done.code == 0, done

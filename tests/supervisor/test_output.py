@@ -226,7 +226,7 @@ def test_protocol_outranks_a_bar_and_a_bar_a_line(attempt: Attempt) -> None:
 # -- taking over ---------------------------------------------------------------------------------------------------
 
 
-def test_a_new_reader_goes_on_exactly_where_the_recorded_one_was(attempt: Attempt) -> None:
+def test_a_new_reader_resumes_exactly_where_the_recorded_one_was(attempt: Attempt) -> None:
     attempt.print(b"one\ntwo\nhal")
     attempt.tail.poll(NOW_S)
     consumed, size = attempt.tail.consumed_bytes, attempt.log.size_bytes  # what supervisor.json holds
@@ -460,7 +460,7 @@ for number in range(1_000_000):
 """
 
 
-def test_a_child_that_prints_more_than_the_disk_holds_goes_on(small_disk: Path) -> None:
+def test_a_child_that_prints_more_than_the_disk_holds_continues(small_disk: Path) -> None:
     attempt = Attempt(small_disk)
     assert make_reserve(attempt.folder / "reserve") > 0
     num_lines = 0
@@ -484,7 +484,7 @@ def test_a_child_that_prints_more_than_the_disk_holds_goes_on(small_disk: Path) 
     assert expected + attempt.log.num_lost_lines == num_lines
 
 
-def test_a_child_goes_on_when_something_else_fills_the_disk(small_disk: Path) -> None:
+def test_a_child_continues_when_something_else_fills_the_disk(small_disk: Path) -> None:
     """The blocks ahead of raw.out are the child's: another file cannot take them."""
     attempt = Attempt(small_disk)
     attempt.print(b"before\n")

@@ -130,7 +130,7 @@ def test_the_session_may_ask_for_a_restart_of_what_is_not_retried_even_without_r
     assert decision == Restart(0.0, "micro-batch 16 -> 8; next with micro_batch=8")
 
 
-def test_what_we_ended_for_memory_goes_on_even_without_restarts_but_not_for_ever() -> None:
+def test_what_we_ended_for_memory_continues_even_without_restarts_but_not_for_ever() -> None:
     guarded = replace(NETWORK, cause="memory_guard", is_retryable=False)
     decision = after([guarded, guarded], max_restarts=0)
     assert decision == Restart(

@@ -234,7 +234,7 @@ def test_the_keeper_knows_its_own_by_the_commands_they_are_started_with() -> Non
         assert command[command.index("-m") + 1] == module
 
 
-def test_work_left_in_the_background_by_a_command_that_ended_well_goes_on(attempt: AttemptDir) -> None:
+def test_work_left_in_the_background_by_a_command_that_ended_well_continues(attempt: AttemptDir) -> None:
     code = (
         "import os, time\n"
         "pid = os.fork()\n"

@@ -526,7 +526,7 @@ def test_full_use_without_memory_or_power_is_a_spin() -> None:
     )
 
 
-def test_a_card_that_was_cold_before_its_first_context_is_not_taken_for_one_that_works() -> None:
+def test_a_gpu_that_was_cold_before_its_first_context_is_not_taken_for_one_that_works() -> None:
     """Measured on an H200: 80 W without a context, 125 W of 700 W with a kernel that spins for ever."""
     world = World([on_gpu()], gpus=(gpu(power_w=80.0, power_limit_w=700.0),))
 
@@ -545,7 +545,7 @@ def test_a_card_that_was_cold_before_its_first_context_is_not_taken_for_one_that
         {"memory_utilisation_percent": 3, "power_w": 124.0},
     ],
 )
-def test_a_card_that_really_works_is_no_alarm_even_if_the_main_thread_sleeps(working: dict[str, float]) -> None:
+def test_a_gpu_that_really_works_is_no_alarm_even_if_the_main_thread_sleeps(working: dict[str, float]) -> None:
     world = World([Proc(7, wait=Wait("poll"))], gpus=(gpu(),))
 
     def step(second: int) -> None:
@@ -554,14 +554,14 @@ def test_a_card_that_really_works_is_no_alarm_even_if_the_main_thread_sleeps(wor
     assert alarms(play(world, 400, step=step)) == []
 
 
-def test_a_card_in_other_hands_neither_works_nor_spins_for_us() -> None:
+def test_a_gpu_in_other_hands_neither_works_nor_spins_for_us() -> None:
     theirs = gpu(utilisation_percent=100, memory_utilisation_percent=40, processes=(GpuProcess(99, 1),))
     assert first(play(World([Proc(7)], gpus=(theirs,)), 70), "STUCK") == 60
     spinning = gpu(utilisation_percent=100, processes=(GpuProcess(99, 1),))
     assert alarms(play(World([on_gpu()], gpus=(spinning,)), 100)) == []
 
 
-def test_memory_held_on_an_idle_card_is_not_progress() -> None:
+def test_memory_held_on_an_idle_gpu_is_not_progress() -> None:
     idle = gpu(processes=(GpuProcess(7, 1 << 30),))
     assert first(play(World([Proc(7)], gpus=(idle,)), 70), "STUCK") == 60
 

@@ -52,7 +52,7 @@ def _one_thread() -> Iterator[None]:
 # -- judgements
 
 
-def test_a_card_this_torch_has_no_code_for_is_a_problem_though_it_is_available() -> None:
+def test_a_gpu_this_torch_has_no_code_for_is_a_problem_though_it_is_available() -> None:
     assert judge_gpu("Tesla P100-PCIE-16GB", (6, 0), BUILT_FOR, "2.11.0+cu128") == Finding(
         "device",
         "problem",
@@ -79,11 +79,11 @@ def test_a_card_this_torch_has_no_code_for_is_a_problem_though_it_is_available()
         ((9, 0), [], False),
     ],
 )
-def test_which_code_runs_on_which_card(capability: tuple[int, int], built_for: list[str], expected: bool) -> None:
+def test_which_code_runs_on_which_gpu(capability: tuple[int, int], built_for: list[str], expected: bool) -> None:
     assert runs_on(capability, built_for) is expected
 
 
-def test_a_card_that_torch_does_not_see_is_a_problem() -> None:
+def test_a_gpu_that_torch_does_not_see_is_a_problem() -> None:
     assert judge_unused_gpu("NVIDIA L4", "2.13.0+cpu", None).text == (
         "NVIDIA L4 is here, but torch 2.13.0+cpu cannot use it: it was built without CUDA"
     )

@@ -96,7 +96,7 @@ def test_out_of_memory_at_step_3_changes_slices_and_nothing_else(trainings: Trai
     assert trainings.metrics("short", "lr") == trainings.metrics("clean", "lr")
 
 
-def test_ctrl_c_saves_gives_statistics_and_the_same_command_goes_on(trainings: Trainings) -> None:
+def test_ctrl_c_saves_gives_statistics_and_the_same_command_continues(trainings: Trainings) -> None:
     child = trainings.start("stopped", "max_steps=100000")
     child.wait_for("step 1/100,000")
     child.signal(signal.SIGINT)

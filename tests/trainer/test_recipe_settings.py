@@ -110,7 +110,7 @@ def test_an_explicit_size_is_the_only_candidate_and_auto_tries_the_largest_first
     assert [c.job.global_batch for c in found] == [16, 8, 4]
 
 
-def test_old_cards_get_fp16_and_new_ones_bf16_unless_asked_otherwise() -> None:
+def test_old_gpus_get_fp16_and_new_ones_bf16_unless_asked_otherwise() -> None:
     assert candidates(GPU_MODELS["T4"], [])[0].job.options.precision == "fp16"
     assert candidates(GPU_MODELS["L4"], [])[0].job.options.precision == "bf16-weights"  # as the trainer takes there
     assert candidates(GPU_MODELS["L4"], ["precision=fp32"])[0].job.options.precision == "fp32"

@@ -20,7 +20,7 @@ GIB = 1 << 30
     ("gpu", "free_gib", "size", "batch"),
     [("8", 6.5, "small", 8)],
 )
-def test_the_size_goes_with_the_card_and_brings_batch_and_data(
+def test_the_size_goes_with_the_gpu_and_brings_batch_and_data(
     gpu: str, free_gib: float, size: str, batch: int
 ) -> None:
     chosen = choose_size(

@@ -118,7 +118,7 @@ def test_numbers_that_are_not_finite_are_written_too(tmp_path: Path) -> None:
     assert step == 1 and value != value
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_said_once_and_training_continues(tmp_path: Path) -> None:
     (tmp_path / "tb").write_text("a file where the folder should be")
     said: list[str] = []
     board = Board(tmp_path / "tb", said.append)

@@ -58,7 +58,7 @@ def test_an_encoding_is_named_on_the_screen(tmp_path: Path, capsys: pytest.Captu
     assert "not UTF-8: Windows-1252 (Latin-1) (1 file)" in capsys.readouterr().out
 
 
-def test_a_run_from_before_files_were_divided_goes_on_undivided(tmp_path: Path) -> None:
+def test_a_run_from_before_files_were_divided_resumes_undivided(tmp_path: Path) -> None:
     path = book(tmp_path / "wiki.txt", 100)
     run = RunDir(tmp_path / "run")
     run.path.mkdir()

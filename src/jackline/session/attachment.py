@@ -99,7 +99,7 @@ class Attachment:
             self.stepper.refuse_moved()
             self._begin()
             if self.restored is None and self.settings.verify and (text := rehearse(self.feed)):
-                self.reporter.event("data_unproved", text, is_loud=True)
+                self.reporter.event("data_unverified", text, is_loud=True)
             self.seen.start(self.position.batches, is_resumed=self.restored is not None)
             self.pulse.name = "train"
         if self._is_behind:
@@ -296,14 +296,14 @@ class Attachment:
         self.saver.state["values"] = dict(self.values)
         if not self.settings.verify or self.saver.why_off:
             return
-        with phase("prove that saving works"):
+        with phase("verify that saving works"):
             try:
                 roundtrip.verify(self.saver.engine, self.saver.state, step=self.stepper.steps_done)
             except JacklineError:
                 raise
             except Exception as problem:
                 text = f"saving could not be verified ({type(problem).__name__}: {problem}); training continues"
-                self.reporter.event("unproved", text, is_loud=True)
+                self.reporter.event("unverified", text, is_loud=True)
         if self.settings.trial and not self.stepper.steps_done:
             self.trial = Trial(self.saver.engine, self.reporter.event)
         self.saver.poll(time.monotonic(), is_urgent=True)

@@ -68,7 +68,7 @@ def test_the_band_kernel_is_a_masked_softmax(length: int, stride: int, last: int
 
 @needs_triton
 @pytest.mark.parametrize("many", [1, 512])
-def test_slopes_of_keys_are_summed_over_spans_of_queries(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_keys_are_summed_over_spans_of_queries(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from jackline.models.nsa import band_kernel
 
     monkeypatch.setattr(band_kernel, "_SPAN", 64)
@@ -184,7 +184,7 @@ def test_a_compiler_sees_the_kernels_as_operators_of_one_graph() -> None:
 
 
 @needs_triton
-def test_the_proof_compares_outputs_slopes_and_choice() -> None:
+def test_the_check_compares_outputs_gradients_and_choice() -> None:
     off, same = kernel_check.compare(SMALL, DEVICE, torch.float32)
     assert off < 1e-4
     assert same == 1.0
@@ -192,7 +192,7 @@ def test_the_proof_compares_outputs_slopes_and_choice() -> None:
 
 @needs_triton
 @pytest.mark.skipif(HAS_CARD, reason="float32 in tiles made for bf16 does not fit into a GPU's shared memory")
-def test_the_tiles_made_for_a_card_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tiles_made_for_a_gpu_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from jackline.models.nsa import band_kernel, choice_kernel, selected_kernel
 
     monkeypatch.setattr(band_kernel, "_WIDE_TILES", band_kernel.TILES["forward"])
@@ -205,7 +205,7 @@ def test_the_tiles_made_for_a_card_read_the_same(monkeypatch: pytest.MonkeyPatch
 
 @needs_card
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_card_may_use_the_kernels_for_the_real_shape(dtype: torch.dtype) -> None:
+def test_a_gpu_may_use_the_kernels_for_the_real_shape(dtype: torch.dtype) -> None:
     assert kernel_check.why_no_kernels(NSAShape(), DEVICE, dtype) == ""
 
 

@@ -25,7 +25,7 @@ def test_the_loss_is_the_mean_of_errors_weighed_by_their_own_size() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_largest_number_of_half_precision_has_a_finite_loss_and_slope(dtype: torch.dtype) -> None:
+def test_the_largest_number_of_half_precision_has_a_finite_loss_and_gradient(dtype: torch.dtype) -> None:
     made = torch.tensor([torch.finfo(torch.float16).max], dtype=dtype).float().requires_grad_()
     loss = focal_loss(made, torch.zeros(1), 2.0).mean()
     loss.backward()

@@ -72,7 +72,7 @@ def trainings(nursery: Nursery, tmp_path: Path, cache: Path) -> Trainings:
 @pytest.mark.parametrize(
     "words", [(), pytest.param(("stratified=yes", "micro_batch=5", "clip=0"), marks=pytest.mark.slow)]
 )
-def test_killed_at_any_step_it_goes_on_at_the_exact_batch_and_ends_bit_equal(
+def test_killed_at_any_step_it_resumes_at_the_exact_batch_and_ends_bit_equal(
     words: tuple[str, ...], trainings: Trainings
 ) -> None:
     trainings.finish("whole", *SHORT, *words)

@@ -147,7 +147,7 @@ def test_features_are_the_same_from_a_map_and_from_the_devices_memory() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_on_a_card_embeddings_that_fit_are_kept_there_and_give_the_same_features() -> None:
+def test_on_a_gpu_embeddings_that_fit_are_kept_there_and_give_the_same_features() -> None:
     data, gpu = make_data(), torch.device("cuda")
     rows = next(PairLoader(data, PairSettings(8, 42), gpu)).rows
     resident, mapped = Pairs(data, gpu), Pairs(data, gpu, is_resident=False)

@@ -166,7 +166,7 @@ def test_a_real_training_on_256_random_symbols_never_predicts_one(trainings: Tra
 
 @needs_card
 @pytest.mark.parametrize("recompute", ["no", "yes"])
-def test_on_a_card_it_is_compiled_in_bf16_and_read_by_our_kernels(recompute: str, shell: Shell) -> None:
+def test_on_a_gpu_it_is_compiled_in_bf16_and_read_by_our_kernels(recompute: str, shell: Shell) -> None:
     typed = (
         "--model smoke --tokenizer bytes --data python-stdlib --seq-len 512 --batch-size 16 --steps 40 --lr 1e-3 "
         f"--warmup 4 --stats-every 20 --compile on --recompute {recompute} --name gpu"

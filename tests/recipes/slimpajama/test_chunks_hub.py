@@ -41,7 +41,7 @@ def read(hub: Hub, folder: Path, state: dict[str, Any], count: int) -> tuple[lis
     return chunks, after
 
 
-def test_a_stream_from_the_hub_goes_on_at_its_commit(hub: Hub, tmp_path: Path) -> None:
+def test_a_stream_from_the_hub_resumes_at_its_commit(hub: Hub, tmp_path: Path) -> None:
     whole, _ = read(hub, tmp_path, {}, 24)
     first, state = read(hub, tmp_path, {}, 10)
     assert state["urls"] == [f"hf://datasets/some/set@{SHA}/data/**/*.jsonl"]

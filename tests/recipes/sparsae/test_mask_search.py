@@ -103,7 +103,7 @@ def test_moments_of_changed_weights_start_anew_and_the_others_stay() -> None:
 
 
 @pytest.mark.parametrize("method", ["es", "set", "rigl", "static"])
-def test_a_search_that_is_saved_and_loaded_goes_on_bit_for_bit(method: str) -> None:
+def test_a_search_that_is_saved_and_loaded_resumes_bit_for_bit(method: str) -> None:
     whole, first, second = World(method), World(method), World(method)
     for _ in range(6):
         whole.update()

@@ -117,7 +117,7 @@ def test_burn_in_stretches_what_an_update_did_to_new_connections_alone() -> None
     assert math.isclose(float(weights["w"][1, 1]), sum(moved), rel_tol=1e-6)
 
 
-def test_the_divergence_and_its_slopes_are_kl_divs_to_the_bit() -> None:
+def test_the_divergence_and_its_gradients_are_kl_divs_to_the_bit() -> None:
     torch.manual_seed(0)
     teacher = functional.log_softmax(3 * torch.randn(30, 501), dim=-1)
     logits, targets = torch.randn(30, 501, requires_grad=True), torch.randint(0, 501, (30,))

@@ -24,7 +24,7 @@ class Unverified(JacklineError):
 
 
 def verify(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: int) -> None:
-    """Raises Unproved with the names of what was lost. `state` is what the run will save from now on."""
+    """Raises Unverified with the names of what was lost. `state` is what the run will save from now on."""
     rng_state = ProcessRandom()
     ours = {**state, "random": rng_state}
     before = fingerprint(engine, ours)

@@ -150,7 +150,7 @@ class Trial:
             self._give_up(f"batches of {format_bytes(size)} are not kept for it")
 
     def at_boundary(self, loop: Loop) -> None:
-        """A step has ended, in the training process or in the copy. Raises Unproved."""
+        """A step has ended, in the training process or in the copy. Raises Unverified."""
         if self.is_over or self._start is None:
             return
         step = loop.stepper.steps_done

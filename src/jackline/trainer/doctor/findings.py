@@ -46,7 +46,7 @@ def judge_gpu(name: str, capability: tuple[int, int], built_for: Sequence[str], 
     return Finding(
         "device",
         "problem",
-        f"torch {torch_version} has no code for {name} ({own}); it was built for {known or 'no card at all'}",
+        f"torch {torch_version} has no code for {name} ({own}); it was built for {known or 'no GPU at all'}",
         "install a torch build for this GPU, or use another GPU; device=cpu trains without it",
     )
 

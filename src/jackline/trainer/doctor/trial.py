@@ -212,7 +212,7 @@ class VerifiedSave:
 
 
 def verify_save(task: Task, runs: Path) -> VerifiedSave:
-    """Save, load, compare every bit, on the disk the run will be on; then remove it. Raises Unproved."""
+    """Save, load, compare every bit, on the disk the run will be on; then remove it. Raises Unverified."""
     made = [folder for folder in (runs, *runs.parents) if not folder.exists()]
     runs.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=runs))

@@ -104,7 +104,7 @@ def without_collecting() -> Iterator[None]:
 
 def open_gpu(device: torch.device) -> threading.Thread:
     """Begins to open it; join before the device is used. What goes wrong is found again there, and told there."""
-    thread = threading.Thread(target=_open, args=(device,), daemon=True, name="jackline-open-card")
+    thread = threading.Thread(target=_open, args=(device,), daemon=True, name="jackline-open-gpu")
     if accelerator.is_gpu(device):
         thread.start()
     return thread

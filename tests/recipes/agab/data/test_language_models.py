@@ -98,7 +98,7 @@ def test_frozen_means_evaluation_mode_and_no_gradient(kind: str, folders: dict[s
 
 
 @pytest.mark.parametrize("kind", ["esm", "t5"])
-def test_a_card_gives_nearly_the_vectors_of_the_processor(kind: str, folders: dict[str, Path]) -> None:
+def test_a_gpu_gives_nearly_the_vectors_of_the_processor(kind: str, folders: dict[str, Path]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     weights = find_weights(str(folders[kind]), folders[kind].parent / "memo.json")
