@@ -112,6 +112,11 @@ class RunDir:
     def metrics(self, rank: int = 0) -> Path:
         return self.path / f"metrics-{rank}.jsonl"
 
+    @property
+    def printed_metrics(self) -> Path:
+        """Numbers that the supervisor recognised in the command's output."""
+        return self.path / "metrics-printed.jsonl"
+
     def seen(self, rank: int = 0) -> Path:
         return self.path / f"seen-{rank}.bin"
 

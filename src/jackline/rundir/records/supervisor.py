@@ -84,7 +84,12 @@ class GpuUserRecord:
 
 @dataclass(frozen=True)
 class ProgressRecord:
-    """`done` of `total` `unit`s of one phase."""
+    """`done` of `total` `unit`s of one phase.
+
+    `of` says what `done`, `total` and `eta_s` are about: the `run`, one `epoch` (then `epoch` of `epochs` may be
+    known), or one `bar` of which it is not known whether it is the whole run. None: an older file, or the session's
+    progress, which is the run's. `at_s`: when it was printed. `is_guessed`: the format was learned, not known.
+    """
 
     phase: str | None = None
     done: float | None = None
@@ -93,6 +98,28 @@ class ProgressRecord:
     rate_per_s: float | None = None
     eta_s: float | None = None
     source: str | None = None
+    of: str | None = left_out()
+    epoch: float | None = left_out()
+    epochs: float | None = left_out()
+    at_s: float | None = left_out()
+    is_guessed: bool | None = left_out()
+
+    @property
+    def is_part(self) -> bool:
+        """Whether `done` and `eta_s` are about one epoch or one bar, so that the end of the run is not known."""
+        return self.of in ("epoch", "bar")
+
+
+@dataclass(frozen=True)
+class PrintedNumberRecord:
+    """The newest value of a metric that the command printed. `value` is None for NaN and infinity; `text` says it."""
+
+    name: str | None = None
+    value: float | None = None
+    text: str | None = left_out()
+    step: float | None = left_out()
+    at_s: float | None = None
+    is_guessed: bool | None = left_out()
 
 
 @dataclass(frozen=True)
@@ -148,6 +175,7 @@ _OWN = {
     "tuple[GpuRecord, ...]": each(_part(GpuRecord)),
     "tuple[GpuUserRecord, ...]": each(_part(GpuUserRecord)),
     "tuple[IncidentRecord, ...]": each(_part(IncidentRecord)),
+    "tuple[PrintedNumberRecord, ...]": each(_part(PrintedNumberRecord)),
 }
 
 
@@ -176,6 +204,7 @@ class SupervisorRecord:
     memory: HostMemoryRecord = HostMemoryRecord()
     gpu: tuple[GpuRecord, ...] = ()
     progress: ProgressRecord = ProgressRecord()
+    printed: tuple[PrintedNumberRecord, ...] = ()
     output: OutputRecord = OutputRecord()
     oom_before: OomCountersRecord = OomCountersRecord()
     resumed_from: str | None = None

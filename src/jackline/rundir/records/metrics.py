@@ -1,0 +1,143 @@
+"""metrics-RANK.jsonl and metrics-printed.jsonl: the numbers of a training, one line for each report.
+
+`metrics-RANK.jsonl` holds what a loop logged through the session. `metrics-printed.jsonl` holds what a command only
+printed; its supervisor recognised it. Both have the same shape, so that every reader (`status`, the live view,
+`plot`) uses `read_series`. Owns both shapes, the writer of the second file and the reader of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.rundir.jsonl import JsonlWriter, read_lines
+from jackline.rundir.layout import RunDir
+from jackline.rundir.records.fields import flag, moment, number
+
+MAX_NAME = 60
+# A file is read in portions, so that a long one never needs much memory at once.
+_PORTION_BYTES = 4 << 20
+_FACTS = frozenset({"step", "epoch", "at_s", "is_guessed"})
+_NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value. `step` counts through the whole run, epochs included; None where the command printed no count."""
+
+    value: float  # may be NaN or infinite
+    step: float | None = None
+    at_s: float | None = None
+    epoch: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """The values of one name, in the order in which they were reported."""
+
+    name: str
+    points: tuple[Point, ...]
+    source: str  # 'session' or 'printed'
+    is_guessed: bool = False  # the format was not known: Jackline learned it from repeated lines
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    """One line of either file."""
+
+    values: Mapping[str, float]
+    step: float | None = None
+    at_s: float | None = None
+    epoch: float | None = None
+    is_guessed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers that JSON cannot represent become text ('nan', 'inf')."""
+        facts: dict[str, Any] = {"step": self.step, "at_s": round(self.at_s or 0.0, 3)}
+        if self.epoch is not None:
+            facts["epoch"] = self.epoch
+        if self.is_guessed:
+            facts["is_guessed"] = True
+        named = {name[:MAX_NAME]: value for name, value in self.values.items() if name not in _FACTS}
+        return {**facts, **{name: value if value - value == 0 else str(value) for name, value in named.items()}}
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> MetricsLine:
+        values = {name: value for name in raw if name not in _FACTS and (value := _value(raw[name])) is not None}
+        return MetricsLine(
+            values,
+            number(raw.get("step")),
+            moment(raw.get("at_s")),
+            number(raw.get("epoch")),
+            bool(flag(raw.get("is_guessed"))),
+        )
+
+
+class PrintedMetrics:
+    """The writer of metrics-printed.jsonl. Only the run's supervisor has one."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.printed_metrics
+        self._writer: JsonlWriter | None = None  # made with the first line: most commands print no metrics
+
+    def append(self, line: MetricsLine) -> bool:
+        """False when the disk did not accept it."""
+        try:
+            self._writer = self._writer or JsonlWriter(self._path)
+        except OSError:
+            return False
+        return self._writer.append(line.to_json())
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def read_series(run: RunDir) -> tuple[Series, ...]:
+    """Every metric of a run; from the session where it logged any of that name, else from what was printed."""
+    found: dict[str, Series] = {}
+    ranks = sorted(run.path.glob("metrics-[0-9]*.jsonl"), key=lambda path: (len(path.name), path.name))
+    for path, source in (*((path, "session") for path in ranks[:1]), (run.printed_metrics, "printed")):
+        for name, series in _read_file(path, source).items():
+            found.setdefault(name, series)
+    return tuple(found.values())
+
+
+def _read_file(path: Path, source: str) -> dict[str, Series]:
+    points: dict[str, list[Point]] = {}
+    guessed: dict[str, bool] = {}
+    offset = 0
+    while True:
+        portion = read_lines(path, offset, max_bytes=_PORTION_BYTES)
+        for raw in portion.records:
+            line = MetricsLine.from_json(raw)
+            for name, value in line.values.items():
+                _add(points.setdefault(name, []), Point(value, line.step, line.at_s, line.epoch))
+                guessed[name] = guessed.get(name, True) and line.is_guessed
+        if portion.next_offset == offset:
+            break
+        offset = portion.next_offset
+    return {name: Series(name, tuple(values), source, guessed[name]) for name, values in points.items()}
+
+
+def _add(points: list[Point], point: Point) -> None:
+    """After a crash or `resume --step` the step goes back; then the new lines count, not those that they repeat."""
+    if point.step is not None and _step(points) > point.step:
+        while _step(points) >= point.step:
+            points.pop()
+    points.append(point)
+
+
+def _step(points: list[Point]) -> float:
+    """The newest step; less than any where it is unknown."""
+    step = points[-1].step if points else None
+    return float("-inf") if step is None else step
+
+
+def _value(raw: Any) -> float | None:
+    if isinstance(raw, str):
+        return _NOT_FINITE.get(raw)
+    return number(raw)
