@@ -80,6 +80,7 @@ COMMAND_NAMES = [
     "data",
     "demo",
     "doctor",
+    "goodput",
     "logs",
     "plan",
     "resume",

@@ -30,6 +30,7 @@ COMMANDS = {
         "jackline.cli.commands.validate",
         "Validate a running training on all its validation data, now.",
     ),
+    "goodput": ("jackline.cli.pages.goodput", "Where the time went: productive, redone, waiting, down; the cost."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),
