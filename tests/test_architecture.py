@@ -18,6 +18,7 @@ LEVELS = {
     "errors": 0,
     "units": 0,
     "pipes": 0,
+    "extras": 1,
     "settings": 1,
     "accelerator": 1,
     "rundir": 1,

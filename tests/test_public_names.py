@@ -80,6 +80,7 @@ COMMAND_NAMES = [
     "data",
     "demo",
     "doctor",
+    "events",
     "goodput",
     "logs",
     "plan",
@@ -90,6 +91,7 @@ COMMAND_NAMES = [
     "stop",
     "train",
     "validate",
+    "wait",
     "watch",
     "why",
 ]
