@@ -51,13 +51,14 @@ def test_it_leaves_when_two_more_steps_and_saves_would_be_too_many(
 class Growing:
     """Readings of a process that grows steadily."""
 
-    def __init__(self, bytes_per_s: float, *, limit: int = 4 * GIB) -> None:
+    def __init__(self, bytes_per_s: float, *, limit: int = 4 * GIB, own_share: float = 1.0) -> None:
         self.at_s = 0.0
-        self._rate, self._limit = bytes_per_s, limit
+        self._rate, self._limit, self._own_share = bytes_per_s, limit, own_share
 
     def __call__(self) -> MemoryReading:
         self.at_s += 0.1
-        return MemoryReading(self.at_s, int(self.at_s * self._rate), MemoryLimit(self._limit, "test"), 0)
+        used = int(self.at_s * self._rate)
+        return MemoryReading(self.at_s, used, MemoryLimit(self._limit, "test"), int(used * self._own_share))
 
 
 def test_steady_growth_is_seen_in_time_to_save() -> None:
@@ -71,6 +72,20 @@ def test_steady_growth_is_seen_in_time_to_save() -> None:
     assert 1.0 < action.left_s < 2.4
     assert 17.0 < number * 0.1 < 21.0
     assert guard.describe(action.left_s).startswith("host RAM: 3.")
+
+
+@pytest.mark.parametrize(("own_share", "is_own"), [(1.0, True), (0.3, True), (0.02, False)])
+def test_growth_of_another_program_is_not_taken_for_that_of_this_one(own_share: float, is_own: bool) -> None:
+    guard = HostGuard(read=Growing(200e6, own_share=own_share))
+    for _ in range(180):
+        guard._sample()
+    left_s = guard.left_s()
+    assert left_s is not None
+    assert guard.is_own_growth() is is_own
+    text = guard.describe_neighbour(left_s)
+    assert "full in about" in text
+    assert "This run does not grow (its processes have " in text
+    assert "; the largest other process is " in text
 
 
 def test_fast_growth_is_watched_closely_before_half_of_the_limit_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

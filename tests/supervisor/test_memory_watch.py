@@ -71,6 +71,27 @@ def test_the_warning_names_limit_pace_time_and_line() -> None:
     )
 
 
+def test_a_neighbour_that_fills_the_memory_is_named_and_the_run_is_neither_blamed_nor_ended() -> None:
+    def watch_growing(own_share: float) -> tuple[MemoryWatch, str]:
+        watch = MemoryWatch(os.getpid())
+        watch.limit = MemoryLimit(1000 << 20, "MemTotal")
+        for tenth in range(120):
+            used, at_s = (8 << 20) * tenth, tenth / 10
+            watch._points.append((at_s, used))
+            watch._own_points.append((at_s, int(used * own_share)))
+            watch.reading = MemoryReading(at_s, used, watch.limit, int(used * own_share))
+            watch.must_end()
+        return watch, watch.warning(12.0, GROWS) or ""
+
+    watch, text = watch_growing(own_share=1.0)
+    assert watch.must_end()
+    assert "it grows at data.py:10" in text
+    watch, text = watch_growing(own_share=0.01)
+    assert not watch.must_end()
+    assert "data.py" not in text and "kill this run" not in text
+    assert "This run does not grow (its processes have 9.5 MiB); the largest other process is " in text
+
+
 def test_a_process_that_has_ended_does_not_overwrite_what_was_known() -> None:
     watch = MemoryWatch(os.getpid())
     assert watch.poll(0.0, [os.getpid()])

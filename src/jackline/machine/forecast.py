@@ -28,6 +28,7 @@ _LONGEST_GAP_S = 2.5
 _STRETCH_FACTOR = 1.15
 _SEEN_BEFORE = 0.98
 _DROP_SHARE = 0.2
+_OWN_SHARE = 0.1  # of the growth of all: with less than this, somebody else fills the memory
 
 
 def seconds_to_limit(points: Sequence[Point], limit_bytes: int) -> float | None:
@@ -103,6 +104,19 @@ def _count_drops(used: list[int], least: float) -> int:
             is_falling, turn = not is_falling, size
             drops += is_falling
     return drops
+
+
+def is_own_growth(points: Sequence[Point], own: Sequence[Point]) -> bool:
+    """Whether the processes of `own` have a part in the growth of `points`, which are all users of the memory.
+
+    True where it cannot be told. Pages that are shared count for each process, so `own` is rather too large.
+    """
+    if len(points) < 2 or len(own) < 2:
+        return True
+    low_s, low = min(points, key=lambda point: point[1])
+    grown = points[-1][1] - low
+    before = next((size for at_s, size in own if at_s >= low_s), own[-1][1])
+    return grown <= 0 or own[-1][1] - before >= _OWN_SHARE * grown
 
 
 def growth_bytes_per_s(points: Sequence[Point]) -> float:

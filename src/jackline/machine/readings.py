@@ -78,6 +78,15 @@ class MemoryReading:
 
 
 @dataclass(frozen=True)
+class OtherUser:
+    """A process outside the run that holds host memory."""
+
+    pid: int
+    command: str
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
 class OomCounters:
     """OOM kills counted by the kernel: in the nearest memory cgroup that counts them, and on the whole machine."""
 

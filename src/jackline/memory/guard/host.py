@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from jackline.machine.forecast import Point, growth_bytes_per_s, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
+from jackline.machine.neighbours import fills_it_itself, neighbour_text
+from jackline.machine.proc import list_tree
 from jackline.machine.readings import MemoryReading
 from jackline.units import format_bytes, format_duration
 
@@ -74,10 +76,11 @@ class HostGuard:
         on_growth: Callable[[], None] | None = None,
     ) -> None:
         limit = effective_limit()
-        self._read = read or (lambda: read_memory([os.getpid()], limit=limit))
+        self._read = read or (lambda: read_memory(list_tree(os.getpid()), limit=limit))
         self._on_growth = on_growth  # called by the thread while memory grows and is above half of the limit
         self._growing_share = 0.0
         self._points: deque[Point] = deque()
+        self._own: deque[Point] = deque()  # this process and its children
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -131,9 +134,10 @@ class HostGuard:
         self._look()
         with self._lock:
             self.reading = reading
-            self._points.append((reading.at_s, reading.used_bytes))
-            while reading.at_s - self._points[0][0] > WINDOW_S:
-                self._points.popleft()
+            for points, size in ((self._points, reading.used_bytes), (self._own, reading.tree_rss_bytes)):
+                points.append((reading.at_s, size))
+                while reading.at_s - points[0][0] > WINDOW_S:
+                    points.popleft()
 
     def share(self) -> float:
         reading = self.reading
@@ -151,6 +155,18 @@ class HostGuard:
         if self.reading is None or self.share() < ARMED_SHARE:
             return None
         return seconds_to_limit(points, self.reading.limit.limit_bytes - kept_bytes)
+
+    def is_own_growth(self) -> bool:
+        """False when another program fills the memory: leaving would lose time and free next to nothing."""
+        with self._lock:
+            return self.reading is None or fills_it_itself(self.reading, tuple(self._points), tuple(self._own))
+
+    def describe_neighbour(self, left_s: float) -> str:
+        if self.reading is None:
+            return "host RAM: not known"
+        with self._lock:
+            growth = growth_bytes_per_s(tuple(self._points))
+        return neighbour_text(self.reading, growth, left_s, list_tree(os.getpid()))
 
     def action(self, step_s: float, save_s: float, kept_bytes: int = 0) -> Go | Trim | SaveAndExit:
         """Call this at every step boundary; it costs microseconds while memory is calm. `kept_bytes` is what a save

@@ -90,6 +90,9 @@ class HostMemory:
         action = self.guard.action(self._step_s(), cost.save_s, cost.kept_bytes)
         if isinstance(action, Go):
             return None
+        if not self.guard.is_own_growth():
+            self._warn_of_neighbour(now_s, action.left_s)
+            return None
         text = self.guard.describe(action.left_s) + self._words()
         if isinstance(action, SaveAndExit):
             self.leaving = Leave(text, self._smaller())
@@ -98,6 +101,12 @@ class HostMemory:
             self._warned_s = now_s
             self._give_back(text)
         return None
+
+    def _warn_of_neighbour(self, now_s: float, left_s: float) -> None:
+        """Leaving would free next to nothing. The kernel may still choose this process, so say what is at risk."""
+        if now_s - self._warned_s >= _WARN_EVERY_S:
+            self._warned_s = now_s
+            self._tell("memory", self.guard.describe_neighbour(left_s), is_loud=True)
 
     def where(self) -> str:
         """'; it grows at train.py:41 `rows.append(row)`', as far as it was observed."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
 from jackline.machine.forecast import growth_bytes_per_s, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
+from jackline.machine.neighbours import fills_it_itself, neighbour_text
 from jackline.machine.readings import MemoryReading
 from jackline.units import format_bytes, format_duration
 
@@ -45,6 +46,8 @@ class MemoryWatch:
         self._shared = 1.0  # PSS divided by RSS, when it was last measured
         self._pss_at_s = float("-inf")
         self._points: deque[tuple[float, int]] = deque()
+        self._own_points: deque[tuple[float, int]] = deque()
+        self._pids: frozenset[int] = frozenset()
         self._last_s = float("-inf")
         self._level = 0
         self._warned_at_s = float("-inf")
@@ -69,9 +72,11 @@ class MemoryWatch:
             self._shared = min(1.0, (reading.tree_pss_bytes or reading.tree_rss_bytes) / reading.tree_rss_bytes)
         self.own_bytes = int(reading.tree_rss_bytes * (self._shared if len(pids) > 1 else 1.0))
         self.peak_bytes = max(self.peak_bytes, self.own_bytes)
-        self._points.append((now_s, self.reading.used_bytes))
-        while self._points and now_s - self._points[0][0] > WINDOW_S:
-            self._points.popleft()
+        self._pids = frozenset(pids)
+        for points, size in ((self._points, reading.used_bytes), (self._own_points, reading.tree_rss_bytes)):
+            points.append((now_s, size))
+            while points and now_s - points[0][0] > WINDOW_S:
+                points.popleft()
         return True
 
     def share(self) -> float:
@@ -95,13 +100,17 @@ class MemoryWatch:
     def must_end(self) -> bool:
         """The kernel is about to kill the command, and the session has not acted in time."""
         left_s = self.seconds_left()
-        if left_s is None:
+        if left_s is None or not self.is_own_growth():
             self._foreseen_at_s = None
             return False
         now_s = self._points[-1][0]
         if self._foreseen_at_s is None:
             self._foreseen_at_s = now_s
         return is_last_moment(left_s, self.share(), now_s - self._foreseen_at_s)
+
+    def is_own_growth(self) -> bool:
+        """False when another program fills the memory: ending this run would not help."""
+        return self.reading is None or fills_it_itself(self.reading, self._points, self._own_points)
 
     def growth_bytes_per_s(self) -> float:
         return growth_bytes_per_s(tuple(self._points)) or 0.0
@@ -117,6 +126,8 @@ class MemoryWatch:
         if level <= self._level or self.reading is None:
             return None
         self._level, self._warned_at_s = level, now_s
+        if not self.is_own_growth():
+            return neighbour_text(self.reading, self.growth_bytes_per_s(), left_s, self._pids)
         return warning_text(self.reading, self.growth_bytes_per_s(), left_s, frame)
 
 
