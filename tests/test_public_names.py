@@ -80,8 +80,6 @@ COMMAND_NAMES = [
     "data",
     "demo",
     "doctor",
-    "events",
-    "goodput",
     "logs",
     "plan",
     "resume",
@@ -91,7 +89,6 @@ COMMAND_NAMES = [
     "stop",
     "train",
     "validate",
-    "wait",
     "watch",
     "why",
 ]

@@ -13,8 +13,14 @@ from pathlib import Path
 import pytest
 
 from jackline.machine import net
-from jackline.machine.net import far_address, sum_ss_bytes, tree_tcp_bytes
+from jackline.machine.net import far_address, parse_ss, tree_sockets
 from tests.machine.conftest import Start, wait_until
+
+
+def tree_tcp_bytes(pids: list[int]) -> int | None:
+    sockets = tree_sockets(pids)
+    return None if sockets is None else sum(sockets.values())
+
 
 SS_OUTPUT = """\
 ESTAB 0      0       127.0.0.1:33042 127.0.0.1:41111 ino:101 sk:2001 cgroup:unreachable:1 <->
@@ -111,10 +117,10 @@ def test_without_netlink_and_ss_the_number_is_unknown(monkeypatch: pytest.Monkey
 
 
 def test_the_text_of_ss_is_summed_for_our_sockets_only() -> None:
-    assert sum_ss_bytes(SS_OUTPUT, {101}) == 1501
-    assert sum_ss_bytes(SS_OUTPUT, {101, 102}) == 151501
-    assert sum_ss_bytes(SS_OUTPUT, set()) == 0
-    assert sum_ss_bytes("garbage ino:x bytes_acked:1", {101}) == 0
+    assert parse_ss(SS_OUTPUT, {101}) == {101: 1501}
+    assert parse_ss(SS_OUTPUT, {101, 102}) == {101: 1501, 102: 150000}
+    assert parse_ss(SS_OUTPUT, set()) == {}
+    assert parse_ss("garbage ino:x bytes_acked:1", {101}) == {}
 
 
 def test_far_addresses_are_read_from_the_kernels_hexadecimal_tables() -> None:

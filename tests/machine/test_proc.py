@@ -155,8 +155,8 @@ def test_a_tree_has_its_root_first_and_every_descendant_also_of_other_threads(st
         for process in tree.processes[1:]:
             assert pids.index(process.ppid) < pids.index(process.pid)
         assert sum(process.is_python for process in tree.processes) == 3
-        assert tree.tcp_bytes is None
-        assert read_tree(root.pid, with_network=True).tcp_bytes == 0
+        assert tree.sockets is None
+        assert read_tree(root.pid, with_network=True).sockets == {}
     finally:
         end_tree(root.pid)
 

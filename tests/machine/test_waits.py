@@ -75,10 +75,29 @@ def test_a_wait_is_named_by_what_is_waited_on(start: Start, code: str, kind: str
     assert wait_of(child.pid, kind).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("code", "kind", "is_endless"),
+    [
+        (LOCKED, "lock", True),
+        (READY + "import threading; l = threading.Lock(); l.acquire(); l.acquire(timeout=600)", "lock", False),
+        (PIPE, "pipe", True),
+        (SELECT, "pipe", True),
+        (TWO_PIPES, "pipe", True),
+        (TWO_PIPES.replace("p.poll()", "p.poll(600_000)"), "pipe", False),
+        (LOCAL, "local_socket", True),
+        (EVENT_LOOP, "local_socket", False),
+        (EVENT_LOOP.replace("asyncio.sleep(600)", "asyncio.Event().wait()"), "local_socket", True),
+    ],
+)  # fmt: skip
+def test_a_call_without_a_time_limit_is_known(start: Start, code: str, kind: str, is_endless: bool) -> None:
+    assert wait_of(start(code).pid, kind).is_endless == is_endless
+
+
 def test_a_wait_for_a_child_is_named(start: Start) -> None:
     child = start(CHILD)
-    assert wait_of(child.pid, "child") == Wait("child")
+    found = wait_of(child.pid, "child")
     grandchild = int((read_text(f"/proc/{child.pid}/task/{child.pid}/children") or "0").split()[0])
+    assert (found.target in ("", f"process {grandchild}"), found.is_endless) == (True, True)
     os.kill(grandchild, signal.SIGKILL)
 
 
@@ -138,7 +157,7 @@ def test_a_terminal_is_a_keyboard(start: Start) -> None:
     try:
         child = start(READY + "input()", stdin=follower)
         found = wait_of(child.pid, "keyboard")
-        assert found == Wait("keyboard", os.ttyname(follower), 0)
+        assert found == Wait("keyboard", os.ttyname(follower), 0, is_endless=True)
     finally:
         os.close(leader)
         os.close(follower)
@@ -156,7 +175,7 @@ def test_standard_input_that_no_relative_feeds_is_a_keyboard(start: Start) -> No
         )
         parent = start(code, stdin=reading)
         child = int((read_text(f"/proc/{parent.pid}/task/{parent.pid}/children") or "0").split()[0])
-        assert wait_of(child, "keyboard") == Wait("keyboard", "standard input (a pipe)", 0)
+        assert wait_of(child, "keyboard") == Wait("keyboard", "standard input (a pipe)", 0, is_endless=True)
     finally:
         os.close(reading)
         os.close(writing)
@@ -166,7 +185,9 @@ def test_standard_input_that_is_a_local_socket_is_a_keyboard(start: Start) -> No
     near, far = socket.socketpair()
     with near, far:
         child = start(READY + "input()", stdin=near.fileno())
-        assert wait_of(child.pid, "keyboard") == Wait("keyboard", "standard input (a local socket)", 0)
+        assert wait_of(child.pid, "keyboard") == Wait(
+            "keyboard", "standard input (a local socket)", 0, is_endless=True
+        )
 
 
 def test_standard_input_fed_by_the_parent_is_a_pipe(start: Start) -> None:
@@ -220,7 +241,8 @@ def test_every_thread_has_its_own_wait(start: Start) -> None:
     main, other = wait_until(lambda: (t := list_threads(child.pid)) and len(t) == 2 and t, "two threads")
     assert main == child.pid
     assert wait_of(child.pid, "sleep", main) == Wait("sleep")
-    assert wait_of(child.pid, "lock", other) == Wait("lock")
+    found = wait_of(child.pid, "lock", other)
+    assert (found.is_endless, found.address is not None) == (True, True)
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler: Python cannot stay between vfork and exec")
@@ -230,7 +252,7 @@ def test_a_parent_that_lent_its_memory_waits_for_its_child_and_not_for_the_disk(
     subprocess.run(["gcc", "-w", "-o", str(tmp_path / "lend"), str(source)], check=True)
     parent = subprocess.Popen([str(tmp_path / "lend")])
     try:
-        assert wait_of(parent.pid, "child") == Wait("child")
+        assert wait_of(parent.pid, "child") == Wait("child", is_endless=True)
         children = read_text(f"/proc/{parent.pid}/task/{parent.pid}/children") or ""
     finally:
         parent.kill()
@@ -274,7 +296,7 @@ def test_without_the_right_to_look_the_answer_is_unknown_and_not_an_error(start:
         "print(open_files(pid), read_environ(pid))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(child.pid)], capture_output=True, text=True, timeout=60)
-    unknown = "Wait(kind='unknown', target='', fd=None)"
+    unknown = str(Wait("unknown"))
     assert done.stdout.splitlines() == [unknown, f"{unknown} 0 S", "[] {}"], done.stderr
 
 

@@ -18,7 +18,7 @@ from jackline.supervisor.child.environment import STACK_SIGNAL
 from jackline.supervisor.stacks import dumps as sources
 from jackline.supervisor.stacks import take as stacks
 from jackline.supervisor.stacks.dumps import SourceReader, fatal_part, is_own_code, parse_faulthandler, parse_py_spy
-from jackline.supervisor.stacks.take import all_hash, forget_dead, main_hash, native_text, sample_stacks
+from jackline.supervisor.stacks.take import forget_dead, main_hash, native_text, others_hash, sample_stacks
 from tests.supervisor.hanging import (
     FORK_DEADLOCK,
     GIL_IN_C,
@@ -422,8 +422,8 @@ def test_the_hash_of_all_threads_leaves_housekeeping_out() -> None:
     moved = ThreadStack(2, "Thread-1", (Frame("run", "/p/site-packages/tqdm/_monitor.py", 65),))
     worker = ThreadStack(3, "Thread-2", (Frame("g", "/a/x.py", 9),))
     base = ProcessStack(1, "", (main, monitor, worker))
-    assert all_hash(base) == all_hash(ProcessStack(1, "", (main, moved, worker)))
-    assert all_hash(base) != all_hash(ProcessStack(1, "", (main, moved)))
+    assert others_hash(base) == others_hash(ProcessStack(1, "", (main, moved, worker)))
+    assert others_hash(base) != others_hash(ProcessStack(1, "", (main, moved)))
     assert main_hash(base) == main_hash(ProcessStack(1, "", (main,)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,8 @@ def test_any_counter_that_moves_keeps_it_from_being_stuck(alive: dict[str, float
 
 def test_bytes_on_the_network_keep_it_from_being_stuck() -> None:
     assert first(play(World([Proc(7)], tcp=100), 100), "STUCK") == -1
-    assert first(play(World([Proc(7)], tcp=30), 100), "STUCK") == 60
+    assert first(play(World([Proc(7)], tcp=1), 100), "STUCK") == -1
+    assert first(play(World([Proc(7)], tcp=0), 100), "STUCK") == 60
 
 
 @pytest.mark.parametrize("quiet", [{"other_cores": 0.01}, {"disk": 300}])
@@ -277,11 +279,11 @@ def test_one_long_call_is_busy_for_ever_and_never_stuck() -> None:
         "BUSY",
         "RUNNING_NATIVE",
         1002.0,
-        "busy in /me/p7.py:10 `re.match(a, b)` for 1 h 6 min (1.0 cores)",
+        "busy in /me/p7.py:10 `re.match(a, b)` for 1 h 6 min, in each of 800 looks (1.0 cores)",
         Frame("work", "/me/p7.py", 10, "re.match(a, b)", True),
         7,
     )
-    assert first(verdicts, "BUSY") <= 8
+    assert first(verdicts, "BUSY") == 12  # the third look at the same line
 
 
 def test_a_starved_spinner_on_a_full_machine_is_busy_too() -> None:
@@ -389,17 +391,34 @@ def test_a_saving_thread_in_the_kernel_gets_it_too() -> None:
 # -- keyboard, stopped ----------------------------------------------------------------------------------------------
 
 
-def test_a_question_nobody_can_answer_is_told_after_five_seconds() -> None:
-    verdicts = play(World([Proc(7, wait=Wait("keyboard", "/dev/pts/1", 0), source='input("name? ")')]), 70)
-    assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (6, 61)
+@pytest.mark.parametrize(
+    ("can_type", "how"),
+    [
+        (True, "type the answer in the terminal of this run (`jackline watch` shows it)"),
+        (False, "it can be answered in the terminal /dev/pts/1"),
+    ],
+)
+def test_a_question_at_a_terminal_is_told_after_five_seconds_and_is_no_alarm(can_type: bool, how: str) -> None:
+    world = World([Proc(7, wait=Wait("keyboard", "/dev/pts/1", 0), source='input("name? ")')])
+    verdicts = play(world, 400, thresholds=Thresholds(can_type=can_type))
+    assert alarms(verdicts) == []
     assert verdicts[10] == Verdict(
-        "SUSPECT",
+        "WAITING",
         "KEYBOARD",
         1001.0,
-        'waiting for keyboard input for 9.0 s at /me/p7.py:10 `input("name? ")` (process 7); '
-        "nobody can type unless it was started with --tty",
+        f'waiting for keyboard input for 9.0 s at /me/p7.py:10 `input("name? ")` (process 7); {how}',
         Frame("work", "/me/p7.py", 10, 'input("name? ")', True),
         7,
+    )
+
+
+def test_a_prompt_with_a_connected_input_is_never_stuck() -> None:
+    world = World([Proc(7, wait=Wait("keyboard", "standard input (a pipe)", 0), source="code.interact()")])
+    verdicts = play(world, 1000)
+    assert alarms(verdicts) == ["SUSPECT KEYBOARD"]
+    assert first(verdicts, "SUSPECT") == 6
+    assert verdicts[-1].text.endswith(
+        "its input is connected, but nothing comes; without --tty you cannot type to it"
     )
 
 
@@ -411,7 +430,7 @@ def test_a_question_over_a_pipe_is_a_question() -> None:
 def test_a_question_is_called_one_however_small_the_limits() -> None:
     world = World([Proc(7, wait=Wait("pipe", "output of sh (pid 3)", 0), source="answer = input()")])
     limits = Thresholds(suspect_after_s=8, stuck_after_s=4)
-    assert alarms(play(world, 20, thresholds=limits)) == ["STUCK KEYBOARD"]
+    assert alarms(play(world, 20, thresholds=limits)) == ["SUSPECT KEYBOARD"]
 
 
 def test_a_child_that_asks_is_found() -> None:
@@ -674,12 +693,79 @@ def test_progress_is_labelled_too(process: Proc, label: str) -> None:
     assert (last.kind, last.label) == ("PROGRESS", label)
 
 
-def test_how_long_nothing_moved_is_said_before_any_alarm() -> None:
-    last = play(World([Proc(7)]), 31)[-1]
-    assert (last.kind, last.text) == ("PROGRESS", "waiting for another thread; nothing has moved for 30 s")
+def test_a_standstill_of_some_seconds_is_waiting_and_says_when_it_becomes_an_alarm() -> None:
+    verdicts = play(World([Proc(7)]), 61)
+    assert [first(verdicts, kind) for kind in ("WAITING", "STUCK")] == [5, 60]
+    last = verdicts[30]
+    assert (last.kind, last.label, last.next_kind, last.next_in_s) == ("WAITING", "WAITING_LOCK", "STUCK", 30.0)
+    assert last.text == (
+        "waiting for another thread at /me/p7.py:10 `with lock:`; nothing has moved for 30 s; "
+        "if nothing changes, STUCK in 30 s"
+    )
 
 
-# -- without py-spy: our own signal makes the main thread work ------------------------------------------------------
+def test_a_quiet_main_thread_beside_a_logger_is_waiting_and_says_when_it_becomes_suspect() -> None:
+    verdicts = play(World([Proc(7)], tcp=30), 130)
+    assert (first(verdicts, "WAITING"), first(verdicts, "SUSPECT")) == (5, 120)
+    assert verdicts[60].text.endswith("the main thread has not moved for 1 min; if nothing changes, SUSPECT in 1 min")
+
+
+def test_a_stalled_download_is_called_network_within_ten_seconds() -> None:
+    wait = Wait("network", "10.0.0.3:443", 5)
+    last = play(World([Proc(7, wait=wait, source="body = response.read()")]), 10)[-1]
+    assert (last.kind, last.label) == ("WAITING", "WAITING_NETWORK")
+    assert last.text.startswith("waiting for the network (10.0.0.3:443, 0 B/s) at /me/p7.py:10")
+
+
+def test_what_our_own_stack_reader_does_to_a_process_is_not_movement() -> None:
+    """A native dump wakes it up, costs CPU and writes a file."""
+    process = Proc(7)
+    world = World([process])
+    judge = Judge()
+    verdicts = []
+    for second in range(70):
+        is_looked_at = second == 40
+        process.main_cores, process.main_writes = (0.2, 4000) if second == 39 else (0.0, 0)
+        verdicts.append(judge.add(replace(world.sample(second), disturbed=frozenset({7} if is_looked_at else ()))))
+        world.live()
+    assert first(verdicts, "STUCK") == 60
+
+
+def test_a_thread_that_runs_between_two_endless_waits_has_moved() -> None:
+    """A byte a second from a FIFO costs a few microseconds of CPU, and nothing else changes."""
+    endless = Wait("pipe", "/tmp/fifo", 3, is_endless=True)
+    assert alarms(play(World([Proc(7, wait=endless, main_cores=2e-5)]), 300)) == []
+    # A loop that looks at a flag has a time limit in its call.
+    assert alarms(play(World([Proc(7, wait=replace(endless, is_endless=False), main_cores=2e-5)]), 300)) != []
+
+
+def test_a_pool_whose_threads_change_lines_works_for_the_main_thread_that_collects() -> None:
+    def worker(line: int) -> tuple[ThreadStack, ...]:
+        frames = (
+            Frame("fetch", "/me/p7.py", line, "", True),
+            Frame("_worker", "/lib/concurrent/futures/thread.py", 83),
+        )
+        return (ThreadStack(12, "ThreadPoolExecutor-0_0", frames),)
+
+    process = Proc(7, inside=(Frame("result", "/lib/concurrent/futures/_base.py", 451),), threads=worker(30))
+
+    def step(second: int) -> None:
+        process.threads = worker(30 + second // 5 % 2)
+
+    assert alarms(play(World([process]), 400, step=step)) == []
+    assert alarms(play(World([process]), 400)) == ["STUCK STUCK_LOCK"]
+
+
+def test_sockets_that_come_and_go_between_samples_are_activity() -> None:
+    world = World([Proc(7)])
+    judge = Judge()
+    verdicts = []
+    for second in range(100):
+        sample = world.sample(second)
+        sockets = {second // 2: 310}  # the sum of bytes over open sockets never changes
+        verdicts.append(judge.add(replace(sample, tree=replace(sample.tree, sockets=sockets))))
+        world.live()
+    assert first(verdicts, "STUCK") == -1
 
 
 def test_what_our_own_signal_costs_is_not_taken_for_progress() -> None:

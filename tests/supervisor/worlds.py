@@ -88,7 +88,7 @@ class World:
     tcp_bytes: int = 0
 
     def sample(self, second: int) -> Sample:
-        tcp = None if self.tcp is None else self.tcp_bytes
+        tcp = None if self.tcp is None else {1: self.tcp_bytes}
         tree = TreeReading(self.at_s, tuple(process.reading() for process in self.processes), tcp)
         is_due = self.stacks_every_s and second % self.stacks_every_s == 2
         stacks = tuple(process.stack() for process in self.processes) if is_due else None

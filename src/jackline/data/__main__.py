@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from jackline.errors import JacklineError
-from jackline.extras import explained
 from jackline.machine.priority import step_back
 from jackline.pipes import drop_output
 
@@ -23,8 +22,7 @@ def main() -> int:
         else:
             from jackline.data.command_line import run_request
 
-            with explained(f"`jackline data {name}`"):
-                run_request(name, json.loads(sys.stdin.read() if rest == ["-"] else rest[0]))
+            run_request(name, json.loads(sys.stdin.read() if rest == ["-"] else rest[0]))
             sys.stdout.flush()
     except JacklineError as error:
         print(error, file=sys.stderr)

@@ -31,19 +31,16 @@ _DEADLINE_S = 0.5
 _SS_TIMEOUT_S = 2.0
 
 
-def tree_tcp_bytes(pids: Collection[int]) -> int | None:
-    """Bytes received plus bytes acknowledged by the remote end, over all TCP sockets of these processes.
+def tree_sockets(pids: Collection[int]) -> dict[int, int] | None:
+    """Bytes received plus bytes acknowledged by the remote end, for each TCP socket of these processes, by inode.
 
-    The bytes of a closed socket are no longer counted, so the sum may fall: a caller counts any change as activity.
     Loopback counts too, because workers that communicate do work. None when the machine does not report it.
     """
     try:
         moved = dict(_dump_tcp_bytes())
     except OSError:
         return _bytes_from_ss(pids)
-    if not moved:
-        return 0
-    return sum(moved.get(inode, 0) for inode in _socket_inodes(pids))
+    return {inode: moved[inode] for inode in _socket_inodes(pids) if inode in moved} if moved else {}
 
 
 def _socket_inodes(pids: Collection[int]) -> set[int]:
@@ -99,7 +96,7 @@ def _socket_bytes(message: bytes) -> Iterator[tuple[int, int]]:
         at += (length + 3) & ~3
 
 
-def _bytes_from_ss(pids: Collection[int]) -> int | None:
+def _bytes_from_ss(pids: Collection[int]) -> dict[int, int] | None:
     """Fallback where raw netlink diagnosis is not available, but the distribution's `ss` works."""
     try:
         done = subprocess.run(
@@ -107,20 +104,21 @@ def _bytes_from_ss(pids: Collection[int]) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return sum_ss_bytes(done.stdout, _socket_inodes(pids)) if done.returncode == 0 else None
+    return parse_ss(done.stdout, _socket_inodes(pids)) if done.returncode == 0 else None
 
 
-def sum_ss_bytes(text: str, inodes: Collection[int]) -> int:
-    """Sum the output of `ss`: per socket a line with addresses and 'ino:N', then an indented one with counters."""
-    total, is_ours = 0, False
+def parse_ss(text: str, inodes: Collection[int]) -> dict[int, int]:
+    """The output of `ss`: per socket a line with addresses and 'ino:N', then an indented one with counters."""
+    found: dict[int, int] = {}
+    inode = 0
     for line in text.splitlines():
         for word in line.split():
             name, _, number = word.partition(":")
             if name == "ino":
-                is_ours = number.isdigit() and int(number) in inodes
-            elif is_ours and name in ("bytes_acked", "bytes_received") and number.isdigit():
-                total += int(number)
-    return total
+                inode = int(number) if number.isdigit() else 0
+            elif inode in inodes and name in ("bytes_acked", "bytes_received") and number.isdigit():
+                found[inode] = found.get(inode, 0) + int(number)
+    return found
 
 
 def describe_socket(pid: int, fd: int) -> Wait:

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from stat import S_ISREG
 
-from jackline.machine.net import tree_tcp_bytes
+from jackline.machine.net import tree_sockets
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
-from jackline.machine.readings import ProcessReading, TreeReading
+from jackline.machine.readings import ProcessReading, TreeReading, Wait
 from jackline.machine.waits import read_wait, wait_in_state
 
 __all__ = [
@@ -90,6 +90,9 @@ def _read(pid: int, *, is_whole: bool) -> ProcessReading | None:
         return None
     stat = _parse_stat(data)
     read, written = _disk_bytes(pid)
+    main_read, main_written = _main_chars(pid)
+    times = _thread_times(pid, stat, is_whole=is_whole)
+    wait = wait_in_state(pid, pid, stat.state, is_cheap=not is_whole)
     return ProcessReading(
         pid=pid,
         ppid=stat.ppid,
@@ -97,16 +100,26 @@ def _read(pid: int, *, is_whole: bool) -> ProcessReading | None:
         comm=stat.comm,
         state=stat.state,
         cpu_s=stat.cpu_s,
-        wants_cpu_s=_wanted_cpu_s(pid, stat, is_whole=is_whole),
+        wants_cpu_s=max(sum(ns for _, ns, _ in times) / 1e9, stat.cpu_s) + sum(ns for _, _, ns in times) / 1e9,
         rss_bytes=stat.rss_bytes,
         num_threads=stat.num_threads,
         read_bytes=read,
         write_bytes=written,
-        wait=wait_in_state(pid, pid, stat.state, is_cheap=not is_whole),
+        wait=wait,
         is_python=is_python(pid, stat.start_ticks),
         main_cpu_s=_main_cpu_s(pid),
-        main_wchar_bytes=_main_wchar_bytes(pid),
+        main_wchar_bytes=main_written,
+        main_rchar_bytes=main_read,
+        threads=tuple((tid, on_cpu_ns) for tid, on_cpu_ns, _ in times),
+        awaited_sockets=_awaited_sockets(pid, wait),
     )
+
+
+def _awaited_sockets(pid: int, wait: Wait) -> frozenset[int]:
+    if wait.kind != "network" or wait.fd is None:
+        return frozenset()
+    links = (read_link(f"/proc/{pid}/fd/{fd}") or "" for fd in wait.fds or (wait.fd,))
+    return frozenset(int(link[8:-1]) for link in links if link.startswith("socket:["))
 
 
 def _main_cpu_s(pid: int) -> float | None:
@@ -115,30 +128,30 @@ def _main_cpu_s(pid: int) -> float | None:
     return int(words[0]) / 1e9 if words else None
 
 
-def _main_wchar_bytes(pid: int) -> int | None:
+def _main_chars(pid: int) -> tuple[int | None, int | None]:
+    """Bytes that the main thread has passed through read() and write()."""
+    read = written = None
     for line in (read_bytes(f"/proc/{pid}/task/{pid}/io") or b"").split(b"\n"):
-        if line.startswith(b"wchar:"):
-            return int(line[6:])
-    return None
+        if line.startswith(b"rchar:"):
+            read = int(line[6:])
+        elif line.startswith(b"wchar:"):
+            written = int(line[6:])
+    return read, written
 
 
-def _wanted_cpu_s(pid: int, stat: _Stat, *, is_whole: bool) -> float:
-    """CPU time plus time spent waiting for a CPU.
+def _thread_times(pid: int, stat: _Stat, *, is_whole: bool) -> list[tuple[int, int, int]]:
+    """(thread id, ns on a CPU, ns spent waiting for one) for each thread; for many threads only the main one.
 
-    Threads that ended are in `stat` but no longer in task/, so the larger of both counts; the waiting time of an
-    ended thread is lost. So the sum may fall a little: a caller treats a fall as zero.
+    Threads that ended are in `stat` but no longer in task/, so the larger of both counts as CPU time; the waiting
+    time of an ended thread is lost. So the sum may fall a little: a caller treats a fall as zero.
     """
-    if stat.num_threads == 1 or not is_whole or stat.num_threads > _MOST_THREADS:
-        paths = [f"/proc/{pid}/schedstat"]
-    else:
-        paths = [f"/proc/{pid}/task/{tid}/schedstat" for tid in list_numbers(f"/proc/{pid}/task")]
-    on_cpu_ns = queued_ns = 0
-    for path in paths:
-        words = (read_bytes(path) or b"").split()
+    is_one = stat.num_threads == 1 or not is_whole or stat.num_threads > _MOST_THREADS
+    times = []
+    for tid in [pid] if is_one else list_numbers(f"/proc/{pid}/task"):
+        words = (read_bytes(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
         if len(words) >= 2:
-            on_cpu_ns += int(words[0])
-            queued_ns += int(words[1])
-    return max(on_cpu_ns / 1e9, stat.cpu_s) + queued_ns / 1e9
+            times.append((tid, int(words[0]), int(words[1])))
+    return times
 
 
 def _disk_bytes(pid: int) -> tuple[int, int]:
@@ -164,7 +177,7 @@ def read_tree(root_pid: int, *, with_network: bool = False) -> TreeReading:
     found = tuple(reading for reading in readings if reading is not None)
     if not found or found[0].pid != root_pid:
         return TreeReading(at_s)
-    return TreeReading(at_s, found, tree_tcp_bytes([reading.pid for reading in found]) if with_network else None)
+    return TreeReading(at_s, found, tree_sockets([reading.pid for reading in found]) if with_network else None)
 
 
 def list_tree(root_pid: int) -> list[int]:

@@ -5,6 +5,7 @@ The modules beside this one create them. `at_s` is `time.monotonic()`: rates mus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,6 +35,10 @@ class Wait:
     kind: WaitKind
     target: str = ""
     fd: int | None = None
+    fds: tuple[int, ...] = ()  # all of them, when it waits for several at once
+    is_endless: bool = False  # the call has no time limit: the thread runs again only if what it waits for comes
+    is_writing: bool = False  # it waits for room, not for data
+    address: int | None = None  # of the futex, equal for threads that wait for the same lock
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,10 @@ class ProcessReading:
     # Only of the main thread, because a busy helper thread changes the counters of the whole process.
     main_cpu_s: float | None = None  # on-CPU only (task/PID/schedstat, field 1)
     main_wchar_bytes: int | None = None  # passed to write(), for any file (task/PID/io, wchar)
+    main_rchar_bytes: int | None = None  # returned by read(), for any file; recv() is not counted
+    # (thread id, on-CPU time in ns). A thread whose time has not changed has not run at all.
+    threads: tuple[tuple[int, int], ...] = ()
+    awaited_sockets: frozenset[int] = frozenset()  # inodes of the internet sockets that the main thread waits for
 
 
 @dataclass(frozen=True)
@@ -144,11 +153,30 @@ class Protection:
 
 @dataclass(frozen=True)
 class TreeReading:
-    """A process and all its descendants, the root first."""
+    """A process and all its descendants, the root first. `sockets` has the bytes that each TCP socket of the tree has
+    received and sent, by inode; None when the machine does not report them."""
 
     at_s: float
     processes: tuple[ProcessReading, ...] = field(default_factory=tuple)
-    tcp_bytes: int | None = None
+    sockets: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What TCP sockets did between two readings. `active` are the inodes of sockets that are new, grown or closed."""
+
+    num_bytes: int = 0
+    active: frozenset[int] = frozenset()
+
+
+def traffic_between(before: TreeReading, after: TreeReading) -> Traffic:
+    """Counted per socket: in a sum over open sockets, the bytes of closed connections would cancel those of new
+    ones."""
+    if before.sockets is None or after.sockets is None:
+        return Traffic()
+    old, new = before.sockets, after.sockets
+    grown = {inode: moved - old.get(inode, 0) for inode, moved in new.items() if moved > old.get(inode, -1)}
+    return Traffic(sum(grown.values()), frozenset(grown) | (frozenset(old) - frozenset(new)))
 
 
 @dataclass(frozen=True)
@@ -173,5 +201,4 @@ def rates_between(before: TreeReading | None, after: TreeReading) -> Rates:
         cpu_s += max(0.0, process.cpu_s - former.cpu_s)
         disk_bytes += max(0, process.read_bytes - former.read_bytes)
         disk_bytes += max(0, process.write_bytes - former.write_bytes)
-    net_bytes = max(0, (after.tcp_bytes or 0) - (before.tcp_bytes or 0))
-    return Rates(cpu_s / span_s, disk_bytes / span_s, net_bytes / span_s)
+    return Rates(cpu_s / span_s, disk_bytes / span_s, traffic_between(before, after).num_bytes / span_s)

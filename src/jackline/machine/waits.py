@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import struct
+from dataclasses import replace
 from typing import cast
 
 from jackline.machine.net import describe_socket
@@ -105,7 +106,6 @@ _MOST_POLLED = 64  # descriptors checked in one poll; the thousands of a server 
 _WORDS: dict[str, Wait] = {
     "lock": Wait("lock"),
     "sleep": Wait("sleep"),
-    "child": Wait("child"),
 }
 _STATES: dict[str, Wait] = {
     "R": Wait("running"),
@@ -147,7 +147,7 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
     if group is None:
         wait = _from_wchan(pid, tid, state)
     else:
-        wait = _from_call(pid, group, arguments)
+        wait = _with_limit(_from_call(pid, number, group, arguments), number, group, arguments)
     if wait.kind == "file" and group in ("read", "write", "open"):
         wait = _named_pipe(pid, tid, wait)
     # In an uninterruptible sleep the kernel does I/O, except for a parent that waits for its vfork child.
@@ -156,10 +156,39 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
     return wait
 
 
-def _from_call(pid: int, group: str, arguments: list[int]) -> Wait:
+# Calls whose time limit is a number of milliseconds: (argument, bits). All others take a pointer, 0 for no limit.
+_MILLISECONDS = {"x86_64": {7: 2, 232: 3, 281: 3}, "aarch64": {22: 3}}
+_LIMIT_AT = {"poll": 2, "epoll": 3, "select": 4, "lock": 3}
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+
+
+def _with_limit(wait: Wait, number: int, group: str, arguments: list[int]) -> Wait:
+    """Add whether the call ends only when what it waits for comes, and of a futex which one it is."""
+    machine = os.uname().machine
+    if group in ("read", "write", "child", "flock", "fcntl"):
+        return replace(wait, is_endless=True, is_writing=group == "write")
+    if group not in _LIMIT_AT or (group == "lock" and number != _FUTEX.get(machine)):
+        return wait
+    limit = arguments[_LIMIT_AT[group]]
+    is_number = number in _MILLISECONDS.get(machine, {})
+    is_endless = _as_descriptor(limit) < 0 if is_number else limit == 0
+    return replace(wait, is_endless=is_endless, address=arguments[0] if group == "lock" else None)
+
+
+def _child_awaited(number: int, arguments: list[int]) -> Wait:
+    """wait4(pid, ...) and waitid(P_PID, pid, ...); any child otherwise."""
+    first, second = _as_descriptor(arguments[0]), _as_descriptor(arguments[1])
+    by_call = {61: first, 260: first, 247: second if first == 1 else 0, 95: second if first == 1 else 0}
+    pid = by_call.get(number, 0)  # 0 for clone and vfork, where the child is not known yet
+    return Wait("child", f"process {pid}") if pid > 0 else Wait("child")
+
+
+def _from_call(pid: int, number: int, group: str, arguments: list[int]) -> Wait:
     if group in _WORDS:
         return _WORDS[group]
     first = _as_descriptor(arguments[0])
+    if group == "child":
+        return _child_awaited(number, arguments)
     if group in ("read", "write"):
         return describe_descriptor(pid, first, is_reading=group == "read")
     if group == "poll":
@@ -248,7 +277,7 @@ def _merge(pid: int, fds: list[int] | None, *, is_endless: bool = False) -> Wait
     if len(waits) == 1:
         return waits[0]
     if networks:
-        return networks[0]
+        return replace(networks[0], fds=tuple(wait.fd for wait in networks if wait.fd is not None))
     if len({wait.kind for wait in waits}) == 1:
         return Wait(waits[0].kind, waits[0].target, waits[0].fd)
     return Wait("poll", ", ".join(sorted({wait.target or wait.kind for wait in waits})[:4]))

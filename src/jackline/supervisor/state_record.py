@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from jackline.diagnosis.doing import Doing
-from jackline.diagnosis.frames import Frame
 from jackline.machine.readings import GpuReading
 from jackline.memory.guard.oom_report import other_users
 from jackline.rundir.records import supervisor as records
@@ -25,6 +24,8 @@ def verdict_record(verdict: Verdict | None, now_s: float) -> records.VerdictReco
         text=verdict.text,
         pid=verdict.pid,
         frame=asdict(verdict.frame) if verdict.frame else None,
+        next_kind=verdict.next_kind or None,
+        next_in_s=round(verdict.next_in_s) if verdict.next_in_s is not None else None,
     )
 
 
@@ -37,7 +38,7 @@ def now_record(doing: Doing | None) -> records.NowRecord:
     return records.NowRecord(doing.what, frame.file, frame.line, frame.function, frame.source.strip())
 
 
-def memory_record(memory: MemoryWatch, grows: Frame | None) -> records.HostMemoryRecord:
+def memory_record(memory: MemoryWatch, grows_at: str | None) -> records.HostMemoryRecord:
     reading = memory.reading
     if reading is None:
         return records.HostMemoryRecord()
@@ -50,7 +51,7 @@ def memory_record(memory: MemoryWatch, grows: Frame | None) -> records.HostMemor
         peak_bytes=memory.peak_bytes,
         growth_bytes_per_s=round(memory.growth_bytes_per_s()),
         seconds_to_limit=memory.seconds_left(),
-        grows_at=f"{grows.place} `{grows.source.strip()}`" if grows else None,
+        grows_at=grows_at,
     )
 
 

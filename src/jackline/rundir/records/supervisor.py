@@ -13,7 +13,8 @@ from jackline.rundir.records.fields import decode, each, encode, left_out
 
 @dataclass(frozen=True)
 class VerdictRecord:
-    """PROGRESS, BUSY, PAUSED, SUSPECT or STUCK. `since_s` is only in older files, written before `for_s` existed."""
+    """PROGRESS, BUSY, WAITING, PAUSED, SUSPECT or STUCK. `next_kind` is the alarm that follows in `next_in_s` if
+    nothing changes. `since_s` is only in older files, written before `for_s` existed."""
 
     kind: str | None = None
     label: str | None = None
@@ -21,11 +22,17 @@ class VerdictRecord:
     text: str | None = None
     pid: int | None = None
     frame: dict[str, Any] | None = None
+    next_kind: str | None = left_out()
+    next_in_s: float | None = left_out()
     since_s: float | None = left_out()
 
     @property
     def is_alarm(self) -> bool:
         return self.kind in ("SUSPECT", "STUCK")
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.kind == "WAITING"
 
     @property
     def is_pause(self) -> bool:

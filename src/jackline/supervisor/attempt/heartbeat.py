@@ -16,7 +16,6 @@ FIRST_AFTER_S = 2.0
 EVERY_S = 9.0
 LATER_EVERY_S = 58.0
 LATER_AFTER_S = 600.0
-STALE_S = 30.0  # an older report of progress is shown with its age
 
 
 def heartbeat_is_due(silent_s: float, last_spoken_silent_s: float | None, *, first_after_s: float) -> bool:
@@ -40,8 +39,19 @@ def heartbeat_line(state: SupervisorRecord, *, width: int | None = None) -> str:
         parts.insert(1, f"{verdict.kind} for {format_duration(verdict.for_s or 0.0)}")
     elif verdict.is_pause:
         parts.insert(1, pause_words(state))
+    elif verdict.is_waiting:
+        parts.append(waiting_words(state))
     line = "  ".join(parts)
     return line if width is None or len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def waiting_words(state: SupervisorRecord) -> str:
+    """'nothing moved for 19 s, STUCK in 41 s if nothing changes'."""
+    verdict = state.verdict
+    words = f"nothing moved for {format_duration(verdict.for_s or 0.0)}"
+    if not verdict.next_kind or verdict.next_in_s is None:
+        return words
+    return f"{words}, {verdict.next_kind} in {format_duration(verdict.next_in_s)} if nothing changes"
 
 
 def pause_words(state: SupervisorRecord) -> str:
@@ -53,20 +63,12 @@ def pause_words(state: SupervisorRecord) -> str:
 
 
 def _progress_words(state: SupervisorRecord) -> list[str]:
-    """'train 12 %, 3 min left', of one epoch or bar where only that is known; and the loss that was printed."""
-    progress, words = state.progress, []
-    if progress.total and progress.done is not None:
-        share = 100.0 * progress.done / progress.total
-        age_s = max(0.0, (state.at_s or 0.0) - (progress.at_s or state.at_s or 0.0))
-        left_s = progress.eta_s - age_s if progress.eta_s is not None and share < 100.0 else None
-        left = f", {format_duration(left_s)} left" if left_s is not None and left_s > 0 else ""
-        part = f"this {progress.of}" if progress.is_part else "done"
-        old = f" ({format_duration(age_s)} ago)" if age_s >= STALE_S else ""
-        words.append(f"{progress.phase or part} {share:.0f} %{left}{old}")
-    loss = next((entry for entry in state.printed[:1] if "loss" in (entry.name or "")), None)
-    if loss is not None and (loss.value is not None or loss.text):
-        words.append(f"{loss.name} {loss.text if loss.value is None else format(loss.value, '.4g')}")
-    return words
+    progress = state.progress
+    if not progress.total or progress.done is None:
+        return []
+    share = 100.0 * progress.done / progress.total
+    left = f", {format_duration(progress.eta_s)} left" if progress.eta_s is not None and share < 100.0 else ""
+    return [f"{progress.phase or 'done'} {share:.0f} %{left}"]
 
 
 def _figures(state: SupervisorRecord) -> list[str]:

@@ -15,23 +15,21 @@ from jackline.diagnosis.doing import Doing, describe
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.memory import read_oom_counters
-from jackline.machine.net import tree_tcp_bytes
+from jackline.machine.net import tree_sockets
 from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, Rates, TreeReading, Wait, rates_between
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import read_state
 from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord, OutputRecord, SupervisorRecord
+from jackline.supervisor.attempt.hang_watch import HangWatch
 from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.child.process import Command
 from jackline.supervisor.events import Events
-from jackline.supervisor.hang.incident import write_incident
-from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
+from jackline.supervisor.hang.verdict import Verdict
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output.progress import Progress, is_later_step
 from jackline.supervisor.output.reader import LogWriter, OutputTail
 from jackline.supervisor.output.room import BudgetWatch
-from jackline.supervisor.output.told import Told
-from jackline.supervisor.stacks.sampler import StackSample, StackSampler
 from jackline.supervisor.stacks.take import forget_dead
 from jackline.supervisor.state_record import (
     gpu_records,
@@ -43,12 +41,7 @@ from jackline.supervisor.state_record import (
 )
 
 SAMPLE_EVERY_S = 1.0
-STACKS_FIRST_AFTER_S = 0.8
-STACKS_FIRST_APART_S = 3.0
-STACKS_SILENT_EVERY_S = 5.0
-STACKS_ALWAYS_EVERY_S = 30.0
 STACKS_RISING_EVERY_S = 0.3
-ALARMS = ("STUCK", "SUSPECT")
 
 
 class AttemptWatch:
@@ -71,19 +64,15 @@ class AttemptWatch:
         self.log = log
         self.protections_off: dict[str, str] = {}
         self.oom_before: OomCounters = read_oom_counters(command.child.pid)
-        self.told = Told(run)
         self.tails = self._open_tails(command.attempt, consumed or {})
         self.memory = MemoryWatch(command.child.pid)
-        self.sampler = StackSampler(command.attempt.stacks)
-        self.judge = Judge(Thresholds(suspect_after_s=2 * options.stuck_after_s, stuck_after_s=options.stuck_after_s))
-        self.verdict: Verdict | None = None
+        self.hang = HangWatch(command.attempt, options, events)
         self.tree = TreeReading(0.0)
         self.rates = Rates()
         self.gpus: tuple[GpuReading, ...] = ()
         self.doing: Doing | None = None
         self.progress: Progress | None = None
         self.growth_places = GrowthPlaces()
-        self.incidents: list[IncidentRecord] = []
         self.pids_seen: set[int] = {command.child.pid}
         self.resumed_from: str | None = None
         self.has_trained = False  # its output has counted training steps, not only loaded files
@@ -92,16 +81,9 @@ class AttemptWatch:
         self.last_line = ""
         self.num_lines = 0
         self.marks = 0
-        self._began_s = time.monotonic()
-        self._stacks: tuple[ProcessStack, ...] = ()
-        self._stacks_at_s = float("-inf")
-        self._fresh_stacks: tuple[ProcessStack, ...] | None = None
         self._last_sample_s = time.monotonic() - SAMPLE_EVERY_S
-        self._last_stacks_s = float("-inf")
-        self._alarm = ""
         self._budget = BudgetWatch(run.path, options.disk_budget)
         self._is_budget_used_up = False
-        self._pending_incident: Verdict | None = None
 
     # -- called by the loop -----------------------------------------------------------------------------------------
 
@@ -110,13 +92,21 @@ class AttemptWatch:
         self._guard("output", lambda: self._read_output(now_s))
         self._guard("memory", lambda: self._watch_memory(now_s))
         self._guard("stacks", lambda: self._collect_stacks(now_s))
-        self._guard("stacks", lambda: self._request_stacks(now_s))
+        self._guard("stacks", lambda: self.hang.request_stacks(now_s, self.last_output_s, self._python_pids()))
         if now_s - self._last_sample_s >= SAMPLE_EVERY_S:
             late_s = now_s - self._last_sample_s - SAMPLE_EVERY_S
             self._last_sample_s = now_s
             self._guard("processes", self._read_tree)
             self._guard("gpu", self._read_gpus)
             self._guard("verdict", lambda: self._judge(now_s, late_s))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.hang.verdict
+
+    @property
+    def incidents(self) -> list[IncidentRecord]:
+        return self.hang.incidents
 
     def is_short_of_space(self) -> bool:
         """The disk is full but for the blocks reserved ahead of the output file: poll more often."""
@@ -146,7 +136,7 @@ class AttemptWatch:
             former = state.oom_before
             self.oom_before = OomCounters(former.cgroup_kills, former.cgroup, former.machine_kills)
             self.resumed_from = state.resumed_from
-            self.incidents = list(state.incidents)
+            self.hang.incidents = list(state.incidents)
             self.memory.peak_bytes = state.memory.peak_bytes or 0
             self.num_lines = state.output.num_lines or 0
 
@@ -156,8 +146,6 @@ class AttemptWatch:
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
-        self.progress = self.told.progress or self.progress
-        self._guard("output", self.told.close)
         # A run with many short Python children leaves an empty dump file for each.
         self._guard("stacks", lambda: forget_dead(self.command.attempt.stacks))
 
@@ -180,11 +168,10 @@ class AttemptWatch:
             disk_bytes_per_s=round(self.rates.disk_bytes_per_s),
             net_bytes_per_s=round(self.rates.net_bytes_per_s),
             num_processes=len(self.tree.processes),
-            memory=memory_record(self.memory, self.growth_places.likely()),
+            memory=memory_record(self.memory, self._grows_at()),
             gpu=gpu_records(self.gpus),
             gpu_others=other_user_records(self.gpus, self.pids_seen),
             progress=progress_record(self.progress),
-            printed=self.told.latest,
             output=OutputRecord(
                 raw_consumed_bytes=raw.consumed_bytes,
                 raw_err_consumed_bytes=raw_err.consumed_bytes if raw_err is not None else None,
@@ -201,12 +188,10 @@ class AttemptWatch:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _open_tails(self, attempt: AttemptDir, consumed: dict[str, int]) -> dict[str, OutputTail]:
-        tails = {"raw": OutputTail(attempt.raw_out, self.log, consumed_bytes=consumed.get("raw", 0), told=self.told)}
+        tails = {"raw": OutputTail(attempt.raw_out, self.log, consumed_bytes=consumed.get("raw", 0))}
         if self.options.split_streams:
             start = consumed.get("raw_err", 0)
-            tails["raw_err"] = OutputTail(
-                attempt.raw_err, self.log, consumed_bytes=start, stream="err", told=self.told
-            )
+            tails["raw_err"] = OutputTail(attempt.raw_err, self.log, consumed_bytes=start, stream="err")
         return tails
 
     def _read_output(self, now_s: float) -> None:
@@ -242,18 +227,21 @@ class AttemptWatch:
         if not self.memory.poll(now_s, pids):
             return
         if self.memory.is_rising():
-            if now_s - self._last_stacks_s > STACKS_RISING_EVERY_S:
-                self._ask_for_stacks(now_s)
+            if now_s - self.hang.requested_at_s > STACKS_RISING_EVERY_S:
+                self.hang.ask(now_s, self._python_pids())
         elif self.memory.share() < 0.5:
             self.growth_places.clear()
         warning = self.memory.warning(now_s, self.growth_places.likely())
         if warning:
             self.events.emit("memory", warning, seconds_to_limit=self.memory.seconds_left())
 
+    def growing_frame(self) -> Frame | None:
+        return self.growth_places.likely()
+
     def _read_tree(self) -> None:
         tree = self.command.read_tree()
         pids = [process.pid for process in tree.processes]
-        tree = TreeReading(tree.at_s, tree.processes, tree_tcp_bytes(pids))
+        tree = TreeReading(tree.at_s, tree.processes, tree_sockets(pids))
         self.rates = rates_between(self.tree if self.tree.processes else None, tree)
         self.tree = tree
         self.pids_seen.update(pids[:1000])
@@ -263,92 +251,20 @@ class AttemptWatch:
 
     def _judge(self, now_s: float, late_s: float) -> None:
         output_bytes = sum(tail.num_read_bytes for tail in self.tails.values())
-        stacks, self._fresh_stacks = self._fresh_stacks, None
-        sample = Sample(
-            at_s=now_s,
-            late_s=max(0.0, late_s),
-            tree=self.tree,
-            gpus=self.gpus,
-            output_bytes=output_bytes,
-            marks=self.marks,
-            stacks=stacks,
-        )
-        self.verdict = self.judge.add(sample)
+        sample = self.hang.make_sample(now_s, late_s, self.tree, self.gpus, (output_bytes, self.marks))
+        self.hang.judge_sample(sample)
         self._describe()
-        self._raise_alarm(self.verdict)
-
-    def _raise_alarm(self, verdict: Verdict) -> None:
-        if verdict.kind == self._alarm:
-            return
-        if verdict.kind == "PAUSED":
-            self._alarm = verdict.kind
-            self.events.emit("verdict", verdict.text, verdict=verdict.kind, label=verdict.label)
-            return
-        if verdict.kind in ALARMS:
-            self._alarm = verdict.kind
-            self._pending_incident = verdict
-            event = "stuck" if verdict.kind == "STUCK" else "verdict"
-            self.events.emit(event, f"{verdict.kind}: {verdict.text}", verdict=verdict.kind, label=verdict.label)
-        elif self._alarm:
-            self.events.emit("verdict", f"it moves again: {verdict.text}", verdict=verdict.kind, label=verdict.label)
-            self._alarm = ""
-
-    def _request_stacks(self, now_s: float) -> None:
-        if self._pending_incident is not None:
-            self.sampler.request(self._python_pids(), native=True)
-            return
-        if now_s - self._began_s < STACKS_FIRST_AFTER_S:
-            return  # an interpreter that is still starting has no stack to read
-        is_silent = self.silent_s(now_s) >= min(STACKS_FIRST_AFTER_S, self.options.quiet_after_s)
-        # The first heartbeat of a silence must already name the line, so take a stack when a silence seems to begin.
-        # But a program that prints every two seconds must not cost a stack each time.
-        since_stacks_s = now_s - self._last_stacks_s
-        is_first = is_silent and self._last_stacks_s < self.last_output_s and since_stacks_s > STACKS_FIRST_APART_S
-        # Half of --stuck-after, so that an alarm always has a line to name, even if the program prints often.
-        always_every_s = min(STACKS_ALWAYS_EVERY_S, self.options.stuck_after_s / 2)
-        # Counted from the start of the attempt, not from minus infinity: otherwise the first stack would be taken
-        # right after the first print, and none would be due a second later, when the program falls silent.
-        is_due = now_s - max(self._last_stacks_s, self._began_s) >= always_every_s
-        is_due = is_due or (is_silent and since_stacks_s >= STACKS_SILENT_EVERY_S)
-        if is_first or is_due:
-            self._ask_for_stacks(now_s)
-
-    def _ask_for_stacks(self, now_s: float) -> None:
-        if self.sampler.request(self._python_pids()):
-            self._last_stacks_s = now_s
 
     def _collect_stacks(self, now_s: float) -> None:
-        taken = self.sampler.take()
-        if self.sampler.problem:
-            self._switch_off("stacks", self.sampler.problem)
+        taken = self.hang.collect(self.tree)
+        if self.hang.sampler.problem:
+            self._switch_off("stacks", self.hang.sampler.problem)
         if taken is None:
             return
-        self._stacks = self._fresh_stacks = taken.stacks
-        self._stacks_at_s = self._last_stacks_s  # time of the request: what the stack shows may be that old
         if self.memory.is_rising() and self.tree.processes:
             largest = max(self.tree.processes, key=lambda process: process.rss_bytes)
             self.growth_places.add(self._stack_of(largest.pid))
-        if taken.request.native:
-            self._write_incident(taken)
         self._describe()
-
-    def _write_incident(self, taken: StackSample) -> None:
-        verdict = self._pending_incident or self.verdict
-        if verdict is None:
-            return
-        self._pending_incident = None
-        number = len(self.incidents) + 1
-        path = self.command.attempt.incident(number)
-        write_incident(
-            path,
-            verdict=verdict,
-            stacks=taken.stacks,
-            native_text=taken.native_text,
-            tree=self.tree,
-            now_s=time.time(),
-        )
-        self.incidents.append(IncidentRecord(number, str(path), time.time(), verdict.text))
-        self.events.emit("incident", f"stacks of every process are in {path}", path=str(path))
 
     # -- small readings ----------------------------------------------------------------------------------------------
 
@@ -368,13 +284,13 @@ class AttemptWatch:
         return self._stack_of(leader.pid) if leader else None
 
     def _stack_of(self, pid: int) -> ProcessStack | None:
-        return next((stack for stack in self._stacks if stack.pid == pid), None)
+        return next((stack for stack in self.hang.stacks if stack.pid == pid), None)
 
     def _describe(self) -> None:
         leader = self._leading_process()
         if leader is not None:
             # A stack taken before the last output does not show what the program does now.
-            stack = self._leading_stack() if self._stacks_at_s >= self.last_output_s else None
+            stack = self._leading_stack() if self.hang.stacks_at_s >= self.last_output_s else None
             self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm)
 
     def last_frame(self) -> Frame | None:
@@ -382,6 +298,10 @@ class AttemptWatch:
         if self.doing is not None and self.doing.frame is not None:
             return self.doing.frame
         return self.verdict.frame if self.verdict else None
+
+    def _grows_at(self) -> str | None:
+        frame = self.growth_places.likely()
+        return f"{frame.place} `{frame.source.strip()}`" if frame else None
 
     def _guard(self, name: str, part: Callable[[], object]) -> None:
         """Run `part` and fail open. The next tick tries again: a disk that was full may have room by then."""

@@ -69,7 +69,7 @@ class Command:
         root = self.keeper if is_alive(self.keeper) else self.child
         tree = read_tree(root.pid)
         processes = tuple(process for process in tree.processes if process.pid != self.keeper.pid)
-        return TreeReading(tree.at_s, processes, tree.tcp_bytes)
+        return TreeReading(tree.at_s, processes, tree.sockets)
 
     def ending(self) -> Ending | None:
         """How the main process ended; None while it is alive."""

@@ -6,14 +6,17 @@ needs a change. The thresholds are at the top; the questions that a rule may ask
 
 from __future__ import annotations
 
+import math
+
 from jackline.diagnosis.doing import describe_wait
-from jackline.supervisor.hang.movement import ProcessView, gpu_works, is_paused
 from jackline.supervisor.hang.scene import (
     WORKER_WAITS,
     Kind,
     Scene,
     Verdict,
     is_asleep,
+    is_fed_by_threads,
+    is_joining_threads,
     is_on_disk,
     positions,
     process_at_fault,
@@ -22,9 +25,11 @@ from jackline.supervisor.hang.scene import (
     stuck_label,
 )
 from jackline.supervisor.hang.text import frame_of, place_text, view_text
+from jackline.supervisor.hang.views import ProcessView, is_paused
 from jackline.units import format_bytes, format_duration
 
 _BUSY_AFTER_S = 5.0
+_BUSY_SAMPLES = 3
 # Above these, others do work that a waiting main thread needs: a thread pool tokenises, a thread downloads.
 _STRONG_CPU_CORES, _STRONG_TCP, _STRONG_DISK = 0.1, 64_000.0, 256_000.0
 # Above these that is possible, but a logger that sends metrics can cause as much.
@@ -37,23 +42,31 @@ _DISK_PATIENCE = 5.0
 def keyboard(scene: Scene) -> Verdict | None:
     after_s = scene.limits.keyboard_after_s
     last_did = scene.state.window[-1] if scene.state.window else None
-    is_busy = last_did is not None and last_did[2].cpu_s / last_did[1] >= 0.15
-    if is_busy or scene.now_s - max(scene.state.moved_at_s, scene.state.output_at_s) < after_s:
+    is_working = last_did is not None and last_did[2].cpu_s / last_did[1] >= 0.15
+    if is_working or scene.now_s - max(scene.state.moved_at_s, scene.state.output_at_s) < after_s:
         return None
     for view in (scene.leader, *scene.workers, *scene.others):
         since_s = view.keyboard_since_s
-        if since_s is None or scene.now_s - since_s < after_s:
-            continue
-        kind: Kind = "STUCK" if scene.now_s - since_s >= scene.limits.stuck_after_s else "SUSPECT"
-        return _asking(scene, view, kind, since_s)
+        if since_s is not None and scene.now_s - since_s >= after_s:
+            return _asking(scene, view, since_s)
     return None
 
 
-def _asking(scene: Scene, view: ProcessView, kind: Kind, since_s: float) -> Verdict:
+def _asking(scene: Scene, view: ProcessView, since_s: float) -> Verdict:
+    """Never STUCK: an answer would continue it, and whoever holds the other end of its input may still give one."""
     place = place_text(frame_of(view) or frame_of(scene.leader))
     text = f"waiting for keyboard input for {format_duration(scene.now_s - since_s)}{f' at {place}' if place else ''}"
-    text += f" (process {view.reading.pid}); nobody can type unless it was started with --tty"
-    return Verdict(kind, "KEYBOARD", since_s, text, frame_of(scene.leader), view.reading.pid)
+    target = view.reading.wait.target
+    is_terminal = target.startswith("/dev/")
+    if is_terminal and scene.limits.can_type:
+        how = "type the answer in the terminal of this run (`jackline watch` shows it)"
+    elif is_terminal:
+        how = f"it can be answered in the terminal {target}"
+    else:
+        how = "its input is connected, but nothing comes; without --tty you cannot type to it"
+    kind: Kind = "WAITING" if is_terminal else "SUSPECT"
+    words = f"{text} (process {view.reading.pid}); {how}"
+    return Verdict(kind, "KEYBOARD", since_s, words, frame_of(scene.leader), view.reading.pid)
 
 
 def paused(scene: Scene) -> Verdict | None:
@@ -82,17 +95,20 @@ def _paused_by(scene: Scene, view: ProcessView) -> Verdict:
     return Verdict("PAUSED", label, since_s, text, frame_of(scene.leader), reading.pid)
 
 
-def stuck(scene: Scene) -> Verdict | None:
-    quiet_s = scene.now_s - scene.state.progress_at_s
+def stuck_limit_s(scene: Scene) -> float:
+    """How long nothing at all may move."""
     limit_s = scene.limits.stuck_after_s
     if is_asleep(scene):
         limit_s = max(limit_s, 2 * scene.limits.suspect_after_s * sleep_patience(scene))
-    if is_on_disk(scene):
-        limit_s *= _DISK_PATIENCE
-    if quiet_s < limit_s:
+    return limit_s * _DISK_PATIENCE if is_on_disk(scene) else limit_s
+
+
+def stuck(scene: Scene) -> Verdict | None:
+    quiet_s = scene.now_s - scene.state.progress_at_s
+    if quiet_s < stuck_limit_s(scene):
         return None
     if scene.leader.keyboard_since_s is not None:
-        return _asking(scene, scene.leader, "STUCK", scene.state.progress_at_s)
+        return _asking(scene, scene.leader, scene.state.progress_at_s)
     text = f"nothing has moved for {format_duration(quiet_s)}: {positions(scene)}"
     return Verdict(
         "STUCK", stuck_label(scene), scene.state.progress_at_s, text, frame_of(scene.leader), process_at_fault(scene)
@@ -115,19 +131,23 @@ def gpu_spin(scene: Scene) -> Verdict | None:
     return Verdict("SUSPECT", "GPU_SPIN", since_s, text, frame_of(scene.leader), scene.leader.reading.pid)
 
 
-def suspect(scene: Scene) -> Verdict | None:
-    quiet_s = scene.now_s - scene.state.moved_at_s
+def suspect_limit_s(scene: Scene) -> float:
+    """How long no main thread may move; infinite while others visibly work for it."""
+    did = scene.state.background.per_s(scene.now_s - scene.state.moved_at_s)
+    is_worked_for = did.cpu_s >= _STRONG_CPU_CORES or did.is_starved or is_fed_by_threads(scene)
+    is_worked_for = is_worked_for or did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
+    if is_worked_for or scene.state.is_gpu_working:
+        return math.inf
     limit_s = scene.limits.suspect_after_s * (sleep_patience(scene) if is_asleep(scene) else 1.0)
     if is_on_disk(scene):
         limit_s *= _DISK_PATIENCE / 2
-    did = scene.state.background.per_s(quiet_s)
-    is_worked_for = did.cpu_s >= _STRONG_CPU_CORES or did.is_starved
-    is_worked_for = is_worked_for or did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
-    if is_worked_for or gpu_works(scene.state.sample, scene.state.idle_power_w):
-        return None
-    if did.tcp_bytes >= _FAIR_TCP or did.disk_bytes >= _FAIR_DISK:
-        limit_s *= _FAIR_PATIENCE
-    if quiet_s < limit_s or not scene.state.has_stacks:
+    is_fair = did.tcp_bytes >= _FAIR_TCP or did.disk_bytes >= _FAIR_DISK or is_joining_threads(scene)
+    return limit_s * _FAIR_PATIENCE if is_fair else limit_s
+
+
+def suspect(scene: Scene) -> Verdict | None:
+    quiet_s = scene.now_s - scene.state.moved_at_s
+    if quiet_s < suspect_limit_s(scene) or not scene.state.has_stacks:
         return None
     label = "SLEEPING" if is_asleep(scene) else stuck_label(scene)
     text = f"no main thread has moved for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
@@ -137,13 +157,16 @@ def suspect(scene: Scene) -> Verdict | None:
 def busy(scene: Scene) -> Verdict | None:
     """Python stays at the same line and uses CPU: one long call, or an endless loop."""
     leader, state = scene.leader, scene.state
-    is_same_place = bool(leader.hash) and leader.hash_seen_s - leader.hash_since_s >= _BUSY_AFTER_S
-    if not is_same_place or state.output_at_s > leader.hash_since_s or state.rates.cpu_s < _STRONG_CPU_CORES:
+    seen_s = leader.hash_seen_s - leader.hash_since_s
+    is_same_place = bool(leader.hash) and seen_s >= _BUSY_AFTER_S and leader.num_seen >= _BUSY_SAMPLES
+    # Output, or a byte read or written since then, means a loop that passes this line again and again.
+    last_sign_s = max(state.output_at_s, leader.io_at_s)
+    if not is_same_place or last_sign_s > leader.hash_since_s or state.rates.cpu_s < _STRONG_CPU_CORES:
         return None
     for_words = format_duration(scene.now_s - leader.hash_since_s)
     place = place_text(frame_of(leader))
     if leader.main_cores >= 0.05 or not leader.reading.wait.kind.startswith(("child", *WORKER_WAITS, "lock")):
-        text = f"busy in {place} for {for_words} ({state.rates.cpu_s:.1f} cores)"
+        text = f"busy in {place} for {for_words}, in each of {leader.num_seen} looks ({state.rates.cpu_s:.1f} cores)"
         return Verdict("BUSY", "RUNNING_NATIVE", leader.hash_since_s, text, frame_of(leader), leader.reading.pid)
     busiest = max(scene.workers, key=lambda view: view.main_cores, default=None)
     is_child = busiest is not None and busiest.main_cores >= 0.05
@@ -154,11 +177,30 @@ def busy(scene: Scene) -> Verdict | None:
     return Verdict("BUSY", label, leader.hash_since_s, text, frame_of(leader), pid)
 
 
+def waiting(scene: Scene) -> Verdict | None:
+    """Nothing has moved for some seconds. That is no alarm yet, and the text says when it becomes one."""
+    state = scene.state
+    quiet_s = scene.now_s - state.progress_at_s
+    suspect_in_s = suspect_limit_s(scene) - (scene.now_s - state.moved_at_s)
+    stuck_in_s = stuck_limit_s(scene) - quiet_s
+    is_main_only = quiet_s < scene.limits.waiting_after_s
+    if is_main_only and (scene.now_s - state.moved_at_s < scene.limits.waiting_after_s or math.isinf(suspect_in_s)):
+        return None
+    label, words = _waiting_label(scene)
+    since_s = state.moved_at_s if is_main_only else state.progress_at_s
+    place = place_text(frame_of(scene.leader))
+    what = "the main thread has not moved" if is_main_only else "nothing has moved"
+    text = f"{words}{f' at {place}' if place else ''}; {what} for {format_duration(scene.now_s - since_s)}"
+    is_suspect_next = is_main_only or suspect_in_s < stuck_in_s
+    next_kind, next_in_s = ("SUSPECT", suspect_in_s) if is_suspect_next else ("STUCK", stuck_in_s)
+    next_in_s = max(1.0, next_in_s)
+    text += f"; if nothing changes, {next_kind} in {format_duration(next_in_s)}"
+    frame, pid = frame_of(scene.leader), scene.leader.reading.pid
+    return Verdict("WAITING", label, since_s, text, frame, pid, next_kind, next_in_s)
+
+
 def progress(scene: Scene) -> Verdict:
     label, words = _progress_label(scene)
-    quiet_s = scene.now_s - scene.state.progress_at_s
-    if quiet_s >= 5:
-        words = f"{words}; nothing has moved for {format_duration(quiet_s)}"
     return Verdict(
         "PROGRESS", label, scene.state.progress_at_s, words, frame_of(scene.leader), scene.leader.reading.pid
     )
@@ -171,10 +213,18 @@ def _progress_label(scene: Scene) -> tuple[str, str]:
         return "WAITING_DISK", f"reading or writing the disk ({disk})"
     if rates.cpu_s > 0.15:
         return "RUNNING_CPU", f"running ({rates.cpu_s:.1f} cores)"
-    if gpu_works(scene.state.sample, scene.state.idle_power_w) and scene.state.sample.gpus:
+    if scene.state.is_gpu_working and scene.state.sample.gpus:
         return "GPU_BUSY", "the GPU works"
+    return _waiting_label(scene)
+
+
+def _waiting_label(scene: Scene) -> tuple[str, str]:
+    """What the main thread waits for."""
+    wait, rate = scene.leader.reading.wait, f"{format_bytes(scene.state.rates.tcp_bytes)}/s"
+    kind = wait.kind
     if kind == "network":
-        return "WAITING_NETWORK", f"waiting for the network ({format_bytes(rates.tcp_bytes)}/s)"
+        far_end = f"{wait.target}, " if wait.target else ""
+        return "WAITING_NETWORK", f"waiting for the network ({far_end}{rate})"
     if kind in WORKER_WAITS[:4] and scene.workers:
         return "WAITING_CHILD", "waiting for a child process"
     words = {
@@ -184,9 +234,14 @@ def _progress_label(scene: Scene) -> tuple[str, str]:
         "stopped": ("STOPPED", "paused"),
         "zombie": ("ZOMBIE", "ended"),
         "keyboard": ("KEYBOARD", "waiting for keyboard input"),
+        "disk": ("WAITING_DISK", "waiting for the disk"),
+        "pipe": ("WAITING_PIPE", "waiting on a pipe"),
+        "local_socket": ("WAITING_PIPE", "waiting on a local socket"),
+        "poll": ("WAITING_EVENT", "waiting for events"),
+        "child": ("WAITING_CHILD", "waiting for a child process"),
     }
     return words.get(kind, ("RUNNING_CPU", "running"))
 
 
 # Tried in this order. If none returns a verdict, the verdict is `progress`.
-RULES = (paused, keyboard, stuck, gpu_spin, suspect, busy)
+RULES = (paused, keyboard, stuck, gpu_spin, suspect, busy, waiting)

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jackline.diagnosis.frames import Frame
-from jackline.supervisor.hang.movement import HELPER_COMMS, Movement, ProcessView
+from jackline.supervisor.hang.movement import Movement
 from jackline.supervisor.hang.text import other_processes, other_threads, view_text
+from jackline.supervisor.hang.totals import HELPER_COMMS
+from jackline.supervisor.hang.views import ProcessView
+from jackline.supervisor.stacks.take import is_housekeeping
 
-Kind = Literal["PROGRESS", "BUSY", "PAUSED", "SUSPECT", "STUCK"]
+Kind = Literal["PROGRESS", "BUSY", "WAITING", "PAUSED", "SUSPECT", "STUCK"]
 
 _RECENT_S = 5.0
+_POOL_FILES = ("/concurrent/futures/", "/multiprocessing/pool.py", "/joblib/", "/queue.py")
+_JOINS = ("join", "_wait_for_tstate_lock", "Thread.join", "Thread._wait_for_tstate_lock")
 WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
 
 
@@ -28,6 +33,8 @@ class Thresholds:
     stuck_after_s: float = 60.0
     keyboard_after_s: float = 5.0
     stopped_after_s: float = 10.0
+    waiting_after_s: float = 5.0
+    can_type: bool = False  # the command has a terminal (--tty), so a question can be answered
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Verdict:
     text: str
     frame: Frame | None = None
     pid: int | None = None
+    next_kind: str = ""  # the alarm that follows if nothing changes, and when
+    next_in_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,29 @@ def is_on_disk(scene: Scene) -> bool:
     threads = scene.leader.stack.threads if scene.leader.stack else ()
     is_main = any(scene.now_s - view.disk_at_s <= _RECENT_S for view in views)
     return is_main or any(thread.wait.startswith("disk") for thread in threads)
+
+
+def is_fed_by_threads(scene: Scene) -> bool:
+    """The main thread waits for the results of a pool, and threads of that pool were seen at different lines lately.
+    Requests that a pool makes cost too little CPU to be seen otherwise."""
+    is_collecting = _is_inside(_main_frames(scene.leader), _POOL_FILES)
+    threads = scene.leader.stack.threads if scene.leader.stack else ()
+    is_pool = any(_is_inside(thread.frames, _POOL_FILES) for thread in threads if not thread.is_main)
+    return is_collecting and is_pool and scene.now_s - scene.leader.others_moved_at_s <= scene.limits.stuck_after_s
+
+
+def is_joining_threads(scene: Scene) -> bool:
+    """The main thread waits for the end of other threads, and one in the user's own code has run lately."""
+    frames = _main_frames(scene.leader)
+    is_join = any(frame.file.endswith("/threading.py") and frame.function in _JOINS for frame in frames)
+    threads = scene.leader.stack.threads if scene.leader.stack else ()
+    users = [thread for thread in threads if not thread.is_main and any(frame.is_user for frame in thread.frames)]
+    ran = [scene.leader.ran_at_s.get(thread.thread_id, 0.0) for thread in users if not is_housekeeping(thread)]
+    return is_join and any(scene.now_s - ran_s <= scene.limits.stuck_after_s for ran_s in ran)
+
+
+def _is_inside(frames: Sequence[Frame], files: Sequence[str]) -> bool:
+    return any(part in frame.file for frame in frames for part in files)
 
 
 def live(views: Sequence[ProcessView]) -> list[ProcessView]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jackline.diagnosis.doing import describe_wait
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
-from jackline.supervisor.hang.movement import ProcessView
+from jackline.supervisor.hang.views import ProcessView
 from jackline.supervisor.stacks.take import is_housekeeping
 
 _MOST_GROUPS = 4

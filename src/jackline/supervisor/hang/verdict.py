@@ -14,8 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jackline.supervisor.hang.movement import Movement, Sample, note
+from jackline.supervisor.hang.movement import Movement, note
 from jackline.supervisor.hang.rules import RULES, progress
+from jackline.supervisor.hang.sample import Sample
 from jackline.supervisor.hang.scene import Kind, Thresholds, Verdict, make_scene
 
 __all__ = ["Judge", "Kind", "Sample", "Thresholds", "Verdict", "verdict"]

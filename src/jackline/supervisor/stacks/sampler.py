@@ -51,6 +51,10 @@ class StackSampler:
         self._requests.put(StackRequest(tuple(pids), native))
         return True
 
+    @property
+    def is_busy(self) -> bool:
+        return self._is_busy
+
     def take(self) -> StackSample | None:
         """The finished sample, if there is one; each is returned once."""
         try:

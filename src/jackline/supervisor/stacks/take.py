@@ -63,9 +63,9 @@ def main_hash(stack: ProcessStack) -> str:
     return _hash([stack.main] if stack.main else [])
 
 
-def all_hash(stack: ProcessStack) -> str:
-    """Like `main_hash`, but over all threads except housekeeping ones (progress monitors, loggers)."""
-    return _hash([thread for thread in stack.threads if not is_housekeeping(thread)])
+def others_hash(stack: ProcessStack) -> str:
+    """Like `main_hash`, but of the other threads, without housekeeping ones (progress monitors, loggers)."""
+    return _hash([thread for thread in stack.threads if not thread.is_main and not is_housekeeping(thread)])
 
 
 _HOUSEKEEPING_FILES = (

@@ -1,0 +1,129 @@
+"""The hang part of watching an attempt: when stacks are taken, the verdict, alarms and incident files.
+
+Owns what supervisor.json says about hangs. What samples mean is decided in `hang`; `stacks` reads stacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jackline.diagnosis.frames import ProcessStack
+from jackline.machine.readings import GpuReading, TreeReading
+from jackline.rundir.layout import AttemptDir
+from jackline.rundir.records.supervisor import IncidentRecord
+from jackline.supervisor.events import Events
+from jackline.supervisor.hang.incident import write_incident
+from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
+from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.stacks.sampler import StackSample, StackSampler
+
+STACKS_FIRST_AFTER_S = 0.8
+STACKS_FIRST_APART_S = 3.0
+STACKS_SILENT_EVERY_S = 5.0
+STACKS_ALWAYS_EVERY_S = 30.0
+ALARMS = ("STUCK", "SUSPECT")
+
+
+class HangWatch:
+    """Live state of the hang detection of one attempt."""
+
+    def __init__(self, attempt: AttemptDir, options: SuperviseOptions, events: Events) -> None:
+        self._attempt = attempt
+        self._options = options
+        self._events = events
+        after_s = options.stuck_after_s
+        limits = Thresholds(suspect_after_s=2 * after_s, stuck_after_s=after_s, can_type=options.tty)
+        self.judge = Judge(limits)
+        self.sampler = StackSampler(attempt.stacks)
+        self.verdict: Verdict | None = None
+        self.incidents: list[IncidentRecord] = []
+        self.stacks: tuple[ProcessStack, ...] = ()
+        self.stacks_at_s = float("-inf")
+        self.requested_at_s = float("-inf")
+        self._fresh: tuple[ProcessStack, ...] | None = None
+        self._disturbed: frozenset[int] = frozenset()
+        self._began_s = time.monotonic()
+        self._alarm = ""
+        self._pending: Verdict | None = None
+
+    def judge_sample(self, sample: Sample) -> Verdict:
+        self.verdict = self.judge.add(sample)
+        self._raise_alarm(self.verdict)
+        return self.verdict
+
+    def make_sample(
+        self, now_s: float, late_s: float, tree: TreeReading, gpus: tuple[GpuReading, ...], counts: tuple[int, int]
+    ) -> Sample:
+        """`counts` are bytes of output and marks of progress so far."""
+        stacks, self._fresh = self._fresh, None
+        disturbed, self._disturbed = self._disturbed, self._disturbed if self.sampler.is_busy else frozenset()
+        return Sample(now_s, max(0.0, late_s), tree, gpus, *counts, stacks, disturbed)
+
+    def _raise_alarm(self, verdict: Verdict) -> None:
+        if verdict.kind == self._alarm:
+            return
+        if verdict.kind == "PAUSED":
+            self._alarm = verdict.kind
+            self._events.emit("verdict", verdict.text, verdict=verdict.kind, label=verdict.label)
+            return
+        if verdict.kind in ALARMS:
+            self._alarm = verdict.kind
+            self._pending = verdict
+            event = "stuck" if verdict.kind == "STUCK" else "verdict"
+            self._events.emit(event, f"{verdict.kind}: {verdict.text}", verdict=verdict.kind, label=verdict.label)
+        elif self._alarm:
+            self._events.emit("verdict", f"it moves again: {verdict.text}", verdict=verdict.kind, label=verdict.label)
+            self._alarm = ""
+
+    def request_stacks(self, now_s: float, last_output_s: float, pids: Sequence[int]) -> None:
+        """Take stacks if they are due."""
+        if self._pending is not None:
+            # Native stacks stop each process for a moment, which would look like movement of its own.
+            if self.sampler.request(pids, native=True):
+                self._disturbed = frozenset(pids)
+            return
+        if now_s - self._began_s < STACKS_FIRST_AFTER_S:
+            return  # an interpreter that is still starting has no stack to read
+        is_silent = now_s - last_output_s >= min(STACKS_FIRST_AFTER_S, self._options.quiet_after_s)
+        # The first heartbeat of a silence must already name the line, so take a stack when a silence seems to begin.
+        # But a program that prints every two seconds must not cost a stack each time.
+        since_stacks_s = now_s - self.requested_at_s
+        is_first = is_silent and self.requested_at_s < last_output_s and since_stacks_s > STACKS_FIRST_APART_S
+        # Half of --stuck-after, so that an alarm always has a line to name, even if the program prints often.
+        always_every_s = min(STACKS_ALWAYS_EVERY_S, self._options.stuck_after_s / 2)
+        # Counted from the start of the attempt, not from minus infinity: otherwise the first stack would be taken
+        # right after the first print, and none would be due a second later, when the program falls silent.
+        is_due = now_s - max(self.requested_at_s, self._began_s) >= always_every_s
+        is_due = is_due or (is_silent and since_stacks_s >= STACKS_SILENT_EVERY_S)
+        if is_first or is_due:
+            self.ask(now_s, pids)
+
+    def ask(self, now_s: float, pids: Sequence[int]) -> None:
+        if self.sampler.request(pids):
+            self.requested_at_s = now_s
+
+    def collect(self, tree: TreeReading) -> StackSample | None:
+        """The finished sample of stacks, if there is one; an incident is written with it where one is due."""
+        taken = self.sampler.take()
+        if taken is None:
+            return None
+        self.stacks = self._fresh = taken.stacks
+        self.stacks_at_s = self.requested_at_s  # time of the request: what the stack shows may be that old
+        if taken.request.native:
+            self._write_incident(taken, tree)
+        return taken
+
+    def _write_incident(self, taken: StackSample, tree: TreeReading) -> None:
+        verdict = self._pending or self.verdict
+        if verdict is None:
+            return
+        self._pending = None
+        number = len(self.incidents) + 1
+        path: Path = self._attempt.incident(number)
+        write_incident(
+            path, verdict=verdict, stacks=taken.stacks, native_text=taken.native_text, tree=tree, now_s=time.time()
+        )
+        self.incidents.append(IncidentRecord(number, str(path), time.time(), verdict.text))
+        self._events.emit("incident", f"stacks of every process are in {path}", path=str(path))

@@ -1,0 +1,24 @@
+"""One sample of a run, the input of the verdict: everything that was measured at one time. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jackline.diagnosis.frames import ProcessStack
+from jackline.machine.readings import GpuReading, TreeReading
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All readings at one time. `stacks` is set only if stacks were taken then; `late_s` is how late the supervisor
+    took it (large after a suspend); `marks` counts signs of progress: bars, protocol lines, checkpoints. `disturbed`
+    are the processes that a stack reader of ours has stopped or signalled since the last sample."""
+
+    at_s: float
+    late_s: float
+    tree: TreeReading
+    gpus: tuple[GpuReading, ...] = ()
+    output_bytes: int = 0
+    marks: int = 0
+    stacks: tuple[ProcessStack, ...] | None = None
+    disturbed: frozenset[int] = frozenset()

@@ -1,0 +1,198 @@
+"""One process over time: where its main thread is, when it last moved, when each of its threads last ran. Pure.
+
+Owns what counts as movement of one process. `movement` combines the processes of a tree.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from jackline.diagnosis.frames import ProcessStack, innermost_user_frame
+from jackline.machine.readings import ProcessReading
+from jackline.supervisor.hang.sample import Sample
+from jackline.supervisor.hang.totals import CPU_CORES, HELPER_COMMS
+from jackline.supervisor.stacks.take import main_hash, others_hash
+
+BURST_S = 0.002  # least CPU of real work in a main thread; waking up to check a flag costs 0.02 to 0.2 ms
+BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, which costs 1 to 3 ms
+_MOST_DELTAS = 15
+# A tracer that only looks (py-spy for native stacks) holds a process for milliseconds; a debugger holds it longer.
+TRACED_S = 2.5
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """The position of the main thread of one process in its code, and since when it has been there."""
+
+    reading: ProcessReading
+    moved_at_s: float
+    hash_since_s: float
+    stack: ProcessStack | None = None
+    hash: str = ""
+    hash_seen_s: float = 0.0  # when the same stack was seen last
+    num_seen: int = 0  # in how many samples of stacks it was there
+    others_hash: str = ""
+    others_moved_at_s: float = -math.inf  # when another thread was last seen at another line
+    io_at_s: float = -math.inf  # when the main thread last read or wrote a byte
+    keyboard_since_s: float | None = None
+    paused_since_s: float | None = None  # stopped by a signal or held by a tracer
+    # When it was last seen asleep or waiting for the disk: a loop of sleeps is awake in some samples.
+    slept_at_s: float = -math.inf
+    disk_at_s: float = -math.inf
+    main_deltas_s: tuple[float, ...] = ()  # CPU of the main thread in the last intervals
+    main_cores: float = 0.0
+    woke_s: float = 0.0  # CPU time of the main thread since it last moved; 0 means it did not even wake up
+    is_signalled: bool = False
+    ran_at_s: Mapping[int, float] = field(default_factory=dict)  # thread -> when it was last seen to have run
+
+
+def new_view(process: ProcessReading, at_s: float) -> ProcessView:
+    paused_since_s = at_s if process.state in "Tt" else None
+    ran_at_s = dict.fromkeys((tid for tid, _ in process.threads), at_s)
+    return ProcessView(process, at_s, at_s, paused_since_s=paused_since_s, ran_at_s=ran_at_s)
+
+
+def is_paused(view: ProcessView, at_s: float) -> bool:
+    """Whether a signal stopped it (T), or a debugger has held it for a while (t)."""
+    since_s = view.paused_since_s
+    return since_s is not None and (view.reading.state == "T" or at_s - since_s >= TRACED_S)
+
+
+def step_views(
+    before: Mapping[int, ProcessView], sample: Sample, span_s: float, active_sockets: frozenset[int]
+) -> dict[int, ProcessView]:
+    """The views after `sample`. `active_sockets` are the inodes of sockets that moved bytes since the last one."""
+    views = {}
+    for process in sample.tree.processes:
+        old = before.get(process.pid)
+        if old is None or old.reading.start_ticks != process.start_ticks:
+            views[process.pid] = new_view(process, sample.at_s)
+        else:
+            is_disturbed = process.pid in sample.disturbed
+            view = _step(old, process, sample.at_s, span_s, is_disturbed=is_disturbed)
+            awaited = process.awaited_sockets & old.reading.awaited_sockets & active_sockets
+            views[process.pid] = replace(view, moved_at_s=sample.at_s) if awaited else view
+    return with_stacks(views, sample)
+
+
+def _step(
+    old: ProcessView, process: ProcessReading, at_s: float, span_s: float, *, is_disturbed: bool
+) -> ProcessView:
+    spent_s = 0.0 if is_disturbed else _main_cpu_s(old.reading, process)
+    is_held = process.state in "Tt"
+    # The time of a pause says nothing about the program, so its end counts as movement.
+    is_continued = not is_held and is_paused(old, at_s)
+    is_working = _is_working(old, spent_s, span_s) or _is_woken(old, process, spent_s)
+    has_written = not is_disturbed and _main_wrote(old, process)
+    has_moved = process.comm not in HELPER_COMMS and (is_working or is_continued or has_written)
+    is_typing = process.wait.kind == "keyboard" or (process.wait.fd == 0 and _asks(old.stack))
+    return replace(
+        old,
+        reading=process,
+        moved_at_s=at_s if has_moved else old.moved_at_s,
+        io_at_s=at_s if has_written or _main_read(old, process) else old.io_at_s,
+        keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
+        paused_since_s=(at_s if old.paused_since_s is None else old.paused_since_s) if is_held else None,
+        slept_at_s=at_s if process.wait.kind == "sleep" else old.slept_at_s,
+        disk_at_s=at_s if process.wait.kind == "disk" else old.disk_at_s,
+        main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),
+        main_cores=(spent_s or 0.0) / span_s,
+        woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
+        ran_at_s=_ran(old, process, at_s, is_disturbed=is_disturbed),
+    )
+
+
+def _ran(old: ProcessView, process: ProcessReading, at_s: float, *, is_disturbed: bool) -> Mapping[int, float]:
+    former = dict(old.reading.threads)
+    ran = {}
+    for tid, on_cpu_ns in process.threads:
+        has_run = tid not in former or (on_cpu_ns != former[tid] and not is_disturbed)
+        ran[tid] = at_s if has_run else old.ran_at_s.get(tid, at_s)
+    return ran
+
+
+def _is_working(old: ProcessView, spent_s: float | None, span_s: float) -> bool:
+    burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
+    usual_s = _median(old.main_deltas_s)
+    return spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= CPU_CORES)
+
+
+def _is_woken(old: ProcessView, process: ProcessReading, spent_s: float | None) -> bool:
+    """Whether its main thread ran between two calls without a time limit: what it waited for came, and it waits for
+    the next one. A thread that wakes up by itself to check a flag uses calls with a limit."""
+    is_endless = old.reading.wait.is_endless and process.wait.is_endless
+    has_counter = old.reading.main_cpu_s is not None and process.main_cpu_s is not None
+    return is_endless and has_counter and bool(spent_s) and not old.is_signalled
+
+
+def _median(values: tuple[float, ...]) -> float:
+    """The median, the upper one of two middle values. `statistics` is not used: it costs 30 ms to import."""
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def _asks(stack: ProcessStack | None) -> bool:
+    """The user's line asks for input. Then stdin counts as a keyboard, whatever it is connected to."""
+    frame = innermost_user_frame(stack.main) if stack else None
+    return frame is not None and re.search(r"\b(input|getpass|breakpoint|set_trace)\(", frame.source) is not None
+
+
+def _main_cpu_s(before: ProcessReading, after: ProcessReading) -> float | None:
+    """CPU time of the main thread, or of the process if that has only one thread; None when unknown."""
+    if before.main_cpu_s is not None and after.main_cpu_s is not None:
+        return max(0.0, after.main_cpu_s - before.main_cpu_s)
+    return max(0.0, after.cpu_s - before.cpu_s) if after.num_threads == 1 else None
+
+
+def _main_wrote(old: ProcessView, process: ProcessReading) -> bool:
+    if old.is_signalled or old.reading.main_wchar_bytes is None or process.main_wchar_bytes is None:
+        return False
+    return process.main_wchar_bytes > old.reading.main_wchar_bytes
+
+
+def _main_read(old: ProcessView, process: ProcessReading) -> bool:
+    before, after = old.reading.main_rchar_bytes, process.main_rchar_bytes
+    return before is not None and after is not None and after > before
+
+
+def is_idle(view: ProcessView) -> bool:
+    """Whether its main thread is known to have written nothing and computed nothing in the last interval."""
+    is_known = view.reading.main_wchar_bytes is not None and not view.is_signalled
+    return is_known and view.main_cores < CPU_CORES
+
+
+def with_stacks(views: Mapping[int, ProcessView], sample: Sample) -> dict[int, ProcessView]:
+    updated = dict(views)
+    for stack in sample.stacks or ():
+        view = updated.get(stack.pid)
+        if view is not None:
+            updated[stack.pid] = _with_stack(view, stack, sample.at_s)
+    return updated
+
+
+def _with_stack(view: ProcessView, stack: ProcessStack, at_s: float) -> ProcessView:
+    new, others = main_hash(stack), others_hash(stack)
+    is_same_method = view.stack is not None and view.stack.method == stack.method
+    is_elsewhere = bool(new and view.hash) and is_same_method and new != view.hash
+    have_others_moved = is_same_method and bool(view.others_hash) and others != view.others_hash
+    return replace(
+        view,
+        stack=stack if new or not view.hash else view.stack,
+        hash=new or view.hash,
+        hash_since_s=at_s if is_elsewhere or not view.hash else view.hash_since_s,
+        hash_seen_s=at_s if new else view.hash_seen_s,
+        num_seen=1 if is_elsewhere or not view.hash else view.num_seen + bool(new),
+        others_hash=others or view.others_hash,
+        others_moved_at_s=at_s if have_others_moved else view.others_moved_at_s,
+        moved_at_s=at_s if is_elsewhere else view.moved_at_s,
+        is_signalled=view.is_signalled or stack.method == "faulthandler",
+    )
+
+
+def remembered(view: ProcessView, old: ProcessView | None) -> ProcessView:
+    """A fresh view with the place in the code that an older one knew."""
+    if old is None or view.hash:
+        return view
+    return replace(view, stack=old.stack, hash=old.hash, is_signalled=old.is_signalled)
