@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -260,13 +262,31 @@ class ReadsItsValues(nn.Module):
         return out.sum()
 
 
-def test_a_model_that_reads_its_values_is_named_with_its_line() -> None:
+def test_a_model_that_reads_its_values_is_planned_with_an_assumption_that_names_the_line() -> None:
     job = Job("mine", lambda _: ReadsItsValues(), lambda n: torch.zeros(n, 4), lambda model, x: model(x), 8)
+    trace = trace_step(job, 2, H200, job.options)
+    line = 1 + inspect.getsourcelines(ReadsItsValues.forward)[1] + 1
+    assert trace.assumptions == (f"a value that is read is 0 (test_predict.py:{line})",)
+
+
+class NeedsADevice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        if value.is_meta:
+            raise RuntimeError("this kernel needs a GPU")
+        return self.layer(value).sum()
+
+
+def test_a_model_that_cannot_be_traced_is_named_with_its_line() -> None:
+    job = Job("mine", lambda _: NeedsADevice(), lambda n: torch.zeros(n, 4), lambda model, x: model(x), 8)
     with pytest.raises(CannotTrace) as caught:
         predict(job, 2, H200)
-    assert caught.value.message.startswith("mine cannot be traced without a GPU: ")
+    assert caught.value.message == "mine cannot be traced without a GPU: this kernel needs a GPU"
     assert "test_predict.py" in caught.value.detail[0]
-    assert "if out.sum().item() > 0:" in caught.value.detail[0]
+    assert 'raise RuntimeError("this kernel needs a GPU")' in caught.value.detail[0]
     assert caught.value.hint == (
         "the rehearsal before step 0 measures it instead; or give shapes that do not depend on values"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from jackline import accelerator
 from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Room
 from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.plan.rehearse import (
@@ -107,6 +108,14 @@ def test_the_step_needs_what_was_predicted() -> None:
     measured = rehearse({"step": two_steps}, model, optimizer)
     without_workspace = predicted.peak_allocated_bytes - predicted.parts["workspace"]
     assert measured.allocated_bytes == pytest.approx(without_workspace, rel=0.01)
+
+
+def test_a_model_on_the_cpu_is_measured_there_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "is_available", lambda: True)
+    model, optimizer = make_run()
+    measured = rehearse({"step": lambda: train_step(model, optimizer)}, model, optimizer)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    assert measured.allocated_bytes > 4 * weights
 
 
 def test_running_out_of_memory_in_the_rehearsal_is_an_answer_and_not_an_error(tmp_path: Path) -> None:

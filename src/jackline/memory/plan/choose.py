@@ -153,6 +153,8 @@ def _notes(job: Job, gpu: GpuModel, prediction: Prediction) -> Iterator[str]:
         yield job.note
     if gpu.is_assumed:
         yield f"{gpu.name} is not in the table: taken as a GPU with bf16 and flash attention"
+    for assumed in prediction.assumptions:
+        yield f"assumed: {assumed}"
     if prediction.unknowns:
         names = ", ".join(prediction.unknowns[:3])
         yield f"{names} may need memory that cannot be foretold: an estimate, the rehearsal decides"

@@ -103,7 +103,7 @@ def rehearse(
 
     Weights (and a resumed optimizer's state) are kept in host memory meanwhile: 4 to 12 bytes per weight.
     """
-    meter = meter or (GpuMeter() if accelerator.is_available() else CpuMeter([*model.parameters(), *model.buffers()]))
+    meter = meter or _meter_of(model)
     peaks: dict[str, Peaks] = {}
     failed_act = error_text = ""
     with _unchanged(model, optimizer, scaler):
@@ -117,6 +117,12 @@ def rehearse(
                 break
     free_caches()
     return Rehearsal(peaks, failed_act, error_text)
+
+
+def _meter_of(model: nn.Module) -> Meter:
+    """By the device of the model: one on the CPU takes no memory of a GPU that is here too."""
+    held = [*model.parameters(), *model.buffers()]
+    return GpuMeter() if any(accelerator.is_gpu(tensor.device) for tensor in held) else CpuMeter(held)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def load_candidates(target: str, gpu: GpuModel, words: Sequence[str]) -> tuple[C
 
 def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
     made = _called(path, name)
-    model, batch, loss = made if len(made) == 3 else (*made, _call)
+    model, batch, loss = made if len(made) == 3 else (*made, call_model)
     options = dict(word.partition("=")[::2] for word in words)
     unknown = set(options) - {"batch_size", "precision"}
     if unknown:
@@ -100,13 +100,13 @@ def job_of(
         name=name,
         build=lambda _: meta_copy(model) if _is_meta() else model,
         batch=lambda count: _resized(batch, count),
-        loss=loss or _call,
+        loss=loss or call_model,
         global_batch=global_batch or _batch_size(batch, name, "batch"),
         options=options or StepOptions(),
     )
 
 
-def _call(model: nn.Module, batch: Any) -> Tensor:
+def call_model(model: nn.Module, batch: Any) -> Tensor:
     if isinstance(batch, Mapping):
         result = model(**batch)
     else:

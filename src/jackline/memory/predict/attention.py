@@ -15,6 +15,8 @@ from torch import Tensor
 Fused = Literal["cudnn", "flash", "efficient"]
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _FLASH_MAX_HEAD = 256
+_CUDNN_MAX_HEAD = 128
+_BIAS_STEP = 16
 _TILE = 64  # rows, and columns, of a tile of the query's gradient in the memory-efficient kernel
 _LOCK_BYTES = 16
 
@@ -25,35 +27,69 @@ def attend(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
     query, key, value, mask = (given.get(name) for name in _NAMES[:4])
     assert isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
-    if query.dim() != 4 or (mask is not None and mask.requires_grad) or query.dtype == torch.float64:
+    if query.dim() != 4 or query.dtype == torch.float64:
         return func(*args, **kwargs)
-    is_low = query.dtype in (torch.float16, torch.bfloat16)
-    if not is_low or mask is not None or not query.shape[-1] == value.shape[-1] <= _FLASH_MAX_HEAD:
-        fused = "efficient"
+    fused = _kernel(query, value, mask, fused)
+    if mask is not None:
+        mask = _as_bias(mask, query, key, is_aligned=fused == "efficient")
     if fused != "efficient" and query.shape[-1] % 8:
         width = query.shape[-1]
         padded = [torch.nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value)]
-        return _Attention.apply(*padded, "flash")[..., :width]  # type: ignore[no-untyped-call]
-    return _Attention.apply(query, key, value, fused)  # type: ignore[no-untyped-call]
+        return _Attention.apply(*padded, mask, "flash")[..., :width]  # type: ignore[no-untyped-call]
+    return _Attention.apply(query, key, value, mask, fused)  # type: ignore[no-untyped-call]
+
+
+def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, best: Fused) -> Fused:
+    """The first of cuDNN, flash and the memory-efficient kernel that can do it, as PyTorch chooses."""
+    is_low = query.dtype in (torch.float16, torch.bfloat16)
+    widths = query.shape[-1], value.shape[-1]
+    if not is_low or (mask is not None and mask.requires_grad):
+        return "efficient"
+    if best == "cudnn" and max(widths) <= _CUDNN_MAX_HEAD and not any(width % 8 for width in widths):
+        return "cudnn"
+    if mask is not None or best == "efficient" or not widths[0] == widths[1] <= _FLASH_MAX_HEAD:
+        return "efficient"
+    return "flash"
+
+
+def _as_bias(mask: Tensor, query: Tensor, key: Tensor, *, is_aligned: bool) -> Tensor:
+    """A mask of truth values becomes one of numbers. The memory-efficient kernel wants rows of a multiple of 16; to
+    pad them takes a copy for every head of every sample."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask.logical_not(), -torch.inf, torch.zeros((), dtype=query.dtype))
+    shape = (*query.shape[:3], key.shape[2])
+    if not is_aligned:
+        return mask
+    mask = mask.expand(shape)
+    if shape[-1] % _BIAS_STEP:
+        return torch.nn.functional.pad(mask, (0, -shape[-1] % _BIAS_STEP))[..., : shape[-1]]
+    if any(stride % _BIAS_STEP for stride in mask.stride()[:3]):
+        return mask.contiguous()
+    return mask
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: Fused) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, fused: Fused) -> Tensor:
         batch, heads, length, _ = query.shape
         out = _like(value, batch, heads, length)
         rows = _up(length, 32) if fused == "efficient" else length
         log_sums = _float32(query, batch, heads, rows)
         ctx.fused = fused
-        ctx.save_for_backward(query, key, value, out, log_sums)
+        ctx.save_for_backward(query, key, value, mask, out, log_sums)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # held to the end: nothing else holds tensors that were recomputed
         grads = tuple(_like(part, *part.shape[:3]) for part in saved[:3])
+        bias = None
+        if ctx.needs_input_grad[3]:
+            shape = saved[3].shape
+            bias = torch.empty((*shape[:3], _up(shape[3], _BIAS_STEP)), dtype=saved[3].dtype, device=grad.device)
+            bias = bias[..., : shape[3]]
         _BACKWARD[ctx.fused](saved[0])
-        return *grads, None
+        return *grads, bias, None
 
 
 # The scratch memory of the backward kernels: allocated here and freed at once.

@@ -50,6 +50,7 @@ _LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
 _SOFTMAX = frozenset({"softmax", "log_softmax"})
 # The modules whose Python wrappers check for a `__torch_function__` override.
 _WRAPPERS = (functional, torch.functional, torch._tensor, torch.autograd)
+_IMITATED = ("cuda", "meta")  # the devices whose autocast is imitated
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -65,23 +66,78 @@ class CudaRules(TorchFunctionMode):
         on_weight_copy: Callable[[Tensor], None] | None = None,
     ) -> None:
         super().__init__()
-        self._low = low
+        self._base = low
+        self._nested: list[torch.dtype | None] = []  # the autocast contexts that the program itself entered
         self._fused: Fused = "cudnn" if has_cudnn else "flash" if has_flash else "efficient"
         self._on_weight_copy = on_weight_copy
         self._copies: dict[int, Tensor] | None = None
         self.class_sizes: set[int] = set()  # the numbers of classes of the losses seen so far
 
+    @property
+    def _low(self) -> torch.dtype | None:
+        return self._nested[-1] if self._nested else self._base
+
     @contextlib.contextmanager
     def answers(self) -> Iterator[None]:
-        """Answer a model that asks whether autocast is on for its device: for the meta device torch would raise."""
+        """Answer a model that asks about autocast for CUDA or for its device, and obey one that switches it on or
+        off. For the meta device torch would raise, and without a GPU it ignores autocast for CUDA."""
         changed: Any = torch
-        is_enabled, dtype_of, low = torch.is_autocast_enabled, torch.get_autocast_dtype, self._low
-        changed.is_autocast_enabled = lambda *asked: low is not None if asked == ("meta",) else is_enabled(*asked)
-        changed.get_autocast_dtype = lambda asked: (low or torch.bfloat16) if asked == "meta" else dtype_of(asked)
+        kept = torch.is_autocast_enabled, torch.get_autocast_dtype
+        is_enabled, dtype_of = kept
+        changed.is_autocast_enabled = lambda *asked: (
+            self._low is not None if not asked or asked[0] in _IMITATED else is_enabled(*asked)
+        )
+        changed.get_autocast_dtype = lambda asked: (
+            (self._low or torch.bfloat16) if asked in _IMITATED else dtype_of(asked)
+        )
+        try:
+            with self._own_autocast():
+                yield
+        finally:
+            changed.is_autocast_enabled, changed.get_autocast_dtype = kept
+
+    @contextlib.contextmanager
+    def _own_autocast(self) -> Iterator[None]:
+        """Replace what `with torch.autocast(...)` does. The class stays, because programs have imported it."""
+        changed: Any = torch.amp.autocast_mode.autocast
+        kept = changed.__init__, changed.__enter__, changed.__exit__
+        make, enter, leave = kept
+        entered: list[tuple[Any, bool]] = []
+
+        def begin(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            is_imitated = device_type in _IMITATED
+            make(
+                context,
+                "cpu" if is_imitated else device_type,
+                *_of_cpu(args, is_imitated),
+                **_of_cpu(kwargs, is_imitated),
+            )
+            given = dict(zip(("dtype", "enabled", "cache_enabled"), args, strict=False)) | kwargs
+            wanted = given.get("dtype") or (self._low or torch.float16)
+            context.jackline_low = (wanted if given.get("enabled", True) else None, is_imitated)
+
+        def push(context: Any) -> Any:
+            low, is_imitated = getattr(context, "jackline_low", _low_of(context))
+            if not is_imitated:
+                return enter(context)
+            entered.append((context, self._copies is None))
+            self._nested.append(low)
+            self._copies = {} if self._copies is None else self._copies
+            return context
+
+        def pop(context: Any, *error: Any) -> Any:
+            if not entered or entered[-1][0] is not context:
+                return leave(context, *error)
+            _, is_outermost = entered.pop()
+            self._nested.pop()
+            self._copies = None if is_outermost else self._copies
+            return False
+
+        changed.__init__, changed.__enter__, changed.__exit__ = begin, push, pop
         try:
             yield
         finally:
-            changed.is_autocast_enabled, changed.get_autocast_dtype = is_enabled, dtype_of
+            changed.__init__, changed.__enter__, changed.__exit__ = kept
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -170,6 +226,18 @@ class CudaRules(TorchFunctionMode):
 
     def _note_classes(self, logits: Tensor) -> None:
         self.class_sizes.add(logits.shape[1 if logits.dim() > 1 else 0])
+
+
+def _of_cpu(given: Any, is_imitated: bool) -> Any:
+    """The arguments of `torch.autocast` with which it can be made for the CPU: its dtype is checked there."""
+    if not is_imitated:
+        return given
+    return {} if isinstance(given, dict) else ()
+
+
+def _low_of(context: Any) -> tuple[torch.dtype | None, bool]:
+    """Of a context that was made before, as by a decorator."""
+    return (context.fast_dtype if context._enabled else None), context.device in _IMITATED
 
 
 def _is_castable(value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from jackline.memory.plan.gpus import Precision
+from jackline.memory.predict.values import Routing
 
 OptimizerKind = Literal["fused", "foreach", "for-loop"]
 
@@ -25,6 +26,7 @@ class StepOptions:
     is_recomputing: bool = False
     loss_chunk_rows: int = 0
     is_expandable: bool = True  # the allocator's expandable segments
+    routing: Routing = "even"  # which experts a mixture of experts is assumed to choose
 
 
 @dataclass(frozen=True)

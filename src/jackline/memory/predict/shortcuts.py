@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from jackline.memory.predict.shapes import run_with_values
+from jackline.memory.predict.stand_ins import STAND_INS
+from jackline.memory.predict.values import Values
+
 
 def _like(value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """`empty_like` of a contiguous tensor; PyTorch's own is one of the slow operators on the meta device."""
@@ -150,17 +154,29 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
 
 def run_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`func(*args, **kwargs)` for tensors of the meta device."""
-    shortcut = SHORTCUTS.get(func)
-    if shortcut is not None:
+    shortcut = SHORTCUTS.get(func) or STAND_INS.get(func)
+    if shortcut is not None and _is_on_meta(args, kwargs):
         result = shortcut(*args, **kwargs)
         if result is not None:
             return result
     return func(*args, **kwargs)
 
 
+def _is_on_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A program may also compute on the CPU, with real values."""
+    first = args[0][0] if args and isinstance(args[0], list | tuple) and args[0] else args[0] if args else None
+    if isinstance(first, Tensor):
+        return first.is_meta
+    return torch.device(kwargs.get("device") or "cpu").type == "meta"
+
+
 class Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Skips drawing initial values while a model is built on the meta device, where tensors have no values. PyTorch
     would import its compiler for the draw, a second of CPU."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._values = values
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -169,8 +185,12 @@ class Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        is_fill = func.overloadpacket.__name__ in _FILLS
-        return args[0] if is_fill and args[0].is_meta else func(*args, **(kwargs or {}))
+        return run_with_values(self._values, _unfilled, func, args, kwargs or {})
+
+
+def _unfilled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    is_fill = func.overloadpacket.__name__ in _FILLS
+    return args[0] if is_fill and args[0].is_meta else func(*args, **kwargs)
 
 
 _FILLS = frozenset({"normal_", "uniform_", "fill_", "zero_", "random_", "bernoulli_", "exponential_", "log_normal_"})

@@ -1,8 +1,8 @@
 """The memory of a training step without a GPU: the step runs on the meta device and its allocations are replayed.
 
 Owns the order of a step (slices, backward, optimizer) as the trainer does it, and the labels of what is allocated.
-A prediction takes 0.5 to 1.5 s of CPU for a model of 125M. A model that reads its own values (`.item()`, `nonzero`)
-cannot be traced: CannotTrace says where, and a rehearsal decides instead.
+A prediction takes 0.5 to 1.5 s of CPU for a model of 125M. Questions about values (`.item()`, `nonzero`) are answered
+by `values`. Code that needs a real device cannot be traced: CannotTrace says where, and a rehearsal decides instead.
 
 The optimizer's update is imitated and not run: the fused AdamW refuses the meta device, and the stock ones import
 PyTorch's compiler, a second of CPU.
@@ -26,15 +26,17 @@ from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.predict.allocator import Arena
 from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
 from jackline.memory.predict.job import Job, OptimizerKind, StepOptions
+from jackline.memory.predict.questions import Questions
 from jackline.memory.predict.shortcuts import Unfilled
 from jackline.memory.predict.trace import Part, Recorder, Trace
+from jackline.memory.predict.values import Values, keep_value, own_chance
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NUM_STEPS = 2  # the optimizer's state exists only from the second step on
 
 
 class CannotTrace(JacklineError):
-    """The model's own code needs values that do not exist on the meta device."""
+    """The model's own code needs something that the meta device does not have."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Prediction:
     parts: dict[Part, int]
     peak_phase: str
     unknowns: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()  # what was assumed where a shape or a branch depends on real data
 
 
 def trace_step(
@@ -54,19 +57,20 @@ def trace_step(
 ) -> Trace:
     """Trace two training steps. When gradients are accumulated, those of the first step stay for the second, because
     every slice of a step but the first one finds gradients. Two slices a step would take twice the time to trace."""
-    with _explained(job.name):
+    with _explained(job.name), own_chance():
         return _trace(job, micro_batch, gpu, options, is_accumulating)
 
 
 def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_accumulating: bool) -> Trace:
-    recorder = Recorder(processors=gpu.processors, workspace_bytes=gpu.workspace_bytes)
+    values = Values(options.routing)
+    recorder = Recorder(processors=gpu.processors, workspace_bytes=gpu.workspace_bytes, values=values)
     rules = CudaRules(
         _LOW.get(options.precision),
         has_flash=gpu.has_flash_attention,
         has_cudnn=gpu.has_cudnn_attention,
         on_weight_copy=lambda copy: recorder.add(copy, "weight_copies"),
     )
-    with torch.device("meta"), Unfilled():  # type: ignore[no-untyped-call]
+    with torch.device("meta"), Unfilled(values), Questions(values):
         model = job.build(options).train()
         if options.precision == "bf16-weights":
             model = model.to(torch.bfloat16)
@@ -74,7 +78,7 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
         recorder.add(tensor, "weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     has_kept = False
-    with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules:
+    with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules, Questions(values):
         optimizer = MetaAdamW(trained, options)
         for step in range(_NUM_STEPS):
             _slice(recorder, rules, job, model, micro_batch)
@@ -140,7 +144,15 @@ def replay(trace: Trace, micro_batch: int, *, is_expandable: bool, cap_bytes: in
     # The bytes lost to rounding up to 512 belong to no part: they are added to the largest one.
     largest = max(best, key=lambda part: best[part])
     best[largest] += arena.peak_allocated_bytes - sum(best.values())
-    return Prediction(micro_batch, arena.peak_allocated_bytes, arena.peak_reserved_bytes, best, phase, trace.unknowns)
+    return Prediction(
+        micro_batch,
+        arena.peak_allocated_bytes,
+        arena.peak_reserved_bytes,
+        best,
+        phase,
+        trace.unknowns,
+        trace.assumptions,
+    )
 
 
 def predict(
@@ -183,6 +195,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
         memo[id(weight)] = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=weight.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+        keep_value(memo[id(buffer)], buffer)
     return copy.deepcopy(model, memo)
 
 

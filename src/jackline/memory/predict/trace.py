@@ -24,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from jackline.memory.plan.gpus import GPU_MODELS, Processors
 from jackline.memory.predict.kernels import Scratch, scratch_of
+from jackline.memory.predict.shapes import run_with_values
 from jackline.memory.predict.shortcuts import run_meta
+from jackline.memory.predict.values import Values
 
 # 'measured' is the only part where a real run was measured as a whole and not traced.
 Part = Literal[
@@ -65,6 +67,8 @@ class Trace:
     events: tuple[int, ...]
     unknowns: tuple[str, ...] = ()  # operators whose kernels take memory that cannot be predicted
     processors: Processors = GPU_MODELS["A100-80"].processors
+    assumptions: tuple[str, ...] = ()  # what was assumed where a shape or a branch depends on real data
+    is_routed: bool = False  # one of them is the choice of experts
 
     def in_warm_process(self) -> Trace:
         """The trace in a process that has multiplied matrices before: the libraries already have their workspaces, in
@@ -92,12 +96,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device_type: str = "meta",
         processors: Processors = GPU_MODELS["A100-80"].processors,
         workspace_bytes: int = 0,
+        values: Values | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         references_of_one_holder()
         self.part: Part = "temporaries"
         self.phase = "start"
         self._device_type = device_type
+        self._values = values or Values()
         self._is_meta = device_type == "meta"  # there CUDA is imitated; real tensors are recorded as they are
         self._processors = processors
         self._workspace_bytes = workspace_bytes
@@ -121,8 +127,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if self._is_meta and is_summed_in_place(func, args):
             return args[0]
-        run = run_meta if self._is_meta else _run
-        result = run(func, args, kwargs or {})
+        result = (
+            run_with_values(self._values, run_meta, func, args, kwargs or {})
+            if self._is_meta
+            else func(*args, **(kwargs or {}))
+        )
         for tensor in _tensors(result):
             self.add(tensor)
         name = func.overloadpacket.__name__
@@ -206,11 +215,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_logits = last_dim in classes and part in ("activations", "temporaries")
             named: Part = "logits" if is_logits else part
             allocations.append(Allocation(num_bytes, last_dim, named, phase, self._scratch.get(index)))
-        return Trace(tuple(allocations), tuple(self._events), tuple(self._unknowns), self._processors)
-
-
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
+        return Trace(
+            tuple(allocations),
+            tuple(self._events),
+            tuple(self._unknowns),
+            self._processors,
+            tuple(self._values.notes),
+            self._values.is_routed,
+        )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,0 +1,357 @@
+"""Predicted against measured memory for some fifty public architectures, in bf16 autocast and in float32.
+
+    python bench/memory_zoo.py [--out FOLDER] [--only NAME,NAME] [--precision bf16,fp32] [--limit-s 450]
+
+Each model trains a few real steps with fused AdamW on the GPU of this machine; the prediction is made in other
+processes without a GPU. One line a model while it runs, then the table and the worst and the median error. Without a
+GPU only the predictions are printed. A model that fails is printed with its error and counted as refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(HERE)]
+EXPANDABLE = {name: "expandable_segments:True" for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
+PRECISIONS = ("bf16", "fp32")
+MIB = 2**20
+_TIMED_STEPS = 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("zoo-results"))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--precision", default=",".join(PRECISIONS))
+    parser.add_argument("--limit-s", type=float, default=450.0)
+    parser.add_argument("--gpu", default="")
+    parser.add_argument("--no-measure", action="store_true")
+    parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stage:
+        stage, _, part = options.stage.partition(":")
+        (predict_part if stage == "predict" else measure_all)(options, part)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    for old in options.out.glob("*.jsonl"):
+        old.unlink()
+    return run_all(options)
+
+
+def run_all(options: argparse.Namespace) -> int:
+    ends_s = time.monotonic() + options.limit_s
+    num_workers = max(1, min(8, (os.cpu_count() or 2) - 3))
+    quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    workers = [start(options, f"predict:{k}/{num_workers}", quiet) for k in range(num_workers)]
+    if not options.no_measure and has_gpu():
+        measure_until(options, ends_s)
+    for worker in workers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(timeout=max(5.0, ends_s - time.monotonic()))
+        worker.kill()
+    return report(options)
+
+
+def has_gpu() -> bool:
+    seen = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False) if _which("nvidia-smi") else None
+    return seen is not None and seen.returncode == 0
+
+
+def _which(name: str) -> bool:
+    return any(os.access(Path(folder) / name, os.X_OK) for folder in os.environ.get("PATH", "").split(os.pathsep))
+
+
+def start(options: argparse.Namespace, stage: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, str(Path(__file__)), "--stage", stage, "--out", str(options.out)]
+    argv += ["--only", options.only, "--precision", options.precision, "--gpu", options.gpu]
+    return subprocess.Popen(argv, env={**os.environ, **env})
+
+
+def measure_until(options: argparse.Namespace, ends_s: float) -> None:
+    """A child measures one after another. When it ends early (a fault on the GPU ends a process), the next child goes
+    on after the model that was under way."""
+    while True:
+        begun = len(lines(options.out, "begun"))
+        child = start(options, "measure", EXPANDABLE)
+        try:
+            code = child.wait(timeout=max(1.0, ends_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            print("out of time: the models that are left were not measured", flush=True)
+            return
+        if code == 0 or len(lines(options.out, "begun")) == begun:
+            return
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [
+        json.loads(line) for path in sorted(folder.glob(f"{name}*.jsonl")) for line in path.read_text().splitlines()
+    ]
+
+
+def write(folder: Path, name: str, row: dict[str, Any]) -> None:
+    with (folder / f"{name}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def wanted(options: argparse.Namespace) -> Iterator[tuple[Any, str]]:
+    from memory_zoo_models import zoo
+
+    names = set(filter(None, options.only.split(",")))
+    for entry in zoo():
+        if not names or entry.name in names or entry.family in names:
+            for precision in options.precision.split(","):
+                yield entry, precision
+
+
+def job_of(entry: Any, precision: str) -> Any:
+    from jackline.memory.plan.target import call_model
+    from jackline.memory.predict.job import Job, StepOptions
+
+    return Job(
+        name=entry.name,
+        build=lambda _: entry.make(),
+        batch=entry.batch,
+        loss=entry.loss or call_model,
+        global_batch=entry.size,
+        options=StepOptions(precision=precision),  # type: ignore[arg-type]
+    )
+
+
+# Predictions, in processes without a GPU.
+
+
+def predict_part(options: argparse.Namespace, part: str) -> None:
+    import torch
+
+    from jackline.memory.plan.gpus import find_gpu
+
+    torch.set_num_threads(1)
+    index, count = (int(number) for number in part.split("/"))
+    gpu = find_gpu(options.gpu or "H200")
+    for number, (entry, precision) in enumerate(wanted(options)):
+        if number % count == index:
+            write(options.out, f"predicted-{index}", predicted(entry, precision, gpu))
+
+
+def predicted(entry: Any, precision: str, gpu: Any) -> dict[str, Any]:
+    from jackline.memory.predict.step import replay, trace_step
+
+    row: dict[str, Any] = {"name": entry.name, "family": entry.family, "precision": precision}
+    began_s = time.perf_counter()
+    try:
+        job = job_of(entry, precision)
+        trace = trace_step(job, entry.size, gpu, job.options, is_accumulating=False)
+        found = replay(trace, entry.size, is_expandable=True)
+    except Exception as error:  # the next model must still be tried
+        return {**row, "error": _short(error), "trace": traceback.format_exc()[-1500:]}
+    row |= {"allocated": found.peak_allocated_bytes, "reserved": found.peak_reserved_bytes, "phase": found.peak_phase}
+    row |= {"parts": dict(found.parts), "assumptions": list(trace.assumptions), "unknowns": list(found.unknowns)}
+    row |= {"live": live_at_peak(trace)}
+    return {**row, "seconds": time.perf_counter() - began_s}
+
+
+def live_at_peak(trace: Any, most: int = 25) -> list[tuple[int, int, str]]:
+    """(bytes, how many, part) of what lives at the predicted peak, the largest first: for a look at an error."""
+    now: dict[tuple[int, str], int] = {}
+    size = peak = 0
+    best: dict[tuple[int, str], int] = {}
+    for event in trace.events:
+        made = trace.allocations[event if event >= 0 else ~event]
+        key, sign = (made.num_bytes, made.part), 1 if event >= 0 else -1
+        now[key] = now.get(key, 0) + sign
+        size += sign * made.num_bytes
+        if size > peak:
+            peak, best = size, dict(now)
+    rows = sorted(
+        ((size, count, part) for (size, part), count in best.items() if count), key=lambda row: -row[0] * row[1]
+    )
+    return rows[:most]
+
+
+# Measurements.
+
+
+def measure_all(options: argparse.Namespace, _: str) -> None:
+    import torch
+
+    done = {(row["name"], row["precision"]) for row in lines(options.out, "begun")}
+    for entry, precision in wanted(options):
+        if (entry.name, precision) in done:
+            continue
+        row = {"name": entry.name, "precision": precision}
+        write(options.out, "begun", row)
+        row |= measured(entry, precision)
+        write(options.out, "measured", row)
+        print(json.dumps({key: value for key, value in row.items() if key != "live"}), flush=True)
+        if "CUDA error" in row.get("error", ""):
+            sys.exit(1)
+        torch.cuda.empty_cache()
+
+
+def measured(entry: Any, precision: str) -> dict[str, Any]:
+    import torch
+
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    gc.collect()
+    clear()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_allocated()
+    try:
+        steps = _Steps(job_of(entry, precision), entry.size, precision)
+        for _ in range(2):
+            steps.run()
+        torch.cuda.synchronize()
+        row: dict[str, Any] = {
+            "base": base,
+            "allocated": torch.cuda.max_memory_allocated() - base,
+            "reserved": torch.cuda.max_memory_reserved(),
+            "step_ms": steps.time_ms(),
+        }
+        row["live"] = steps.live_at_peak()
+    except Exception as error:  # the next model must still be tried
+        row = {"error": _short(error), "trace": traceback.format_exc()[-1500:]}
+    return row
+
+
+class _Steps:
+    """The step that is predicted: forward, backward, fused AdamW, gradients dropped."""
+
+    def __init__(self, job: Any, size: int, precision: str) -> None:
+        import torch
+
+        self._job, self._size = job, size
+        with torch.device("cuda"):
+            self._model = job.build(job.options).train()
+        trained = [weight for weight in self._model.parameters() if weight.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+        low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        self._autocast: Callable[[], Any] = contextlib.nullcontext
+        if low is not None:
+            self._autocast = lambda: torch.autocast("cuda", dtype=low)
+
+    def run(self) -> None:
+        import torch
+
+        with torch.device("cuda"):
+            batch = self._job.batch(self._size)
+            with self._autocast():
+                loss = self._job.loss(self._model, batch)
+            loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def time_ms(self) -> float:
+        import torch
+
+        times = []
+        for _ in range(_TIMED_STEPS):
+            began_s = time.perf_counter()
+            self.run()
+            torch.cuda.synchronize()
+            times.append(1000 * (time.perf_counter() - began_s))
+        return statistics.median(times)
+
+    def live_at_peak(self, most: int = 25) -> list[tuple[int, int]]:
+        """(bytes, how many) of the blocks that live at the peak of a step, from the allocator's own history."""
+        import torch
+
+        torch.cuda.memory._record_memory_history(max_entries=400_000, context=None, stacks="python")
+        before = torch.cuda.memory._snapshot()
+        self.run()
+        after = torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        now: dict[int, int] = {}
+        for segment in before["segments"]:
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    now[block["size"]] = now.get(block["size"], 0) + 1
+        size = sum(key * count for key, count in now.items())
+        peak, best = size, dict(now)
+        for event in after["device_traces"][0]:
+            if event["action"] in ("alloc", "free_completed"):
+                sign = 1 if event["action"] == "alloc" else -1
+                now[event["size"]] = now.get(event["size"], 0) + sign
+                size += sign * event["size"]
+                if size > peak:
+                    peak, best = size, dict(now)
+        rows = sorted(((key, count) for key, count in best.items() if count), key=lambda row: -row[0] * row[1])
+        return rows[:most]
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+# The table.
+
+
+def report(options: argparse.Namespace) -> int:
+    predictions = {(row["name"], row["precision"]): row for row in lines(options.out, "predicted")}
+    measurements = {(row["name"], row["precision"]): row for row in lines(options.out, "measured")}
+    print(
+        f"\n{'model':<24} {'allocated MiB':>23} {'off':>7}  {'reserved MiB':>23} {'off':>7}  {'plan':>6} {'step':>8}"
+    )
+    print(f"{'':<24} {'predicted':>11} {'measured':>11} {'':>7}  {'predicted':>11} {'measured':>11}")
+    rows = []
+    for entry, precision in wanted(options):
+        key = (entry.name, precision)
+        guess, seen = predictions.get(key, {"error": "not predicted"}), measurements.get(key, {})
+        rows.append(
+            {"name": entry.name, "family": entry.family, "precision": precision, "predicted": guess, "measured": seen}
+        )
+        print(line(entry.name, precision, guess, seen), flush=True)
+    (options.out / "zoo.json").write_text(json.dumps(rows, indent=1))
+    return summary(rows)
+
+
+def line(name: str, precision: str, guess: dict[str, Any], seen: dict[str, Any]) -> str:
+    head = f"{name:<18} {precision:<5}"
+    if "error" in guess:
+        return f"{head} REFUSED {guess['error']}"
+    first = f"{head} {guess['allocated'] / MIB:11.0f} "
+    if "allocated" not in seen:
+        why = seen.get("error", "not measured")
+        return f"{first}{'':>19}  {guess['reserved'] / MIB:11.0f} {'':>19} {guess['seconds']:5.1f}s  {why}"
+    return (
+        f"{first}{seen['allocated'] / MIB:11.0f} {off(guess, seen, 'allocated'):+6.1f}%"
+        f"  {guess['reserved'] / MIB:11.0f} {seen['reserved'] / MIB:11.0f} {off(guess, seen, 'reserved'):+6.1f}%"
+        f"  {guess['seconds']:5.1f}s {seen['step_ms']:6.1f}ms"
+    )
+
+
+def off(guess: dict[str, Any], seen: dict[str, Any], key: str) -> float:
+    return 100 * (float(guess[key]) / seen[key] - 1)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> int:
+    refused = [row for row in rows if "error" in row["predicted"]]
+    both = [row for row in rows if "allocated" in row["measured"] and "allocated" in row["predicted"]]
+    print(f"\n{len(rows)} rows, {len(refused)} refused, {len(both)} measured")
+    for key in ("allocated", "reserved"):
+        errors = sorted(
+            (abs(off(row["predicted"], row["measured"], key)), row["name"], row["precision"]) for row in both
+        )
+        if errors:
+            worst = ", ".join(f"{name} {precision} {error:.1f} %" for error, name, precision in reversed(errors[-6:]))
+            print(f"{key}: median {statistics.median(error[0] for error in errors):.2f} %, worst {worst}")
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
