@@ -221,9 +221,14 @@ def measured(entry: Any, precision: str) -> dict[str, Any]:
             "base": base,
             "allocated": torch.cuda.max_memory_allocated() - base,
             "reserved": torch.cuda.max_memory_reserved(),
+            "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(),
             "step_ms": steps.time_ms(),
         }
-        row["live"] = steps.live_at_peak()
+        try:
+            row["live"] = steps.live_at_peak()
+        except Exception as error:  # only a help for looking at errors
+            row["live_error"] = _short(error)
     except Exception as error:  # the next model must still be tried
         row = {"error": _short(error), "trace": traceback.format_exc()[-1500:]}
     return row
