@@ -18,6 +18,7 @@ LEVELS = {
     "errors": 0,
     "units": 0,
     "pipes": 0,
+    "extras": 1,
     "settings": 1,
     "accelerator": 1,
     "rundir": 1,
@@ -27,18 +28,19 @@ LEVELS = {
     "data": 2,
     "memory": 2,
     "models": 2,
-    "supervisor": 3,
-    "session": 3,
-    "dashboard": 3,
-    "trainer": 4,
-    "recipes": 5,
-    "cli": 6,
-    "notebook": 7,
+    "review": 3,
+    "supervisor": 4,
+    "session": 4,
+    "dashboard": 4,
+    "trainer": 5,
+    "recipes": 6,
+    "cli": 7,
+    "notebook": 8,
 }
 # The exceptions, each with its reason.
 SIDEWAYS = {("units", "errors")}  # a wrong duration is a usage error
 
-TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "dashboard", "notebook")
+TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "review", "dashboard", "notebook")
 TORCH_FREE_ROOMS = ("checkpoint/format", "checkpoint/writer", "checkpoint/mirror")
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "rich", "starlette"}
 

@@ -80,6 +80,8 @@ COMMAND_NAMES = [
     "data",
     "demo",
     "doctor",
+    "events",
+    "goodput",
     "logs",
     "plan",
     "resume",
@@ -89,6 +91,7 @@ COMMAND_NAMES = [
     "stop",
     "train",
     "validate",
+    "wait",
     "watch",
     "why",
 ]

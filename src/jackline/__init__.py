@@ -28,7 +28,10 @@ def __getattr__(name: str) -> Any:
         return import_module(f"jackline.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'jackline' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    from jackline.extras import explained
+
+    with explained(f"jackline.{name}"):
+        return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -153,6 +154,10 @@ def test_a_restart_resumes_from_the_newest_whole_checkpoint(shell: Shell) -> Non
     assert run.exit(2)["resumed_from"] == str(shell.work / "ckpt-2.pt")
     told = [event["event"] for event in run.events() if event["event"] in ("started", "died", "restart", "finished")]
     assert told == ["started", "died", "restart", "started", "finished"]
+    spent = json.loads(shell.jackline("goodput", "again", "--json").out)[0]
+    assert spent["seconds"]["down"] > 0
+    assert sum(spent["seconds"].values()) == pytest.approx(spent["wall_s"], abs=1e-5)
+    assert "of wall time" in shell.jackline("goodput", "again", "--price", "2.5/h").out
 
 
 def test_a_crash_loop_is_ended_and_explained(shell: Shell) -> None:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jackline.supervisor.output.progress import Pace, Progress, parse_bar, parse_line, parse_protocol
+from jackline.supervisor.output.bars import parse_bar
+from jackline.supervisor.output.lines import parse_line
+from jackline.supervisor.output.progress import Pace, Progress, parse_protocol
 
 
 def bar(phase: str, done: float, total: float | None, unit: str, rate: float | None, eta: float | None) -> Progress:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from jackline.errors import EXIT_FAILED, JacklineError
+from jackline.extras import explained
 from jackline.pipes import drop_output
 
 # name -> (module, one line of help). In the order in which a run's life uses them.
@@ -24,12 +25,15 @@ COMMANDS = {
     "status": ("jackline.cli.commands.status", "Is it alive, how far, when done, what is at risk."),
     "watch": ("jackline.cli.commands.watch", "The live view; takes over a run whose supervisor is gone."),
     "why": ("jackline.cli.commands.why", "What it is doing, by file and line; why it died, from evidence."),
+    "wait": ("jackline.cli.programs.wait", "Wait until it ends, hangs or gets far enough; one JSON verdict."),
+    "events": ("jackline.cli.programs.events", "What happened to it; with --since, what is new."),
     "logs": ("jackline.cli.commands.logs", "Its output, with times."),
     "runs": ("jackline.cli.commands.runs", "All runs that can be found from here."),
     "validate": (
         "jackline.cli.commands.validate",
         "Validate a running training on all its validation data, now.",
     ),
+    "goodput": ("jackline.cli.pages.goodput", "Where the time went: productive, redone, waiting, down; the cost."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),
@@ -100,7 +104,8 @@ def main() -> None:
             file=sys.stderr,
         )
     try:
-        code = cli.main(prog_name="jackline", standalone_mode=False)
+        with explained("this command"):
+            code = cli.main(prog_name="jackline", standalone_mode=False)
     except click.exceptions.Exit as error:
         code = error.exit_code
     except click.Abort:

@@ -28,6 +28,14 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
 
 
+def detach_options(command: Command) -> Command:
+    """--detach, and --json for its answer."""
+    command = click.option("--json", "as_json", is_flag=True, help="With --detach: print name and folder as JSON.")(
+        command
+    )
+    return click.option("--detach", is_flag=True, help="Start it and come back at once.")(command)
+
+
 def find(run: str | None, runs_dir: str | None) -> RunDir:
     """The requested run; raises UsageError with a hint when there is none."""
     return find_run(run, runs_folder(runs_dir))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from jackline.errors import JacklineError
+from jackline.extras import explained
 from jackline.machine.priority import step_back
 from jackline.pipes import drop_output
 
@@ -22,7 +23,8 @@ def main() -> int:
         else:
             from jackline.data.command_line import run_request
 
-            run_request(name, json.loads(sys.stdin.read() if rest == ["-"] else rest[0]))
+            with explained(f"`jackline data {name}`"):
+                run_request(name, json.loads(sys.stdin.read() if rest == ["-"] else rest[0]))
             sys.stdout.flush()
     except JacklineError as error:
         print(error, file=sys.stderr)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
+from jackline.extras import explained
 from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.oom_report import other_users
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
@@ -34,7 +35,7 @@ _TELL_EVERY_S = 2.0
 def main(argv: Sequence[str]) -> int:
     request: dict[str, Any] = json.loads(argv[0])
     try:
-        with _sign_of_life():
+        with _sign_of_life(), explained("this plan"):
             code = _answer(request)
             sys.stdout.flush()
             return code

@@ -45,6 +45,11 @@ class RunDir:
         return self.path / "events-supervisor.jsonl"
 
     @property
+    def timeline(self) -> Path:
+        """What the run was doing, from its first second to its last."""
+        return self.path / "timeline.jsonl"
+
+    @property
     def stop_request(self) -> Path:
         return self.path / "stop-request.json"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from jackline.diagnosis.doing import Doing
+from jackline.diagnosis.frames import Frame
 from jackline.machine.readings import GpuReading
 from jackline.memory.guard.oom_report import other_users
 from jackline.rundir.records import supervisor as records
@@ -38,7 +39,7 @@ def now_record(doing: Doing | None) -> records.NowRecord:
     return records.NowRecord(doing.what, frame.file, frame.line, frame.function, frame.source.strip())
 
 
-def memory_record(memory: MemoryWatch, grows_at: str | None) -> records.HostMemoryRecord:
+def memory_record(memory: MemoryWatch, grows: Frame | None) -> records.HostMemoryRecord:
     reading = memory.reading
     if reading is None:
         return records.HostMemoryRecord()
@@ -51,7 +52,7 @@ def memory_record(memory: MemoryWatch, grows_at: str | None) -> records.HostMemo
         peak_bytes=memory.peak_bytes,
         growth_bytes_per_s=round(memory.growth_bytes_per_s()),
         seconds_to_limit=memory.seconds_left(),
-        grows_at=grows_at,
+        grows_at=f"{grows.place} `{grows.source.strip()}`" if grows else None,
     )
 
 

@@ -49,6 +49,7 @@ from jackline.supervisor.mirroring import Mirroring
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output.reader import LogWriter, make_reserve, release_reserve
 from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
+from jackline.supervisor.timeline import Timeline
 from jackline.units import format_duration
 
 TICK_S = 0.1
@@ -180,7 +181,7 @@ class Supervisor:
         self.on_said(text)
 
     def _watch_to_end(self, watch: AttemptWatch) -> Autopsy:
-        heartbeat = HeartbeatNotes(self.log, quiet_after_s=self.options.quiet_after_s)
+        heartbeat, timeline = HeartbeatNotes(self.log, quiet_after_s=self.options.quiet_after_s), Timeline(self.run)
         next_state_s = 0.0
         while True:
             now_s = time.monotonic()
@@ -192,7 +193,9 @@ class Supervisor:
                 watch.note_mark()
             if now_s >= next_state_s:
                 next_state_s = now_s + STATE_EVERY_S
-                heartbeat.poll(self._write_state(watch), now_s)
+                state = self._write_state(watch)
+                heartbeat.poll(state, now_s)
+                timeline.note(state)
                 self.events.tend_hooks()
                 self.mirroring.tend(now_s)
             ending = watch.command.ending()
@@ -201,6 +204,7 @@ class Supervisor:
             tick_s = SHORT_TICK_S if watch.is_short_of_space() else TICK_S
             time.sleep(max(0.0, tick_s - (time.monotonic() - now_s)))
         watch.close()
+        timeline.note(self._write_state(watch), is_last=True)
         release_reserve(watch.command.attempt.reserve)
         return self._examine(watch, ending)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jackline.errors import EXIT_DONE, CannotResume, JacklineError, UsageError
+from jackline.extras import explained
 from jackline.machine.host import find_notebook
 from jackline.pipes import drop_output
 from jackline.rundir.intent import write_intent
@@ -35,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv[0] in _ANSWERS:
             return _answer(argv[0], argv[1], argv[2:])
-        return _train(RunDir(Path(argv[0])), argv[1], argv[2:])
+        with explained("this training"):
+            return _train(RunDir(Path(argv[0])), argv[1], argv[2:])
     except JacklineError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

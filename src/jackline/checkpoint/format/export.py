@@ -19,6 +19,7 @@ from jackline.checkpoint.format.manifest import MAX_STATE_BYTES, STATE, TENSORS,
 from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import open_to_read, read_header, verify_checkpoint
 from jackline.errors import JacklineError, UsageError
+from jackline.extras import require
 
 _BLOCK_BYTES = 8 << 20
 _CKPT, _LIGHTNING = "checkpoint", "pytorch-lightning_version"
@@ -107,13 +108,14 @@ def _export(folder: Path, out: Path, key: str, node: dict[str, Any], manifest: M
 
 
 def _export_ckpt(folder: Path, out: Path, manifest: Manifest) -> Exported:
+    require("a .ckpt file", "train", ("torch",))
     target = out / f"{folder.name}.ckpt"
     out.mkdir(parents=True, exist_ok=True)
     program = [sys.executable, "-m", "jackline.checkpoint.state.ckpt", str(folder), str(target)]
     ended = subprocess.run(program, capture_output=True, text=True)
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
-        raise JacklineError(f"{folder.name} could not be exported: {last}", hint="it needs torch in this environment")
+        raise JacklineError(f"{folder.name} could not be exported: {last}", hint="`jackline checkpoints verify`")
     count = sum(len(read_header(folder / file.name, file.size_bytes).tensors) for file in _tensor_files(manifest))
     return Exported(_CKPT, target, target.stat().st_size, count, (), is_ckpt=True)
 

@@ -20,6 +20,7 @@ import click
 
 from jackline.cli.options import json_option
 from jackline.errors import UsageError
+from jackline.extras import require
 from jackline.units import parse_bytes
 
 
@@ -145,6 +146,7 @@ def _default_root() -> str:
 
 
 def _run(name: str, request: dict[str, Any]) -> None:
+    require(f"`jackline data {name}`", "train", ("numpy",))
     argv = [sys.executable, "-m", "jackline.data", name, "-"]
     # Ctrl-C reaches the child too. The child handles and reports it, so this process only waits.
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as child:

@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from jackline.cli.view.showing import say
-from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
+from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError
+from jackline.extras import TRAINING, require
 from jackline.rundir.find import runs_folder
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
@@ -37,8 +37,7 @@ def command(steps: int, runs_dir: str | None) -> None:
     """Train a nano GPT on the Python standard library's own sources, kill it half-way with SIGKILL, run the same
     command again, and compare every loss and the final weights with a run that nobody touched.
     """
-    if find_spec("torch") is None:
-        raise UsageError("the demo trains a model and needs torch", hint="pip install 'jackline[train]'")
+    require("`jackline demo`", "train", TRAINING)
     folder = runs_folder(runs_dir).absolute()
     stem = time.strftime("demo-%H%M%S")
     settings = ["demo", "--quick", f"max_steps={steps}", f"save_every_steps={SAVE_EVERY}", "full_eval=no"]

@@ -21,8 +21,10 @@ import click
 
 from jackline.cli.commands.doctor_recipe import RecipeRequest, check_recipe, read_recipe, start_recipe_line
 from jackline.diagnosis.preflight.check import Check, State, check_command
+from jackline.diagnosis.preflight.environment import OtherPython, ask_python, compare_environments
 from jackline.diagnosis.preflight.target import read_command_line
 from jackline.errors import EXIT_DONE, EXIT_FAILED
+from jackline.extras import TRAINING, require
 from jackline.machine.disk import read_disk
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.host import describe_host
@@ -56,6 +58,7 @@ class Machine:
     gpu_commands: dict[int, str]  # command of every pid on a GPU; '' for one that is not visible from here
     protections: tuple[Protection, ...]
     port_holder: int | None
+    python: OtherPython | None = None  # what `python` means in this shell
 
 
 class _SeesDashes(click.Command):
@@ -91,11 +94,14 @@ def command(has_dashes: bool, argv: tuple[str, ...], as_json: bool, runs_dir: st
     argv = argv[1:] if argv[:1] == ("--",) else argv
     recipe = read_recipe(argv, is_command=has_dashes)
     if recipe is not None:
+        require(f"recipe '{recipe.target}'", "train", TRAINING)
         place = recipe.runs_dir or runs_dir
         _doctor_recipe(replace(recipe, runs_dir=place, as_json=as_json or recipe.as_json), runs_folder(place))
         return
     target = read_command_line(argv) if argv else None
     machine = read_machine(runs_folder(runs_dir))
+    if target is not None and target.interpreter is not None:
+        machine = replace(machine, python=ask_python(target.interpreter))
     checks = check_machine(machine)
     if target is not None:
         cpus = float(machine.host["effective_cpus"])
@@ -146,12 +152,15 @@ def read_machine(folder: Path) -> Machine:
         gpu_commands={pid: read_command(pid) for pid in sorted(pids)},
         protections=read_protections(),
         port_holder=find_listener(MEETING_PORT),
+        python=ask_python(),
     )
 
 
 def check_machine(machine: Machine) -> list[Check]:
     """Findings that matter before a start. Plain facts are in the report's first part."""
     checks = [*_check_disk(machine), *_check_memory(machine)]
+    if (different := compare_environments(machine.python)) is not None:
+        checks.append(Check("environment", "note", *different))
     for gpu in machine.gpus:
         if gpu.total_bytes and gpu.used_bytes > NEARLY_FULL * gpu.total_bytes:
             text = f"GPU {gpu.index} has only {format_bytes(gpu.total_bytes - gpu.used_bytes)} free"

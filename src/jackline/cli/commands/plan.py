@@ -13,6 +13,7 @@ import sys
 import click
 
 from jackline.errors import UsageError
+from jackline.extras import TRAINING, require
 from jackline.memory.plan.gpus import GPU_MODELS, detect_gpu, find_gpu
 from jackline.trainer.recipe import find_recipe
 
@@ -55,6 +56,7 @@ def command(
         "words": list(settings),
         "output": "table" if is_table else "json" if is_json else "explain" if is_explaining else "text",
     }
+    require("`jackline plan`", "train", TRAINING)
     sys.exit(run_child([sys.executable, "-m", "jackline.memory", json.dumps(request)]))
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jackline.cli.options import detach_options
+from jackline.cli.programs.started import is_detached_as_json
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import find_run, runs_folder
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from-scratch", is_flag=True, help="From the beginning, although this run has checkpoints of its own."
 )
-@click.option("--detach", is_flag=True, help="Start it and come back at once.")
+@detach_options
 @click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: resume here.")
 @click.option("--copied", is_flag=True, hidden=True, help="Its records were brought from its mirror just now.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
@@ -54,6 +56,7 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     """
     from jackline.cli.view import showing
 
+    as_json = is_detached_as_json(given)
     is_new_start = given["from_scratch"]
     with_own = given["step"] is None
     brought = bring_here(run, runs_folder(runs_dir), with_own=with_own, from_scratch=is_new_start) if run else None
@@ -61,7 +64,9 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     contents = read_run_file(found)
     step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
     if not is_back and read_status(found).state in ("alive", "unwatched"):
-        sys.exit(showing.watch_live(found, detach=given["detach"]))  # several may resume it at once: one starts it
+        sys.exit(
+            showing.watch_live(found, detach=given["detach"], as_json=as_json)
+        )  # several may resume it at once: one starts it
     check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back)
     if given["here"] and not given["copied"]:  # a copy's heartbeat is as old as the copy
         refuse_beating(found)
@@ -71,7 +76,7 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
         go_back(found, options, step, mirror)
     options = with_origin(found, options, given["path"], from_scratch=given["from_scratch"])
     os.chdir(contents.cwd)
-    sys.exit(showing.start_and_show(found, options, detach=given["detach"]))
+    sys.exit(showing.start_and_show(found, options, detach=given["detach"], as_json=as_json))
 
 
 def options_of(contents: RunFile) -> SuperviseOptions:

@@ -10,13 +10,15 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
+from jackline.cli.options import detach_options
+from jackline.cli.programs.started import is_detached_as_json, print_started
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
+from jackline.extras import require
 from jackline.rundir.command import plain_settings
 from jackline.rundir.create import claim_run, find_existing
 from jackline.rundir.find import runs_folder
@@ -35,6 +37,7 @@ from jackline.rundir.identity import (
 from jackline.rundir.kin import Same, find_same, kin_lines, relocate
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run_file, with_gpus, write_run_file
+from jackline.rundir.status import read_status
 from jackline.supervisor.foreign.find import check_resume_arg, preset
 from jackline.supervisor.options import SuperviseOptions
 from jackline.units import parse_bytes, parse_duration
@@ -51,7 +54,7 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--new", "is_new", is_flag=True, help="A new run, even if this command has one already.")
 @click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although the command changed.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
-@click.option("--detach", is_flag=True, help="Start it and come back at once.")
+@detach_options
 @click.option(
     "--restart",
     type=click.IntRange(min=0),
@@ -116,6 +119,7 @@ def start_run(
     `argv_of(folder)` is the command for the run's folder, `name` is the default name."""
     from jackline.cli.view import showing
 
+    as_json = is_detached_as_json(given)
     folder = runs_folder(given["runs_dir"])
     same = _meant(folder, name, settings, given)
     wanted, existing = same.run.name, find_existing(same.run)
@@ -138,9 +142,12 @@ def start_run(
                 showing.say(f"run '{chosen}' ran in {same.moved_from}, which is gone: it continues here")
                 relocate(same.run, argv, settings)
             change_run(RunDir(folder / chosen), argv, settings, options, differences)
-            return showing.start_and_show(RunDir(folder / chosen), options, detach=given["detach"])
+            return showing.start_and_show(RunDir(folder / chosen), options, detach=given["detach"], as_json=as_json)
         case Watch(name):
-            return showing.watch_live(RunDir(folder / name), detach=given["detach"])
+            return showing.watch_live(RunDir(folder / name), detach=given["detach"], as_json=as_json)
+        case AlreadyFinished(name) if as_json:
+            print_started(RunDir(folder / name), attempt=read_status(RunDir(folder / name)).attempt, state="finished")
+            return EXIT_USAGE
         case AlreadyFinished(name):
             showing.say(f"this command has finished already, as run '{name}' in {folder / name}")
             showing.say("hint: --new starts it again as a new run; `jackline logs` shows what it printed")
@@ -166,6 +173,7 @@ def _create(
     """Start a new run. `name` is the default name, for another try when another start was faster."""
     from jackline.cli.view import showing
 
+    as_json = is_detached_as_json(given)
     argv = argv_of(run.path)
     if given["name"] is None and not given["is_new"]:
         for line in kin_lines(run.path.parent, run.name, settings, lambda other: _continuing(other, argv, options)):
@@ -173,11 +181,11 @@ def _create(
     contents = describe_here(run.name, argv, settings, options)
     claim = claim_run(run, contents, hint="choose another place with --runs-dir PATH")
     if claim is not None:
-        return showing.start_and_show(run, options, claim=claim, detach=given["detach"])
+        return showing.start_and_show(run, options, claim=claim, detach=given["detach"], as_json=as_json)
     # Another start was faster. It may be the same command, or another command with the same name.
     if given["is_new"] or is_another_command(run, settings):
         return start_run(name, settings, argv_of, options, given)
-    return showing.watch_live(run, detach=given["detach"])
+    return showing.watch_live(run, detach=given["detach"], as_json=as_json)
 
 
 def _meant(folder: Path, name: str, settings: dict[str, Any], given: dict[str, Any]) -> Same:
@@ -266,8 +274,7 @@ def check_mirror(place: str | None) -> None:
     if place is None:
         return
     if "://" in place:
-        if find_spec("fsspec") is None:
-            raise UsageError(f"the mirror {place} needs the package fsspec", hint="pip install fsspec")
+        require(f"the mirror {place}", "train", ("fsspec",))
         return
     try:
         Path(place).expanduser().mkdir(parents=True, exist_ok=True)

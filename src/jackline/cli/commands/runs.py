@@ -108,6 +108,8 @@ def _progress(view: RunView) -> str:
     done, total = view.progress.done, view.progress.total
     if done is None:
         return "-"
+    if total and done < total and view.status.state == "finished":
+        return f"done; {done:,.0f}/{total:,.0f} printed last"  # it finished, so no share of it is missing
     return f"{done:,.0f}/{total:,.0f} ({100 * done / total:.0f} %)" if total else f"{done:,.0f}"
 
 

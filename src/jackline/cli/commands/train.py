@@ -18,7 +18,9 @@ import click
 
 from jackline.cli.commands.plan import run_child
 from jackline.cli.commands.run import check_mirror, full_place, read_options, start_run, working_folder
+from jackline.cli.options import detach_options
 from jackline.errors import EXIT_DONE, EXIT_USAGE, JacklineError, UsageError
+from jackline.extras import TRAINING, require
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import default_name
 from jackline.rundir.layout import RunDir
@@ -75,7 +77,7 @@ class RepeatedCommand(click.Command):
     type=click.Path(),
     help="Where runs are kept, checkpoints in them; default: $JACKLINE_RUNS or ./runs.",
 )
-@click.option("--detach", is_flag=True, help="Start it and come back at once.")
+@detach_options
 @click.option("--restart", type=click.IntRange(min=0), default=RESTARTS, show_default=True)
 @click.option("--on-stuck", type=click.Choice(["report", "restart", "stop"]), default="restart", show_default=True)
 @click.option("--grace", metavar="DURATION", default="30s", show_default=True, help="How long a polite end may take.")
@@ -109,6 +111,7 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
     if is_shown:
         sys.exit(run_child([*trainer, "--show", recipe, *settings]))
     found = resolve(trainer, recipe, settings)
+    require(f"recipe '{recipe}'", "train", TRAINING)
     config = found["config"]
     check_mirror(config["mirror"] or None)
     options = replace(

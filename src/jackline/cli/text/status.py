@@ -17,6 +17,7 @@ from jackline.units import format_bytes, format_duration
 
 _NUMBERS = 4
 _MAX_INCIDENTS = 3
+_STALE_S = 30.0  # values that are older are shown with their age
 
 
 def status_text(view: RunView) -> str:
@@ -96,11 +97,26 @@ def reached_line(view: RunView) -> str:
 
 
 def numbers_line(view: RunView) -> str:
-    """A few of the metrics that the loop logged last, the loss first."""
-    known = [(safe_text(name, 30), value) for name, value in view.session.metrics.items()]
+    """A few of the metrics that the loop logged or printed last, the loss first."""
+    known = [(safe_text(name, 30), f"{value:.4g}") for name, value in view.session.metrics.items()]
+    age = ""
+    if not known:
+        printed = view.state.printed
+        known = [
+            (safe_text(entry.name, 30), safe_text(entry.text, 8) if entry.value is None else f"{entry.value:.4g}")
+            for entry in printed
+            if entry.value is not None or entry.text
+        ]
+        age = age_words(max((entry.at_s or 0.0 for entry in printed), default=0.0), view.now_s)
     known.sort(key=lambda pair: (pair[0] != "loss", "loss" not in pair[0]))
-    shown = [f"{name} {value:.4g}" for name, value in known]
-    return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "")
+    shown = [f"{name} {value}" for name, value in known]
+    return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "") + age
+
+
+def age_words(at_s: float | None, now_s: float) -> str:
+    """' (3 min ago)' for a value that may no longer be true; '' for a fresh one."""
+    old_s = now_s - at_s if at_s else 0.0
+    return f" ({format_duration(old_s)} ago)" if old_s >= _STALE_S else ""
 
 
 def progress_words(progress: ProgressRecord) -> str:
@@ -110,9 +126,13 @@ def progress_words(progress: ProgressRecord) -> str:
         return ""
     phase = f"{safe_text(progress.phase, 60)}, " if progress.phase else ""
     unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
+    guessed = " (guessed from its output)" if progress.is_guessed else ""
+    if progress.epoch is not None and progress.unit != "epochs" and not progress.phase:
+        epochs = f" of {_count(progress.epochs)}" if progress.epochs else ""
+        guessed = f", epoch {_count(progress.epoch)}{epochs}{guessed}"
     if total:
-        return f"{phase}{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %)"
-    return f"{phase}{_count(done)}{unit}"
+        return f"{phase}{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %){guessed}"
+    return f"{phase}{_count(done)}{unit}{guessed}"
 
 
 def progress_line(view: RunView) -> str:
@@ -121,15 +141,28 @@ def progress_line(view: RunView) -> str:
         return ""
     parts = [words]
     unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
-    rate, eta_s = progress.rate_per_s, progress.eta_s
+    rate = progress.rate_per_s
     if rate:
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
-    if eta_s is not None and is_old_news(view):
-        parts.append(f"about {format_duration(eta_s)} to go")
-    elif eta_s is not None:
-        left_s = max(0.0, (view.status.last_seen_at_s or view.now_s) + eta_s - view.now_s)
-        parts.append(f"done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})")
-    return ", ".join(parts)
+    if left := time_left_words(view):
+        parts.append(left)
+    return ", ".join(parts) + age_words(progress.at_s, view.now_s)
+
+
+def time_left_words(view: RunView) -> str:
+    """'done in about 3 min (14:02)'; of one epoch or one bar where the end of the run is not known."""
+    progress, eta_s = view.progress, view.progress.eta_s
+    if eta_s is None:
+        return ""
+    part = f"this {progress.of} " if progress.is_part else ""
+    if is_old_news(view):
+        return f"{part}about {format_duration(eta_s)} to go"
+    told_s = progress.at_s or view.status.last_seen_at_s or view.now_s
+    left_s = told_s + eta_s - view.now_s
+    if left_s < -_STALE_S:
+        return f"{part}expected to be done {format_duration(-left_s)} ago"
+    left_s = max(0.0, left_s)
+    return f"{part}done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})"
 
 
 def epoch_line(view: RunView) -> str:

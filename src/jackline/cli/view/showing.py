@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 
+from jackline.cli.programs.started import print_started
 from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError, UsageError
 from jackline.rundir.create import Claim
 from jackline.rundir.layout import RunDir
@@ -24,8 +25,11 @@ from jackline.supervisor.start import request_stop, start_supervisor, take_over_
 BEGIN_PATIENCE_S = 30.0
 
 
-def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | None = None, detach: bool) -> int:
-    """Start a supervisor for the next attempt, then follow it. `claim`: this process created the run."""
+def start_and_show(
+    run: RunDir, options: SuperviseOptions, *, claim: Claim | None = None, detach: bool, as_json: bool = False
+) -> int:
+    """Start a supervisor for the next attempt, then follow it. `claim`: this process created the run. `as_json`: with
+    `detach`, the answer goes to stdout as JSON."""
     former = run.last_attempt()
     try:
         lock = claim.lock if claim is not None else None
@@ -34,7 +38,7 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | Non
         # A supervisor that refuses to resume stays alive for a moment; it must not be taken for another start.
         is_refused = error.exit_code == EXIT_CANNOT_RESUME
         if claim is None and not is_refused and is_started_by_another(run):
-            return watch_live(run, detach=detach)  # another start was faster
+            return watch_live(run, detach=detach, as_json=as_json)  # another start was faster
         if claim is not None:
             claim.abandon()
         raise
@@ -42,6 +46,9 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | Non
         claim.release()
     number = former.number + 1 if former else 1
     name = run.name
+    if as_json:
+        print_started(run, attempt=number, state="started")
+        return EXIT_DONE
     if detach:
         say(f"run '{name}' started (attempt {number}): {run.path}")
         say(f"hint: jackline watch {name} | jackline status {name} | jackline stop {name}")
@@ -50,8 +57,11 @@ def start_and_show(run: RunDir, options: SuperviseOptions, *, claim: Claim | Non
     return follow_run(run, attempt=number)
 
 
-def watch_live(run: RunDir, *, detach: bool) -> int:
+def watch_live(run: RunDir, *, detach: bool, as_json: bool = False) -> int:
     """Watch a run that is already alive; start nothing."""
+    if as_json:
+        print_started(run, attempt=read_status(run).attempt, state="alive")
+        return EXIT_DONE
     if detach:
         say(f"run '{run.name}' is alive already: {run.path}")
         return EXIT_DONE

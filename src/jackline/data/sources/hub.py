@@ -19,6 +19,7 @@ from jackline.data.sources.bytefile import HttpFile, Patience, SourceUnavailable
 from jackline.data.sources.formats import layout_of
 from jackline.data.sources.walk import MAGIC, Entry, Found, read_pattern, walk
 from jackline.errors import UsageError
+from jackline.extras import install_line
 
 T = TypeVar("T")
 _MAX_TRIES = 6
@@ -146,9 +147,7 @@ def _api() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise UsageError(
-            "hf:// needs the package huggingface_hub", hint="pip install 'jackline[train]' brings it"
-        ) from error
+        raise UsageError("hf:// needs the package huggingface_hub", hint=install_line("train")) from error
     return huggingface_hub.HfApi()
 
 

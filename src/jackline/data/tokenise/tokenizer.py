@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from jackline.data.tokenise import gpt2_files
 from jackline.errors import JacklineError, UsageError
+from jackline.extras import install_line
 
 BYTES_EOS = 256
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]", "<end>")
@@ -353,6 +354,6 @@ def _tokenizers() -> Any:
         import tokenizers
     except ImportError as error:
         raise UsageError(
-            "this tokenizer needs the package tokenizers", hint="pip install 'jackline[train]', or --tokenizer bytes"
+            "this tokenizer needs the package tokenizers", hint=f"{install_line('train')}, or --tokenizer bytes"
         ) from error
     return tokenizers

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
-from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.evidence import Cause, Evidence, Finding
 from jackline.diagnosis.deaths.sentences import at_place, place_line, ran_line, short_place
 from jackline.diagnosis.deaths.traceback_text import Chain, ErrorText
+from jackline.extras import requirement
 
 _MISSING = re.compile(r"No module named '?([\w.]+)'?")
 _NOT_A_PACKAGE = re.compile(r"'([\w.]+)' is not a package")
@@ -46,7 +48,24 @@ _HINTS = (
     (re.compile(r"\[Errno 13\]|Permission denied"), "look at who owns the path: ls -ld PATH"),
     (re.compile(r"\[Errno 30\]|Read-only file system"), "write to another folder: this one cannot be written"),
 )
+_OURS = re.compile(r"/(?:src|site-packages|dist-packages)/jackline/")
 _SEE_LOG = "`jackline logs` shows the whole traceback; run the same command again once it is fixed"
+
+
+def own_error(error: ErrorText, evidence: Evidence) -> Finding | None:
+    """An error of ours, from `attach` in the user's script: it says itself what is wrong and what to do."""
+    if not error.kind.startswith("jackline.") or not error.message.startswith("error: "):
+        return None
+    first = error.message.splitlines()[0]
+    at = next((at for at, line in enumerate(evidence.output_tail) if line.endswith(first)), None)
+    below = evidence.output_tail[at + 1 :] if at is not None else ()
+    hint = next((line.removeprefix("hint: ") for line in below if line.startswith("hint: ")), _SEE_LOG)
+    more = itertools.takewhile(lambda line: line.startswith("       "), below)
+    theirs = [frame for frame in error.frames if frame.is_user and not _OURS.search(frame.file)]
+    place = theirs[-1] if theirs else None
+    detail = (*(line.strip() for line in more), *place_line(place), *ran_line(evidence))
+    cause: Cause = "import_error" if error.name == "MissingPackage" else "own_exception"
+    return Finding(cause, "certain", first.removeprefix("error: "), detail, hint, place=place)
 
 
 def import_error(error: ErrorText, evidence: Evidence) -> Finding | None:
@@ -100,7 +119,7 @@ def _missing_module(text: str) -> tuple[str, str]:
     top = module.split(".")[0]
     if "." in module and module not in _PACKAGES:
         return f"there is no module '{module}'", f"{top} may have another version than the code wants: pip show {top}"
-    package = _PACKAGES.get(module, _PACKAGES.get(top, top))
+    package = requirement("train") if top == "jackline" else _PACKAGES.get(module, _PACKAGES.get(top, top))
     return f"the package '{module}' is not installed", f"pip install {package}"
 
 

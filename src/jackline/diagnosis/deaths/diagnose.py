@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jackline.diagnosis.deaths import exit as rules_exit
-from jackline.diagnosis.deaths.code import import_error, keyboard_input, own_exception, syntax_error
+from jackline.diagnosis.deaths.code import import_error, keyboard_input, own_error, own_exception, syntax_error
 from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
 from jackline.diagnosis.deaths.memory import cuda_oom, disk_full, host_memory_error
@@ -34,6 +34,7 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     cuda_error,
     disk_full,
     host_memory_error,
+    own_error,
     import_error,
     syntax_error,
     keyboard_input,

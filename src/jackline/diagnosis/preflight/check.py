@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from jackline.diagnosis.preflight import import_probe
 from jackline.diagnosis.preflight.target import Target
+from jackline.extras import requirement
 
 State = Literal["ok", "note", "problem"]
 
@@ -205,7 +206,8 @@ def _remedy(entries: list[dict[str, Any]], answer: dict[str, Any]) -> str:
         for base in (Path(), Path("src"), Path("..")):
             if (base / head).is_dir() or (base / f"{head}.py").is_file():
                 return f"'{head}' is in {base.resolve()}: put PYTHONPATH={base} before the command"
-    names = " ".join(INSTALLED_AS.get(head, head.replace("_", "-")) for head in heads)
+    named = {**INSTALLED_AS, "jackline": requirement("train")}
+    names = " ".join(named.get(head, head.replace("_", "-")) for head in heads)
     return f"{answer['executable']} -m pip install {names}"
 
 

@@ -132,7 +132,8 @@ _OWN = {
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """`doing`: the current part of a step. `metrics`: what the loop logged last."""
+    """`doing`: the current part of a step. `spent_s`: the attempt's time in each part. `metrics`: what the loop
+    logged last."""
 
     at_s: float | None = None
     process: ProcessId | None = None
@@ -145,6 +146,7 @@ class SessionRecord:
     eta_s: float | None = None
     ending: str | None = None
     doing: str | None = None
+    spent_s: dict[str, float] = field(default_factory=dict)
     step: int | None = None
     epoch: int | None = None
     batch: int | None = None

@@ -36,6 +36,7 @@ class Outlook:
             "process": me.to_json() if me else None,
             "attempt": at.home.attempt.number if at.home.attempt else None,
             **at.pulse.beat(time.monotonic(), at.stepper.steps_done),
+            "spent_s": at.pulse.spent_s(),
             "step": at.stepper.steps_done,
             "epoch": at.position.epoch,
             "batch": at.position.batch,

@@ -5,6 +5,7 @@ Pure except for the clock it is given. `jackline status` reads it from rank 0's 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,17 +25,29 @@ class Pulse:
     total: int | None = None
     _inner: list[Phase] = field(default_factory=list)
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
+    _spent_s: dict[str, float] = field(default_factory=dict)
+    _since_s: float = field(default_factory=time.perf_counter)
 
     def end(self, cause: str) -> None:
         self.ending = cause
 
     def now(self, doing: str) -> None:
-        """Called several times a step, so it only stores `doing`."""
-        self.doing = doing
+        """Called several times a step, so it only stores `doing` and adds up the time of what ends."""
+        at_s = time.perf_counter()
+        if self.doing:
+            self._spent_s[self.doing] = self._spent_s.get(self.doing, 0.0) + at_s - self._since_s
+        self.doing, self._since_s = doing, at_s
+
+    def spent_s(self) -> dict[str, float]:
+        """Seconds of this attempt in each part of its steps, the current one included. Any thread may ask."""
+        doing, since_s, spent = self.doing, self._since_s, dict(self._spent_s)
+        if doing:
+            spent[doing] = spent.get(doing, 0.0) + max(0.0, time.perf_counter() - since_s)
+        return {name: round(seconds, 3) for name, seconds in spent.items()}
 
     def inside(self, phase: Phase) -> Phase:
         """Report `phase` as the current activity until it is over."""
-        self.doing = ""
+        self.now("")
         self._inner.append(phase)
         phase.on_end = lambda: self._inner.remove(phase)
         return phase

@@ -16,6 +16,7 @@ FIRST_AFTER_S = 2.0
 EVERY_S = 9.0
 LATER_EVERY_S = 58.0
 LATER_AFTER_S = 600.0
+STALE_S = 30.0  # an older report of progress is shown with its age
 
 
 def heartbeat_is_due(silent_s: float, last_spoken_silent_s: float | None, *, first_after_s: float) -> bool:
@@ -63,12 +64,20 @@ def pause_words(state: SupervisorRecord) -> str:
 
 
 def _progress_words(state: SupervisorRecord) -> list[str]:
-    progress = state.progress
-    if not progress.total or progress.done is None:
-        return []
-    share = 100.0 * progress.done / progress.total
-    left = f", {format_duration(progress.eta_s)} left" if progress.eta_s is not None and share < 100.0 else ""
-    return [f"{progress.phase or 'done'} {share:.0f} %{left}"]
+    """'train 12 %, 3 min left', of one epoch or bar where only that is known; and the loss that was printed."""
+    progress, words = state.progress, []
+    if progress.total and progress.done is not None:
+        share = 100.0 * progress.done / progress.total
+        age_s = max(0.0, (state.at_s or 0.0) - (progress.at_s or state.at_s or 0.0))
+        left_s = progress.eta_s - age_s if progress.eta_s is not None and share < 100.0 else None
+        left = f", {format_duration(left_s)} left" if left_s is not None and left_s > 0 else ""
+        part = f"this {progress.of}" if progress.is_part else "done"
+        old = f" ({format_duration(age_s)} ago)" if age_s >= STALE_S else ""
+        words.append(f"{progress.phase or part} {share:.0f} %{left}{old}")
+    loss = next((entry for entry in state.printed[:1] if "loss" in (entry.name or "")), None)
+    if loss is not None and (loss.value is not None or loss.text):
+        words.append(f"{loss.name} {loss.text if loss.value is None else format(loss.value, '.4g')}")
+    return words
 
 
 def _figures(state: SupervisorRecord) -> list[str]:

@@ -30,6 +30,7 @@ from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output.progress import Progress, is_later_step
 from jackline.supervisor.output.reader import LogWriter, OutputTail
 from jackline.supervisor.output.room import BudgetWatch
+from jackline.supervisor.output.told import Told
 from jackline.supervisor.stacks.take import forget_dead
 from jackline.supervisor.state_record import (
     gpu_records,
@@ -64,6 +65,7 @@ class AttemptWatch:
         self.log = log
         self.protections_off: dict[str, str] = {}
         self.oom_before: OomCounters = read_oom_counters(command.child.pid)
+        self.told = Told(run)
         self.tails = self._open_tails(command.attempt, consumed or {})
         self.memory = MemoryWatch(command.child.pid)
         self.hang = HangWatch(command.attempt, options, events)
@@ -146,6 +148,8 @@ class AttemptWatch:
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
+        self.progress = self.told.progress or self.progress
+        self._guard("output", self.told.close)
         # A run with many short Python children leaves an empty dump file for each.
         self._guard("stacks", lambda: forget_dead(self.command.attempt.stacks))
 
@@ -168,10 +172,11 @@ class AttemptWatch:
             disk_bytes_per_s=round(self.rates.disk_bytes_per_s),
             net_bytes_per_s=round(self.rates.net_bytes_per_s),
             num_processes=len(self.tree.processes),
-            memory=memory_record(self.memory, self._grows_at()),
+            memory=memory_record(self.memory, self.growth_places.likely()),
             gpu=gpu_records(self.gpus),
             gpu_others=other_user_records(self.gpus, self.pids_seen),
             progress=progress_record(self.progress),
+            printed=self.told.latest,
             output=OutputRecord(
                 raw_consumed_bytes=raw.consumed_bytes,
                 raw_err_consumed_bytes=raw_err.consumed_bytes if raw_err is not None else None,
@@ -188,10 +193,12 @@ class AttemptWatch:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _open_tails(self, attempt: AttemptDir, consumed: dict[str, int]) -> dict[str, OutputTail]:
-        tails = {"raw": OutputTail(attempt.raw_out, self.log, consumed_bytes=consumed.get("raw", 0))}
+        tails = {"raw": OutputTail(attempt.raw_out, self.log, consumed_bytes=consumed.get("raw", 0), told=self.told)}
         if self.options.split_streams:
             start = consumed.get("raw_err", 0)
-            tails["raw_err"] = OutputTail(attempt.raw_err, self.log, consumed_bytes=start, stream="err")
+            tails["raw_err"] = OutputTail(
+                attempt.raw_err, self.log, consumed_bytes=start, stream="err", told=self.told
+            )
         return tails
 
     def _read_output(self, now_s: float) -> None:
@@ -234,9 +241,6 @@ class AttemptWatch:
         warning = self.memory.warning(now_s, self.growth_places.likely())
         if warning:
             self.events.emit("memory", warning, seconds_to_limit=self.memory.seconds_left())
-
-    def growing_frame(self) -> Frame | None:
-        return self.growth_places.likely()
 
     def _read_tree(self) -> None:
         tree = self.command.read_tree()
@@ -298,10 +302,6 @@ class AttemptWatch:
         if self.doing is not None and self.doing.frame is not None:
             return self.doing.frame
         return self.verdict.frame if self.verdict else None
-
-    def _grows_at(self) -> str | None:
-        frame = self.growth_places.likely()
-        return f"{frame.place} `{frame.source.strip()}`" if frame else None
 
     def _guard(self, name: str, part: Callable[[], object]) -> None:
         """Run `part` and fail open. The next tick tries again: a disk that was full may have room by then."""

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.supervisor.output.bars import parse_bar
 from jackline.supervisor.output.log_writer import LogWriter
-from jackline.supervisor.output.progress import PROTOCOL, Pace, Progress, parse_bar, parse_line, parse_protocol
+from jackline.supervisor.output.progress import PROTOCOL, Progress, parse_protocol
 from jackline.supervisor.output.room import (
     AHEAD_BYTES,
     MIB,
@@ -32,6 +33,7 @@ from jackline.supervisor.output.room import (
     take_blocks_ahead,
 )
 from jackline.supervisor.output.splitter import BarFold, LineSplitter, Piece
+from jackline.supervisor.output.told import Told
 from jackline.units import format_bytes
 
 __all__ = ["LogWriter", "OutputNews", "OutputTail", "make_reserve", "release_reserve"]
@@ -42,8 +44,6 @@ KEEP_BYTES = 64 * MIB  # kept after reading, so that a viewer may lag behind
 KEEP_WHEN_LOW_BYTES = MIB
 MAX_LINES = 200
 MAX_BARS_A_BLOCK = 5000  # older ones are skipped, since each costs about 10 us
-OUTRANKED_FOR_S = 30.0
-_RANK = {"line": 0, "bar": 1, "protocol": 2}
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class OutputTail:
         *,
         consumed_bytes: int = 0,
         stream: str = "",
+        told: Told | None = None,
         read_space_of: Callable[[int], Space | None] = read_space,
     ) -> None:
         self._raw = raw
@@ -82,10 +83,9 @@ class OutputTail:
         self._cut = CutWatch()
         self._bars = BarFold()
         self._is_after_bar = False  # if so, the next line may be that bar's last state
-        self._pace = Pace()
+        self._told = told or Told()
         self._partial_seen = b""
-        self._progress: Progress | None = None
-        self._progress_s = 0.0
+        self._bar_text = ""
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._num_lines = 0
         self._last_text = ""
@@ -131,12 +131,14 @@ class OutputTail:
     def close(self) -> None:
         """The child has ended: read to the end of the file and flush a last line without a newline."""
         now_s = time.time()
+        self._lines.clear()
         try:
             end = self._raw.stat().st_size if self._raw.exists() else 0
             while self._offset < end and self._read_block(now_s):
                 pass
             self._take(self._splitter.flush(), now_s)
             self._write(self._bars.flush(), now_s)
+            self._latest_progress(now_s)
         except Exception as error:
             self._own_problem = f"the output cannot be read: {type(error).__name__}: {error}"
         self._close_file()
@@ -263,7 +265,8 @@ class OutputTail:
 
     def _take_bar(self, text: str, now_s: float) -> list[str]:
         progress = parse_bar(text)
-        self._offer(progress, now_s)
+        self._told.offer(progress, now_s)
+        self._bar_text = text
         self._last_text = text.strip() or self._last_text
         self._is_after_bar = True
         return self._bars.refresh(text, progress, now_s)
@@ -272,7 +275,7 @@ class OutputTail:
         text = piece.text
         said = parse_protocol(text) if text.startswith(PROTOCOL) else None
         if said is not None:
-            self._offer(said, now_s)
+            self._told.offer(said, now_s)
             self._last_text = _describe(said)
             return self._bars.refresh(f"[jackline] {self._last_text}", said, now_s)
         self._num_lines += 1
@@ -291,30 +294,19 @@ class OutputTail:
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def _latest_progress(self, now_s: float) -> Progress | None:
-        """The progress found in this poll: from protocol lines and bars in order, else from the last such line."""
+        """The progress found in this poll, from protocol lines, bars and lines."""
         partial = self._splitter.partial
         if partial and partial != self._partial_seen:
             # tqdm begins a refresh with CR and never ends it, so the newest state is always the unfinished line.
             self._partial_seen = partial
-            text = self._splitter.partial_text
-            self._last_text = text.strip() or self._last_text
-            self._offer(parse_bar(text), now_s)
-        for text in reversed(self._lines):
-            found = parse_line(text)
-            if found is not None:
-                self._offer(found, now_s)
-                break
-        return self._progress if self._progress_s == now_s else None
-
-    def _offer(self, progress: Progress | None, now_s: float) -> None:
-        if progress is None:
-            return
-        last = self._progress
-        is_outranked = last is not None and _RANK[progress.source] < _RANK[last.source]
-        if is_outranked and now_s - self._progress_s < OUTRANKED_FOR_S:
-            return
-        self._progress = self._pace.update(progress, now_s)
-        self._progress_s = now_s
+            self._bar_text = self._splitter.partial_text
+            self._last_text = self._bar_text.strip() or self._last_text
+            self._told.offer(parse_bar(self._bar_text), now_s)
+        if self._bar_text:
+            self._told.take_bar(self._bar_text, now_s)
+            self._bar_text = ""
+        self._told.take_lines(list(self._lines), now_s)
+        return self._told.progress if self._told.progress_s == now_s else None
 
 
 def _describe(progress: Progress) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jackline import accelerator
 from jackline.errors import EXIT_DONE, JacklineError
+from jackline.extras import explained, install_line
 from jackline.machine.disk import read_disk
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.host import find_notebook
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         # Before torch is imported: a misspelt setting costs a tenth of a second.
         resolved = resolve_words(request.target, request.words)
-        with Console() as console:
+        with Console() as console, explained(f"recipe '{request.target}'"):
             examine(resolved, request, console, tell)
     except JacklineError as error:
         print(error, file=sys.stderr, flush=True)
@@ -136,7 +137,7 @@ def versions_finding(torch_version: str) -> Finding:
         return Finding("versions", "ok", text)
     lost = "no curves for TensorBoard" if missing == ["tensorboard"] else "parts of the trainer need them"
     return Finding(
-        "versions", "note", f"{text}; not installed: {', '.join(missing)}", f"{lost}; install jackline[train]"
+        "versions", "note", f"{text}; not installed: {', '.join(missing)}", f"{lost}; {install_line('train')}"
     )
 
 

@@ -1,0 +1,105 @@
+"""`jackline goodput`: where the wall time of runs went, and what it cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from jackline.cli.options import find, json_option, runs_dir_option
+from jackline.cli.text.safety import safe_text
+from jackline.cli.view import run_view
+from jackline.errors import UsageError
+from jackline.review.goodput import MICRO, Account, account, best_saving
+from jackline.review.history import read_history
+from jackline.rundir.layout import RunDir
+from jackline.rundir.status import read_status
+from jackline.units import format_duration
+
+BAR = 24
+SCHEMA = 1
+
+
+@click.command(short_help="Where the time went: productive, redone, waiting, down; and what it cost.")
+@click.argument("runs", nargs=-1)
+@click.option("--price", help="Price of the machine, such as 2.5/h; without a unit an hour is meant.")
+@json_option
+@runs_dir_option
+def command(runs: tuple[str, ...], price: str | None, as_json: bool, runs_dir: str | None) -> None:
+    """Divide the wall time of RUNS among its uses, over all attempts; every second is counted once.
+
+    Without RUNS the only live one, else the newest. `stopped` is time in which a person wanted it to stand still: it
+    is shown and not counted as a loss. `unseen` is time in which no supervisor was there to look.
+    """
+    rate = parse_price(price) if price is not None else None
+    found = [(run, read_account(run)) for run in (find(name, runs_dir) for name in runs or (None,))]
+    if as_json:
+        click.echo(json.dumps([account_json(run, each, rate) for run, each in found], indent=1))
+        return
+    click.echo("\n\n".join(account_text(run, each, rate) for run, each in found))
+
+
+def read_account(run: RunDir) -> Account:
+    now_s = run_view.wall_clock_s()
+    is_alive = read_status(run, now_s=now_s).state in ("alive", "unwatched")
+    history = read_history(run, now_s=now_s, is_alive=is_alive)
+    return account(history.attempts, history.marks)
+
+
+def account_json(run: RunDir, found: Account, price_per_s: float | None) -> dict[str, Any]:
+    spent = found.seconds()
+    return {
+        "schema": SCHEMA,
+        "name": run.name,
+        "path": str(run.path),
+        "wall_s": found.wall_us / MICRO,
+        "goodput": found.goodput,
+        "seconds": spent,
+        "best_saving": best_saving(found) or None,
+        "cost": None if price_per_s is None else _costs(found, price_per_s),
+    }
+
+
+def account_text(run: RunDir, found: Account, price_per_s: float | None) -> str:
+    name = safe_text(run.name, 60)
+    if not found.spans:
+        return f"{name}: no attempt of it has begun"
+    goodput = found.goodput
+    share = "" if goodput is None else f", {100 * goodput:.1f} % of it productive"
+    rows = [f"{name}: {format_duration(found.wall_us / MICRO)} of wall time{share}"]
+    meant_us = found.wall_us - found.microseconds()["stopped"]
+    for use, seconds in found.seconds().items():
+        percent = 100 * seconds * MICRO / meant_us if meant_us > 0 and use != "stopped" else None
+        bar = "#" * round(BAR * percent / 100) if percent is not None else ""
+        told = f"{percent:5.1f} %" if percent is not None else "       "
+        rows.append(f"  {use:<11} {format_duration(seconds):>12}  {told}  {bar}".rstrip())
+    if saving := best_saving(found):
+        rows.append(f"  largest loss: {saving}")
+    if price_per_s is not None:
+        cost = _costs(found, price_per_s)
+        rows.append(f"  cost: {cost['all']:,.2f}, of which {cost['not_productive']:,.2f} was not productive")
+    return "\n".join(rows)
+
+
+def parse_price(text: str) -> float:
+    """'2.5/h', '2.5' or '60/d' -> the price of a second."""
+    number, _, unit = text.strip().partition("/")
+    lengths = {"": 3600, "h": 3600, "hour": 3600, "d": 86400, "day": 86400, "min": 60, "s": 1}
+    try:
+        price = float(number.strip().lstrip("$€"))
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < 1e9 or unit.strip() not in lengths:
+        raise UsageError(f"'{text}' is not a price", hint="write 2.5/h, 2.5 or 60/d")
+    return price / lengths[unit.strip()]
+
+
+def _costs(found: Account, price_per_s: float) -> dict[str, float]:
+    """A machine that is stopped is assumed to be given back."""
+    spent = found.microseconds()
+    meant_us = found.wall_us - spent["stopped"]
+    return {
+        "all": meant_us / MICRO * price_per_s,
+        "not_productive": (meant_us - spent["productive"]) / MICRO * price_per_s,
+    }

@@ -1,0 +1,66 @@
+"""The metrics of a run: every value since the last look, so that none between two looks is missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jackline.rundir.jsonl import read_lines
+from jackline.rundir.layout import RunDir
+
+_NOT_METRICS = ("step", "at_s", "epoch", "attempt")
+_FIRST_LOOK_BYTES = 64 << 10
+
+
+class MetricsTail:
+    """Reads on in every metrics file of the run. The first look takes only what the ends of the files hold."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._offsets: dict[Path, int] = {}
+        self.latest: dict[str, float] = {}
+        self._add(self._first_look())
+
+    def read(self) -> dict[str, list[float]]:
+        """Values written since the last call, oldest first."""
+        found: dict[str, list[float]] = {}
+        for path in self._files():
+            lines = read_lines(path, self._offsets.get(path, 0))
+            self._offsets[path] = lines.next_offset
+            for name, value in self._add(lines.records):
+                found.setdefault(name, []).append(value)
+        return found
+
+    def _first_look(self) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        for path in self._files():
+            # It may begin inside a line, which then counts as damaged and is passed over.
+            lines = read_lines(path, max(0, _size(path) - _FIRST_LOOK_BYTES))
+            self._offsets[path] = lines.next_offset
+            records += lines.records
+        return records
+
+    def _files(self) -> list[Path]:
+        return sorted(self._run.path.glob("metrics-*.jsonl"))
+
+    def _add(self, records: Iterable[dict[str, Any]]) -> list[tuple[str, float]]:
+        found = [(name, value) for record in records for name, value in _values(record)]
+        self.latest.update(found)
+        return found
+
+
+def _values(record: dict[str, Any]) -> list[tuple[str, float]]:
+    """Its numbers; JSON has no nan and inf, so they are written as text."""
+    return [
+        (name, float(value))
+        for name, value in record.items()
+        if name not in _NOT_METRICS and (type(value) in (int, float) or value in ("nan", "inf", "-inf"))
+    ]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""What a run did, read from its folder: attempts, time, curves, differences. For commands, pages and notebooks."""

@@ -1,0 +1,84 @@
+"""The attempts of a run with their beginnings and ends, as far as they were recorded.
+
+Reads only. An end that nobody recorded is the last moment at which the attempt was seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.records.exit import ExitRecord, read_exit
+from jackline.rundir.records.session import read_session
+from jackline.rundir.records.start import read_start, read_wait
+from jackline.rundir.records.supervisor import read_supervisor
+from jackline.rundir.records.timeline import TimelineRecord, read_timeline
+
+
+@dataclass(frozen=True)
+class AttemptSpan:
+    """One start of the command. `is_open`: it has not ended, as far as is known."""
+
+    number: int
+    started_at_s: float
+    ended_at_s: float
+    is_open: bool = False
+    is_stopped: bool = False
+    cause: str = ""
+    exit_code: int | None = None
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """The attempts in order, and the lines of timeline.jsonl."""
+
+    attempts: tuple[AttemptSpan, ...] = ()
+    marks: tuple[TimelineRecord, ...] = ()
+
+
+def read_history(run: RunDir, *, now_s: float, is_alive: bool) -> History:
+    """`is_alive`: its last attempt is still running, so that it lasts until `now_s`."""
+    marks = read_timeline(run)
+    dirs = run.list_attempts()
+    spans = []
+    for attempt in dirs:
+        is_open = is_alive and attempt is dirs[-1]
+        span = _read_attempt(run, attempt, marks, now_s if is_open else None)
+        if span is not None:
+            spans.append(span)
+    return History(tuple(spans), marks)
+
+
+def _read_attempt(
+    run: RunDir, attempt: AttemptDir, marks: tuple[TimelineRecord, ...], now_s: float | None
+) -> AttemptSpan | None:
+    start, record, wait = read_start(attempt), read_exit(attempt), read_wait(attempt)
+    own = [line.at_s for line in marks if line.attempt == attempt.number and line.at_s is not None]
+    started = next((at for at in (start.started_at_s, record.started_at_s, *own[:1]) if at is not None), None)
+    if started is None:
+        return None  # created, never begun
+    if now_s is not None:
+        return AttemptSpan(attempt.number, started, max(started, now_s), is_open=True)
+    recorded = record.ended_at_s if record.ended_at_s is not None else wait.ended_at_s
+    ended = recorded if recorded is not None else _last_seen(run, attempt.number, own, started)
+    return AttemptSpan(
+        number=attempt.number,
+        started_at_s=started,
+        ended_at_s=max(started, ended),
+        is_stopped=record.was_stopped,
+        cause=record.cause or "",
+        exit_code=record.exit_code,
+        summary=_first_line(record),
+    )
+
+
+def _last_seen(run: RunDir, number: int, own: list[float], started: float) -> float:
+    states = (read_supervisor(run), read_session(run))
+    beats = (state.at_s for state in states if state.attempt == number and state.at_s is not None)
+    return max([started, *own[-1:], *beats])
+
+
+def _first_line(record: ExitRecord) -> str:
+    line = (record.text or "").partition("\n")[0]
+    return line.removeprefix("error: ").removeprefix("done: ")

@@ -1,0 +1,141 @@
+"""What bars and counters say about the whole run: epochs and the batches in them, nested bars, bars that start again.
+
+Owns which counter is the run's, so that an epoch's time left is never shown as the run's, and the step that counts
+through the whole run. Does not own: reading text (bars.py, lines.py), nor the pace (progress.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from jackline.supervisor.output.progress import Pace, Progress
+
+_EPOCH = re.compile(r"(?<![a-z])epochs?\b[\s:#(\[]*(\d+)(?!\.\d)(?:\s*/\s*(\d+))?", re.IGNORECASE)
+_LEADING = re.compile(r"^\s*(\d+)/(\d+)\s")  # ultralytics puts the epoch first: '  3/100  2.5G  1.2  ...'
+_EPOCH_WORD = re.compile(r"(?<![a-z])epochs?(?![a-z])", re.IGNORECASE)
+_ASIDE = re.compile(
+    r"eval|valid|(?<![a-z])val(?![a-z])|(?<![a-z])test|predict|load|checkpoint|shard|download|fetch|extract|filter|token"
+    r"|cach|(?<![a-z])map(?![a-z])|sanity",
+    re.IGNORECASE,
+)
+_DIGITS = re.compile(r"[\d.,:/]+")
+_MAX_COUNTERS = 32
+_OUTER_FOR_S = 1800.0
+_MOST = 0.9  # a counter that starts again after this share has done a whole epoch
+
+
+@dataclass
+class _Counter:
+    first_s: float
+    seen_s: float
+    last: Progress
+    restarts: int = 0
+    offset: float = 0.0  # what earlier epochs have counted
+
+
+class Journey:
+    """Takes every report of one command, in order; returns what is known about the run."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._counters: dict[tuple[str, str, float | None, str], _Counter] = {}
+        self._epoch: float | None = None  # from a line such as 'Epoch 3/10', which Keras prints before its bars
+        self._epochs: float | None = None
+        self._first_epoch = 1.0
+        self.step: float | None = None  # counts through the whole run
+
+    def take(self, progress: Progress, now_s: float) -> Progress:
+        if progress.source == "protocol":
+            self.step = progress.done
+            return replace(self._pace.update(progress, now_s), at_s=now_s)
+        told = self._with_epoch(progress)
+        counter = self._count(told, now_s)
+        whole = self._as_run(told, counter, now_s)
+        if not _ASIDE.search(told.phase):
+            self.step = self._step(told, counter)
+        return replace(self._pace.update(whole, now_s), at_s=now_s)
+
+    def _with_epoch(self, progress: Progress) -> Progress:
+        """The report with the epoch that it is in, and the first and last epoch remembered."""
+        found = progress
+        if progress.source == "bar" and progress.epoch is None and not _ASIDE.search(progress.phase):
+            named = _EPOCH.search(progress.phase) or _LEADING.search(progress.phase)
+            if named is not None:
+                epochs = float(named[2]) if named[2] else None
+                found = replace(progress, epoch=float(named[1]), epochs=epochs, of="epoch")
+            elif _is_epoch_bar(progress):
+                return replace(progress, of="run")
+            elif self._epoch is not None and progress.total is not None:
+                found = replace(progress, epoch=self._epoch, epochs=self._epochs, of="epoch")
+        if found.epoch is not None:
+            self._first_epoch = 0.0 if found.epoch < 1 else self._first_epoch
+            self._epoch, self._epochs = found.epoch, found.epochs or self._epochs
+            found = replace(found, epochs=found.epochs or self._epochs)
+        return found
+
+    def _count(self, progress: Progress, now_s: float) -> _Counter:
+        phase = _DIGITS.sub("#", progress.phase)[:30]
+        key = (phase, progress.unit, progress.total, progress.source)
+        counter = self._counters.pop(key, None) or _Counter(now_s, now_s, progress)
+        self._counters[key] = counter
+        last = counter.last
+        if progress.done < last.done and (last.total is None or last.done >= _MOST * last.total):
+            is_small = progress.done < 0.5 * last.done
+            if progress.total is not None or is_small:
+                counter.restarts += 1
+                counter.offset += last.total if last.total is not None else last.done
+        counter.last, counter.seen_s = progress, now_s
+        if len(self._counters) > _MAX_COUNTERS:
+            del self._counters[next(iter(self._counters))]
+        return counter
+
+    def _as_run(self, told: Progress, counter: _Counter, now_s: float) -> Progress:
+        total = told.total
+        if told.unit == "epochs" or total is None:
+            return told
+        if told.epoch is not None:
+            index = told.epoch - self._first_epoch
+            if told.epochs and 0 <= index < told.epochs:
+                done = index * total + told.done
+                return replace(told, phase="", done=done, total=told.epochs * total, eta_s=None, of="run")
+            return replace(told, of="epoch")
+        outer = self._outer(counter, now_s) if told.source == "bar" else None
+        if outer is not None and outer.total is not None:
+            inner = min(1.0, told.done / total) if total else 0.0
+            done = min(outer.total, outer.done + inner)
+            return replace(outer, done=done, rate_per_s=None, eta_s=None, of="run")
+        if counter.restarts:
+            return replace(told, of="epoch")
+        return told if told.source == "line" or _is_epoch_bar(told) else replace(told, of="bar")
+
+    def _outer(self, inner: _Counter, now_s: float) -> Progress | None:
+        """The bar around this one: it began earlier, is not done, and never started again while this one did."""
+        if not inner.restarts and not any(_is_epoch_bar(other.last) for other in self._counters.values()):
+            return None
+        for other in sorted(self._counters.values(), key=lambda counter: counter.first_s):
+            last = other.last
+            is_open = last.total is not None and last.done < last.total
+            if other is inner or other.first_s > inner.first_s or last.source != "bar":
+                continue
+            if (
+                is_open
+                and not other.restarts
+                and now_s - other.seen_s < _OUTER_FOR_S
+                and not _ASIDE.search(last.phase)
+            ):
+                return last
+        return None
+
+    def _step(self, told: Progress, counter: _Counter) -> float:
+        if told.unit == "epochs" or told.epoch is None or told.total is None:
+            return counter.offset + told.done
+        return max(0.0, told.epoch - self._first_epoch) * told.total + told.done
+
+
+def _is_epoch_bar(progress: Progress) -> bool:
+    """A bar over epochs: 'Epochs:  30%|███  | 3/10 [01:00<02:20, 20.0s/epoch]'."""
+    if progress.source != "bar" or progress.total is None:
+        return False
+    is_word = _EPOCH_WORD.search(progress.phase) is not None and _EPOCH.search(progress.phase) is None
+    return progress.unit.lower().startswith("epoch") or (is_word and progress.total <= 10_000)

@@ -1,0 +1,164 @@
+"""Counters in plain lines: 'step 120/1000', '| epoch 1 | 20/ 249 batches |', 'iter 450: loss 2.1', a JSON record.
+
+Owns which words count and how an epoch and the batches in it stand together. Does not own: bars (bars.py), metrics
+(numbers.py), formats that nobody knows (learned.py), nor what the counters say about the whole run (journey.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from jackline.supervisor.output.bars import parse_known_bar
+from jackline.supervisor.output.numbers import MEASURED, read_record
+from jackline.supervisor.output.progress import MAX_TEXT, Progress
+
+_WORDS = r"global[_ ]?steps?|steps?|iterations?|iters?|updates?|(?:mini-?)?batch(?:es)?|epochs?|episodes?|rounds?"
+_COUNT = r"\d[\d,]*(?:\.\d+)?"
+# An underscore is no word boundary, so that 'max_steps=1000' and 'num_epochs: 3' do not count anything.
+_OF = re.compile(
+    rf"(?<![\w-])(?P<word>{_WORDS})(?:\(\w{{1,12}}\))?\s*[:=#]?\s*[\[(]?\s*(?P<done>{_COUNT})\s*(?:/|\bof\b)\s*"
+    r"(?P<total>\d[\d,]*)\b",
+    re.IGNORECASE,
+)
+_BEFORE = re.compile(
+    rf"(?<![\w/.])(?P<done>{_COUNT})\s*(?:/|\bof\b)\s*(?P<total>\d[\d,]*)\s+(?P<word>{_WORDS})\b", re.IGNORECASE
+)
+_AT = re.compile(
+    r"(?<![\w-])(?P<word>global[_ ]?step|steps?|iteration|iter|update|epoch|episode|round|batch)\b\s*[:=#]?\s*\[?\s*"
+    r"(?P<done>\d[\d,]*)(?![\d.]*[\w%])(?!\s*/)",
+    re.IGNORECASE,
+)
+# 'Train Epoch: 1 [640/60000 (1%)]', 'Epoch: [0][ 10/5005]', 'Epoch(train) [1][ 50/7330]', 'epoch 001:  10 / 200'.
+_EPOCH_PART = re.compile(
+    r"(?<![\w-])epoch\b(?:\(\w{1,12}\))?[:\s#=]*\[?\s*(?P<epoch>\d+)(?!\d)(?:\]\s*|\s*[:,|]\s*|\s+)\[?\s*(?P<done>\d+)\s*/\s*"
+    r"(?P<total>\d+)\b(?!\s*[-/])",
+    re.IGNORECASE,
+)
+# timm: 'Train: 0 [  50/1251 (  4%)]'.
+_TRAIN_PART = re.compile(r"^\W*Train: (?P<epoch>\d+) \[\s*(?P<done>\d+)/(?P<total>\d+)\s*\(\s*\d+%\)")
+# XGBoost and LightGBM: '[10]<tab>train-rmse:0.123'.
+_ROUND = re.compile(r"^\[(?P<done>\d+)\]\t\S")
+_MAYBE = re.compile(r"step|iter|epoch|batch|update|episode|round|^\W*Train: \d|^\[\d+\]\t", re.IGNORECASE)
+_RECORD_STEPS = ("global_step", "trainer/global_step", "step", "steps", "num_updates", "iteration", "iter", "update")
+_RECORD_TOTALS = ("max_steps", "total_steps", "num_steps", "max_iters")
+
+
+def parse_line(text: str) -> Progress | None:
+    """A plain line such as 'step 120/1000' or 'iter 450: loss 2.1'."""
+    text = text[:MAX_TEXT]
+    if (
+        "%|" in text
+        or "━" in text
+        or ("[" in text and "]" in text and "/" in text and ("it/s" in text or "==" in text))
+    ):
+        known = parse_known_bar(text)
+        if known:
+            return known
+    if not _MAYBE.search(text):
+        return None
+    return _record(text) or _counted(text)
+
+
+def counts_by_word(text: str) -> Progress | None:
+    """'[debug] step 2: shapes ok': a counter without any metric. It counts only where such lines repeat (learned)."""
+    match = _finest(list(_AT.finditer(text[:MAX_TEXT])))
+    if match is None:
+        return None
+    return Progress("", _float(match["done"]), None, _unit(match["word"]), None, None, "line")
+
+
+def _counted(text: str) -> Progress | None:
+    part = _EPOCH_PART.search(text) or _TRAIN_PART.search(text)
+    found = [match for pattern in (_OF, _BEFORE) for match in pattern.finditer(text)]
+    found = [match for match in found if _float(match["done"]) <= _float(match["total"])]
+    epoch = next((match for match in found if _is_epoch(match["word"])), None)
+    finest = next((match for match in found if not _is_epoch(match["word"])), None)
+    if finest is not None:
+        done, total, unit = _float(finest["done"]), _float(finest["total"]), _unit(finest["word"])
+        return _within(text, Progress("", done, total, unit, None, None, "line"), epoch)
+    if part is not None and float(part["done"]) <= float(part["total"]):
+        done, total, number = float(part["done"]), float(part["total"]), float(part["epoch"])
+        return Progress(f"epoch {number:g}", done, total, "", None, None, "line", "epoch", number)
+    bare = _at(text) if MEASURED.search(text) else None
+    if bare is not None and bare.unit != "epochs":
+        return _within(text, bare, epoch)
+    if epoch is not None:
+        done, total = _float(epoch["done"]), _float(epoch["total"])
+        return Progress("", done, total, "epochs", None, None, "line", "run", done, total)
+    return bare
+
+
+def _within(text: str, finest: Progress, epoch: re.Match[str] | None) -> Progress:
+    """The counter inside an epoch, where the line names one: 'Epoch [3/10], Step [100/600]'."""
+    if finest.unit.startswith("global"):
+        return finest
+    number: float | None = None
+    epochs: float | None = None
+    if epoch is not None:
+        number, epochs = _float(epoch["done"]), _float(epoch["total"])
+    else:
+        at = next((match for match in _AT.finditer(text) if _is_epoch(match["word"])), None)
+        number = _float(at["done"]) if at else None
+    if number is None:
+        return finest
+    is_part = finest.total is not None
+    return Progress(
+        finest.phase,
+        finest.done,
+        finest.total,
+        finest.unit,
+        None,
+        None,
+        "line",
+        "epoch" if is_part else "run",
+        number,
+        epochs,
+    )
+
+
+def _at(text: str) -> Progress | None:
+    match = _finest(list(_AT.finditer(text))) or _ROUND.search(text)
+    if match is None:
+        return None
+    word = match.groupdict().get("word", "round") or "round"
+    done = _float(match["done"])
+    number = done if _is_epoch(word) else None
+    return Progress("", done, None, _unit(word), None, None, "line", "run", number)
+
+
+def _record(text: str) -> Progress | None:
+    """A line of JSON or of a printed dict: {'loss': 2.1, 'learning_rate': 5e-05, 'epoch': 0.5}."""
+    record = read_record(text)
+    if record is None:
+        return None
+    epoch = record.get("epoch")
+    step = next((record[name] for name in _RECORD_STEPS if name in record), None)
+    total = next((record[name] for name in _RECORD_TOTALS if name in record), None)
+    if step is not None and step >= 0:
+        total = total if total is not None and total >= step else None
+        return Progress("", step, total, "steps", None, None, "line", "run", epoch)
+    if epoch is None or epoch < 0:
+        return None
+    return Progress("", epoch, None, "epochs", None, None, "line", "run", epoch)
+
+
+def _finest(found: list[re.Match[str]]) -> re.Match[str] | None:
+    """The fastest of several counters in a line: 'Epoch 3/10, step 120/1000' is at step 120."""
+    return next((one for one in found if not _is_epoch(one["word"])), found[0] if found else None)
+
+
+def _is_epoch(word: str) -> bool:
+    return word.lower().startswith("epoch")
+
+
+def _float(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _unit(word: str) -> str:
+    word = word.lower().replace("_", " ")
+    if word.startswith("iter"):
+        return "iterations"
+    if "batch" in word:
+        return "batches"
+    return "steps" if "step" in word else word.rstrip("s") + "s"

@@ -1,0 +1,165 @@
+"""What one command's output tells: the progress of the run, and the metrics it prints.
+
+Owns which of several reports counts, how many lines are looked at (a program may print thousands a second), and how
+many metrics are kept. Does not own: the stream (reader.py), the formats (bars.py, lines.py, numbers.py, learned.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.rundir.layout import RunDir
+from jackline.rundir.records.metrics import MetricsLine, PrintedMetrics
+from jackline.rundir.records.supervisor import PrintedNumberRecord
+from jackline.supervisor.output.journey import Journey
+from jackline.supervisor.output.learned import Learner
+from jackline.supervisor.output.lines import parse_line
+from jackline.supervisor.output.numbers import read_numbers
+from jackline.supervisor.output.progress import Progress
+
+OUTRANKED_FOR_S = 30.0
+_RANK = {"line": 0, "bar": 1, "protocol": 2}
+_MAX_NAMES = 24
+_MAX_SETS = 64
+# A line costs up to 90 us on a slow core. These keep the cost far below a hundredth of a core.
+_LOOKS = 300.0
+_LOOKS_PER_S = 40.0
+_KEPT = 240.0
+_KEPT_PER_S = 4.0
+_LARGE_BYTES = 16 << 20
+_HUGE_BYTES = 64 << 20
+_RARE = re.compile(r"val|test|eval|epoch|end of", re.IGNORECASE)
+
+
+@dataclass
+class _Allowance:
+    """So many at once, and so many a second after that."""
+
+    most: float
+    left: float
+    at_s: float
+
+    def take(self, now_s: float, per_s: float) -> bool:
+        self.left = min(self.most, self.left + max(0.0, now_s - self.at_s) * per_s)
+        self.at_s = now_s
+        if self.left < 1.0:
+            return False
+        self.left -= 1.0
+        return True
+
+
+class Told:
+    """The newest progress, and the newest value of each metric. Without `run` nothing is written."""
+
+    def __init__(self, run: RunDir | None = None) -> None:
+        self.progress: Progress | None = None
+        self.progress_s = float("-inf")
+        self._journey = Journey()
+        self._learner = Learner()
+        self._latest: dict[str, PrintedNumberRecord] = {}
+        self._run = run
+        self._file = PrintedMetrics(run) if run is not None else None
+        self._num_bytes = _size(run.printed_metrics) if run is not None else 0
+        self._looks = _Allowance(_LOOKS, _LOOKS, float("-inf"))
+        self._kept: dict[tuple[str, ...], _Allowance] = {}
+
+    @property
+    def step(self) -> float | None:
+        """The newest step, counted through the whole run."""
+        return self._journey.step
+
+    @property
+    def latest(self) -> tuple[PrintedNumberRecord, ...]:
+        """The newest values, the loss first, then in the order in which they appeared."""
+        found = sorted(self._latest.values(), key=lambda entry: _importance(entry.name or ""))
+        return tuple(found[:_MAX_NAMES])
+
+    def offer(self, progress: Progress | None, now_s: float) -> None:
+        """A bar or a protocol line; `now_s` is wall time."""
+        if progress is None:
+            return
+        last = self.progress
+        is_outranked = last is not None and _RANK[progress.source] < _RANK[last.source]
+        if is_outranked and now_s - self.progress_s < OUTRANKED_FOR_S:
+            return
+        if last is not None and progress.is_guessed and not last.is_guessed:
+            return  # a known format is worth more, however old
+        self.progress = self._journey.take(progress, now_s)
+        self.progress_s = now_s
+
+    def take_bar(self, text: str, now_s: float) -> None:
+        """The newest state of a bar, for the metrics behind it."""
+        self._keep(read_numbers(text), now_s, is_guessed=False)
+
+    def take_lines(self, texts: list[str], now_s: float) -> None:
+        """The lines of one poll, oldest first."""
+        for text in self._chosen(texts, now_s):
+            progress, numbers, is_guessed = parse_line(text), read_numbers(text), False
+            if progress is None:
+                learned = self._learner.take(text)
+                if learned is not None:
+                    progress, is_guessed = learned.progress, not numbers
+                    numbers = numbers or learned.numbers
+            self.offer(progress, now_s)
+            self._keep(numbers, now_s, is_guessed=is_guessed)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _chosen(self, texts: list[str], now_s: float) -> list[str]:
+        """All lines while there are few; of very many the newest, and those that are rare by their nature."""
+        plain: list[str] = []
+        for text in reversed(texts):
+            if text and (self._looks.take(now_s, _LOOKS_PER_S) or (len(plain) < 20 and _RARE.search(text[:200]))):
+                plain.append(text)
+        return plain[::-1]
+
+    def _keep(self, numbers: dict[str, float], now_s: float, *, is_guessed: bool) -> None:
+        if not numbers:
+            return
+        step = self.step
+        for name, value in numbers.items():
+            is_finite = value - value == 0
+            self._latest[name] = PrintedNumberRecord(
+                name, value if is_finite else None, None if is_finite else str(value), step, now_s, is_guessed or None
+            )
+        while len(self._latest) > 4 * _MAX_NAMES:
+            del self._latest[next(iter(self._latest))]
+        # What a session logs itself is more exact than what it prints.
+        if self._file is None or self._run is None or self._run.metrics(0).exists():
+            return
+        if self._allowance(tuple(numbers), now_s).take(now_s, self._kept_per_s()):
+            epoch = self.progress.epoch if self.progress is not None else None
+            line = MetricsLine(numbers, step, now_s, epoch, is_guessed)
+            self._num_bytes += 40 + 20 * len(numbers)
+            self._file.append(line)
+
+    def _allowance(self, names: tuple[str, ...], now_s: float) -> _Allowance:
+        if names not in self._kept and len(self._kept) >= _MAX_SETS:
+            del self._kept[next(iter(self._kept))]
+        return self._kept.setdefault(names, _Allowance(_KEPT, _KEPT, now_s))
+
+    def _kept_per_s(self) -> float:
+        if self._num_bytes > _HUGE_BYTES:
+            return _KEPT_PER_S / 40
+        return _KEPT_PER_S / 4 if self._num_bytes > _LARGE_BYTES else _KEPT_PER_S
+
+
+def _importance(name: str) -> int:
+    if name == "loss":
+        return 0
+    if name in ("train_loss", "train/loss", "total_loss"):
+        return 1
+    if "loss" in name:
+        return 2
+    return 3 if any(word in name for word in ("acc", "ppl", "reward", "lr", "learning_rate")) else 4
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
