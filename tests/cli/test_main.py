@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from jackline.cli.main import cli
 from tests.rundir.made import make_run
 
 
@@ -18,12 +20,35 @@ def jackline(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("words", [(), ("data",)])
-def test_without_a_command_the_help_is_shown_and_not_called_an_error(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = jackline(*words, folder=tmp_path)
-    asked_for = jackline(*words, "--help", folder=tmp_path)
+def test_jackline_alone_prints_its_help_and_that_is_no_error(tmp_path: Path) -> None:
+    done = jackline(folder=tmp_path)
+    asked_for = jackline("--help", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, asked_for.stdout, "")
+
+
+def test_a_group_without_a_command_shows_its_help_and_does_not_call_it_an_error(tmp_path: Path) -> None:
+    done = jackline("data", folder=tmp_path)
+    asked_for = jackline("data", "--help", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == asked_for.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--stuck-after", "soon", "--", "true"),
+        ("run", "--grace", "soon", "--", "true"),
+        ("run", "--time-limit", "soon", "--", "true"),
+        ("stop", "--grace", "soon"),
+        ("why", "--for", "soon"),
+        ("runs", "prune", "--older", "soon"),
+    ],
+)
+def test_a_length_of_time_is_written_and_refused_in_one_way_everywhere(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(cli, words)
+    assert str(done.exception) == "error: 'soon' is not a duration\nhint: write 90, 90s, 15m, 1h30m or 2d"
 
 
 def test_a_missing_word_is_an_error_and_the_help_is_near(tmp_path: Path) -> None:

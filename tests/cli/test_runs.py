@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from jackline.cli.commands.runs import align, command
+from jackline.cli.commands.runs import command
 from jackline.rundir.layout import RunDir
+from jackline.rundir.lock import RunLock
 from jackline.rundir.registry import register
 from tests.rundir.made import (
     foreign_process,
@@ -189,5 +190,108 @@ def test_a_name_with_escape_sequences_is_shown_without_them(runs: Path) -> None:
     assert rows()[1][-1] == "runs/ab"
 
 
-def test_columns_are_aligned() -> None:
-    assert align([["A", "B"], ["longer", "x"]]) == "A       B\nlonger  x"
+def widest(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def test_at_eighty_columns_a_run_is_one_row_and_what_matters_least_is_left_out(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made(runs / ("a-very-long-script-name-of-a-person-" + "x" * 30 + "-0123ab"), 0)
+    write_start(run, this_process())
+    verdict = {"kind": "SUSPECT", "label": "SLEEPING", "for_s": 725.0}
+    progress = {"done": 1_234_567, "total": 9_999_999}
+    write_state(run, this_process(), at_s=NOW_S, progress=progress, verdict=verdict)
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = call().stdout
+    assert widest(narrow) <= 80
+    assert len(narrow.splitlines()) == 2
+    assert narrow.splitlines()[0].split() == ["NAME", "STATE", "PROGRESS", "AGE"]
+    assert "1,234,567/9,999,999 (12 %)" in narrow
+    monkeypatch.setenv("COLUMNS", "200")
+    assert rows()[0] == ["NAME", "STATE", "ATTEMPT", "PROGRESS", "AGE", "PATH"]
+
+
+def test_a_state_has_a_colour_only_where_colours_are_wanted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_exit(made(runs / "dead", 0), 1, cause="own_exception")
+    assert "\x1b" not in call().stdout
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[31mdead (own exception)\x1b[0m" in CliRunner().invoke(command, [], color=True).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in CliRunner().invoke(command, [], color=True).stdout
+
+
+# -- deleting --------------------------------------------------------------------------------------------------------
+
+
+def ended(folder: Path, days: float, code: int = 1) -> RunDir:
+    run = made(folder, 0, age_s=days * 86400)
+    write_exit(run, code, ended_at_s=NOW_S - days * 86400)
+    return run
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code != 0
+    return str(result.exception)
+
+
+def test_rm_deletes_the_named_runs_and_nothing_else(runs: Path) -> None:
+    for name in ("one-aaaaaa", "two-bbbbbb", "three-cccccc"):
+        ended(runs / name, days=1)
+    result = call("rm", "one", "three-cccccc", "--yes", "--json")
+    assert [entry["name"] for entry in json.loads(result.stdout)["deleted"]] == ["one-aaaaaa", "three-cccccc"]
+    assert [path.name for path in runs.iterdir()] == ["two-bbbbbb"]
+
+
+def test_rm_asks_and_deletes_nothing_where_nobody_can_answer(runs: Path) -> None:
+    ended(runs / "mine", days=1)
+    text = refused("rm", "mine")
+    assert text.startswith(
+        "error: deleting runs needs --yes where nobody can be asked\n       mine  dead (end not seen), "
+    )
+    assert (runs / "mine").is_dir()
+
+
+def test_a_live_run_is_not_deleted(runs: Path) -> None:
+    write_start(made(runs / "live", 0), this_process())
+    assert refused("rm", "live", "--yes") == ("error: run 'live' is alive\nhint: end it first: jackline stop live")
+    assert (runs / "live").is_dir()
+
+
+def test_a_run_of_another_machine_is_deleted_only_by_force(runs: Path) -> None:
+    write_start(made(runs / "away", 0), foreign_process())
+    assert "was last seen on another machine" in refused("rm", "away", "--yes")
+    call("rm", "away", "--yes", "--force")
+    assert not (runs / "away").exists()
+
+
+def test_a_run_whose_checkpoints_are_being_written_is_not_deleted(runs: Path) -> None:
+    run = ended(runs / "writing", days=1)
+    run.checkpoints.mkdir()
+    lock = RunLock(run.checkpoints / "writer.lock")
+    assert lock.try_acquire()
+    result = CliRunner().invoke(command, ["rm", "writing", "--yes"])
+    assert result.exit_code == 1
+    assert "run 'writing' is in use: a process still writes its checkpoints" in result.stderr
+    assert run.has_run_file
+    lock.release()
+    call("rm", "writing", "--yes")
+    assert not run.path.exists()
+
+
+def test_prune_deletes_what_ended_longer_ago_and_only_in_this_folder(runs: Path) -> None:
+    ended(runs / "old", days=31)
+    ended(runs / "old-and-done", days=40, code=0)
+    ended(runs / "young", days=29)
+    register(ended(runs.parent / "other" / "elsewhere", days=90))
+    write_start(made(runs / "live", 0, age_s=90 * 86400), this_process())
+    assert "would delete old  dead (end not seen), " in call("prune", "--older", "30d", "--dry-run").stdout
+    assert (runs / "old").is_dir()
+    call("prune", "--older", "30d", "--dead", "--yes")
+    assert sorted(path.name for path in runs.iterdir()) == ["live", "old-and-done", "young"]
+    call("prune", "--older", "30d", "--yes")
+    assert sorted(path.name for path in runs.iterdir()) == ["live", "young"]
+    assert (runs.parent / "other" / "elsewhere").is_dir()
+    nothing = f"nothing to delete: no ended run in {runs} is older than 30 d\n"
+    assert call("prune", "--older", "30d").stdout == nothing

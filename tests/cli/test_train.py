@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jackline.cli.commands.train import folder_settings
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.recipe import RECIPES, load_recipe
 from jackline.trainer.report.settings_text import help_text
@@ -157,3 +158,18 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(
         line for line in done.stderr.decode().splitlines() if not line.startswith("[jackline] tracing on the meta")
     ]
     assert (done.returncode, talk) == (0, [])
+
+
+def test_a_setting_that_is_a_path_from_here_binds_the_run_to_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("text")
+    (tmp_path / "own.py").write_text("")
+    here = {"cwd": str(tmp_path), "files_in": str(tmp_path)}
+    assert folder_settings({"data": "corpus/*.txt", "lr": 0.1}) == here
+    assert folder_settings({"recipe": "own.py:recipe"}) == here
+    assert folder_settings({"data": ["hf://datasets/x/**/*.parquet", "corpus"]}) == here
+    elsewhere = {"data": str(tmp_path / "corpus/*.txt"), "recipe": "demo", "model": "", "mirror": "s3://x/y"}
+    assert folder_settings(elsewhere) == {"cwd": str(tmp_path)}

@@ -121,3 +121,40 @@ def test_stop_finds_the_only_live_run_and_refuses_to_guess(tmp_path: Path) -> No
     assert find_only_live(folder) == one
     at(live(folder / "two"), 2000)
     assert problem(find_only_live, folder) == ("error: 2 runs are alive: two, one\nhint: name one: jackline stop two")
+
+
+def test_the_beginning_of_a_name_is_enough_where_only_one_run_has_it(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    crash = at(make_run(folder / "crash-239df1"), 1000)
+    at(make_run(folder / "train-0a1b2c"), 2000)
+    at(make_run(folder / "train-0a9999"), 3000)
+    assert find_run("crash", folder) == crash
+    assert find_run("train-0a1", folder).name == "train-0a1b2c"
+    assert problem(find_run, "train", folder) == (
+        "error: 2 runs begin with 'train'\n"
+        "       train-0a9999 (empty)\n"
+        "       train-0a1b2c (empty)\n"
+        "hint: write more of the name: the newest is train-0a9999"
+    )
+
+
+def test_a_whole_name_goes_before_longer_ones_that_begin_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    mine = make_run(folder / "mine")
+    make_run(folder / "mine-2")
+    assert find_run("mine", folder) == mine
+
+
+def test_a_run_of_this_folder_goes_before_one_of_another(tmp_path: Path, clean_environment: Path) -> None:
+    here = make_run(tmp_path / "here" / "crash-111111")
+    there = make_run(tmp_path / "there" / "crash-222222")
+    register(here)
+    register(there)
+    assert find_run("crash", tmp_path / "here") == here
+    assert find_run("crash", tmp_path / "there") == there
+
+
+@pytest.mark.parametrize("word", ["crsah", "crash239df1", "239df1", "CRASH"])
+def test_a_mistyped_name_is_compared_without_its_hash_too(word: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "crash-239df1")
+    assert problem(find_run, word, tmp_path).endswith("hint: did you mean 'crash-239df1'?")

@@ -117,3 +117,14 @@ def test_settings_compare_as_json_and_name_what_is_missing() -> None:
 def test_a_taken_name_gets_the_first_free_number() -> None:
     assert numbered_name("train", []) == "train"
     assert numbered_name("train", ["train", "train-2", "train-4"]) == "train-3"
+
+
+def test_a_recipe_is_the_same_run_in_every_folder_unless_it_reads_files_from_there() -> None:
+    recipe = {"recipe": "demo", "lr": 0.1}
+    assert compare_settings({**recipe, "cwd": "/a"}, {**recipe, "cwd": "/b"}) == ()
+    here = {**recipe, "data": "corpus/*.txt", "cwd": "/a", "files_in": "/a"}
+    there = {**here, "cwd": "/b", "files_in": "/b"}
+    assert compare_settings(here, there) == ("files_in: /a -> /b",)
+    old = {name: value for name, value in here.items() if name != "files_in"}
+    assert compare_settings(old, here) == ()
+    assert compare_settings(old, there) == ("files_in: /a -> /b",)

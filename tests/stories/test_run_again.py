@@ -230,3 +230,20 @@ def test_the_same_command_right_after_a_failure_starts_a_new_attempt(shell: Shel
         done = shell.jackline(*words)
         assert (done.code, done.out) == (4, "1\n"), done
         assert f"run 'mine', attempt {number}:" in done.err, done
+
+
+def test_a_command_that_never_started_leaves_no_run(shell: Shell) -> None:
+    shell.script("train.py", "")
+    typo = shell.jackline("run", "--", sys.executable, "trian.py")
+    assert (typo.code, typo.err) == (2, "error: there is no file 'trian.py'\nhint: did you mean 'train.py'?\n")
+    missing = shell.jackline("run", "--", sys.executable, "-m", "nowhere_at_all")
+    assert missing.code == 1
+    assert "Python found no module 'nowhere_at_all'" in missing.err
+    assert missing.err.endswith("was removed: its command never started\n"), missing.err
+    assert list(shell.runs.iterdir()) == []
+
+
+def test_a_script_that_printed_something_before_a_missing_program_keeps_its_run(shell: Shell) -> None:
+    done = shell.jackline("run", "--name", "kept", "--", "bash", "-c", "echo one; echo two; nowhere_at_all")
+    assert done.code == 127
+    assert shell.run_dir("kept").exit(1)["cause"] == "command_not_found"

@@ -28,7 +28,7 @@ COMMANDS = {
     "wait": ("jackline.cli.programs.wait", "Wait until it ends, hangs or gets far enough; one JSON verdict."),
     "events": ("jackline.cli.programs.events", "What happened to it; with --since, what is new."),
     "logs": ("jackline.cli.commands.logs", "Its output, with times."),
-    "runs": ("jackline.cli.commands.runs", "All runs that can be found from here."),
+    "runs": ("jackline.cli.commands.runs", "All runs that can be found from here; runs rm, runs prune."),
     "validate": (
         "jackline.cli.commands.validate",
         "Validate a running training on all its validation data, now.",
@@ -83,9 +83,10 @@ class LazyGroup(click.Group):
 _CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
 
 
-@click.group(cls=LazyGroup, context_settings=_CONTEXT)
+@click.group(cls=LazyGroup, context_settings=_CONTEXT, invoke_without_command=True)
 @click.version_option(package_name="jackline", prog_name="jackline")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Keeps a training run visible, within memory, alive and resumable.
 
     \b
@@ -93,6 +94,8 @@ def cli() -> None:
     jackline status                     is it alive, how far, when done
     jackline why                        what is it doing, or why did it die
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main() -> None:

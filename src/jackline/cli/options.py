@@ -7,14 +7,35 @@ from typing import Any, TypeVar
 
 import click
 
+from jackline.errors import UsageError
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
+from jackline.units import parse_duration
 
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
+    """A length of time, in seconds: 90, 90s, 15m, 1h30m, 2d. `above`: what it must be more than."""
+
+    name = "duration"
+
+    def __init__(self, *, above: float | None = None) -> None:
+        self._above = above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(value) if isinstance(value, int | float) else parse_duration(value)
+        if self._above is not None and seconds <= self._above:
+            option = param.opts[0] if param else "it"
+            raise UsageError(f"{option} must be more than {self._above:g}, not {value}")
+        return seconds
+
+
+DURATION = Duration()
+SOME_TIME = Duration(above=0.0)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def run_argument(command: Command) -> Command:
-    """RUN: a name or a path; without it the only live run, else the newest."""
+    """RUN: a name, its beginning, or a path; without it the only live run, else the newest."""
     return click.argument("run", required=False)(command)
 
 
@@ -34,6 +55,10 @@ def detach_options(command: Command) -> Command:
         command
     )
     return click.option("--detach", is_flag=True, help="Start it and come back at once.")(command)
+
+
+def quiet_option(command: Command) -> Command:
+    return click.option("-q", "--quiet", is_flag=True, help="Print no lines of our own except errors.")(command)
 
 
 def find(run: str | None, runs_dir: str | None) -> RunDir:

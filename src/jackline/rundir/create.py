@@ -1,4 +1,4 @@
-"""Creates a run's folder, for `run`, `train`, `attach` and `resume MIRROR`. No other code creates one.
+"""Creates a run's folder, for `run`, `train`, `attach` and `resume MIRROR`, and removes it. No other code does.
 
 A folder appears with a complete run.json or not at all. Its creator holds the run's lock from before the folder
 appears until the first attempt exists. So a folder without an attempt whose lock is free was left by a creator that
@@ -22,7 +22,7 @@ from jackline.errors import UsageError
 from jackline.rundir.command import plain_settings
 from jackline.rundir.identity import Existing
 from jackline.rundir.layout import RunDir
-from jackline.rundir.lock import RunLock
+from jackline.rundir.lock import RunLock, acquire_after_finished
 from jackline.rundir.process_id import host_name, read_start_ticks
 from jackline.rundir.run_file import RunFile, read_run_file, write_run_file
 from jackline.rundir.status import read_status
@@ -46,10 +46,8 @@ class Claim:
     def abandon(self) -> None:
         """The start failed: remove the folder in one step if it has no attempt."""
         if self.run.last_attempt() is None:
-            draft = _draft_of(self.run)
             with contextlib.suppress(OSError):
-                self.run.path.rename(draft)
-                shutil.rmtree(draft, ignore_errors=True)
+                _take_away(self.run)
         self.lock.release()
 
 
@@ -105,6 +103,42 @@ def claim_filled(run: RunDir, fill: Callable[[RunDir], RunFile]) -> Claim:
     if claim is None:
         raise taken
     return claim
+
+
+def remove_run(run: RunDir) -> None:
+    """Delete the folder of an ended run. It disappears in one step, so a kill in between leaves no half of a run.
+
+    Raises UsageError while a process of the run is alive, and OSError when the folder may not be changed.
+    """
+    lock, *inside = locks = [RunLock(path) for path in (run.lock, *_locks_inside(run))]
+    try:
+        is_free = acquire_after_finished(lock, run) and all([other.try_acquire() for other in inside])
+        if read_status(run).state in ("alive", "unwatched"):
+            raise UsageError(f"run '{run.name}' is alive", hint=f"end it first: jackline stop {run.name}")
+        if not is_free:
+            raise UsageError(
+                f"run '{run.name}' is in use: a process still writes its checkpoints or uploads them",
+                hint="try again when that is done",
+            )
+        _take_away(run)
+    finally:
+        for held in locks:
+            held.release()
+
+
+def _locks_inside(run: RunDir) -> list[Path]:
+    """Of the checkpoint writer and of the mirrors, which may outlive the training."""
+    known = (run.mirror_lock, *run.checkpoints.glob("*.lock"))
+    return [path for path in known if path.exists()]
+
+
+def _take_away(run: RunDir) -> None:
+    if run.path.is_symlink():
+        run.path.unlink()  # what it points to was put there by a person
+        return
+    draft = _draft_of(run)
+    run.path.rename(draft)
+    shutil.rmtree(draft)
 
 
 def is_unfinished(run: RunDir) -> bool:

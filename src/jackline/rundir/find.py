@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.registry import registered_runs
 from jackline.rundir.status import read_status
+
+_NAMED = 5
+_HASH = re.compile(r"-[0-9a-f]{6}(-\d+)?$")
 
 
 def runs_folder(option: str | os.PathLike[str] | None = None) -> Path:
@@ -54,15 +59,39 @@ def _find_named(word: str, folder: Path) -> RunDir:
         run = RunDir(path.absolute())
         if run.has_run_file or run.list_attempts():
             return run
-    elsewhere = [run for run in registered_runs() if run.name == word]
-    if elsewhere:
-        return elsewhere[0]
+    everywhere = list_runs(folder)
+    exact = [run for run in everywhere if run.name == word]
+    if exact:
+        return exact[0]
+    # The beginning of a name is enough where only one run has it; runs of this folder come first.
+    beginnings = [run for run in everywhere if word and run.name.startswith(word)]
+    here = [run for run in beginnings if run.path.parent == folder]
+    for found in (here, beginnings):
+        if len(found) == 1:
+            return found[0]
+    if beginnings:
+        raise UsageError(
+            f"{len(beginnings)} runs begin with '{word}'",
+            detail=tuple(f"{run.name} ({read_status(run).state})" for run in beginnings[:_NAMED]),
+            hint=f"write more of the name: the newest is {beginnings[0].name}",
+        )
+    near = nearest_name(word, [run.name for run in everywhere])
+    hint = f"did you mean '{near}'?" if near else "`jackline runs` lists the runs that can be found"
+    raise UsageError(f"there is no run '{word}' in {folder}", hint=hint)
+
+
+def nearest_name(word: str, names: Sequence[str]) -> str | None:
+    """The name that was probably meant, compared with and without the hash at its end; of equals the first."""
     from difflib import get_close_matches
 
-    names = [run.name for run in list_runs(folder)]
-    near = get_close_matches(word, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "`jackline runs` lists the runs that can be found"
-    raise UsageError(f"there is no run '{word}' in {folder}", hint=hint)
+    by_stem: dict[str, str] = {}
+    for name in names:
+        by_stem.setdefault(name, name)
+        by_stem.setdefault(_HASH.sub("", name), name)
+    near = get_close_matches(word, list(by_stem), n=1)
+    if near:
+        return by_stem[near[0]]
+    return next((name for name in names if word and word.lower() in name.lower()), None)
 
 
 def _last_change_s(run: RunDir) -> float:

@@ -103,11 +103,20 @@ def decide_start(
 
 def compare_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     lines = []
+    if "argv" not in before and "argv" not in now:
+        before, now = _recipe_settings(before, now), _recipe_settings(now, before)
     for key in sorted(set(before) | set(now)):
         old, new = before.get(key), now.get(key)
         if _plain(old) != _plain(new):
             lines.append(f"{key}: {_shown(old)} -> {_shown(new)}")
     return tuple(lines)
+
+
+def _recipe_settings(settings: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A recipe is the same run in every folder, unless it reads files by a path from that folder (`files_in`). Runs
+    made before that was recorded have only the folder."""
+    kept = {key: value for key, value in settings.items() if key != "cwd"}
+    return {"files_in": settings.get("cwd"), **kept} if "files_in" in other else kept
 
 
 def numbered_name(name: str, taken: Sequence[str]) -> str:

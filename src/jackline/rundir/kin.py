@@ -55,7 +55,8 @@ def _moved_from(run: RunDir, wanted: Mapping[str, Any], settings: Mapping[str, A
             return None
         settings = plain_settings(contents.settings)
     before, now = settings.get("cwd"), wanted.get("cwd")
-    is_same = not compare_settings({**settings, "cwd": now}, wanted)
+    here = {key: wanted[key] for key in ("cwd", "files_in") if key in wanted and key in settings}
+    is_same = not compare_settings({**settings, **here}, wanted)
     is_moved = isinstance(before, str) and before != now and not os.path.isdir(before)  # noqa: PTH112
     return str(before) if is_same and is_moved else None
 
@@ -117,7 +118,7 @@ def _difference(contents: RunFile, wanted: Mapping[str, Any]) -> str:
         same_folder = settings.get("cwd") == wanted.get("cwd")
         where = "" if same_folder else f" in {settings.get('cwd')}"
         return (shlex.join(arguments)[:80] or "no arguments") + where
-    changed = [key for key in sorted({*settings, *wanted}) if settings.get(key) != wanted.get(key)]
+    changed = [key for key in sorted({*settings, *wanted} - {"cwd"}) if settings.get(key) != wanted.get(key)]
     shown = [f"{key} {settings.get(key)}, now {wanted.get(key)}" for key in changed[:3]]
     return "; ".join(shown) + ("; ..." if len(changed) > 3 else "") or "the same settings"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from jackline.cli.options import find, json_option, run_argument, runs_dir_option
+from jackline.cli.options import find, json_option, quiet_option, run_argument, runs_dir_option
 from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus, read_status
@@ -29,19 +29,21 @@ _WARNING = re.compile(r"\bwarn(?:ing)?s?\b|Warning\b", re.IGNORECASE)
 @click.command(short_help="Its output, with times.")
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on printing until the run is over.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--raw", is_flag=True, help="The bytes as the command wrote them, last attempt only.")
+@quiet_option
 @json_option
 @runs_dir_option
-def command(run: str | None, follow: bool, tail: int | None, raw: bool, as_json: bool, runs_dir: str | None) -> None:
+def command(run: str | None, tail: int | None, raw: bool, runs_dir: str | None, **given: bool) -> None:
     """Print what a run has printed: every line with its time (UTC), lines of ours marked [jackline].
 
     \b
     jackline logs                 the only live run, else the newest
     jackline logs NAME -f         and continue
-    jackline logs NAME --tail 50  the last lines
+    jackline logs NAME -n 50      the last lines
     jackline logs NAME --json     one JSON object a line
     """
+    follow, as_json = given["follow"], given["as_json"]
     if raw and as_json:
         raise UsageError("--raw and --json do not go together", hint="raw bytes are no lines; leave one of them out")
     found = find(run, runs_dir)
@@ -49,7 +51,7 @@ def command(run: str | None, follow: bool, tail: int | None, raw: bool, as_json:
     write = write_json_lines if as_json else write_bytes
     for block in read_on(found, path, tail=tail, follow=follow):
         write(block)
-    remark = None if raw else explain_log(found)
+    remark = None if raw or given["quiet"] else explain_log(found)
     if remark:
         print(f"[jackline] {remark}", file=sys.stderr, flush=True)
 

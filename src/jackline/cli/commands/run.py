@@ -15,11 +15,11 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import detach_options
+from jackline.cli.options import DURATION, SOME_TIME, detach_options
 from jackline.cli.programs.started import is_detached_as_json, print_started
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from jackline.extras import require
-from jackline.rundir.command import plain_settings
+from jackline.rundir.command import plain_command, plain_settings, script_of
 from jackline.rundir.create import claim_run, find_existing
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import (
@@ -40,7 +40,7 @@ from jackline.rundir.run_file import RunFile, check_name, describe_run, read_run
 from jackline.rundir.status import read_status
 from jackline.supervisor.foreign.find import check_resume_arg, preset
 from jackline.supervisor.options import SuperviseOptions
-from jackline.units import parse_bytes, parse_duration
+from jackline.units import parse_bytes
 
 RESTARTS_WITH_CHECKPOINTS = 3
 RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes exactly where it was
@@ -70,21 +70,19 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--disk-budget", metavar="SIZE", help="Most disk space for the run's own folder: 20G.")
 @click.option(
     "--mirror-patience",
-    metavar="DURATION",
+    type=DURATION,
     default="10m",
     show_default=True,
     help="Wait this long for the last upload while no byte moves; then end, to be resumed.",
 )
-@click.option("--time-limit", metavar="DURATION", help="End it politely after this long: 90m, 11h30m.")
-@click.option("--grace", metavar="DURATION", default="30s", show_default=True, help="How long a polite end may take.")
+@click.option("--time-limit", type=SOME_TIME, help="End it politely after this long: 90m, 11h30m.")
+@click.option("--grace", type=DURATION, default="30s", show_default=True, help="How long a polite end may take.")
 @click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
 @click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
 @click.option("--tty", is_flag=True, help="Give it a terminal: for prompts, debuggers, C programs that buffer.")
 @click.option("--split-streams", is_flag=True, help="Keep stderr apart from stdout; their order is lost.")
-@click.option("--quiet-after", type=float, default=2.0, show_default=True, help="Seconds of silence before we speak.")
-@click.option(
-    "--stuck-after", type=float, default=60.0, show_default=True, help="Seconds of standstill called stuck."
-)
+@click.option("--quiet-after", type=SOME_TIME, default="2s", show_default=True, help="Silence before we speak.")
+@click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGS]...")
 def command(argv: tuple[str, ...], **given: Any) -> None:
@@ -211,6 +209,7 @@ def working_folder() -> Path:
 
 
 def check_command(argv: list[str]) -> None:
+    """Raise for a command that cannot start, before it has a run."""
     if not argv:
         raise UsageError(
             "there is no command to run", hint="write it after two dashes: jackline run -- python train.py"
@@ -224,6 +223,21 @@ def check_command(argv: list[str]) -> None:
                 f"cannot run '{program}'", detail=detail, hint=f"python {program}, or chmod +x {program}"
             )
         raise UsageError(f"there is no command '{program}'", hint="check the spelling and the active environment")
+    check_script(argv, working_folder())
+
+
+def check_script(argv: list[str], folder: Path) -> None:
+    """`python missing.py` would leave a dead run behind."""
+    script = script_of({"argv": plain_command(argv, str(folder))})
+    if not script or script.startswith("-m ") or (folder / script).exists():
+        return
+    from difflib import get_close_matches
+
+    place = (folder / script).parent
+    names = [path.name for path in place.glob(f"*{Path(script).suffix}")] if place.is_dir() else []
+    near = get_close_matches(Path(script).name, names, n=1)
+    hint = f"did you mean '{Path(script).with_name(near[0])}'?" if near else f"the command would start in {folder}"
+    raise UsageError(f"there is no file '{script}'", hint=hint)
 
 
 def read_options(given: dict[str, Any]) -> SuperviseOptions:
@@ -236,9 +250,6 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         check_resume_arg(resume_arg)
     if resume_arg and not checkpoints:
         raise UsageError("--resume-arg needs --checkpoints", hint="--checkpoints 'out/checkpoint-*'")
-    for name in ("quiet_after", "stuck_after"):
-        if given[name] <= 0:
-            raise UsageError(f"--{name.replace('_', '-')} must be more than 0, not {given[name]:g}")
     check_mirror(given["mirror"])
     restart = given["restart"]
     if restart is None:
@@ -251,8 +262,8 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         on_stuck_attached="restart" if given["on_stuck"] is None else None,
         resume_arg=resume_arg,
         checkpoints=checkpoints,
-        time_limit_s=parse_duration(given["time_limit"]) if given["time_limit"] else None,
-        grace_s=parse_duration(given["grace"]),
+        time_limit_s=given["time_limit"],
+        grace_s=given["grace"],
         on_event=given["on_event"],
         when_done=given["when_done"],
         tty=given["tty"],
@@ -262,7 +273,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         inject=not given["no_inject"],
         mirror=full_place(given["mirror"]),
         disk_budget=parse_bytes(given["disk_budget"]) if given["disk_budget"] else None,
-        mirror_patience_s=parse_duration(given["mirror_patience"]),
+        mirror_patience_s=given["mirror_patience"],
         is_terminal=bool(sys.stdout and sys.stdout.isatty()) and not given["detach"],
         columns=max(20, size.columns),
         rows=max(5, size.lines),

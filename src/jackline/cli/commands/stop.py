@@ -7,22 +7,21 @@ import time
 
 import click
 
+from jackline.cli.options import DURATION
 from jackline.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.rundir.status import read_status
-from jackline.units import format_duration, parse_duration
+from jackline.units import format_duration
 
 
 @click.command(short_help="Save and end.")
 @click.argument("run", required=False)
-@click.option(
-    "--grace", metavar="DURATION", help="How long saving may take before it is killed; default: as started."
-)
+@click.option("--grace", type=DURATION, help="How long saving may take before it is killed; default: as started.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
-def command(run: str | None, grace: str | None, runs_dir: str | None) -> None:
+def command(run: str | None, grace: float | None, runs_dir: str | None) -> None:
     """Ask a run to save and end (SIGTERM), and wait until it has.
 
     Without RUN it must be clear which one is meant: with several alive this is an error.
@@ -36,8 +35,7 @@ def command(run: str | None, grace: str | None, runs_dir: str | None) -> None:
         raise UsageError(
             f"run '{found.name}' is not running: it is {status.state}", hint=f"jackline why {found.name}"
         )
-    grace_s = parse_duration(grace) if grace else None
-    asked = request_stop(found, by="jackline stop", grace_s=grace_s)
+    asked = request_stop(found, by="jackline stop", grace_s=grace)
     if asked is None:
         raise UsageError(f"run '{found.name}' ended just now", hint=f"jackline why {found.name}")
     _say(f"asked run '{found.name}' to save and end; waiting (Ctrl-C leaves it to end by itself)")

@@ -18,7 +18,7 @@ import click
 
 from jackline.cli.commands.plan import run_child
 from jackline.cli.commands.run import check_mirror, full_place, read_options, start_run, working_folder
-from jackline.cli.options import detach_options
+from jackline.cli.options import DURATION, SOME_TIME, detach_options
 from jackline.errors import EXIT_DONE, EXIT_USAGE, JacklineError, UsageError
 from jackline.extras import TRAINING, require
 from jackline.rundir.find import runs_folder
@@ -40,7 +40,7 @@ _NOT_ASKED: dict[str, Any] = {
     "resume_from": None,
     "mirror": None,
     "disk_budget": None,
-    "mirror_patience": "10m",
+    "mirror_patience": 600.0,
     "time_limit": None,
     "tty": False,
     "split_streams": False,
@@ -80,11 +80,11 @@ class RepeatedCommand(click.Command):
 @detach_options
 @click.option("--restart", type=click.IntRange(min=0), default=RESTARTS, show_default=True)
 @click.option("--on-stuck", type=click.Choice(["report", "restart", "stop"]), default="restart", show_default=True)
-@click.option("--grace", metavar="DURATION", default="30s", show_default=True, help="How long a polite end may take.")
+@click.option("--grace", type=DURATION, default="30s", show_default=True, help="How long a polite end may take.")
 @click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
 @click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
-@click.option("--quiet-after", type=float, default=2.0, show_default=True, help="Seconds of silence before we speak.")
-@click.option("--stuck-after", type=float, default=60.0, show_default=True, help="Standstill called stuck, seconds.")
+@click.option("--quiet-after", type=SOME_TIME, default="2s", show_default=True, help="Silence before we speak.")
+@click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_help: bool, **given: Any) -> None:
     """Train RECIPE, or a function of your own that returns a TrainConfig.
@@ -127,12 +127,32 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
     sys.exit(
         start_run(
             default_name([recipe], found["identity"]),
-            {**found["identity"], "cwd": str(working_folder())},
+            {**found["identity"], **folder_settings(config)},
             lambda run: [*trainer, str(run.absolute()), recipe, *words],
             options,
             given,
         )
     )
+
+
+def folder_settings(config: dict[str, Any]) -> dict[str, str]:
+    """The folder the run works in. It is part of the run's identity (`files_in`) only where a setting is a path from
+    there: in another folder that would be other data."""
+    here = str(working_folder())
+    values = [text for value in config.values() for text in (value if isinstance(value, list) else [value])]
+    is_bound = any(isinstance(text, str) and names_file_here(text) for text in values)
+    return {"cwd": here, **({"files_in": here} if is_bound else {})}
+
+
+def names_file_here(text: str) -> bool:
+    """Whether a setting is a relative path, glob or file.py:function of something in this folder."""
+    path = text.rsplit(":", 1)[0] if is_own_file(text) else text
+    if not path or "://" in path or Path(path).is_absolute() or "\0" in path:
+        return False
+    try:
+        return next(Path().glob(path), None) is not None
+    except (OSError, ValueError, NotImplementedError):
+        return False
 
 
 def runs_of_other_length(recipe: str, identity: dict[str, Any], folder: Path) -> list[str]:
@@ -144,7 +164,7 @@ def runs_of_other_length(recipe: str, identity: dict[str, Any], folder: Path) ->
     wanted = {key: value for key, value in json.loads(json.dumps(identity)).items() if key not in _LENGTH}
     for run in list_local_runs(folder):
         before = run_settings(run)
-        others = {key: value for key, value in before.items() if key not in (*_LENGTH, "cwd")}
+        others = {key: value for key, value in before.items() if key not in (*_LENGTH, "cwd", "files_in")}
         if others == wanted:
             steps = f"max_steps={before.get('max_steps')}, now {identity.get('max_steps')}"
             return [

@@ -11,21 +11,19 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import find, json_option, run_argument, runs_dir_option
+from jackline.cli.options import DURATION, find, json_option, run_argument, runs_dir_option
 from jackline.errors import UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, is_alive
 from jackline.rundir.status import RunStatus, read_status
-from jackline.units import format_duration, parse_duration
-
-LOOK_S = 7.0
+from jackline.units import format_duration
 
 
 @click.command(short_help="What it is doing, by file and line; why it died, from evidence.")
 @run_argument
 @click.option("--pid", type=click.IntRange(min=1), help="Any process of yours, whoever started it.")
 @click.option(
-    "--for", "look", metavar="DURATION", help="How long to look at a process that is not watched; default 7s."
+    "--for", "look_s", type=DURATION, default="7s", show_default=True, help="How long to look if it is unwatched."
 )
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
 @click.option("--all", "show_all", is_flag=True, help="Every frame of every thread, and every process.")
@@ -37,8 +35,7 @@ def command(run: str | None, pid: int | None, runs_dir: str | None, **given: Any
     Without RUN: the only live run, else the newest. A live run's stacks are taken now, without stopping it. A dead or
     copied run is explained from its files alone.
     """
-    look, show_all, as_json = given["look"], given["show_all"], given["as_json"]
-    look_s = parse_duration(look) if look else LOOK_S
+    look_s, show_all, as_json = given["look_s"], given["show_all"], given["as_json"]
     if pid is not None:
         if run is not None:
             raise UsageError("a run and --pid were given; only one of them can be meant", hint=f"jackline why {run}")

@@ -13,10 +13,11 @@ import os
 import re
 import select
 import stat
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
+
+from jackline.cli.text.paint import cut_to_cells, num_cells, wants_color
 
 MAX_ROW_BYTES = 4096
 _MAX_ROWS_UP = 100
@@ -78,31 +79,6 @@ class ChildRow:
             self.rows_below = max(self.rows_below - count, 0)
 
 
-def num_cells(text: str) -> int:
-    """The width in cells: East Asian characters take two, combining marks none."""
-    if text.isascii():
-        return len(text)
-    return sum(_cells_of(sign) for sign in text)
-
-
-def cut_to_cells(text: str, limit: int) -> str:
-    """As much of `text` as fits; a status line that wraps cannot be erased again."""
-    if len(text) * 2 <= limit or (text.isascii() and len(text) <= limit):
-        return text
-    used = 0
-    for index, sign in enumerate(text):
-        used += _cells_of(sign)
-        if used > limit:
-            return text[:index]
-    return text
-
-
-def _cells_of(sign: str) -> int:
-    if unicodedata.combining(sign):
-        return 0
-    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
-
-
 Surface = Literal["terminal", "notebook", "plain"]
 MARK = "[jackline] "
 _ERASE = b"\r\x1b[2K"
@@ -121,11 +97,7 @@ def choose_surface(env: Mapping[str, str], *, is_terminal: bool, is_cell_pipe: b
 
 
 def choose_color(env: Mapping[str, str], surface: Surface) -> bool:
-    if env.get("NO_COLOR"):
-        return False
-    if env.get("FORCE_COLOR") or env.get("CLICOLOR_FORCE"):
-        return True
-    return surface != "plain" and env.get("TERM") != "dumb"
+    return wants_color(env, is_terminal=surface != "plain")
 
 
 def detect_surface(env: Mapping[str, str], err_fd: int = 2) -> Surface:

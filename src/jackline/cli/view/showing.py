@@ -5,6 +5,7 @@ Owns what Ctrl-C, a closed terminal and a notebook's interrupt mean for the view
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -13,16 +14,19 @@ import time
 
 from jackline.cli.programs.started import print_started
 from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError, UsageError
-from jackline.rundir.create import Claim
+from jackline.rundir.create import Claim, remove_run
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.exit import read_exit
 from jackline.rundir.status import RunStatus, read_status
 from jackline.supervisor.child.process import continue_paused
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.start import request_stop, start_supervisor, take_over_unless_watched
 
 BEGIN_PATIENCE_S = 30.0
+_NOT_FOUND = ("command_not_found", "import_error")
+_FEW_BYTES = 16 << 10
 
 
 def start_and_show(
@@ -54,7 +58,25 @@ def start_and_show(
         say(f"hint: jackline watch {name} | jackline status {name} | jackline stop {name}")
         return EXIT_DONE
     say(f"run '{name}', attempt {number}: {run.path}")
-    return follow_run(run, attempt=number)
+    code = follow_run(run, attempt=number)
+    if claim is not None and never_started(run):
+        with contextlib.suppress(JacklineError, OSError):
+            remove_run(run)
+            say(f"run '{name}' was removed: its command never started")
+    return code
+
+
+def never_started(run: RunDir) -> bool:
+    """Whether the only attempt ended with an interpreter or a shell that did not find what it should run, as in
+    `python -m missing`. What it printed is one line, which the viewer has shown."""
+    exit_file = read_exit(run.attempt(1))
+    if len(run.list_attempts()) != 1 or exit_file.cause not in _NOT_FOUND or run.session_files():
+        return False
+    try:
+        lines = run.out_log.read_bytes()[:_FEW_BYTES].splitlines()
+    except OSError:
+        return False
+    return sum(b"Z [jackline] " not in line for line in lines) <= 1
 
 
 def watch_live(run: RunDir, *, detach: bool, as_json: bool = False) -> int:

@@ -1,0 +1,107 @@
+"""What our own text may look like here: how wide, and in which colours.
+
+A colour says one thing everywhere: green moves, yellow is suspect, red is stuck or dead. Owns the width of characters
+and of the output. Does not own: what is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Mapping
+from typing import Literal
+
+Tone = Literal["", "good", "warn", "bad", "dim", "note", "strong"]
+_CODES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "note": "36", "strong": "1"}
+CUT = "..."
+
+
+def paint(text: str, tone: Tone, *, use_color: bool) -> str:
+    return f"\x1b[{_CODES[tone]}m{text}\x1b[0m" if use_color and tone and text else text
+
+
+def wants_color(env: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """NO_COLOR wins, then FORCE_COLOR; otherwise only a terminal gets colours."""
+    if env.get("NO_COLOR"):
+        return False
+    if env.get("FORCE_COLOR") or env.get("CLICOLOR_FORCE"):
+        return True
+    return is_terminal and env.get("TERM") != "dumb"
+
+
+def stdout_has_color() -> bool:
+    return wants_color(os.environ, is_terminal=_is_terminal())
+
+
+def stdout_columns() -> int | None:
+    """The width of the terminal, or $COLUMNS; None for a pipe or a file, where nothing has to be cut."""
+    if not _is_terminal() and not os.environ.get("COLUMNS", "").isdigit():
+        return None
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def stdout_takes(sample: str) -> bool:
+    """Whether these characters can be written to stdout in its encoding."""
+    try:
+        sample.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _is_terminal() -> bool:
+    try:
+        return bool(sys.stdout) and sys.stdout.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def num_cells(text: str) -> int:
+    """The width in cells: East Asian characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(_cells_of(sign) for sign in text)
+
+
+def cut_to_cells(text: str, limit: int) -> str:
+    """As much of `text` as fits; a status line that wraps cannot be erased again."""
+    if len(text) * 2 <= limit or (text.isascii() and len(text) <= limit):
+        return text
+    used = 0
+    for index, sign in enumerate(text):
+        used += _cells_of(sign)
+        if used > limit:
+            return text[:index]
+    return text
+
+
+def shorten(text: str, limit: int) -> str:
+    """The text, or its beginning and '...', in at most `limit` cells."""
+    if num_cells(text) <= limit:
+        return text
+    return cut_to_cells(text, max(0, limit - len(CUT))) + CUT[: max(0, limit)]
+
+
+def wrap(text: str, columns: int | None, indent: int = 0) -> str:
+    """`text` in lines of at most `columns`, broken between words; lines after the first begin with `indent` spaces.
+    A word that is longer than a line, such as a path, is not broken."""
+    if columns is None or num_cells(text) <= columns:
+        return text
+    # Spaces at the beginning belong to the text, as those after its label do.
+    start = len(text) - len(text.lstrip(" "))
+    lines, line = [], text[:start]
+    for number, word in enumerate(text[start:].split(" ")):
+        joined = line + ("" if number == 0 else " ") + word
+        if number and num_cells(joined) > columns and line.strip():
+            lines.append(line.rstrip())
+            joined = " " * indent + word
+        line = joined
+    return "\n".join([*lines, line])
+
+
+def _cells_of(sign: str) -> int:
+    if unicodedata.combining(sign):
+        return 0
+    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
