@@ -208,7 +208,7 @@ def test_at_eighty_columns_a_run_is_one_row_and_what_matters_least_is_left_out(
     assert len(narrow.splitlines()) == 2
     assert narrow.splitlines()[0].split() == ["NAME", "STATE", "PROGRESS", "AGE"]
     assert "1,234,567/9,999,999 (12 %)" in narrow
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "400")
     assert rows()[0] == ["NAME", "STATE", "ATTEMPT", "PROGRESS", "AGE", "PATH"]
 
 

@@ -34,6 +34,15 @@ SOME_TIME = Duration(above=0.0)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class ListByDefault(click.Group):
+    """`jackline checkpoints [RUN]` means `jackline checkpoints list [RUN]`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
 def run_argument(command: Command) -> Command:
     """RUN: a name, its beginning, or a path; without it the only live run, else the newest."""
     return click.argument("run", required=False)(command)

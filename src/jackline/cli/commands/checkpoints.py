@@ -15,7 +15,7 @@ from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.catalogue import Listed
 from jackline.checkpoint.format.manifest import Damage, Name
 from jackline.checkpoint.place import choose_place
-from jackline.cli.options import find, json_option, run_argument, runs_dir_option
+from jackline.cli.options import ListByDefault, find, json_option, run_argument, runs_dir_option
 from jackline.cli.text import checkpoints as text
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
 from jackline.machine.disk import explain_refusal
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 
 _DELETED_WITHIN_S = 0.5
 _STEP = click.option("--step", type=click.IntRange(min=0), help="Which checkpoint; default: the newest.")
-
-
-class ListByDefault(click.Group):
-    """`jackline checkpoints [RUN]` means `jackline checkpoints list [RUN]`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
 
 
 @click.group(cls=ListByDefault, short_help="List, verify, prune, show and export checkpoints.")

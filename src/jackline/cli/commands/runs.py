@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import SOME_TIME, json_option, runs_dir_option
+from jackline.cli.options import SOME_TIME, ListByDefault, json_option, runs_dir_option
 from jackline.cli.text.paint import Tone, stdout_columns, stdout_has_color
 from jackline.cli.text.safety import safe_text
 from jackline.cli.text.table import Cell, Column, draw_table
@@ -41,23 +41,24 @@ _LOGS = (
 )
 
 
-@click.group(invoke_without_command=True, short_help="All runs that can be found from here; delete some.")
+@click.group(cls=ListByDefault, short_help="All runs that can be found from here; delete some.")
+def command() -> None:
+    """List runs, newest first, or delete them.
+
+    \b
+    jackline runs                       one line a run; --all, --logs, --json
+    jackline runs rm NAME ...           delete runs that have ended
+    jackline runs prune --older 30d     delete all that ended longer ago
+    """
+
+
+@command.command("list", short_help="State, progress and age of each run.")
 @click.option("--logs", "shows_logs", is_flag=True, help="Size, age and verdict of every log.")
 @click.option("--all", "shows_all", is_flag=True, help=f"More than the newest {SHOWN}.")
 @json_option
 @runs_dir_option
-@click.pass_context
-def command(ctx: click.Context, shows_logs: bool, shows_all: bool, as_json: bool, runs_dir: str | None) -> None:
-    """List the runs of the runs folder and those registered from other folders, newest first.
-
-    \b
-    jackline runs                       one line a run
-    jackline runs rm NAME ...           delete runs that have ended
-    jackline runs prune --older 30d     delete all that ended longer ago
-    """
-    ctx.obj = runs_dir
-    if ctx.invoked_subcommand is not None:
-        return
+def list_command(shows_logs: bool, shows_all: bool, as_json: bool, runs_dir: str | None) -> None:
+    """List the runs of the runs folder and those registered from other folders, newest first."""
     folder = runs_folder(runs_dir)
     found = list_runs(folder)
     shown = found if shows_all else found[:SHOWN]
@@ -86,10 +87,9 @@ def command(ctx: click.Context, shows_logs: bool, shows_all: bool, as_json: bool
 @click.option("--force", is_flag=True, help="Also a run that was last seen on another machine.")
 @json_option
 @runs_dir_option
-@click.pass_obj
-def rm_command(group_dir: str | None, /, names: Sequence[str], runs_dir: str | None, **given: Any) -> None:
+def rm_command(names: Sequence[str], runs_dir: str | None, **given: Any) -> None:
     """Delete runs that have ended: their logs, metrics and checkpoints. Copies in a mirror stay."""
-    folder = runs_folder(runs_dir or group_dir)
+    folder = runs_folder(runs_dir)
     found = list({run.path: run for run in (find_run(name, folder) for name in names)}.values())
     _delete([_with_view(run) for run in found], given)
 
@@ -101,13 +101,10 @@ def rm_command(group_dir: str | None, /, names: Sequence[str], runs_dir: str | N
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option
 @runs_dir_option
-@click.pass_obj
-def prune_command(
-    group_dir: str | None, /, older_s: float, only_dead: bool, runs_dir: str | None, **given: Any
-) -> None:
+def prune_command(older_s: float, only_dead: bool, runs_dir: str | None, **given: Any) -> None:
     """Delete the runs of the runs folder that ended longer ago than --older. Live runs, and those of other machines
     and other folders, are left alone."""
-    folder = runs_folder(runs_dir or group_dir)
+    folder = runs_folder(runs_dir)
     states = ("dead", "empty") if only_dead else _ENDED
     pairs = [_with_view(run) for run in list_runs(folder) if run.path.parent == folder]
     ended = [(run, view) for run, view in pairs if view.status.state in states]
