@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from jackline.diagnosis.doing import Doing, describe, describe_wait, imported_package
+from jackline.diagnosis.doing import Around, Doing, describe, describe_wait, imported_package, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
+from jackline.diagnosis.user_code import is_user_file
 from jackline.machine.readings import Wait, WaitKind
 
 SITE = "/v/lib/python3.11/site-packages"
@@ -22,8 +26,11 @@ def stack(*frames: Frame) -> ProcessStack:
     return ProcessStack(1, "python train.py", (ThreadStack(1, "MainThread", frames, is_main=True),))
 
 
-def what(*frames: Frame, wait: Wait = RUNNING) -> str:
-    return describe(stack(*frames), wait, "python").what
+def what(*frames: Frame, wait: Wait = RUNNING, around: Around | None = None) -> str:
+    return describe(stack(*frames), wait, "python", around).what
+
+
+WITH_GPU = Around(has_gpu=True)
 
 
 def test_an_import_is_named_by_the_persons_own_line() -> None:
@@ -94,7 +101,7 @@ def test_a_package_run_as_a_module_says_what_it_imports() -> None:
     ],
 )
 def test_a_library_in_the_stack_names_the_phase(file: str, function: str, phase: str) -> None:
-    assert what(Frame(function, file, 1), user("x = f()")) == phase
+    assert what(Frame(function, file, 1), user("x = f()"), around=WITH_GPU) == phase
 
 
 def test_the_rarer_phase_wins() -> None:
@@ -113,13 +120,13 @@ def test_the_rarer_phase_wins() -> None:
         ("total += loss.item()", "waiting for the GPU"),
         ("torch.save(model, path)", "saving a checkpoint"),
         ("state = torch.load(path)", "loading a checkpoint"),
-        ("model = AutoModel.from_pretrained(name)", "downloading or loading"),
+        ("model = AutoModel.from_pretrained(name)", "loading a model or data set"),
         ("for batch in train_loader:", "loading data"),
         ("os.fsync(fd)", "waiting for the disk"),
     ],
 )
 def test_a_call_into_c_or_rust_is_named_by_the_calling_line(source: str, phase: str) -> None:
-    assert what(user(source)) == phase
+    assert what(user(source), around=WITH_GPU) == phase
 
 
 @pytest.mark.parametrize(
@@ -179,10 +186,74 @@ def test_a_python_that_could_not_be_read_is_told_by_its_wait() -> None:
     assert describe(ProcessStack(1, "python"), Wait("disk", "/data/x"), "python").what == (
         "python: waiting for the disk (/data/x)"
     )
-    assert describe(None, RUNNING, "python").what == "running python"
+    assert describe(None, RUNNING, "python").what == "running python: its line is not known yet"
 
 
 def test_kernel_names_of_pipes_and_sockets_are_not_shown_to_people() -> None:
     assert describe_wait(Wait("pipe", "pipe:[4711]")) == "waiting on a pipe"
     assert describe_wait(Wait("pipe", "output of cat (pid 3)")) == "waiting on a pipe (output of cat (pid 3))"
     assert describe_wait(Wait("unknown")) == ""
+
+
+RECORDED = json.loads(Path(__file__).with_name("recorded_stacks.json").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(RECORDED["stacks"])))
+def test_a_recorded_stack_of_a_real_program_gets_its_true_phase(number: int) -> None:
+    """A plain loop, a compiled and a checkpointed model, transformers.Trainer and Lightning, with torch 2.13."""
+    one = RECORDED["stacks"][number]
+    frames = [RECORDED["frames"][index] for index in one["frames"]]
+    found = what(*(Frame(name, file, line, text, is_user_file(file)) for name, file, line, text in frames))
+    assert found.partition(" (")[0] == one["truth"], f"{one['program']}: {frames[0]}"
+
+
+def test_the_recordings_have_every_phase_of_a_training() -> None:
+    phases = {one["truth"] for one in RECORDED["stacks"]}
+    assert phases >= {
+        "building the model", "in the forward pass", "in the backward pass", "in the optimizer step", "loading data",
+        "compiling", "saving a checkpoint", "loading a checkpoint", "evaluating", "importing torch",
+    }  # fmt: skip
+
+
+def test_code_that_torch_generated_is_not_the_persons_own() -> None:
+    call = Frame("call", "/tmp/torchinductor_me/ab/" + "c" * 52 + ".py", 9, is_user=False)
+    assert not is_user_file(call.file)
+    assert not is_user_file("/data/cache/ab/" + "c" + "a" * 51 + ".py")
+    assert is_user_file("/data/ab/conv.py")
+
+
+def test_without_a_gpu_nothing_waits_for_one() -> None:
+    own = user("total += loss.item()", function="train")
+    assert what(own) == "running train"
+    assert what(own, around=Around(has_gpu=True)) == "waiting for the GPU"
+
+
+HTTP = Frame("http_get", f"{SITE}/huggingface_hub/file_download.py", 1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "wait", "words"),
+    [
+        (None, RUNNING, "downloading"),
+        (5e6, RUNNING, "downloading, 4.8 MiB/s"),
+        (0.0, Wait("network", "10.0.0.3:443"), "waiting for the network (10.0.0.3:443): no bytes arrive"),
+        (0.0, Wait("poll"), "waiting for the network: no bytes arrive"),
+        (3.0, RUNNING, "preparing a download: no bytes arrive"),
+    ],
+)
+def test_a_download_is_one_while_bytes_arrive(rate: float | None, wait: Wait, words: str) -> None:
+    assert what(HTTP, user("get()"), wait=wait, around=Around(net_bytes_per_s=rate)) == words
+
+
+def test_a_compiler_among_its_children_is_compiling() -> None:
+    waits = Frame("communicate", f"{STD}/subprocess.py", 1)
+    assert what(waits, user("build()"), around=Around(children=("sh", "cc1plus"))) == "compiling (cc1plus)"
+    assert what(user("loss.backward()"), around=Around(children=("cc1plus",))) == "in the backward pass"
+
+
+def test_after_more_output_only_the_outermost_line_is_told() -> None:
+    own = user("main()", line=90)
+    inner = user("loss.backward()", function="step")
+    left = outermost(stack(Frame("f", f"{SITE}/torch/x.py", 1), inner, own))
+    assert describe(left, RUNNING, "python") == Doing("running train.py", user("", line=90))
+    assert outermost(ProcessStack(1, "python")) is None

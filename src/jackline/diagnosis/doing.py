@@ -1,18 +1,22 @@
 """Describes what a process is doing, from its stack, what it waits for, or its name. Pure.
 
-Owns the tables that turn frames into phases (importing, downloading, compiling ...). C and Rust callables have no
-Python frame, so the text of the calling line is used as well. Does not decide what is slow or stuck: that is
+Owns the words. The tables that turn frames into phases are in `phases`. C and Rust callables have no Python frame, so
+the text of the calling line is used as well. Does not decide what is slow or stuck: that is
 `supervisor.hang.verdict`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
+from jackline.diagnosis.phases import COMPILING, DOWNLOADING, bare_function, phase_of
 from jackline.machine.readings import Wait
+from jackline.units import format_bytes
+
+ARRIVES_BYTES_PER_S = 1024.0  # fewer bytes are keep-alives, not a download
 
 
 @dataclass(frozen=True)
@@ -23,57 +27,20 @@ class Doing:
     frame: Frame | None = None
 
 
-# Matches any frame of the main thread: (file, function, phase). The first row that matches wins, so the rarer phase
-# comes first: a download inside a data loader is a download.
-_BY_FRAME: tuple[tuple[str, str, str], ...] = (
-    (r"/torch/_(inductor|dynamo|functorch)/|/triton/(compiler|runtime|backends)/", r"", "compiling"),
-    (r"/torch/utils/cpp_extension\.py|/setuptools/|/numba/core/|/jax/_src/(compiler|interpreters)", r"", "compiling"),
-    (r"/torch/serialization\.py", r"save", "saving a checkpoint"),
-    (r"/torch/distributed/checkpoint/", r"save", "saving a checkpoint"),
-    (r"/(safetensors|transformers/modeling_utils|lightning|accelerate)", r"save", "saving a checkpoint"),
-    (r"/torch/serialization\.py", r"load|read", "loading a checkpoint"),
-    (r"/torch/distributed/checkpoint/", r"load|read", "loading a checkpoint"),
-    (r"/safetensors/", r"load|get_tensor", "loading a checkpoint"),
-    (r"/huggingface_hub/|/boto3?/|/botocore/|/gcsfs/|/s3fs/|/gdown/|/torch/hub\.py", r"", "downloading"),
-    (r"/urllib/request\.py|/urllib3/|/requests/|/httpx/|/httpcore/|/aiohttp/|/ftplib\.py", r"", "downloading"),
-    (r"/transformers/tokenization|/tokenizers/|/tiktoken/|/sentencepiece/", r"", "tokenising"),
-    (r"/torch/cuda/|/torch/utils/_device", r"synchronize", "waiting for the GPU"),
-    (r"/torch/optim/", r"step", "in the optimizer step"),
-    (r"/torch/autograd/|/torch/_tensor\.py", r"backward|grad", "in the backward pass"),
-    (r"/torch/distributed/", r"barrier|all_reduce|all_gather|broadcast|wait", "waiting for other ranks"),
-    (r"/torch/utils/data/", r"", "loading data"),
-    (r"/datasets/(arrow_dataset|builder|iterable_dataset|load)\.py", r"", "loading data"),
-    (r"/torch/nn/modules/", r"", "in the forward pass"),
-    (r"/pip/_internal/", r"", "installing packages"),
-    (r"/subprocess\.py", r"wait|communicate|run|call", "waiting for a child process"),
-)
-# Matches the user's own function names, when no library frame matches.
-_BY_FUNCTION: tuple[tuple[str, str], ...] = (
-    (r"(^|_)(eval(uate|uation)?|valid(ate|ation)?|test_epoch)(_|$)", "evaluating"),
-    (r"token(ize|ise)", "tokenising"),
-    (r"(^|_)download", "downloading"),
-    (r"save_(checkpoint|model|state)|checkpoint_save", "saving a checkpoint"),
-    (r"load_(checkpoint|model|state)|resume_from", "loading a checkpoint"),
-    (r"load_(data|dataset|corpus)|__getitem__|collate|preprocess", "loading data"),
-    (r"train(ing)?_(step|batch)|(^|_)train_(one_)?epoch", "training"),
-)
-# Matches the text of the line that called into C or Rust.
-_BY_SOURCE: tuple[tuple[str, str], ...] = (
-    (r"\bencode_batch\(|\btoken(izer|iser)\b.*\(|\.encode_ordinary_batch\(", "tokenising"),
-    (r"\btorch\.compile\(|\bnvcc\b", "compiling"),
-    (r"\btorch\.save\(|\bsave_file\(|\.save_pretrained\(|\.save_checkpoint\(", "saving a checkpoint"),
-    (r"\btorch\.load\(|\bload_file\(|\.load_state_dict\(", "loading a checkpoint"),
-    (r"from_pretrained\(|load_dataset\(|snapshot_download\(|hf_hub_download\(", "downloading or loading"),
-    (r"urlretrieve\(|urlopen\(|requests\.(get|post)\(", "downloading"),
-    (r"\.backward\(", "in the backward pass"),
-    (r"\b(optim\w*|opt)\.step\(|\bscaler\.step\(", "in the optimizer step"),
-    (r"\.item\(\)|\.cpu\(\)|\.tolist\(\)|synchronize\(", "waiting for the GPU"),
-    (r"^for .*\bin\b.*load(er)?\b|\bnext\(.*(loader|iter)", "loading data"),
-    (r"\bos\.fsync\(", "waiting for the disk"),
+@dataclass(frozen=True)
+class Around:
+    """What else was measured: bytes that arrive, programs that the process has started, whether it uses a GPU."""
+
+    net_bytes_per_s: float | None = None  # None: not measured
+    children: tuple[str, ...] = ()  # names of the other processes in its tree
+    has_gpu: bool = False
+
+
+_COMPILERS = re.compile(
+    r"cc1(plus)?|gcc.*|g\+\+.*|clang.*|nvcc|cicc|ptxas|cudafe.*|fatbinary|ld|collect2|as|make|cmake|ninja|rustc|cargo"
 )
 _BY_COMM: tuple[tuple[str, str], ...] = (
-    (r"cc1(plus)?|gcc.*|g\+\+.*|clang.*|nvcc|cicc|ptxas|cudafe.*|fatbinary", "compiling"),
-    (r"ld|collect2|as|make|cmake|ninja|rustc|cargo", "compiling"),
+    (_COMPILERS.pattern, COMPILING),
     (r"wget|curl|aria2c|git|git-remote-.*|git-lfs|rsync|scp|aws|gsutil|rclone|huggingface-cli|hf", "downloading"),
     (r"pip\d?(\.\d+)?|uv|conda|mamba|apt(-get)?|dpkg", "installing packages"),
     (r"tar|gzip|pigz|gunzip|unzip|zstd|xz|bzip2|7z", "packing or unpacking"),
@@ -102,8 +69,9 @@ _OVERRIDING = ("stopped", "zombie", "keyboard")
 _WITH_TARGET = ("file_lock", "network", "disk", "file", "pipe")
 
 
-def describe(stack: ProcessStack | None, wait: Wait, comm: str) -> Doing:
+def describe(stack: ProcessStack | None, wait: Wait, comm: str, around: Around | None = None) -> Doing:
     """What a process does now: from `stack` if there is one, else from its name and what it waits for."""
+    around = around or Around()
     thread = stack.main if stack else None
     frame = innermost_user_frame(thread)
     if wait.kind in _OVERRIDING:
@@ -111,13 +79,43 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str) -> Doing:
     if thread is None or not thread.frames:
         return Doing(_by_name(wait, comm))
     package = imported_package(thread)
-    if package:
+    if package and not _compiles_around_import(thread, frame):
         return Doing(f"importing {package}", frame)
-    phase = _phase(thread, frame)
+    phase = phase_of(thread.frames, frame, has_gpu=around.has_gpu)
+    if phase == DOWNLOADING or phase.startswith("loading a model or"):
+        return Doing(_download(phase, wait, around), frame)
+    compiler = next((name for name in around.children if _COMPILERS.fullmatch(name)), "")
+    if compiler and phase in ("", COMPILING, "waiting for a child process"):
+        return Doing(f"{COMPILING} ({compiler})", frame)
     if phase:
         return Doing(phase, frame)
     waiting = describe_wait(wait)
     return Doing(waiting or _running(frame), frame)
+
+
+def outermost(stack: ProcessStack | None) -> ProcessStack | None:
+    """For a program that has printed since its stack was taken: only its outermost own line is sure to be right."""
+    thread = stack.main if stack else None
+    frame = next((frame for frame in reversed(thread.frames) if frame.is_user), None) if thread else None
+    if stack is None or thread is None or frame is None:
+        return None
+    outer = Frame(frame.function, frame.file, frame.line, "", frame.is_user)
+    return replace(stack, threads=(replace(thread, frames=(outer,)),))
+
+
+def _download(phase: str, wait: Wait, around: Around) -> str:
+    """A download has bytes that arrive. Without them it is a wait for the network, or no network at all."""
+    rate = around.net_bytes_per_s
+    if rate is None:
+        return phase
+    if rate >= ARRIVES_BYTES_PER_S:
+        return f"{DOWNLOADING}, {format_bytes(rate)}/s"
+    if phase != DOWNLOADING:
+        return phase
+    if wait.kind in ("network", "poll", "sleep"):
+        target = f" ({wait.target})" if wait.kind == "network" and wait.target else ""
+        return f"waiting for the network{target}: no bytes arrive"
+    return "preparing a download: no bytes arrive"
 
 
 def describe_wait(wait: Wait) -> str:
@@ -132,13 +130,34 @@ def describe_wait(wait: Wait) -> str:
 def imported_package(thread: ThreadStack) -> str:
     """The package that the user's own line is importing right now; '' when it is not importing."""
     frames = thread.frames
+    own = innermost_user_frame(thread)
     for index, frame in enumerate(frames):
         is_import = index > 0 and _is_import_machinery(frames[index - 1])
-        if frame.is_user:
-            return _package_named(frame, frames[:index]) if is_import else ""
+        if frame.is_user and frame is own:
+            return _package_named(frame, frames[:index]) if is_import else _imported_by_library(frames[:index])
     outermost = [index for index in range(1, len(frames)) if _is_import_machinery(frames[index - 1])]
     outermost = [index for index in outermost if not _is_import_machinery(frames[index])]
     return _package_named(frames[outermost[-1]], frames[: outermost[-1]]) if outermost else ""
+
+
+def _compiles_around_import(thread: ThreadStack, frame: Frame | None) -> bool:
+    """A compiler imports its parts while it works; its own frames are then outside of the import."""
+    outermost = max(index for index, entry in enumerate(thread.frames) if _is_import_machinery(entry))
+    return phase_of(thread.frames[outermost:], frame, has_gpu=False) == COMPILING
+
+
+def _imported_by_library(inner: tuple[Frame, ...]) -> str:
+    """A library called by the user's line imports something on first use: 'torch._dynamo'. '' when none does."""
+    marks = [index for index in range(1, len(inner)) if _is_import_machinery(inner[index])]
+    for index in reversed(marks):
+        frame = inner[index - 1]
+        parts = PurePath(frame.file).with_suffix("").parts
+        if _is_import_machinery(frame) or bare_function(frame) != "<module>":
+            continue
+        at = [place for place, part in enumerate(parts) if part in ("site-packages", "dist-packages")]
+        name = parts[at[-1] + 1 :] if at else parts[-1:]
+        return ".".join(part for part in name if part != "__init__")
+    return ""
 
 
 _IMPORT_OF_ONE = re.compile(r"from\s+([A-Za-z_]\w*)|import\s+([A-Za-z_]\w*)[\w.]*(?:\s+as\s+\w+)?\s*(?:[#;]|$)")
@@ -164,29 +183,10 @@ def _package_named(frame: Frame, inner: tuple[Frame, ...]) -> str:
     return "a module"
 
 
-def _phase(thread: ThreadStack, frame: Frame | None) -> str:
-    # All frames count, not only those inside the user's innermost line: a data loader that called the user's
-    # __getitem__ is outside of it and matters as well.
-    for file, function, phase in _BY_FRAME:
-        for entry in thread.frames:
-            if not entry.is_user and re.search(file, entry.file) and re.search(function, entry.function):
-                return phase
-    if frame is not None:
-        for pattern, phase in _BY_SOURCE:
-            if re.search(pattern, frame.source):
-                return phase
-    names = [entry.function.rpartition(".")[2] for entry in thread.frames if entry.is_user]
-    for name in names:
-        for pattern, phase in _BY_FUNCTION:
-            if re.search(pattern, name):
-                return phase
-    return ""
-
-
 def _running(frame: Frame | None) -> str:
     if frame is None:
         return "running"
-    if frame.function in ("<module>", "?"):
+    if bare_function(frame).startswith("<") or frame.function == "?":
         return f"running {PurePath(frame.file).name}"
     return f"running {frame.function}"
 
@@ -196,4 +196,6 @@ def _by_name(wait: Wait, comm: str) -> str:
         if re.fullmatch(pattern, comm):
             return f"{phase} ({comm})"
     waiting = describe_wait(wait)
-    return f"{comm}: {waiting}" if waiting and comm else waiting or f"running {comm}".strip()
+    if waiting or not comm.startswith("python"):
+        return f"{comm}: {waiting}" if waiting and comm else waiting or f"running {comm}".strip()
+    return f"running {comm}: its line is not known yet"

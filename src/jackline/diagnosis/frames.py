@@ -71,4 +71,6 @@ def innermost_user_frame(thread: ThreadStack | None) -> Frame | None:
     """The thread's innermost frame in the user's own code; its innermost frame when none is the user's."""
     if thread is None or not thread.frames:
         return None
-    return next((frame for frame in thread.frames if frame.is_user), thread.frames[0])
+    own = [frame for frame in thread.frames if frame.is_user]
+    # Libraries run code from strings too (dataclasses, namedtuples); it is the user's only with `python -c`.
+    return next((frame for frame in own if frame.file != "<string>"), own[0] if own else thread.frames[0])

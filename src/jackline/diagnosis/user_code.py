@@ -10,6 +10,7 @@ import re
 _INSTALLED = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]"
     r"|[/\\]bin[/\\][^/\\.]+$"  # torchrun, accelerate and other launchers
+    r"|[/\\]torchinductor_[^/\\]+[/\\]|[/\\][a-z0-9]{2}[/\\]c[a-z2-7]{51}\.py$"  # code that torch.compile generated
     r"|[/\\]lib(?:64)?[/\\](?:python|pypy)\d?[\d.t]*(?:\.zip)?[/\\]"
 )
 _OURS = re.compile(r"[/\\]jackline[/\\](?:checkpoint|cli|data|memory|session|supervisor|trainer)[/\\]")

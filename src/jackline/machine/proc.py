@@ -39,6 +39,7 @@ _MOST_THREADS = 64
 _MOST_READ_WHOLE = 48
 _MOST_PROCESSES = 4096
 _MOST_COMMAND_CHARS = 4096
+_GPU_DEVICE = re.compile(r"/dev/(nvidia\d+$|nvidia-uvm|kfd$|dri/renderD\d+$|dxg$|accel)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 
@@ -282,6 +283,15 @@ def catches_signal(pid: int, signum: int) -> bool:
     for line in (read_bytes(f"/proc/{pid}/status") or b"").split(b"\n"):
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def uses_gpu(pid: int) -> bool:
+    """Whether the process has a GPU's device open. In a container the driver's list has pids of another namespace."""
+    for fd in list_numbers(f"/proc/{pid}/fd"):
+        link = read_link(f"/proc/{pid}/fd/{fd}") or ""
+        if link.startswith("/dev/") and _GPU_DEVICE.match(link):
+            return True
     return False
 
 

@@ -1,18 +1,28 @@
-"""Turns what the supervisor has seen of an attempt into the parts of supervisor.json. Pure."""
+"""Turns what the supervisor has seen of an attempt into the parts of supervisor.json."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from jackline.diagnosis.doing import Doing
+from jackline.diagnosis.doing import Around, Doing
 from jackline.diagnosis.frames import Frame
-from jackline.machine.readings import GpuReading
+from jackline.machine.proc import uses_gpu
+from jackline.machine.readings import GpuReading, ProcessReading, Rates, TreeReading
 from jackline.memory.guard.oom_report import other_users
 from jackline.rundir.records import supervisor as records
 from jackline.supervisor.attempt.memory_watch import MemoryWatch
 from jackline.supervisor.hang.verdict import Verdict
 from jackline.supervisor.output.progress import Progress
+
+
+def around_of(leader: ProcessReading, tree: TreeReading, rates: Rates | None, gpus: tuple[GpuReading, ...]) -> Around:
+    """What was measured beside the leader's stack. Without GPUs nothing is asked about them."""
+    return Around(
+        net_bytes_per_s=rates.net_bytes_per_s if rates is not None else None,
+        children=tuple(process.comm for process in tree.processes if process.pid != leader.pid),
+        has_gpu=bool(gpus) and uses_gpu(leader.pid),
+    )
 
 
 def verdict_record(verdict: Verdict | None, now_s: float) -> records.VerdictRecord:

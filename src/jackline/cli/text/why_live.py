@@ -21,11 +21,12 @@ from jackline.errors import UsageError
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.proc import read_tree
 from jackline.machine.procfs import read_bytes
-from jackline.machine.readings import GpuReading, ProcessReading, TreeReading
+from jackline.machine.readings import GpuReading, ProcessReading, TreeReading, rates_between
 from jackline.supervisor.hang.incident import advice, process_line, stack_lines
 from jackline.supervisor.hang.text import place_text
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 from jackline.supervisor.stacks.take import sample_stacks
+from jackline.supervisor.state_record import around_of
 from jackline.units import format_bytes, format_duration
 
 SAMPLE_EVERY_S = 1.0
@@ -114,16 +115,18 @@ def _gather(
     leader = next((process for process in tree.processes if process.is_python), tree.processes[0])
     stack = next((stack for stack in stacks if stack.pid == leader.pid), None)
     elapsed_s = _elapsed_s(tree.processes[0])
+    rates = rates_between(first, tree) if looked_s >= 1 else None
+    gpus = read_gpus()
     return Look(
         pid=pid,
         elapsed_s=elapsed_s,
         looked_s=looked_s,
         tree=tree,
         stacks=stacks,
-        doing=describe(stack, leader.wait, leader.comm),
+        doing=describe(stack, leader.wait, leader.comm, around_of(leader, tree, rates, gpus)),
         verdict=verdict,
         cpu_cores=_cpu_cores(first, tree) if looked_s >= 1 else None,
-        gpus=tuple(gpu for gpu in read_gpus() if any(user.pid in pids for user in gpu.processes)),
+        gpus=tuple(gpu for gpu in gpus if any(user.pid in pids for user in gpu.processes)),
         logs=tuple(find_logs(pids[:16])),
         last_written=find_last_written(pids, started_at_s=time.time() - elapsed_s),
         output_clue=explain_output(leader.pid, is_python=leader.is_python),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from jackline.diagnosis.doing import Doing, describe
+from jackline.diagnosis.doing import Doing, describe, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.memory import read_oom_counters
@@ -33,6 +33,7 @@ from jackline.supervisor.output.room import BudgetWatch
 from jackline.supervisor.output.told import Told
 from jackline.supervisor.stacks.take import forget_dead
 from jackline.supervisor.state_record import (
+    around_of,
     gpu_records,
     memory_record,
     now_record,
@@ -293,9 +294,10 @@ class AttemptWatch:
     def _describe(self) -> None:
         leader = self._leading_process()
         if leader is not None:
-            # A stack taken before the last output does not show what the program does now.
-            stack = self._leading_stack() if self.hang.stacks_at_s >= self.last_output_s else None
-            self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm)
+            stack, around = self._leading_stack(), around_of(leader, self.tree, self.rates, self.gpus)
+            if self.hang.stacks_at_s < self.last_output_s:
+                stack = outermost(stack)
+            self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm, around)
 
     def last_frame(self) -> Frame | None:
         """The line where it was seen last; on a busy machine only the verdict may have it."""
