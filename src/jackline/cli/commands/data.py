@@ -49,8 +49,16 @@ _SOURCE_OPTIONS = [
     click.option("--documents", type=click.Choice(["file", "line", "block"]), default="file", help="In txt files."),
     click.option("--text-column", help="Of jsonl, csv and parquet; found when it is clear."),
     click.option("--weights", help="Of a mixture: one number a source, such as 0.7,0.3."),
-    click.option("--split", type=click.Choice(["all", "train", "validation"]), default="all", show_default=True),
-    click.option("--validation-fraction", default=0.0, show_default=True),
+    click.option(
+        "--split",
+        type=click.Choice(["all", "train", "validation"]),
+        default="all",
+        show_default=True,
+        help="Which part of the documents, as --validation-fraction divides them.",
+    ),
+    click.option(
+        "--validation-fraction", default=0.0, show_default=True, help="Share of the documents for validation."
+    ),
     click.option("--min-chars", default=0, help="Leave out shorter documents."),
     click.option("--strip", is_flag=True, help="Take white space off both ends of documents."),
     click.option("--max-examples", type=int, help="Stop after so many documents."),
@@ -83,10 +91,10 @@ def show(verify: bool, as_json: bool, **options: Any) -> None:
 
 @command.command()
 @source_options
-@click.option("--seq-len", default=1024, show_default=True)
-@click.option("--batch-size", default=8, show_default=True)
-@click.option("--threads", default=2, show_default=True)
-@click.option("--seconds", default=5.0, show_default=True)
+@click.option("--seq-len", default=1024, show_default=True, help="Tokens in a window.")
+@click.option("--batch-size", default=8, show_default=True, help="Windows in a batch.")
+@click.option("--threads", default=2, show_default=True, help="Threads that read batches ahead.")
+@click.option("--seconds", default=5.0, show_default=True, help="How long to measure.")
 @json_option
 def bench(seq_len: int, batch_size: int, threads: int, seconds: float, as_json: bool, **options: Any) -> None:
     """The loader alone: how long the first batch takes and how fast they come, without a model in the way."""

@@ -78,8 +78,20 @@ class RepeatedCommand(click.Command):
     help="Where runs are kept, checkpoints in them; default: $JACKLINE_RUNS or ./runs.",
 )
 @detach_options
-@click.option("--restart", type=click.IntRange(min=0), default=RESTARTS, show_default=True)
-@click.option("--on-stuck", type=click.Choice(["report", "restart", "stop"]), default="restart", show_default=True)
+@click.option(
+    "--restart",
+    type=click.IntRange(min=0),
+    default=RESTARTS,
+    show_default=True,
+    help="Automatic restarts at most, while checkpoints advance.",
+)
+@click.option(
+    "--on-stuck",
+    type=click.Choice(["report", "restart", "stop"]),
+    default="restart",
+    show_default=True,
+    help="What to do when nothing moves any more.",
+)
 @click.option("--grace", type=DURATION, default="30s", show_default=True, help="How long a polite end may take.")
 @click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
 @click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
