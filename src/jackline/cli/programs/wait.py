@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import find, run_argument, runs_dir_option
+from jackline.cli.options import DURATION, find, run_argument, runs_dir_option
 from jackline.cli.programs.conditions import Condition, find_met, parse_conditions
 from jackline.cli.programs.numbers import MetricsTail
 from jackline.cli.programs.verdict import exit_code, look, verdict_json
 from jackline.rundir.layout import RunDir
-from jackline.units import parse_duration
 
 POLL_S = 0.25
 SLOW_POLL_S = 1.0
@@ -34,11 +33,9 @@ SLOW_AFTER_S = 30.0
     help="Return when one holds: ended, finished, stopped, dead, stuck, suspect, paused, restarted, nan, step=N, "
     "epoch=N, 'loss<2.5'.",
 )
-@click.option(
-    "--timeout", metavar="DURATION", help="Return after this long at the latest; 0s: at once. Default: none."
-)
+@click.option("--timeout", type=DURATION, help="Return after this long at the latest; 0s: at once. Default: none.")
 @runs_dir_option
-def command(run: str | None, until: tuple[str, ...], timeout: str | None, runs_dir: str | None) -> None:
+def command(run: str | None, until: tuple[str, ...], timeout: float | None, runs_dir: str | None) -> None:
     """Wait for RUN; without RUN the only live one, else the newest. Prints one JSON object, at most 1.5 KB.
 
     \b
@@ -51,8 +48,7 @@ def command(run: str | None, until: tuple[str, ...], timeout: str | None, runs_d
     75 stopped, can be resumed; 124 timeout, and it continues. The run is never changed by this command.
     """
     conditions = parse_conditions(until)
-    timeout_s = parse_duration(timeout) if timeout is not None else None
-    verdict, code = wait_for(find(run, runs_dir), conditions, timeout_s)
+    verdict, code = wait_for(find(run, runs_dir), conditions, timeout)
     click.echo(json.dumps(verdict, ensure_ascii=False, separators=(",", ":")))
     sys.exit(code)
 
