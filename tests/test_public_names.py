@@ -84,6 +84,7 @@ COMMAND_NAMES = [
     "goodput",
     "logs",
     "plan",
+    "report",
     "resume",
     "run",
     "runs",

@@ -34,6 +34,7 @@ COMMANDS = {
         "Validate a running training on all its validation data, now.",
     ),
     "goodput": ("jackline.cli.pages.goodput", "Where the time went: productive, redone, waiting, down; the cost."),
+    "report": ("jackline.cli.pages.report", "One file that tells what a run did; for a failure, a post-mortem."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),

@@ -202,7 +202,7 @@ def best_saving(found: Account) -> str:
 
 
 ADVICE = {
-    "restarts": "save more often, restart by itself (--restart), and keep compiled code between attempts",
+    "restarts": "save more often, and make a start cheaper (cached data, compiled code that is kept)",
     "start-up": "cache what is loaded or prepared before the first step",
     "compile": "keep compiled code (TORCHINDUCTOR_CACHE_DIR), or compile less",
     "data wait": "more DataLoader workers, or data prepared before the run",

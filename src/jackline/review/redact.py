@@ -1,0 +1,40 @@
+"""Removes secrets and private paths from text that leaves this machine: a report that is sent to somebody.
+
+Works on shapes, not on a list of known values: names that promise a secret, prefixes of known tokens, user info in
+addresses, home folders. What looks like none of these stays.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+HIDDEN = "[hidden]"
+_SECRET_NAME = r"[\w.-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)s?[\w.-]*"
+_RULES = (
+    # --api-key VALUE, HF_TOKEN=VALUE, "password": "VALUE", Authorization: Bearer VALUE
+    (re.compile(rf"(?i)((?:--)?\b{_SECRET_NAME}[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"), rf"\1{HIDDEN}"),
+    (re.compile(rf"(?i)(--{_SECRET_NAME}\s+)(?!-)\S+"), rf"\1{HIDDEN}"),
+    (re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{HIDDEN}"),
+    (
+        re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA|AIza|wandb_v1_)[A-Za-z0-9_-]{8,}"),
+        HIDDEN,
+    ),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"), HIDDEN),
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), HIDDEN),
+    (re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|x-amz-credential|key)=)[^&\s\"']+"), rf"\1{HIDDEN}"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@\"']+@"), rf"\1{HIDDEN}@"),
+    # home folders, also of other machines: the name of a person stays private
+    (re.compile(r"/(?:home|Users)/[^/\s\"':]+|/root(?=[/\s\"':]|$)"), "~"),
+)
+
+
+def redact(text: Any) -> str:
+    found = str(text)
+    home = str(Path.home())
+    if len(home) > 1:
+        found = re.sub(re.escape(home) + r"(?=[/\s\"':]|$)", "~", found)
+    for pattern, instead in _RULES:
+        found = pattern.sub(instead, found)
+    return found

@@ -1,0 +1,236 @@
+"""The report of a run: what ran, how it ended, where the time went, and for a failure a post-mortem.
+
+Pure: a Summary in, a Document out. All text from the run passes through `redact`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from jackline.review.document import Bar, Block, Document, Plain, Section, Table, Text
+from jackline.review.goodput import MICRO, best_saving
+from jackline.review.redact import redact
+from jackline.review.summary import Summary, charts_of, first_finding
+from jackline.units import format_bytes, format_duration
+
+OUTPUT_LINES = 25
+_MEMORY = "`jackline plan` before, and the memory guard of an attached loop: it saves and ends in time"
+PREVENTION = {
+    "kernel_oom": _MEMORY,
+    "host_memory_error": _MEMORY,
+    "cuda_oom": "`jackline plan` tells the largest micro-batch; `run.safe_step` shrinks it by itself",
+    "disk_full": "`--disk-budget` bounds what a run may use; `jackline doctor` checks the disk beforehand",
+    "stuck": "`--on-stuck restart` restarts a run that hangs from its newest checkpoint",
+    "network": "`--restart 5` starts again after a lost connection; prepared data needs no network",
+    "preempted": "`--mirror` keeps checkpoints off the machine, so that any other machine can resume",
+    "killed_by_someone": "checkpoints that are minutes apart make a kill cheap: `jackline.attach`",
+    "worker_killed": "fewer DataLoader workers, or a larger /dev/shm",
+    "own_exception": "`jackline doctor -- CMD` checks without training; a short run first finds the rest",
+}
+
+
+def make_report(summary: Summary) -> Document:
+    sections = [Section("What ran", tuple(_what_ran(summary)))]
+    if summary.has_failed:
+        sections.insert(0, Section("Post-mortem", tuple(_post_mortem(summary))))
+    sections += [
+        Section("Time", tuple(_time(summary))),
+        Section("Curves", tuple(charts_of(summary)) or (Text("No numbers were logged or recognised."),)),
+        Section("Memory", tuple(_memory(summary))),
+        Section("What happened", tuple(_events(summary))),
+        Section("Next", tuple(_next(summary))),
+    ]
+    name = redact(summary.run.name)
+    return Document(f"{name}: {_outcome(summary)[0]}", tuple(_lead(summary)), tuple(sections))
+
+
+def _outcome(summary: Summary) -> tuple[str, str]:
+    """In a few words, and its tone."""
+    state = summary.status.state
+    if state == "finished":
+        return "finished", "good"
+    if state == "stopped":
+        return "stopped, can be resumed", "warn"
+    if state in ("alive", "unwatched"):
+        return "running", "good"
+    if state == "dead":
+        cause = (summary.ending.cause or "end not seen").replace("_", " ")
+        return f"failed ({cause})", "bad"
+    return f"{state}: last seen on another machine", "warn"
+
+
+def _lead(summary: Summary) -> Iterator[Text]:
+    words, tone = _outcome(summary)
+    step = summary.last_step
+    total = summary.session.total
+    far = "" if step is None else f" at step {step:,.0f}" + (f" of {total:,.0f}" if total else "")
+    wall = format_duration(summary.account.wall_us / MICRO)
+    count = len(summary.history.attempts)
+    attempts = "one attempt" if count == 1 else f"{count} attempts"
+    goodput = summary.account.goodput
+    share = "" if goodput is None else f", {100 * goodput:.1f} % of it productive"
+    yield Text(f"{words}{far}, after {wall} of wall time in {attempts}{share}.", tone)
+    title = first_finding(summary.ending).get("title")
+    if isinstance(title, str) and summary.has_failed:
+        yield Text(redact(title))
+    for problem in summary.problems:
+        yield Text(redact(problem), "warn")
+    yield Text(f"Made on {_clock(summary.now_s)}. Tokens, passwords and home folders are hidden.")
+
+
+def _post_mortem(summary: Summary) -> Iterator[Block]:
+    ending, finding = summary.ending, first_finding(summary.ending)
+    last = summary.history.attempts[-1] if summary.history.attempts else None
+    when = _clock(last.ended_at_s) if last is not None else "unknown"
+    details = [str(line) for line in finding.get("detail", ()) if isinstance(line, str)]
+    cause = str(finding.get("title") or "the end was not seen: neither a supervisor nor the keeper recorded it")
+    sure = str(finding.get("confidence") or "not sure")
+    found = "its supervisor saw the end" if ending.is_there else "nobody was watching when it ended"
+    rows = [
+        ("what happened", _how_it_ended(summary)),
+        ("when", when),
+        ("how it was found", found),
+        ("cause", f"{redact(cause)} ({sure})"),
+        ("what was lost", _lost(summary)),
+        ("what would have prevented it", PREVENTION.get(ending.cause or "", "not known for this cause")),
+    ]
+    yield Table(tuple(rows))
+    if details:
+        yield Text("Evidence:")
+        yield Plain("\n".join(redact(line) for line in details))
+    hint = finding.get("hint")
+    if isinstance(hint, str) and hint:
+        yield Text(f"What to do: {redact(hint)}")
+    tail = (ending.evidence or {}).get("output_tail")
+    if isinstance(tail, list) and tail:
+        yield Text("Its last output:")
+        yield Plain("\n".join(redact(line) for line in tail[-OUTPUT_LINES:]))
+
+
+def _how_it_ended(summary: Summary) -> str:
+    ending, attempts = summary.ending, summary.history.attempts
+    if not attempts:
+        return "no attempt of it has begun"
+    how = "ended, and nobody recorded how"
+    if ending.signal is not None:
+        how = f"was ended by signal {ending.signal}"
+    elif ending.child_exit_code is not None or ending.exit_code is not None:
+        code = ending.exit_code if ending.child_exit_code is None else ending.child_exit_code
+        how = f"exited with code {code}"
+    last, step = attempts[-1], summary.last_step
+    far = "" if step is None else f" at step {step:,.0f}"
+    return f"attempt {last.number} {how}{far}, {format_duration(last.ended_at_s - last.started_at_s)} after its start"
+
+
+def _lost(summary: Summary) -> str:
+    session = summary.session
+    saved, step = session.last_checkpoint.step, session.step
+    if saved is not None and step is not None:
+        lost = step - saved
+        at_s = session.last_checkpoint.at_s
+        last = summary.history.attempts[-1] if summary.history.attempts else None
+        if lost <= 0:
+            return f"nothing: step {saved:,} is saved"
+        minutes = (
+            f", {format_duration(max(0.0, last.ended_at_s - at_s))} of work" if last and at_s is not None else ""
+        )
+        return f"{lost:,} steps after step {saved:,}{minutes}"
+    if summary.ending.checkpoint_after:
+        return f"everything after {redact(summary.ending.checkpoint_after)}"
+    return "everything since the start, as far as is known: no checkpoint of it is known here"
+
+
+def _what_ran(summary: Summary) -> Iterator[Block]:
+    contents = summary.contents
+    if contents is None:
+        yield Text("run.json cannot be read.")
+        return
+    git = contents.git
+    commit = str(git.get("commit") or "no git repository")
+    if git.get("is_dirty"):
+        commit += f", with changes (sha256 of the diff {str(git.get('diff_sha256', ''))[:16]})"
+    machine = contents.machine
+    gpus = machine.get("cards")
+    rows = [
+        ("command", redact(contents.command)),
+        ("folder", redact(contents.cwd)),
+        ("commit", redact(commit)),
+        ("started", _clock(contents.created_at_s)),
+        ("machine", redact(f"{machine.get('system', '?')}, {machine.get('num_cpus', '?')} CPUs")),
+        ("GPUs", ", ".join(map(redact, gpus if isinstance(gpus, list) else ())) or "none"),
+        ("versions", ", ".join(f"{redact(name)} {redact(version)}" for name, version in contents.versions.items())),
+    ]
+    yield Table(tuple(rows))
+    attempts = [
+        (
+            str(attempt.number),
+            _clock(attempt.started_at_s),
+            format_duration(attempt.ended_at_s - attempt.started_at_s),
+            "running" if attempt.is_open else redact(attempt.summary or attempt.cause or "end not seen"),
+        )
+        for attempt in summary.history.attempts
+    ]
+    if attempts:
+        yield Table(tuple(attempts), ("attempt", "started", "lasted", "how it ended"))
+
+
+def _time(summary: Summary) -> Iterator[Block]:
+    found = summary.account
+    yield Bar(found)
+    spent, meant = found.seconds(), found.wall_us - found.microseconds()["stopped"]
+    rows = [
+        (
+            use,
+            format_duration(seconds),
+            "" if use == "stopped" or not meant else f"{100 * seconds * MICRO / meant:.1f} %",
+        )
+        for use, seconds in spent.items()
+    ]
+    yield Table(tuple(rows), ("use", "time", "share"))
+    if saving := best_saving(found):
+        yield Text(f"Largest loss: {saving}.")
+
+
+def _memory(summary: Summary) -> Iterator[Block]:
+    record, host = summary.memory, summary.status.supervisor_state.memory
+    rows = []
+    if host.peak_bytes:
+        limit = f" of {format_bytes(host.limit_bytes)} ({redact(host.limit_source)})" if host.limit_bytes else ""
+        rows.append(("host RAM, peak", f"{format_bytes(host.peak_bytes)}{limit}"))
+    if host.grows_at:
+        rows.append(("it grew at", redact(host.grows_at)))
+    for name in ("allocated", "reserved"):
+        predicted = getattr(record, f"predicted_{name}_bytes")
+        measured = getattr(record, f"measured_{name}_bytes")
+        if predicted and measured:
+            off = 100 * (predicted - measured) / measured
+            rows.append((f"{name}, predicted / measured", _pair(predicted, measured) + f" ({off:+.1f} %)"))
+    yield Table(tuple(rows)) if rows else Text("No memory was measured.")
+
+
+def _pair(one: float, two: float) -> str:
+    return f"{format_bytes(one)} / {format_bytes(two)}"
+
+
+def _events(summary: Summary) -> Iterator[Block]:
+    rows = [(_clock(event.at_s or 0.0), redact(event.text or "").partition("\n")[0][:400]) for event in summary.told]
+    yield Table(tuple(rows)) if rows else Text("Nothing was recorded.")
+
+
+def _next(summary: Summary) -> Iterator[Block]:
+    name = redact(summary.run.name)
+    state = summary.status.state
+    if state in ("stopped", "dead"):
+        yield Plain(f"jackline resume {name}      # from its newest whole checkpoint\njackline why {name}")
+    elif state == "finished":
+        yield Plain(f"jackline checkpoints {name}")
+    else:
+        yield Plain(f"jackline watch {name}\njackline status {name}")
+
+
+def _clock(at_s: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_s))
+    except (OverflowError, ValueError, OSError):
+        return "?"

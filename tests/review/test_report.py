@@ -1,0 +1,151 @@
+"""The report: inert, redacted, readable for every kind of run, also a damaged one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from jackline.review.chart import Chart, Line, svg, thin, ticks
+from jackline.review.document import to_html, to_markdown
+from jackline.review.redact import HIDDEN, redact
+from jackline.review.report import make_report
+from jackline.review.summary import summarise
+from jackline.rundir.layout import RunDir
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NOW = 1_794_100_000.0
+
+
+class Seen(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def report_of(run: RunDir) -> str:
+    return to_html(make_report(summarise(run, now_s=NOW)))
+
+
+def copy_of(name: str, tmp_path: Path) -> RunDir:
+    shutil.copytree(GOLDEN / name, tmp_path / name)
+    return RunDir(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("format1-*")))
+def test_every_recorded_run_has_a_report_without_script_or_address(name: str, tmp_path: Path) -> None:
+    page = Seen(report_of(copy_of(name, tmp_path)))
+    assert not page.tags & {"script", "img", "link", "iframe", "object", "embed", "form", "a"}
+    assert not [key for key, _ in page.attributes if key.startswith("on") or key in ("src", "href", "style")]
+    assert any("default-src 'none'" in (value or "") for key, value in page.attributes if key == "content")
+    for title in ("What ran", "Time", "Curves", "Memory", "What happened", "Next"):
+        assert title in page.text
+
+
+def test_a_run_that_failed_reads_as_a_post_mortem(tmp_path: Path) -> None:
+    text = to_markdown(make_report(summarise(copy_of("format1-killed-oom", tmp_path), now_s=NOW)))
+    for words in (
+        "## Post-mortem",
+        "| what happened | attempt 1 was ended by signal 9, 1 min after its start |",
+        "the kernel killed it because memory ran out: the limit is 16.0 GiB (certain)",
+        "what would have prevented it",
+        "it was growing by 238 MiB/s in work/data.py:42 in load: rows.append(parse(line))",
+    ):
+        assert words in text, text
+
+
+def test_what_a_run_says_stays_text(tmp_path: Path) -> None:
+    run = copy_of("format1-finished", tmp_path)
+    evil = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    contents = json.loads(run.run_file.read_text())
+    contents.update(argv=["python", evil], cwd=evil, versions={evil: evil})
+    run.run_file.write_text(json.dumps(contents))
+    with open(run.metrics(), "w") as file:
+        for step in range(5):
+            file.write(json.dumps({"step": step, "at_s": NOW, evil: 1.0 * step}) + "\n")
+    with open(run.supervisor_events, "a") as file:
+        file.write(json.dumps({"at_s": NOW, "event": "note", "text": evil}) + "\n")
+    page = Seen(report_of(run))
+    assert not page.tags & {"script", "img"}
+    assert evil in page.text
+    assert "<script>" not in to_markdown(make_report(summarise(run, now_s=NOW)))
+
+
+@pytest.mark.parametrize("damage", ["", "[1]", "{", "null", '{"format": 99}'])
+def test_a_damaged_run_still_has_a_report(damage: str, tmp_path: Path) -> None:
+    run = copy_of("format1-killed-oom", tmp_path)
+    for path in (run.run_file, run.supervisor_file, run.attempt(1).exit_file, run.supervisor_events):
+        path.write_text(damage)
+    (run.path / "timeline.jsonl").write_text(damage)
+    assert "</html>" in report_of(run)
+
+
+def test_secrets_and_home_folders_are_hidden() -> None:
+    for secret in (
+        "HF_TOKEN=hf_abcdefghijkl",
+        "--api-key sk-0123456789abcdef",
+        "--wandb_api_key=0123456789abcdef",
+        "Authorization: Bearer abcdefgh12345678",
+        "https://anna:hunter22@host/path",
+        "s3://bucket/x?X-Amz-Signature=abcdef0123",
+        "ghp_0123456789abcdefABCDEF",
+        '"password": "hunter22"',
+        "AKIAIOSFODNN7EXAMPLE",
+    ):
+        hidden = redact(f"before {secret} after")
+        assert HIDDEN in hidden, hidden
+        for part in ("hf_abc", "sk-012", "0123456789abcdef", "12345678", "hunter22", "abcdef0123", "AKIA"):
+            assert part not in hidden, hidden
+        assert hidden.startswith("before ") and hidden.endswith(" after")
+    assert redact("/home/anna/data/x.py") == "~/data/x.py"
+    assert redact("loss 2.31 at step 40, tokens 512, lr=3e-4") == "loss 2.31 at step 40, tokens 512, lr=3e-4"
+
+
+def test_no_peak_is_lost_when_a_million_points_are_thinned() -> None:
+    spots = [(float(step), 1.0) for step in range(1_000_000)]
+    spots[123_456] = (123_456.0, 99.0)
+    spots[700_001] = (700_001.0, -5.0)
+    kept = thin(spots)
+    assert len(kept) <= 3 * 600
+    assert (123_456.0, 99.0) in kept and (700_001.0, -5.0) in kept
+    assert kept == sorted(kept)
+
+
+def test_charts_survive_what_training_produces() -> None:
+    nan = float("nan")
+    assert svg(Chart("empty", (Line("x", ()),))) == ""
+    assert svg(Chart("nan", (Line("x", ((0.0, nan), (1.0, float("inf")))),))) == ""
+    one = svg(Chart("one", (Line("x", ((5.0, 2.0),)),)))
+    assert "<circle" in one
+    flat = svg(Chart("flat", (Line("x", ((0.0, 2.0), (1.0, nan), (2.0, 2.0))),)))
+    assert "nan" not in flat and "<polyline" in flat
+    assert ticks(0.0, 1.0) == pytest.approx([0.0, 0.5, 1.0])
+    assert ticks(3.0, 3.0) == [3.0]
+
+
+def test_a_long_run_has_a_small_report(tmp_path: Path) -> None:
+    run = copy_of("format1-finished", tmp_path)
+    with open(run.metrics(), "w") as file:
+        for step in range(100_000):
+            file.write(f'{{"step":{step},"at_s":{NOW + step},"loss":{2.5 - step / 1e5},"lr":0.001}}\n')
+    began_s = time.process_time()
+    page = report_of(run)
+    spent_s = time.process_time() - began_s
+    assert len(page.encode()) <= 1 << 20
+    print(f"report of 100,000 steps: {len(page) / 1024:.0f} KiB, {spent_s:.2f} s of CPU")
