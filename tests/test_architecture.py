@@ -211,3 +211,57 @@ def _asks_for_cuda(path: Path) -> bool:
 def test_no_pickle_anywhere() -> None:
     for path in modules():
         assert not {"pickle", "cloudpickle", "dill"} & set(imported_names(path)), f"{path} imports pickle"
+
+
+# Packages that read run folders, which may be damaged or forged. They open files through rundir/access alone.
+READERS = (
+    "rundir",
+    "cli",
+    "diagnosis/deaths",
+    "diagnosis/logs",
+    "notebook",
+    "checkpoint/format",
+    "checkpoint/mirror",
+)
+OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touch"}
+# What these open is not a file of a run: /proc, a device, a new file (O_EXCL), a folder that is synced.
+OTHER_FILES = {
+    "rundir/access/reading.py",
+    "rundir/access/writing.py",
+    "rundir/process_id.py",  # /proc
+    "rundir/atomic.py",  # syncs folders
+    "cli/main.py",  # /dev/null
+    "cli/view/screen.py",  # /proc
+    "cli/commands/demo.py",  # the files that the demo itself has made
+    "notebook/place.py",  # a probe file in a mounted folder
+    "checkpoint/mirror/store.py",  # new files in a store, and files that are uploaded
+    "checkpoint/mirror/upload.py",  # checkpoints of the running training
+    "checkpoint/mirror/engine.py",  # the same
+    "checkpoint/mirror/fetch.py",  # new files in a draft folder
+    "checkpoint/format/export.py",  # new files below --out
+}
+
+
+def opening_calls(path: Path) -> list[int]:
+    """Lines that open a file by themselves; a descriptor from rundir/access may be wrapped by open()."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        owner = getattr(getattr(node.func, "value", None), "id", "")
+        is_wrapped = bool(node.args) and isinstance(node.args[0], ast.Call)
+        is_other = owner in ("reading", "tarfile", "stream", "feed") or (name == "open" and is_wrapped)
+        is_function = isinstance(node.func, ast.Name) and name in ("read_text", "read_bytes", "write_bytes")
+        if name in OPENERS and not is_other and not is_function:
+            found.append(node.lineno)
+    return found
+
+
+def test_run_files_are_opened_by_the_bounded_functions_alone() -> None:
+    wrong = []
+    for path in modules():
+        place = path.relative_to(ROOT).as_posix()
+        if place.startswith(tuple(f"{room}/" for room in READERS)) and place not in OTHER_FILES:
+            wrong += [f"{place}:{line}" for line in opening_calls(path)]
+    assert not wrong, f"use jackline.rundir.access.reading or .writing: {wrong}"

@@ -29,6 +29,7 @@ from jackline.checkpoint.writer.disk import Disk
 from jackline.checkpoint.writer.lock import AnotherWriter, WriterLock
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir import atomic
+from jackline.rundir.access.reading import read_text
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import host_name, identify
@@ -263,7 +264,7 @@ def _point(chosen: Name, folder: Path) -> None:
     """Update the hints for people. They are not trusted, so an error here is ignored."""
     with contextlib.suppress(OSError):
         catalogue.point_at(folder, catalogue.LATEST, chosen)
-        best = parse_name((folder / catalogue.BEST).read_text().strip())
+        best = parse_name(read_text(folder / catalogue.BEST, 200).strip())
         if best is not None and best not in catalogue.list_names(folder):
             (folder / catalogue.BEST).unlink()
 

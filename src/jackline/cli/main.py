@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from jackline.cli.streams import guard_streams
 from jackline.errors import EXIT_FAILED, JacklineError
 from jackline.extras import explained
 from jackline.pipes import drop_output
@@ -102,6 +103,7 @@ def cli(ctx: click.Context) -> None:
 def main() -> None:
     """The entry point: our errors and those of click become text on stderr and an exit code."""
     _open_closed_streams()
+    guard_streams()
     if not sys.platform.startswith("linux"):
         print(
             "error: Jackline reads /proc and needs Linux; on this system only copied runs can be read",
@@ -129,11 +131,14 @@ def main() -> None:
 
 
 def _refusal(error: OSError) -> str | None:
-    """The text for a disk that takes nothing more; None for any other error, which is a bug of ours."""
+    """The text for a file that cannot be read or written; None for an error without a file, a bug of ours."""
     from jackline.machine.disk import REFUSALS, explain_refusal
 
     if error.errno not in REFUSALS:
-        return None
+        name = error.filename
+        if not isinstance(name, str | bytes):
+            return None
+        return f"error: cannot use {os.fsdecode(name)}: {error.strerror}\nhint: see what it is: ls -l"
     path = error.filename if isinstance(error.filename, str) else os.curdir
     why = explain_refusal(error, os.path.dirname(path) or os.curdir)
     where = f"cannot write {path}: " if error.filename else ""

@@ -22,6 +22,7 @@ from jackline.cli.text.status import status_text
 from jackline.cli.view.run_view import LIVE, RunView, read_view
 from jackline.errors import JacklineError
 from jackline.notebook.command import call, say, without_traceback
+from jackline.rundir.access.reading import read_end
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import read_status
@@ -187,11 +188,9 @@ def gpu_text(view: RunView) -> str:
 def last_lines(log: Path) -> list[str]:
     """The end of what it printed, without the times that out.log puts before each line."""
     try:
-        with open(log, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
+        data, is_cut = read_end(log, _TAIL_BYTES)
     except OSError:
         return []
-    whole = lines if size <= _TAIL_BYTES else lines[1:]
+    lines = data.decode("utf-8", "replace").splitlines()
+    whole = lines[1:] if is_cut else lines
     return [safe_text(_STAMP.sub("", line), LINE_CHARS) for line in whole[-LAST_LINES:]]

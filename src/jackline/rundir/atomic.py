@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jackline.rundir.access import reading
+from jackline.rundir.access.writing import open_own
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -39,7 +42,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
 def _write_new(path: Path, data: bytes, *, durable: bool) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             _write_all(fd, data)
             if durable:
@@ -76,7 +79,7 @@ def drop_spares(path: Path) -> None:
 
 def _fill_spare(spare: Path, size_bytes: int) -> None:
     """Write real bytes, because some file systems do not support preallocation."""
-    fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    fd = open_own(spare, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         missing = size_bytes - os.fstat(fd).st_size
         if missing > 0:
@@ -102,7 +105,7 @@ def _write_spare(path: Path, data: bytes, *, durable: bool) -> bool:
     if not found:
         return False
     spare = found[0]
-    fd = os.open(spare, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_own(spare, os.O_WRONLY)
     try:
         # Padded instead of cut to length: blocks that are given back here may be gone at the next write.
         _write_all(fd, data.ljust(os.fstat(fd).st_size))
@@ -162,10 +165,7 @@ def _without_nan(value: Any) -> Any:
 
 def read_json(path: Path) -> Any | None:
     """The value in `path`, or None when the file is absent, unreadable or not JSON."""
-    try:
-        return json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
-    except (OSError, ValueError, RecursionError):
-        return None
+    return reading.read_json(path)
 
 
 def sync_directory(path: Path) -> None:

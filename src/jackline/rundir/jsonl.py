@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.rundir.access.reading import parse_json, read_part
+from jackline.rundir.access.writing import open_own
+
 MAX_LINE_BYTES = 1 << 20
 _BLOCK = 1 << 16
 
@@ -21,7 +24,7 @@ class JsonlWriter:
     """The only writer of one file. A line that could not be written completely is removed again."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         heal(self._fd)
 
     def append(self, record: dict[str, Any]) -> bool:
@@ -66,9 +69,7 @@ def heal(fd: int) -> int:
 def read_lines(path: Path, offset: int = 0, *, max_bytes: int = 64 << 20) -> Lines:
     """Complete records from `offset` on; none if the file is absent. An incomplete last line is left for later."""
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read(max_bytes)
+        data = read_part(path, offset, max_bytes)
     except OSError:
         return Lines((), offset, 0)
     end = data.rfind(b"\n") + 1
@@ -107,8 +108,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     if len(line) > MAX_LINE_BYTES:
         return None
     try:
-        value = json.loads(line.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError):
+        value = parse_json(line, with_all_numbers=True)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

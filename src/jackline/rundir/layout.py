@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = 1
+MAX_ENTRIES = 100_000  # of one folder; a run never comes near it
+MAX_RANKS = 4096
+_ATTEMPT = re.compile(r"([0-9]{1,9})")
+_SESSION = re.compile(r"session-([0-9]{1,9})\.json")
+_INCIDENT = re.compile(r"incident-([0-9]{1,9})\.txt")
 DISK_BUDGET_VARIABLE = "JACKLINE_DISK_BUDGET"  # bytes; from the supervisor to a session
 
 
@@ -126,19 +133,15 @@ class RunDir:
         return self.path / f"seen-{rank}.bin"
 
     def session_files(self) -> list[Path]:
-        found = [path for path in self.path.glob("session-*.json") if re.fullmatch(r"session-\d+\.json", path.name)]
-        return sorted(found, key=lambda path: int(path.stem.split("-")[1]))
+        return _numbered(self.path, _SESSION)[:MAX_RANKS]
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / f"{number:03d}")
 
     def list_attempts(self) -> list[AttemptDir]:
-        """All attempts, oldest first. A folder whose name is not a number is not ours and is ignored."""
-        try:
-            found = [path for path in self.attempts.iterdir() if path.name.isdigit() and path.is_dir()]
-        except OSError:
-            return []
-        return [AttemptDir(path) for path in sorted(found, key=lambda path: int(path.name))]
+        """All attempts, oldest first. A link, or a folder with a name that we would not give, is ignored."""
+        found = (path for path in _numbered(self.attempts, _ATTEMPT) if path.name == f"{int(path.name):03d}")
+        return [AttemptDir(path) for path in found if path.is_dir() and not path.is_symlink()]
 
     def last_attempt(self) -> AttemptDir | None:
         attempts = self.list_attempts()
@@ -204,4 +207,14 @@ class AttemptDir:
         return self.path / f"incident-{number}.txt"
 
     def list_incidents(self) -> list[Path]:
-        return sorted(self.path.glob("incident-*.txt"), key=lambda path: int(path.stem.split("-")[1]))
+        return _numbered(self.path, _INCIDENT)
+
+
+def _numbered(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """The entries whose name is `name`, in the order of its number. Empty when the folder cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            matches = [name.fullmatch(entry.name) for entry in itertools.islice(entries, MAX_ENTRIES)]
+    except OSError:
+        return []
+    return [folder / match[0] for match in sorted(filter(None, matches), key=lambda match: int(match[1]))]

@@ -13,6 +13,8 @@ import os
 import time
 from pathlib import Path
 
+from jackline.rundir.access.reading import parse_json
+from jackline.rundir.access.writing import open_own
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify, liveness
 from jackline.rundir.records.supervisor import read_supervisor
@@ -43,7 +45,7 @@ class RunLock:
         """True when this process now holds the lock; False when another process does."""
         if self._fd is not None:
             return True
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_own(self._path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -82,7 +84,7 @@ def _take_by_name(fd: int, run: RunDir) -> bool:
 
 def _read_holder(fd: int) -> ProcessId | None:
     try:
-        value = json.loads(os.pread(fd, 4096, 0))
+        value = parse_json(os.pread(fd, 4096, 0))
     except ValueError:
         return None
     # The lock of a `checkpoints` folder names its trainer too.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jackline.errors import JacklineError
 from jackline.machine.proc import list_tree
+from jackline.rundir.access.writing import open_own
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, identify, is_alive
@@ -54,7 +55,7 @@ def start_supervisor(
     report, reporter = os.pipe()
     lock_fd = lock.fd if lock is not None else None
     request = StartRequest(reporter, options, adopts=adopts, lock=lock_fd).to_memory()
-    log = os.open(run.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    log = open_own(run.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         process = subprocess.Popen(
             [

@@ -20,6 +20,7 @@ from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import open_to_read, read_header, verify_checkpoint
 from jackline.errors import JacklineError, UsageError
 from jackline.extras import require
+from jackline.rundir.access.reading import read_whole
 
 _BLOCK_BYTES = 8 << 20
 _CKPT, _LIGHTNING = "checkpoint", "pytorch-lightning_version"
@@ -80,7 +81,7 @@ def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     entry = manifest.file(STATE)
     if entry is None or entry.size_bytes > MAX_STATE_BYTES:
         raise Damage(f"{STATE} is missing or too large")
-    state = parse_json((folder / STATE).read_bytes(), STATE)
+    state = parse_json(read_whole(folder / STATE, MAX_STATE_BYTES), STATE)
     if not isinstance(state, dict):
         raise Damage(f"{STATE} is not an object")
     return state

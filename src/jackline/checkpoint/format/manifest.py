@@ -27,7 +27,8 @@ TENSORS = ".safetensors"
 TEMPORARY = ".tmp-"  # being written
 DELETED = ".del-"  # being deleted
 DAMAGED = "damaged-"  # set aside, kept as evidence until two newer good ones exist
-MAX_MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 16 << 20  # 7 TB of chunks; it is read by everyone who lists checkpoints
+MAX_MANIFEST_PARTS = 500_000
 MAX_STATE_BYTES = 1 << 30
 
 _NAME = re.compile(r"step-(\d{8,19})(?:-r([1-9]\d{0,5}))?")
@@ -150,6 +151,8 @@ def parse_manifest(data: bytes, *, name: Name | None = None) -> Manifest:
     Every field is checked before it is used, because these bytes may come from a broken disk or from an attacker.
     `name` is the folder's name: a manifest of another step means that folders were mixed up.
     """
+    if data.count(b"{") + data.count(b"[") > MAX_MANIFEST_PARTS:
+        raise Damage(f"{MANIFEST} has too many parts")
     body = parse_json(data, MANIFEST)
     if not isinstance(body, dict) or body.get("kind") != KIND:
         raise Damage(f"{MANIFEST} is not one of ours")

@@ -6,6 +6,7 @@ Owns the judgement of one checkpoint. Does not own which one to load (catalogue.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -30,6 +31,7 @@ from jackline.checkpoint.format.manifest import (
     parse_name,
 )
 from jackline.checkpoint.format.parallel import run_in_threads
+from jackline.rundir.access.reading import open_plain, read_whole
 from jackline.units import format_bytes
 
 VERIFY_THREADS = 2
@@ -97,7 +99,7 @@ def check_structure(path: Path, entry: FileEntry) -> None:
 
 def read_header(path: Path, size_bytes: int) -> Header:
     """The header of a tensor file: which tensors it holds. The tensors are not read."""
-    with open(path, "rb") as file:
+    with open(open_to_read(path), "rb") as file:
         first = file.read(8)
         length = header_length(first, size_bytes, path.name)
         return parse_header(first + file.read(length - 8), size_bytes, path.name)
@@ -105,13 +107,12 @@ def read_header(path: Path, size_bytes: int) -> Header:
 
 def open_to_read(path: Path, *, is_direct: bool = False) -> int:
     """Open a plain file of ours; a symbolic link is not followed."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     if is_direct:
         try:
-            return os.open(path, flags | os.O_DIRECT)
+            return open_plain(path, os.O_DIRECT)
         except OSError:  # tmpfs and FUSE refuse O_DIRECT: read through the page cache
             pass
-    return os.open(path, flags)
+    return open_plain(path)
 
 
 def read_into(fd: int, buffer: memoryview, offset: int) -> int:
@@ -162,11 +163,12 @@ def wrong_chunk(name: str, start: int, length: int) -> Damage:
 
 
 def _read_small(path: Path, limit: int) -> bytes:
-    fd = open_to_read(path)
-    with open(fd, "rb") as file:
-        if os.fstat(fd).st_size > limit:
-            raise Damage(f"{path.name} is larger than {format_bytes(limit)}")
-        return file.read()
+    try:
+        return read_whole(path, limit)
+    except OSError as problem:
+        if problem.errno != errno.EFBIG:
+            raise
+        raise Damage(f"{path.name} is larger than {format_bytes(limit)}") from None
 
 
 def _exact(size: int, other: int) -> str:

@@ -5,14 +5,22 @@ Owns which files are packed and how much of each, and safe unpacking: no file of
 
 from __future__ import annotations
 
+import gzip
 import io
+import os
 import re
 import tarfile
 from pathlib import Path
 
+from jackline.rundir.access.reading import read_end
+from jackline.rundir.access.writing import FOLDER_MODE, open_own
 from jackline.rundir.layout import RunDir
 
 TAIL_BYTES = 4 << 20
+MAX_BUNDLE_BYTES = 256 << 20
+MAX_UNPACKED_BYTES = 1 << 30
+MAX_ENTRIES = 20_000
+_TAR_BLOCK = 512
 _TOP = re.compile(
     r"run\.json|config\.yaml|supervisor\.json|foreign\.json|out\.log|events-[a-z0-9]+\.jsonl|metrics-\d+\.jsonl|session-\d+\.json"
 )
@@ -35,17 +43,37 @@ def pack_run(run: RunDir) -> bytes:
 
 def unpack_run(data: bytes, run: RunDir) -> list[str]:
     """Write the files that do not exist yet; return their names. Anything unexpected in the archive is ignored."""
-    written = []
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        for entry in archive:
-            target = run.path / entry.name
-            file = archive.extractfile(entry) if entry.isreg() and is_bundled(entry.name) else None
-            if file is None or target.exists():
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read(TAIL_BYTES))
-            written.append(entry.name)
+    written: list[str] = []
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        for _ in range(MAX_ENTRIES):
+            entry = _next_entry(stream)
+            if entry is None:
+                return written
+            size = -(-entry.size // _TAR_BLOCK) * _TAR_BLOCK
+            if entry.isreg() and is_bundled(entry.name) and not os.path.lexists(run.path / entry.name):
+                target = run.path / entry.name
+                target.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+                contents = stream.read(min(entry.size, TAIL_BYTES))
+                with open(open_own(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                    file.write(contents)
+                written.append(entry.name)
+                size -= len(contents)
+            _skip(stream, size)
     return written
+
+
+def _next_entry(stream: gzip.GzipFile) -> tarfile.TarInfo | None:
+    """The next header, by itself: the library's own reader takes as much memory as a header asks for."""
+    block = stream.read(_TAR_BLOCK)
+    if len(block) < _TAR_BLOCK or not block.strip(b"\0") or stream.tell() > MAX_UNPACKED_BYTES:
+        return None
+    return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+
+
+def _skip(stream: gzip.GzipFile, size: int) -> None:
+    size = min(size, MAX_UNPACKED_BYTES)
+    while size > 0 and (block := stream.read(min(size, 1 << 20))):
+        size -= len(block)
 
 
 def is_bundled(name: str) -> bool:
@@ -54,8 +82,5 @@ def is_bundled(name: str) -> bool:
 
 def read_tail(path: Path, limit: int) -> bytes:
     """The end of a file, starting at the beginning of a line."""
-    with open(path, "rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - limit))
-        data = file.read(limit)
-    return data if size <= limit else data[data.find(b"\n") + 1 :]
+    data, is_cut = read_end(path, limit)
+    return data[data.find(b"\n") + 1 :] if is_cut else data

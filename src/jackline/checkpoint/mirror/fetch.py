@@ -19,6 +19,7 @@ from typing import TypeVar
 from jackline.checkpoint.format.catalogue import list_checkpoints, list_rewinds, write_rewind
 from jackline.checkpoint.format.manifest import (
     MANIFEST,
+    MAX_MANIFEST_BYTES,
     TEMPORARY,
     Damage,
     Name,
@@ -29,8 +30,8 @@ from jackline.checkpoint.format.manifest import (
     parse_rewind,
 )
 from jackline.checkpoint.format.verify import verify_checkpoint
-from jackline.checkpoint.mirror.bundle import unpack_run
-from jackline.checkpoint.mirror.store import Store, open_store
+from jackline.checkpoint.mirror.bundle import MAX_BUNDLE_BYTES, unpack_run
+from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.checkpoint.writer.commit import free_place
 from jackline.checkpoint.writer.disk import Disk
 from jackline.errors import CannotResume
@@ -117,7 +118,7 @@ def fetch_run(place: str, name: str, run: RunDir) -> Fetched:
     bundles = [file for file in store.names(name) if file.startswith("run-") and file.endswith(".tar.gz")]
     for bundle in sorted(bundles, reverse=True):
         with contextlib.suppress(Exception):  # this archive is damaged: try the one before it
-            unpack_run(store.read(f"{name}/{bundle}"), run)
+            unpack_run(read_small(store, f"{name}/{bundle}", MAX_BUNDLE_BYTES), run)
             break
     fetched = fetch_newest(store, name, run.checkpoints)
     if fetched is None:
@@ -210,10 +211,13 @@ def _fetch(store: Store, place: str, name: Name, folder: Path) -> Path:
     draft.mkdir()
     try:
         try:
-            data = store.read(f"{place}/{MANIFEST}")
+            data = read_small(store, f"{place}/{MANIFEST}", MAX_MANIFEST_BYTES)
         except OSError:
             raise Damage("it was never uploaded whole") from None
         for entry in parse_manifest(data, name=name).files:
+            size = store.size(f"{place}/{entry.name}")
+            if size is not None and size != entry.size_bytes:
+                raise Damage(f"{entry.name} has {size} bytes, the manifest says {entry.size_bytes}")
             store.get(f"{place}/{entry.name}", draft / entry.name)
         (draft / MANIFEST).write_bytes(data)
         verify_checkpoint(draft)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,8 +19,10 @@ from typing import Any, Protocol
 
 from jackline.errors import UsageError
 from jackline.machine.disk import read_disk
+from jackline.rundir.access.reading import open_plain, read_whole
 
 _BLOCK_BYTES = 8 << 20
+MAX_READ_BYTES = 1 << 30
 Moved = Callable[[int], None]  # called with the number of bytes that were uploaded since the last call
 
 
@@ -51,13 +54,14 @@ class FolderStore:
         self._write(name, lambda file: file.write(data))
 
     def get(self, name: str, local: Path) -> None:
-        with open(self._root / name, "rb") as source, open(local, "xb") as file:
+        with open(open_plain(self._root / name), "rb") as source, open(local, "xb") as file:
             shutil.copyfileobj(source, file, _BLOCK_BYTES)
             file.flush()
             os.fsync(file.fileno())
 
     def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+        # Whatever is there: a device or a FIFO must not be read for ever.
+        return read_whole(self._root / name, MAX_READ_BYTES)
 
     def names(self, folder: str) -> list[str]:
         try:
@@ -155,6 +159,14 @@ class FsspecStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
+
+
+def read_small(store: Store, name: str, max_bytes: int) -> bytes:
+    """A file of a store, which may hold anything. Raises OSError when it is larger than that."""
+    size = store.size(name)
+    if size is not None and size > max_bytes:
+        raise OSError(errno.EFBIG, f"{name} is larger than {max_bytes} bytes")
+    return store.read(name)
 
 
 def open_store(place: str) -> Store:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jackline.rundir.access.reading import read_json
+from jackline.rundir.access.writing import open_own
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, host_name, identify, is_alive, liveness
 
@@ -104,7 +106,7 @@ class WriterLock:
             "phase": phase,
         }
         text = json.dumps(body).encode().ljust(_NOTE_BYTES - 1) + b"\n"
-        fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        fd = open_own(self._path, os.O_WRONLY)
         try:
             os.pwrite(fd, text, 0)
         finally:
@@ -122,10 +124,7 @@ class WriterLock:
 
 
 def read_holder(path: Path) -> Holder:
-    try:
-        body: Any = json.loads(path.read_text())
-    except (OSError, ValueError):
-        body = None
+    body: Any = read_json(path)
     if not isinstance(body, dict):
         return Holder(None, None, "")
     return Holder(

@@ -13,7 +13,10 @@ from pathlib import Path
 import click
 
 from jackline.cli.options import find, json_option, quiet_option, run_argument, runs_dir_option
+from jackline.cli.streams import write_exact
+from jackline.cli.text.safety import safe_output
 from jackline.errors import UsageError
+from jackline.rundir.access.reading import open_plain, read_part
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus, read_status
 from jackline.supervisor.output.room import first_data
@@ -21,6 +24,7 @@ from jackline.units import format_bytes, format_duration
 
 POLL_S = 0.1
 _BLOCK = 1 << 20
+_MAX_TAIL_BYTES = 256 << 20
 _EXPLAINED_BELOW_BYTES = 64 << 10
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\dZ) (\[jackline\] )?(.*)", re.DOTALL)
 _WARNING = re.compile(r"\bwarn(?:ing)?s?\b|Warning\b", re.IGNORECASE)
@@ -42,13 +46,15 @@ def command(run: str | None, tail: int | None, raw: bool, runs_dir: str | None, 
     jackline logs NAME -f         and continue
     jackline logs NAME -n 50      the last lines
     jackline logs NAME --json     one JSON object a line
+
+    Control characters are left out: a log may hold what a stranger wrote. --raw gives a file or a pipe every byte.
     """
     follow, as_json = given["follow"], given["as_json"]
     if raw and as_json:
         raise UsageError("--raw and --json do not go together", hint="raw bytes are no lines; leave one of them out")
     found = find(run, runs_dir)
     path = raw_path(found) if raw else found.out_log
-    write = write_json_lines if as_json else write_bytes
+    write = write_json_lines if as_json else write_raw if raw else write_lines
     for block in read_on(found, path, tail=tail, follow=follow):
         write(block)
     remark = None if raw or given["quiet"] else explain_log(found)
@@ -64,19 +70,18 @@ def raw_path(run: RunDir) -> Path:
 
 
 def read_on(run: RunDir, path: Path, *, tail: int | None, follow: bool) -> Iterator[bytes]:
-    """Blocks of whole lines (only the very last may be incomplete). With `follow`, until the run has ended."""
+    """Blocks of whole lines; only a very long one, or the last, may be cut. With `follow`, until the run ended."""
     offset = tail_offset(path, tail) if tail is not None else start_offset(path)
     rest = b""
     while True:
         is_over = not follow or read_status(run).state not in ("alive", "unwatched")
-        while block := read_block(path, offset):
-            offset += len(block)
-            end = block.rfind(b"\n") + 1
+        while (piece := read_block(path, offset)) is not None:
+            offset, block = piece[0] + len(piece[1]), piece[1]
+            end = block.rfind(b"\n") + 1 or (len(block) if len(rest) > _BLOCK else 0)
             if end:
                 yield rest + block[:end]
-                rest = block[end:]
-            else:
-                rest += block
+                rest = b""
+            rest += block[end:]
         if is_over:
             break
         time.sleep(POLL_S)
@@ -85,25 +90,28 @@ def read_on(run: RunDir, path: Path, *, tail: int | None, follow: bool) -> Itera
         yield rest
 
 
-def read_block(path: Path, offset: int) -> bytes:
+def read_block(path: Path, offset: int) -> tuple[int, bytes] | None:
+    """The next bytes and their offset; a hole is passed over. None at the end."""
     try:
-        with open(path, "rb") as file:
-            return os.pread(file.fileno(), _BLOCK, offset)
+        fd = open_plain(path)
     except FileNotFoundError:
-        return b""
+        return None
+    try:
+        start = first_data(fd, offset)
+        block = os.pread(fd, _BLOCK, start) if start is not None else b""
+    finally:
+        os.close(fd)
+    return (start, block) if start is not None and block else None
 
 
 def start_offset(path: Path) -> int:
     """The offset after the freed part of a raw file; 0 for a log."""
-    try:
-        with open(path, "rb") as file:
-            start = first_data(file.fileno(), 0)
-    except FileNotFoundError:
-        return 0
+    piece = read_block(path, 0)
+    start = piece[0] if piece is not None else 0
     if start:
         size = format_bytes(start)
         print(f"[jackline] the first {size} are no longer kept raw; they are in out.log", file=sys.stderr, flush=True)
-    return start or 0
+    return start
 
 
 def tail_offset(path: Path, count: int) -> int:
@@ -111,10 +119,10 @@ def tail_offset(path: Path, count: int) -> int:
     size = size_of(path)
     if count == 0:
         return size
-    at, num_found = size, 0
-    while at > 0:
-        start = max(0, at - _BLOCK)
-        block = read_block(path, start)[: at - start]
+    at, num_found, least = size, 0, max(0, size - _MAX_TAIL_BYTES)
+    while at > least:
+        start = max(least, at - _BLOCK)
+        block = read_part(path, start, at - start)
         place = len(block)
         while (place := block.rfind(b"\n", 0, place)) >= 0:
             if start + place == size - 1:
@@ -123,7 +131,7 @@ def tail_offset(path: Path, count: int) -> int:
             if num_found == count:
                 return start + place + 1
         at = start
-    return 0
+    return least
 
 
 def size_of(path: Path) -> int:
@@ -133,9 +141,21 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def write_bytes(block: bytes) -> None:
-    sys.stdout.buffer.write(block)
-    sys.stdout.buffer.flush()
+def write_lines(block: bytes) -> None:
+    """A log may be forged, or hold text that a program got from elsewhere: a terminal gets its colours at most."""
+    write_exact(safe_output(block, with_colors=_has_colors()))
+
+
+def write_raw(block: bytes) -> None:
+    """The bytes as they are for a pipe or a file; a terminal gets each refresh of a bar as a line."""
+    if not sys.stdout.isatty():
+        write_exact(block)
+        return
+    write_lines(block.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+
+
+def _has_colors() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def write_json_lines(block: bytes) -> None:
@@ -156,7 +176,8 @@ def explain_log(run: RunDir) -> str | None:
     """A short explanation when the log is empty or has only warnings."""
     if size_of(run.out_log) > _EXPLAINED_BELOW_BYTES:
         return None
-    text = read_block(run.out_log, 0).decode("utf-8", "backslashreplace")
+    piece = read_block(run.out_log, 0)
+    text = piece[1].decode("utf-8", "backslashreplace") if piece is not None else ""
     records = [log_record(line) for line in text.split("\n") if line]
     texts = [record["text"] or "" for record in records if record["by"] == "command"]
     return explain_lines(texts, read_status(run), run.name, time.time())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from jackline.errors import UsageError
+from jackline.rundir.access.writing import open_own
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.status import read_status
 
@@ -31,5 +34,5 @@ def command(run: str | None, runs_dir: str | None) -> None:
             f"run '{found.name}' is not a training of ours, or has not come to its first step yet",
             hint="`jackline train` validates; a script under `jackline run` does so itself",
         )
-    found.validation_request.touch()
+    os.close(open_own(found.validation_request, os.O_WRONLY | os.O_CREAT))
     click.echo(f"asked run '{found.name}' for a full validation; `jackline logs {found.name}` shows it")

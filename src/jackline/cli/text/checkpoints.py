@@ -11,6 +11,7 @@ from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.catalogue import Listed
 from jackline.checkpoint.format.manifest import TENSORS, Name
 from jackline.cli.text.safety import safe_text
+from jackline.rundir.access.reading import read_text
 from jackline.rundir.records.fields import moment
 from jackline.rundir.records.fields import text as text_field
 from jackline.units import format_bytes, format_duration
@@ -207,7 +208,7 @@ def _state(row: Row, now_s: float) -> str:
 
 def _read_pointer(folder: Path, pointer: str) -> str:
     try:
-        return (folder / pointer).read_text().strip()
+        return read_text(folder / pointer, 200).strip()
     except OSError:
         return ""
 

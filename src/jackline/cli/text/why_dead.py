@@ -19,6 +19,7 @@ from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.report import death_text
 from jackline.diagnosis.logs.clues import explain_log
+from jackline.rundir.access.reading import read_text
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.records.session import read_session
@@ -161,8 +162,7 @@ def _memory_lines(evidence: Evidence) -> Iterator[str]:
 
 def _first_words(path: Path) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return f" ({file.readline(200).strip()})"
+        return f" ({read_text(path, 200).partition(chr(10))[0].strip()})"
     except OSError:
         return ""
 

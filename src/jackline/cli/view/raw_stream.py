@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from jackline.rundir.access.reading import open_plain
 from jackline.supervisor.output.progress import PROTOCOL, parse_protocol
 from jackline.supervisor.output.room import CutWatch, first_data
 
@@ -61,7 +62,7 @@ class RawStream:
 
     def _open(self) -> bool:
         try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_plain(self._path)
         except OSError:
             return False
         if not self._from_start:

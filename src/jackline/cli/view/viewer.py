@@ -23,6 +23,7 @@ from jackline.cli.view.notes import Notes, Shown
 from jackline.cli.view.raw_stream import RawStream
 from jackline.cli.view.screen import Screen, Surface, choose_color, detect_surface, is_tty
 from jackline.errors import EXIT_FAILED
+from jackline.rundir.access.writing import open_own_fifo
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.records.exit import ExitRecord, read_exit
@@ -83,7 +84,7 @@ class Keyboard:
     def pass_on(self) -> None:
         with contextlib.suppress(OSError):
             if self._fd < 0:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._fd = open_own_fifo(self._path)
             # In the background a read from the terminal would suspend us (SIGTTIN).
             if os.tcgetpgrp(0) == os.getpgrp() and select.select([0], [], [], 0)[0]:
                 os.write(self._fd, os.read(0, 4096) or b"\x04")

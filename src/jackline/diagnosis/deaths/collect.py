@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jackline.rundir.access.reading import read_end, read_part
 
 if TYPE_CHECKING:  # a dozen dataclasses cost 14 ms, which `status` does not need
     from jackline.machine.readings import OomCounters
@@ -16,11 +17,12 @@ _MAX_TAIL_BYTES = 8 << 20
 _MAX_LINE_CHARS = 4000
 _MAX_FAULT_BYTES = 1 << 20
 _MAX_FAULT_FRAMES = 200
+_MAX_SOURCE_BYTES = 4 << 20
 # The start of a line in out.log: a UTC stamp and one space; with --split-streams the stream's name follows.
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?(?:err\| )?")
 _NOTE = "[jackline]"
 _FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
-_FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in .+')
+_FAULT_FRAME = re.compile(r'  File "(.+)", line (\d{1,9}) in .+')
 
 
 def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int | None]:
@@ -35,16 +37,13 @@ def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int 
 def tail_lines(out_log: Path, count: int) -> tuple[str, ...]:
     """The last `count` lines that the command wrote, without our stamps and notes; () when there is no log."""
     try:
-        with open(out_log, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            span = _BLOCK
-            while True:
-                start = max(0, size - span)
-                file.seek(start)
-                lines = _own_lines(file.read(size - start), is_cut=start > 0)
-                if len(lines) >= count or start == 0 or span >= _MAX_TAIL_BYTES:
-                    return tuple(lines[-count:]) if count > 0 else ()
-                span *= 4
+        span = _BLOCK
+        while True:
+            data, is_cut = read_end(out_log, span)
+            lines = _own_lines(data, is_cut=is_cut)
+            if len(lines) >= count or not is_cut or span >= _MAX_TAIL_BYTES:
+                return tuple(lines[-count:]) if count > 0 else ()
+            span *= 4
     except OSError:
         return ()
 
@@ -61,7 +60,7 @@ def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:
         path = stacks_folder / f"fh.{pid}"
         try:
             written_s = path.stat().st_mtime
-            text = _read_end(path, _MAX_FAULT_BYTES)
+            text = read_end(path, _MAX_FAULT_BYTES)[0].decode("utf-8", "replace")
         except OSError:
             continue
         starts = [match.start() for match in _FATAL.finditer(text)]
@@ -86,28 +85,29 @@ def _without_stamp(line: str) -> str:
     return line[stamp.end() :] if stamp else line
 
 
-def _read_end(path: Path, max_bytes: int) -> str:
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - max_bytes))
-        return file.read().decode("utf-8", "replace")
-
-
 def _with_source(fault_text: str) -> str:
     if not fault_text:
         return ""
-    import linecache  # imports the tokenizer: 3 ms, which `status` does not need
-
     lines: list[str] = []
     for line in fault_text.splitlines()[:_MAX_FAULT_FRAMES]:
         lines.append(line)
         match = _FAULT_FRAME.fullmatch(line)
         if match and not match[1].startswith("<"):
-            source = linecache.getline(match[1], int(match[2])).strip()
+            source = _source_line(match[1], int(match[2]))
             if source:
                 lines.append(f"    {source}")
-    linecache.clearcache()
     return "\n".join(lines)
+
+
+def _source_line(file: str, number: int) -> str:
+    """Line `number` of a Python file; the path is what somebody's file says, so it may be anything."""
+    if not file.endswith((".py", ".pyw")):
+        return ""
+    try:
+        lines = read_part(file, 0, _MAX_SOURCE_BYTES).split(b"\n")
+    except (OSError, ValueError):
+        return ""
+    return lines[number - 1].decode("utf-8", "replace").strip()[:_MAX_LINE_CHARS] if number <= len(lines) else ""
 
 
 def _increase(before: int | None, after: int | None) -> int | None:

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.rundir.access.reading import read_part
+from jackline.rundir.access.writing import open_own
+
 NUM_ENTRIES = 4096
 _FIELDS = struct.Struct("<QII")
 _ENTRY = struct.Struct("<QIII")  # the fields, and the CRC-32 of their bytes
@@ -35,7 +38,7 @@ class SeenWriter:
 
     def __init__(self, path: Path) -> None:
         size = NUM_ENTRIES * _ENTRY.size
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             os.posix_fallocate(fd, 0, size)  # a full disk is found here, and not by a signal at the first write
             self._memory = mmap.mmap(fd, size)
@@ -54,7 +57,7 @@ class SeenWriter:
 def read_seen(path: Path) -> dict[int, SeenBatch]:
     """The whole entries, by number. Empty when there is no file."""
     with contextlib.suppress(OSError):
-        return {entry.number: entry for entry in _entries(path.read_bytes())}
+        return {entry.number: entry for entry in _entries(read_part(path, 0, NUM_ENTRIES * _ENTRY.size))}
     return {}
 
 

@@ -17,6 +17,7 @@ from jackline.checkpoint.format.verify import read_manifest
 from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.checkpoint.schedule import Progress, save_is_due
 from jackline.checkpoint.ticket import Ticket
+from jackline.rundir.access.reading import read_text
 from jackline.session.saving.retrained import STATE_EVENT, StateDigest
 from jackline.session.settings import Settings
 from jackline.units import format_duration
@@ -235,7 +236,7 @@ class Saver:
             return None
         name = self._settings.keep_best.removeprefix("+")
         try:
-            pointed = (self.engine.folder / BEST).read_text().strip()
+            pointed = read_text(self.engine.folder / BEST, 200).strip()
             if pointed != self._best_name:
                 manifest = read_manifest(self.engine.folder / pointed)
                 self._best = {"step": manifest.step, "value": manifest.metrics[name]}

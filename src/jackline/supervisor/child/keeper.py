@@ -94,7 +94,7 @@ class Terminal:
         self.raw = open_raw(spec["raw_out"])
         os.mkfifo(spec["keyboard"], 0o600)
         # Opened for reading and writing, so that the FIFO never reports end-of-file when a viewer exits.
-        self.keyboard = os.open(spec["keyboard"], os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.keyboard = os.open(spec["keyboard"], os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def pump(self, timeout_s: float) -> bool:
         """Copy the bytes available in both directions; False when the command has closed its terminal."""
@@ -283,7 +283,8 @@ def identify(pid: int, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_raw(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    # Another name may have been linked to in its place; the attempt's folder is new, so nothing else can be there.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def report(spec: dict[str, Any], value: dict[str, Any]) -> bool:
@@ -297,7 +298,8 @@ def report(spec: dict[str, Any], value: dict[str, Any]) -> bool:
 
 def reserve(path: str) -> None:
     """Write a file of blanks beside `path`: its blocks take the content later, when the disk may be full."""
-    with open(f"{path}.tmp", "wb") as file:
+    fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
         file.write(b" " * RESERVED_BYTES)
 
 
@@ -332,7 +334,7 @@ def write_in_place(path: str, data: bytes) -> None:
 
 def overwrite(path: str, data: bytes, more_flags: int = 0) -> None:
     """Write `data` over the file's own blocks, padded with blanks to its length."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | more_flags, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | more_flags, 0o600)
     try:
         text = data.ljust(os.fstat(fd).st_size - 1) + b"\n"
         if os.pwrite(fd, text, 0) < len(text):

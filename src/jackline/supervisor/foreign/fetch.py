@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jackline.checkpoint.format.manifest import Name
-from jackline.checkpoint.mirror.bundle import unpack_run
+from jackline.checkpoint.mirror.bundle import MAX_BUNDLE_BYTES, unpack_run
 from jackline.checkpoint.mirror.engine import digest_of
 from jackline.checkpoint.mirror.fetch import fetch_newest
-from jackline.checkpoint.mirror.store import Store, open_store
+from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.checkpoint.place import choose_place
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.create import claim_filled
@@ -30,6 +30,7 @@ from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.run_file import RunFile, check_name, read_run_file
 from jackline.supervisor.foreign.mirror import DIGEST, WHERE, whole_checkpoints
 
+MAX_WHERE_BYTES = 4 << 20
 _RUN_WORD = 3  # index of RUN_DIR in `python -m jackline.trainer RUN_DIR RECIPE ...`
 
 
@@ -155,7 +156,7 @@ def _fetch_story(store: Store, name: str, run: RunDir) -> None:
     stories = [entry for entry in store.names(name) if entry.startswith("run-") and entry.endswith(".tar.gz")]
     for story in sorted(stories, reverse=True):
         with contextlib.suppress(Exception):  # an incomplete archive: try the one before it
-            unpack_run(store.read(f"{name}/{story}"), run)
+            unpack_run(read_small(store, f"{name}/{story}", MAX_BUNDLE_BYTES), run)
         if run.run_file.exists():
             return
     raise CannotResume(f"no record of run '{name}' in the mirror is whole")
@@ -172,7 +173,7 @@ def _fetch_checkpoint(store: Store, name: str, cwd: Path, said: list[str]) -> Pa
 
 
 def _put_back(store: Store, place: str, cwd: Path, said: list[str]) -> Path:
-    where = json.loads(store.read(f"{place}/{WHERE}"))
+    where = json.loads(read_small(store, f"{place}/{WHERE}", MAX_WHERE_BYTES))
     target = (cwd / str(where["relative"])).resolve()
     if not target.is_relative_to(cwd.resolve()):
         raise ValueError(f"it belongs outside {cwd}: {where['relative']}")

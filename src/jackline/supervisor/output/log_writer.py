@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from jackline.rundir.access.writing import open_own
+
 NOTE_MARK = "[jackline] "
 _MAX_LATE_NOTES = 100
 
@@ -78,7 +80,7 @@ class LogWriter:
 
     def _open(self, size_bytes: int | None) -> None:
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = open_own(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             size = os.fstat(self._fd).st_size
             if size_bytes is not None and size_bytes < size:
                 os.ftruncate(self._fd, size_bytes)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.supervisor.output.bars import parse_bar
+from jackline.rundir.access.writing import open_own
 from jackline.supervisor.output.log_writer import LogWriter
 from jackline.supervisor.output.progress import PROTOCOL, Progress, parse_protocol
 from jackline.supervisor.output.room import (
@@ -172,7 +173,7 @@ class OutputTail:
 
     def _open(self, now_s: float) -> bool:
         try:
-            self._fd = os.open(self._raw, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = open_own(self._raw, os.O_RDWR)
         except FileNotFoundError:
             return False
         data = first_data(self._fd, self._offset)

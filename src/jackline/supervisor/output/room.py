@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from jackline.machine.disk import used_bytes
+from jackline.rundir.access.writing import open_own
 
 MIB = 1 << 20
 AHEAD_BYTES = 16 * MIB
@@ -90,7 +91,7 @@ def make_reserve(path: Path, size: int = AHEAD_BYTES) -> int:
     if size <= 0:
         return 0
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_own(path, os.O_WRONLY | os.O_CREAT)
         try:
             return size if _fallocate(fd, 0, 0, size) else 0
         finally:
@@ -157,7 +158,7 @@ def empty_files(paths: list[Path]) -> None:
     """Free the contents of files that no process writes any more. Lengths are kept, so offsets stay valid."""
     for path in paths:
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            fd = open_own(path, os.O_WRONLY)
             try:
                 punch(fd, 0, os.fstat(fd).st_size + _PAGE)
             finally:

@@ -13,6 +13,7 @@ import sys
 # Far above the descriptors that a program gets for its own files: a script may close descriptors 3 to 100 and open
 # others, and our dumps must not go into those.
 _LOWEST_FD = 700
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _PR_SET_PTRACER = 0x59616D61
 _state = {"fd": -1, "inode": None, "folder": None}
 
@@ -22,7 +23,7 @@ def _open_dump_file():
     import fcntl
 
     path = os.path.join(_state["folder"], "fh.%d" % os.getpid())
-    low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o600)
+    low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _FLAGS, 0o600)
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     except (OSError, ValueError):  # RLIMIT_NOFILE is below our number

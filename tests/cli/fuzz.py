@@ -1,0 +1,436 @@
+"""Damaged and forged run folders, read by every command: no traceback, no hang, bounded memory, nobody else hidden.
+
+A case is a number: the same number makes the same damage. Commands run inside this process, because 10,000 cases
+would otherwise take a day; `--processes N` runs every Nth case also as real processes. Run by `scripts/torture fuzz`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jackline.rundir.process_id import boot_id, host_name
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HEALTHY = "healthy"
+VICTIM = "victim"
+HANGS_S = 120
+MAX_MEMORY_BYTES = 300 << 20
+COMMANDS = (
+    ["status", VICTIM],
+    ["status", VICTIM, "--json"],
+    ["why", VICTIM],
+    ["why", VICTIM, "--json"],
+    ["why", VICTIM, "--attempt", "1"],
+    ["runs"],
+    ["runs", "--json"],
+    ["runs", "--logs"],
+    ["logs", VICTIM],
+    ["logs", VICTIM, "--json", "--tail", "5"],
+    ["logs", VICTIM, "--raw"],
+    ["checkpoints", "list", VICTIM],
+    ["checkpoints", "show", VICTIM],
+    ["checkpoints", "verify", VICTIM],
+    ["checkpoints", "export", VICTIM, "--out", "exported"],
+    ["checkpoints", "prune", VICTIM, "--keep", "1", "--dry-run"],
+    ["status"],
+    ["stop", VICTIM],
+    ["validate", VICTIM],
+)
+TEXTS = (
+    "",
+    "x" * 100_000,
+    "\x1b]52;c;cm0gLXJmIH4=\x07",
+    "\x1b[2J\x1b[H",
+    "\x9b31m",
+    "\u202egnp.exe",
+    "half \ud83d",
+    "two\nlines",
+    "\x00",
+    "../../../etc/passwd",
+    "/dev/zero",
+    "sftp://me:secret-word@host/x",
+    "%s{}",
+    "٣",
+    "-1",
+    "NaN",
+)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    2**31,
+    2**63,
+    10**400,
+    1e308,
+    -1e308,
+    1.5,
+    float("nan"),
+    float("inf"),
+    [],
+    [1],
+    [[]],
+    {},
+    {"a": 1},
+    [None] * 1000,
+    {"pid": 1, "start_ticks": 0, "host": "x", "boot_id": "y"},
+)
+WHOLE = (
+    b"",
+    b"[1]",
+    b"null",
+    b"NaN",
+    b"\x00" * 4096,
+    b"\xff\xfe\x00",
+    b"{",
+    b'{"a":' * 100_000,
+    b"[" * 2_000_000,
+    b"[" + b"{}," * 1_300_000 + b"{}]",
+    b"{}\n" * 300_000,
+    b"9" * 5000,
+    b'"' + b"x" * 5_000_000 + b'"',
+    b"\n" * 1_000_000,
+)
+
+
+def make_base(folder: Path) -> list[Path]:
+    """The whole runs that are damaged: the golden ones, and one that has every file a run can have."""
+    bases = [path for path in sorted(GOLDEN.iterdir()) if path.name.startswith("format")]
+    rich = folder / "rich"
+    shutil.copytree(GOLDEN / "format1-killed-oom", rich)
+    shutil.copytree(GOLDEN / "checkpoint-1", rich / "checkpoints")
+    name = next((rich / "checkpoints").iterdir()).name
+    now_s = time.time()
+    process = {"pid": 4_000_000, "start_ticks": 5, "host": host_name(), "boot_id": boot_id()}
+    upload = {"state": "confirmed", "saved_at_s": now_s, "confirmed_at_s": now_s}
+    files: dict[str, Any] = {
+        "session-0.json": {
+            "at_s": now_s,
+            "process": process,
+            "attempt": 1,
+            "phase": "train",
+            "done": 5,
+            "total": 10,
+            "unit": "steps",
+            "step": 5,
+            "metrics": {"loss": 1.0},
+            "last_checkpoint": {"step": 3, "at_s": now_s, "path": name},
+            "memory": {"last_oom": {"step": 3, "micro_batch": 4, "parts": {"weights": 100.0}}, "gpu": {}},
+            "loss_bounds": {"process_s": 1.0, "machine_s": None, "text": "x"},
+            "place": {"epoch": 1, "epochs": 2, "batch": 3, "num_batches": 9},
+        },
+        "mirror.json": {"place": "/mirror", "checkpoints": {name: upload}, "trouble": {"why": "no", "since_s": 1}},
+        "checkpoints/mirror.json": {"place": "/mirror", "checkpoints": {name: upload}},
+        "checkpoints/status.json": {"checkpoints": {name: {"acknowledged_at_s": now_s, "read_back_at_s": now_s}}},
+        "checkpoints/verified.json": {"checkpoints": {name: {"at_s": now_s}}},
+        "checkpoints/writer.lock": {"writer": process, "trainer": process, "phase": "idle"},
+        "memory.json": {"predicted_bytes": 5, "measured_bytes": 6},
+        "foreign.json": {"known": [{"path": "a.pt", "fingerprint": {"inode": 1, "mtime_ns": 2, "size_bytes": 3}}]},
+        "stop-request.json": {"at_s": now_s, "by": "jackline stop", "asker": process},
+        "attempts/001/intent.json": {"restart": True, "why": "memory", "settings": {"num_workers": 2}},
+    }
+    for place, value in files.items():
+        (rich / place).write_text(json.dumps(value))
+    lines = {
+        "events-0.jsonl": {"at_s": now_s, "event": "checkpoint_committed", "step": 3, "text": "saved"},
+        "metrics-0.jsonl": {"at_s": now_s, "step": 3, "loss": 1.0},
+    }
+    for place, value in lines.items():
+        (rich / place).write_text((json.dumps(value) + "\n") * 20)
+    for place, text in {
+        "checkpoints/latest": name,
+        "checkpoints/best": name,
+        "attempts/001/incident-1.txt": "STUCK at train.py:3\n",
+        "attempts/001/stacks/fh.4000000": 'Fatal Python error: Segmentation fault\n\n  File "/a.py", line 3 in f\n',
+        "attempts/001/raw.out": "step 1\rstep 2\nTraceback (most recent call last):\nValueError: no\n",
+        "config.yaml": "steps: 10\n",
+        "tb/events.out.tfevents.1": "x",
+        "seen-0.bin": "\0" * 80,
+    }.items():
+        (rich / place).parent.mkdir(parents=True, exist_ok=True)
+        (rich / place).write_text(text)
+    return [*bases, rich, rich, rich]
+
+
+def damage(run: Path, chance: random.Random) -> str:
+    """Change one to three things; returns what was done."""
+    return "; ".join(chance.choice(DAMAGES)(run, chance) for _ in range(chance.choice((1, 1, 1, 2, 3))))
+
+
+def _file(run: Path, chance: random.Random) -> Path:
+    found = _files(run, "*")
+    return chance.choice(found) if found else run / "run.json"
+
+
+def _files(run: Path, pattern: str) -> list[Path]:
+    found = (path for path in run.rglob(pattern) if path.is_file() and not path.is_symlink())
+    return sorted(path for path in found if path.stat().st_size < 20 << 20)
+
+
+def flip(run: Path, chance: random.Random) -> str:
+    path = _file(run, chance)
+    data = bytearray(path.read_bytes() or b"x")
+    for _ in range(chance.choice((1, 1, 3, 30))):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    path.write_bytes(data)
+    return f"flip {path.name}"
+
+
+def cut(run: Path, chance: random.Random) -> str:
+    path = _file(run, chance)
+    data = path.read_bytes()
+    path.write_bytes(data[: chance.randrange(len(data) + 1)])
+    return f"cut {path.name}"
+
+
+def repeat(run: Path, chance: random.Random) -> str:
+    path = _file(run, chance)
+    data = path.read_bytes()
+    start = chance.randrange(len(data) + 1)
+    path.write_bytes(data[:start] + data[start : start + 200] * 5 + data[start:])
+    return f"repeat in {path.name}"
+
+
+def replace_whole(run: Path, chance: random.Random) -> str:
+    path = _file(run, chance)
+    path.write_bytes(chance.choice(WHOLE))
+    return f"replace {path.name}"
+
+
+def delete(run: Path, chance: random.Random) -> str:
+    path = _file(run, chance)
+    path.unlink(missing_ok=True)
+    return f"delete {path.name}"
+
+
+def put_something_else(run: Path, chance: random.Random) -> str:
+    """A FIFO, a device, a folder, a socket or a huge sparse file in place of a file."""
+    path = _file(run, chance)
+    path.unlink(missing_ok=True)
+    kind = chance.choice(("fifo", "zero", "folder", "loop", "sparse", "socket", "elsewhere"))
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "sparse":
+        with open(path, "wb") as file:
+            file.truncate(10 << 30)
+    elif kind == "socket":
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.symlink_to({"zero": "/dev/zero", "loop": path.name, "elsewhere": "/etc/passwd"}[kind])
+    return f"{kind} for {path.name}"
+
+
+def add(run: Path, chance: random.Random) -> str:
+    name = chance.choice(
+        ("attempts/٣", "attempts/9999999999", "attempts/2", "attempts/002", "attempts/x", "attempts/004/stacks")
+        + ("attempts/001/incident-x.txt", "attempts/001/incident-٣.txt", "session-٣.json", "session-7.json")
+        + ("checkpoints/step-00000009", "checkpoints/damaged-x", "checkpoints/step-99999999999999999999", "tb")
+        + ("checkpoints/rewind-00000002-r1.json", "attempts/001/stacks/fh.7", "\x1b[2J", "events-١.jsonl")
+    )
+    path = run / name
+    with contextlib.suppress(OSError):
+        if chance.random() < 0.5:
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(chance.choice(WHOLE[:6]))
+    return f"add {name!r}"
+
+
+def change_value(run: Path, chance: random.Random) -> str:
+    """Another value somewhere in a JSON file, or in a line of one."""
+    texts = _files(run, "*.json*")
+    if not texts:
+        return "nothing"
+    path = chance.choice(texts)
+    lines = (
+        path.read_text("utf-8", "replace").split("\n")
+        if path.suffix == ".jsonl"
+        else [path.read_text("utf-8", "replace")]
+    )
+    index = chance.randrange(len(lines))
+    try:
+        value = json.loads(lines[index])
+    except (ValueError, RecursionError):
+        return f"{path.name} is no JSON"
+    new = chance.choice(VALUES) if chance.random() < 0.6 else chance.choice(TEXTS)
+    where = list(_places(value))
+    if not where:
+        value = new
+    else:
+        holder, key = chance.choice(where)
+        holder[key] = new
+    lines[index] = json.dumps(value)
+    path.write_text("\n".join(lines))
+    return f"value in {path.name} -> {str(new)[:30]!r}"
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict | list):
+        for key, entry in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            yield value, key
+            yield from _places(entry)
+
+
+DAMAGES: tuple[Callable[[Path, random.Random], str], ...] = (
+    flip,
+    cut,
+    repeat,
+    replace_whole,
+    delete,
+    put_something_else,
+    put_something_else,
+    add,
+    *[change_value] * 8,
+)
+
+
+class Hangs(Exception):
+    """A command took longer than HANGS_S."""
+
+
+def run_inside(words: list[str]) -> tuple[str, str]:
+    """What a command printed, and the traceback if it has one. Raises Hangs."""
+    from jackline.cli.main import main
+
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    former = sys.argv, sys.stdout, sys.stderr, Path.cwd()
+    streams = out.buffer, err.buffer
+    sys.argv, sys.stdout, sys.stderr = ["jackline", *words], out, err
+    trouble = ""
+    try:
+        main()
+    except SystemExit:
+        pass
+    except Hangs:
+        raise
+    except BaseException:
+        trouble = traceback.format_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        sys.argv, sys.stdout, sys.stderr = former[:3]
+        os.chdir(former[3])
+    return "".join(stream.getvalue().decode("utf-8", "replace") for stream in streams), trouble
+
+
+def forbidden(text: str) -> str:
+    """The first character that must never reach a terminal."""
+    for char in text:
+        if char not in "\n\t\u200c\u200d" and unicodedata.category(char) in ("Cc", "Cf", "Cs"):
+            return repr(char)
+    return "secret-word" if "secret-word" in text else ""
+
+
+def try_case(case: int, bases: list[Path], folder: Path, counts: Counter[str]) -> list[str]:
+    """Damage one run and read it with all commands; returns what went wrong."""
+    chance = random.Random(case)
+    runs = folder / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    shutil.copytree(bases[0], runs / HEALTHY)
+    shutil.copytree(chance.choice(bases), runs / VICTIM)
+    what = damage(runs / VICTIM, chance)
+    wrong = []
+    for words in COMMANDS:
+        counts["commands"] += 1
+        signal.alarm(HANGS_S)
+        try:
+            said, trouble = run_inside([*words, "--runs-dir", str(runs)])
+        except Hangs:
+            wrong.append(f"case {case} ({what}): jackline {' '.join(words)} hangs")
+            continue
+        finally:
+            signal.alarm(0)
+        if trouble:
+            wrong.append(f"case {case} ({what}): jackline {' '.join(words)}\n{trouble}")
+        if char := forbidden(said) if "--raw" not in words else "":
+            wrong.append(f"case {case} ({what}): jackline {' '.join(words)} printed {char}")
+        if words == ["runs"] and HEALTHY not in said:
+            wrong.append(f"case {case} ({what}): `runs` hides the healthy run:\n{said}")
+    return wrong
+
+
+def as_processes(folder: Path) -> list[str]:
+    """The same commands as real processes on the run that was damaged last."""
+    wrong = []
+    for words in COMMANDS[:-2]:
+        command = [sys.executable, "-m", "jackline", *words, "--runs-dir", str(folder / "runs")]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=HANGS_S * 6, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            wrong.append(f"{' '.join(words)} hangs as a process")
+            continue
+        if b"Traceback" in done.stderr and b"jackline/cli/main.py" in done.stderr:
+            wrong.append(f"{' '.join(words)}: {done.stderr.decode('utf-8', 'replace')}")
+    return wrong
+
+
+def fuzz(first: int, count: int, folder: Path, *, processes_every: int = 0) -> tuple[list[str], Counter[str]]:
+    """Cases `first` to `first + count - 1`. The environment must have a state folder of its own."""
+
+    def on_alarm(number: int, frame: object) -> None:
+        raise Hangs
+
+    signal.signal(signal.SIGALRM, on_alarm)
+    resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    bases = make_base(folder)
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    for case in range(first, first + count):
+        wrong += try_case(case, bases, folder, counts)
+        counts["cases"] += 1
+        if processes_every and case % processes_every == 0:
+            wrong += as_processes(folder)
+            counts["processes"] += len(COMMANDS) - 2
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MAX_MEMORY_BYTES:
+            wrong.append(f"case {case}: the process has taken more than 300 MB")
+            break
+    return wrong, counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0, help="number of the first case")
+    parser.add_argument("--processes", type=int, default=0, help="every Nth case also as real processes")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        os.environ["XDG_STATE_HOME"] = f"{made}/state"
+        os.chdir(made)
+        wrong, counts = fuzz(given.seed, given.cases, Path(made), processes_every=given.processes)
+    for text in wrong[:20]:
+        print(text)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(
+        f"{counts['cases']} mutations, {counts['commands']} commands, {counts['processes']} as processes: "
+        f"{len(wrong)} wrong; peak memory {peak} MB"
+    )
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""One damaged or forged run: a line of words about it, and all other runs are shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.fuzz import COMMANDS, GOLDEN, HEALTHY, VICTIM, make_base, run_inside
+from tests.deadline import HANGS_S
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runs folder with a healthy run and one that has every file a run can have."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    bases = make_base(tmp_path / "base")
+    folder = tmp_path / "runs"
+    folder.mkdir(exist_ok=True)
+    shutil.copytree(bases[0], folder / HEALTHY)
+    shutil.copytree(bases[-1], folder / VICTIM)
+    return folder
+
+
+def read_all(runs: Path) -> str:
+    """All commands on the damaged run; each must answer without a traceback. Returns what `runs` printed."""
+    listed = ""
+    for words in COMMANDS:
+        said, trouble = run_inside([*words, "--runs-dir", str(runs)])
+        assert not trouble, f"jackline {' '.join(words)}\n{trouble}"
+        listed = said if words == ["runs"] else listed
+    return listed
+
+
+JSON_FILES = ("run.json", "supervisor.json", "session-0.json", "attempts/001/exit.json", "attempts/001/start.json")
+
+
+@pytest.mark.parametrize("contents", [b"[1]", b"NaN", b'{"at_s": NaN, "attempt": 1e999, "supervisor": [1]}', b'{"a'])
+def test_a_damaged_record_takes_nobody_down(runs: Path, contents: bytes) -> None:
+    for name in JSON_FILES:
+        (runs / VICTIM / name).write_bytes(contents)
+    assert HEALTHY in read_all(runs)
+
+
+@pytest.mark.parametrize("what", ["fifo", "/dev/zero"])
+def test_a_fifo_or_a_device_in_place_of_a_file_hangs_nobody(runs: Path, what: str) -> None:
+    files = [path for path in (runs / VICTIM).rglob("*") if path.is_file()]
+    for path in files:
+        path.unlink()
+        os.mkfifo(path) if what == "fifo" else path.symlink_to(what)
+    assert HEALTHY in read_all(runs)
+
+
+def test_files_of_ten_gigabytes_are_read_in_part(runs: Path) -> None:
+    for path in [path for path in (runs / VICTIM).rglob("*") if path.is_file()]:
+        os.truncate(path, 10 << 30)
+    assert HEALTHY in read_all(runs)
+
+
+def test_a_folder_named_like_an_attempt_is_passed_over(runs: Path) -> None:
+    for name in ("٣", "9999999999999999999999", "2", "x", "²"):
+        (runs / VICTIM / "attempts" / name).mkdir()
+    (runs / VICTIM / "attempts" / "003").write_text("a file")
+    (runs / VICTIM / "attempts" / "004").symlink_to("/")
+    (runs / VICTIM / "attempts" / "001" / "incident-x.txt").touch()
+    assert HEALTHY in read_all(runs)
+    said, _ = run_inside(["status", VICTIM, "--runs-dir", str(runs)])
+    assert "in attempt 1" in said
+
+
+def test_the_log_of_a_stranger_names_what_is_in_its_place(runs: Path) -> None:
+    (runs / VICTIM / "out.log").unlink()
+    (runs / VICTIM / "out.log").symlink_to("/dev/zero")
+    said, trouble = run_inside(["logs", VICTIM, "--runs-dir", str(runs)])
+    assert not trouble
+    assert said.startswith(f"error: cannot use {runs / VICTIM / 'out.log'}: ")
+
+
+def test_150_mutations_of_run_files_are_survived_by_all_commands(tmp_path: Path) -> None:
+    """The first of the 10,000 of `scripts/torture fuzz`; in a process of its own, which is measured."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cli.fuzz", "--cases", "150"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S * 3,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert GOLDEN.exists() and "150 mutations" in done.stdout
