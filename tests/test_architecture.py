@@ -233,6 +233,7 @@ OTHER_FILES = {
     "cli/main.py",  # /dev/null
     "cli/view/screen.py",  # /proc
     "cli/commands/demo.py",  # the files that the demo itself has made
+    "cli/pages/report.py",  # the report that it writes
     "notebook/place.py",  # a probe file in a mounted folder
     "checkpoint/mirror/store.py",  # new files in a store, and files that are uploaded
     "checkpoint/mirror/upload.py",  # checkpoints of the running training

@@ -8,6 +8,7 @@ draws itself (view/screen.py), and bytes that a user asked for as they are (`wri
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Any, TextIO
 
@@ -17,13 +18,14 @@ from jackline.cli.text.safety import safe_output
 class SafeBytes:
     """The binary stream below a text stream. Everything passes `safe_output`."""
 
-    def __init__(self, below: Any, encoding: str) -> None:
+    def __init__(self, below: Any, encoding: str, *, has_colors: bool) -> None:
         self.below = below
         self._encoding = encoding
+        self._has_colors = has_colors
 
     def write(self, data: bytes | memoryview) -> int:
         # TextIOWrapper hands over whole characters, so nothing is cut in the middle of one.
-        self.below.write(safe_output(bytes(data), self._encoding))
+        self.below.write(safe_output(bytes(data), self._encoding, with_colors=self._has_colors))
         return len(data)
 
     def close(self) -> None:
@@ -53,7 +55,9 @@ def _guarded(stream: TextIO) -> TextIO:
     if below is None or isinstance(below, SafeBytes):
         return stream
     encoding = stream.encoding or "utf-8"
-    buffer: Any = SafeBytes(below, encoding)
+    # Our own colours pass where they are wanted; texts of a run have lost theirs before (text/safety.py).
+    has_colors = (stream.isatty() or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
+    buffer: Any = SafeBytes(below, encoding, has_colors=has_colors)
     return io.TextIOWrapper(
         buffer,
         encoding,

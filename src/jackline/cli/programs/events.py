@@ -22,6 +22,7 @@ from jackline.cli.options import find, json_option, run_argument, runs_dir_optio
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_text
 from jackline.errors import UsageError
+from jackline.rundir.access.reading import parse_json, read_part
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
 from jackline.rundir.status import read_status
@@ -160,17 +161,15 @@ def _near_end(path: Path) -> int:
 def _read(source: str, path: Path, offset: int) -> Iterator[Happened]:
     """Every complete line from `offset` on, at most a megabyte: the caller comes again for more."""
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read(_BLOCK_BYTES)
+        data = read_part(path, offset, _BLOCK_BYTES)
     except OSError:
         return
     at = offset
     for line in data.split(b"\n")[:-1]:
         at += len(line) + 1
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = parse_json(line)
+        except ValueError:
             continue
         if isinstance(value, dict):
             yield Happened(source, EventRecord.from_json(value), at)

@@ -14,6 +14,7 @@ import time
 
 from jackline.cli.programs.started import print_started
 from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError, UsageError
+from jackline.rundir.access.reading import read_part
 from jackline.rundir.create import Claim, remove_run
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
@@ -73,7 +74,7 @@ def never_started(run: RunDir) -> bool:
     if len(run.list_attempts()) != 1 or exit_file.cause not in _NOT_FOUND or run.session_files():
         return False
     try:
-        lines = run.out_log.read_bytes()[:_FEW_BYTES].splitlines()
+        lines = read_part(run.out_log, 0, _FEW_BYTES).splitlines()
     except OSError:
         return False
     return sum(b"Z [jackline] " not in line for line in lines) <= 1

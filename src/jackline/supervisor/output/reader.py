@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jackline.supervisor.output.bars import parse_bar
 from jackline.rundir.access.writing import open_own
+from jackline.supervisor.output.bars import parse_bar
 from jackline.supervisor.output.log_writer import LogWriter
 from jackline.supervisor.output.progress import PROTOCOL, Progress, parse_protocol
 from jackline.supervisor.output.room import (
