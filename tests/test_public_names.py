@@ -83,6 +83,7 @@ COMMAND_NAMES = [
     "events",
     "goodput",
     "logs",
+    "mcp",
     "plan",
     "report",
     "resume",

@@ -26,6 +26,7 @@ EXTRAS = {
     "bio": ("transformers", "sentencepiece", "google"),
     "integrations": ("accelerate", "lightning", "transformers"),
     "gpu": ("pynvml",),
+    "mcp": ("mcp",),
 }  # fmt: skip
 # What every training, plan and check of a recipe imports.
 TRAINING = ("torch", "numpy", "safetensors")

@@ -45,6 +45,7 @@ def call(program: Path, *words: str, cwd: Path) -> tuple[int, str, str]:
         ("data prepare a.txt", "`jackline data prepare` needs numpy, which is not installed in"),
         ("data show a.txt", "`jackline data show` needs numpy, which is not installed in"),
         ("data bench a.txt", "`jackline data bench` needs numpy, which is not installed in"),
+        ("mcp", "`jackline mcp` needs mcp, which is not installed in"),
         ("demo", f"`jackline demo` {NEEDS_TORCH}"),
         ("run --mirror s3://bucket/x -- true", "the mirror s3://bucket/x needs fsspec, which is not installed in"),
     ],
@@ -53,7 +54,8 @@ def test_a_command_that_needs_more_names_the_extra(core: Path, tmp_path: Path, w
     (tmp_path / "a.txt").write_text("some text\n")
     code, out, err = call(core, *words.split(), cwd=tmp_path)
     env = core.parents[1]
-    hint = f"hint: uv pip install --python {env}/bin/python 'jackline[train]'\n"
+    extra = "mcp" if words == "mcp" else "train"
+    hint = f"hint: uv pip install --python {env}/bin/python 'jackline[{extra}]'\n"
     assert (code, out, err) == (2, "", f"error: {what} {env}\n{hint}")
     assert not (tmp_path / "runs").exists()  # no run is left behind that could never have worked
 

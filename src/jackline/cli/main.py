@@ -28,6 +28,7 @@ COMMANDS = {
     "why": ("jackline.cli.commands.why", "What it is doing, by file and line; why it died, from evidence."),
     "wait": ("jackline.cli.programs.wait", "Wait until it ends, hangs or gets far enough; one JSON verdict."),
     "events": ("jackline.cli.programs.events", "What happened to it; with --since, what is new."),
+    "mcp": ("jackline.cli.programs.server", "A read-only MCP server on stdio: runs, status, why, wait."),
     "logs": ("jackline.cli.commands.logs", "Its output, with times."),
     "runs": ("jackline.cli.commands.runs", "All runs that can be found from here; runs rm, runs prune."),
     "validate": (
