@@ -79,6 +79,7 @@ COMMAND_NAMES = [
     "checkpoints",
     "data",
     "demo",
+    "diff",
     "doctor",
     "events",
     "goodput",

@@ -36,6 +36,7 @@ COMMANDS = {
         "Validate a running training on all its validation data, now.",
     ),
     "goodput": ("jackline.cli.pages.goodput", "Where the time went: productive, redone, waiting, down; the cost."),
+    "diff": ("jackline.cli.pages.diff", "What differs between two runs, and where their losses part."),
     "report": ("jackline.cli.pages.report", "One file that tells what a run did; for a failure, a post-mortem."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),

@@ -85,13 +85,13 @@ def summarise(run: RunDir, *, now_s: float) -> Summary:
         account=account(history.attempts, history.marks),
         session=read_session(run),
         memory=read_memory(run),
-        told=tuple(_read_events(run)),
+        told=tuple(read_events(run)),
         series=read_series(run),
         problems=tuple(problems),
     )
 
 
-def _read_events(run: RunDir) -> Sequence[EventRecord]:
+def read_events(run: RunDir) -> Sequence[EventRecord]:
     found: list[EventRecord] = []
     for path in (run.supervisor_events, run.session_events(0)):
         lines = read_lines(path, max_bytes=MAX_EVENT_BYTES).records

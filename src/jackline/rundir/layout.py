@@ -196,6 +196,16 @@ class AttemptDir:
         return self.path / "findings.json"
 
     @property
+    def surroundings_file(self) -> Path:
+        """The code and the packages it ran with."""
+        return self.path / "surroundings.json"
+
+    @property
+    def code_diff(self) -> Path:
+        """Changes that were not committed when it started."""
+        return self.path / "code.diff"
+
+    @property
     def intent_file(self) -> Path:
         return self.path / "intent.json"
 

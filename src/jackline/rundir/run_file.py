@@ -177,13 +177,18 @@ def read_git(folder: Path) -> dict[str, Any]:
     if names is None:
         return {}
     commit, branch = names.split("\n")[:2]
-    diff = _git(folder, "diff", "HEAD") or ""
+    diff = read_diff(folder)
     found: dict[str, Any] = {"commit": commit, "is_dirty": bool(diff)}
     if branch != "HEAD":  # "HEAD" means that no branch is checked out
         found["branch"] = branch
     if diff:
         found["diff_sha256"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()
     return found
+
+
+def read_diff(folder: Path) -> str:
+    """The uncommitted changes of the repository; empty outside one or without git."""
+    return _git(folder, "diff", "HEAD") or ""
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Writes timeline.jsonl: what the run was doing, from its first second to its last.
+"""Writes timeline.jsonl: what the run was doing, from its first second to its last, and with which code.
 
 Owns when a line is due. Fails open: a line that cannot be written is dropped.
 """
@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 
+from jackline.errors import JacklineError
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import SessionRecord, read_session
 from jackline.rundir.records.supervisor import SupervisorRecord
 from jackline.rundir.records.timeline import TimelineRecord
+from jackline.rundir.run_file import read_run_file
+from jackline.supervisor.surroundings import Surroundings
 
 SOON_S = 10.0  # between two lines when nothing changes, in the first hour of a supervisor
 LATER_S = 60.0
@@ -28,9 +32,11 @@ class Timeline:
         self._writer: JsonlWriter | None = None
         self._began_s: float | None = None
         self._last: TimelineRecord | None = None
+        self._surroundings: Surroundings | None = None
 
     def note(self, state: SupervisorRecord, *, is_last: bool = False) -> None:
         line = make_line(state, read_session(self._run))
+        self._look_around(state)
         self._began_s = line.at_s if self._began_s is None else self._began_s
         if is_last or is_due(self._last, line, age_s=(line.at_s or 0.0) - (self._began_s or 0.0)):
             self._last = line
@@ -40,6 +46,15 @@ class Timeline:
         if is_last and self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _look_around(self, state: SupervisorRecord) -> None:
+        if self._surroundings is None and state.attempt is not None:
+            with contextlib.suppress(JacklineError, OSError):
+                cwd = Path(read_run_file(self._run).cwd)
+                self._surroundings = Surroundings(self._run.attempt(state.attempt), cwd)
+        if self._surroundings is not None and state.child is not None:
+            age_s = (state.at_s or 0.0) - (state.started_at_s or 0.0)
+            self._surroundings.look(state.child.pid, age_s)
 
 
 def is_due(last: TimelineRecord | None, line: TimelineRecord, *, age_s: float) -> bool:
