@@ -244,6 +244,30 @@ for number, write in enumerate((
     )
 
 
+@needs_copies
+@pytest.mark.parametrize(
+    "make",
+    [
+        "torch.zeros(1).share_memory_()",
+        "np.memmap(make_folder() / 'count', 'float32', 'w+', shape=1)",
+        "torch.zeros(1).share_memory_(); loader = make_loader(num_workers=1)",
+    ],
+)
+def test_memory_that_the_loop_shares_is_written_once_a_step(make: str, nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+from pathlib import Path
+def make_folder(): Path("jackline").mkdir(); return Path("jackline")
+count = MAKE
+with jackline.attach(model=model, optimizer=optimizer, loader=loader) as run:
+    for batch in run.steps(total=8): train(batch); count += 1
+print("final", count)
+"""
+    ended = nursery.run(HEAD + script.replace("MAKE", make), [], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "8." in final(ended.output), ended.output
+    assert "not verified by training two steps twice: the process shares memory with others (/" in ended.output
+
+
 # -- the program changes ---------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import fcntl
 import gc
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -34,6 +35,8 @@ _FORBIDDEN = (
     "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.startfile", "subprocess.Popen", "shutil.",
     "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "sqlite3.connect", "urllib.Request",
 )  # fmt: skip
+# The record of batches (seen-0.bin) is written by the training process only (feeds/compared.py).
+_KNOWN_MAPS = re.compile(r"^/memfd:jackline-|^/dev/shm/sem\.|/seen-\d+\.bin$")
 _HARMLESS_THREADS = ("jackline-", "QueueFeederThread", "MainThread")
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446  # the same numbers on every architecture
@@ -41,8 +44,11 @@ _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446  # the same numbers on every arc
 _LANDLOCK_WRITES = {1: 0x1FF2, 2: 0x3FF2, 3: 0x7FF2}
 
 
-def why_not_forked() -> str:
-    """Why a copy of this process would not work, or could disturb it; empty when it can be made."""
+def why_not_forked(*, has_batches: bool) -> str:
+    """Why a copy of this process would not work, or could disturb it; empty when it can be made.
+
+    `has_batches`: batches of DataLoader workers have arrived, and those lie in memory that torch shares.
+    """
     if accelerator.is_available():  # its threads exist from the first backward() on, on the CPU too
         return "torch has a GPU here, and its autograd threads cannot be copied"
     if not hasattr(os, "fork") or not sys.platform.startswith("linux"):
@@ -57,17 +63,19 @@ def why_not_forked() -> str:
             return f"the process has another thread ({thread.name})"
     if threading.current_thread() is not threading.main_thread():
         return "the loop does not run in the main thread"
-    return _why_shared()
+    return _why_shared(has_batches=has_batches)
 
 
-def _why_shared() -> str:
-    """Memory that a copy would share instead of copying: what it wrote there would reach the training."""
+def _why_shared(*, has_batches: bool) -> str:
+    """Memory that a copy would share instead of copying: what it wrote there would reach the training.
+
+    Known by their exact names: what Jackline maps, and what the copy does not use (queues and batches of workers).
+    """
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             words = line.split(maxsplit=5)
             path = words[5].strip() if len(words) > 5 else "shared memory"
-            # The record of batches is written by the training process only (feeds/compared.py).
-            is_known = "jackline" in path or "/sem." in path or "/torch_" in path or "/seen-" in path
+            is_known = bool(_KNOWN_MAPS.search(path)) or (has_batches and path.startswith("/dev/shm/torch_"))
             if words[1].startswith("rw") and words[1].endswith("s") and not is_known:
                 return f"the process shares memory with others ({path})"
     return ""

@@ -120,6 +120,7 @@ class Trial:
     _after: dict[int, dict[str, Any]] = field(default_factory=dict)
     _differences: dict[int, list[str]] = field(default_factory=dict)
     _variables: Summaries = field(default_factory=dict)
+    _has_shared: bool = False  # a batch came from a DataLoader's worker, through memory that both share
     _began_s: float = 0.0
     _report_fd: int = -1
 
@@ -139,6 +140,7 @@ class Trial:
             return
         try:
             kept = copy.deepcopy(batch)
+            self._has_shared |= any(map(_is_shared, _leaves(batch)))
             size = sum(map(_size_of, _leaves([kept, [one.batch for one in self._batches]])))
         except Exception as problem:
             self._give_up(f"a batch cannot be copied ({type(problem).__name__})")
@@ -189,7 +191,7 @@ class Trial:
     def _begin(self, loop: Loop) -> None:
         state = _state_of(loop)
         size = sum(source.tensor.nbytes for source in self.engine.capture(state).sources)
-        why = why_not_forked() or _why_too_large(size)
+        why = why_not_forked(has_batches=False) or _why_too_large(size)
         if why:
             self._give_up(why)
             return
@@ -224,7 +226,7 @@ class Trial:
 
     def _judge(self, loop: Loop) -> None:
         took_s = time.monotonic() - self._began_s
-        why = why_not_forked()
+        why = why_not_forked(has_batches=self._has_shared)
         if not why and took_s > _MAX_S:
             why = f"two steps take {format_duration(took_s)}"
         first: dict[str, Any] = {"why": why} if why else self._fork(loop, took_s)
@@ -368,6 +370,11 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return [leaf for part in value for leaf in _leaves(part)]
     return [value]
+
+
+def _is_shared(value: Any) -> bool:
+    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return is_strided and bool(value.untyped_storage().is_shared())
 
 
 def _size_of(value: Any) -> int:
