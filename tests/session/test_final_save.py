@@ -200,3 +200,42 @@ def test_a_framework_whose_last_step_is_not_saved_is_not_finished(
     again = nursery.run(script, [], tmp_path, {**EVERY_SAVE, "FILL": ""})
     assert again.code == 0 and behind(again.output), again.output
     assert (disk / "x" / "checkpoints" / "step-00000035").exists()  # the last step, whatever the cadence
+
+
+BROKEN = """
+import json, os, torch
+import jackline
+class Meter:
+    def state_dict(self):
+        if 25 <= run.step < int(os.environ["UNTIL"]): raise RuntimeError("this meter is broken")
+        return {"count": 1}
+    def load_state_dict(self, state): pass
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = jackline.attach(model=model, optimizer=optimizer, meter=Meter(), name="x", save_every_steps=10, verify=False)
+with run:
+    for _ in run.steps(total=40):
+        loss = model(torch.randn(2, 4)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+print("behind the block", flush=True)
+"""
+
+
+@pytest.mark.parametrize("until", [40, 99])
+def test_a_run_whose_saves_were_switched_off_by_an_error_is_finished_only_when_its_end_is_saved(
+    until: int, nursery: Nursery, tmp_path: Path
+) -> None:
+    ended = nursery.run(BROKEN, [], tmp_path, {**EVERY_SAVE, "UNTIL": str(until)})
+    assert "checkpoints are off: RuntimeError: this meter is broken" in ended.output
+    assert ended.code == 0 and behind(ended.output), "an error inside Jackline does not stop the program"
+    run = tmp_path / "runs" / "x"
+    exit_file = json.loads((run / "attempts" / "001" / "exit.json").read_text())
+    if until == 40:
+        assert exit_file["cause"] == "finished" and (run / "checkpoints" / "step-00000040").exists()
+        return
+    assert (exit_file["cause"], exit_file["exit_code"]) == ("stopped", 75)
+    broken = "RuntimeError: this meter is broken; the checkpoint of step 20"
+    said = f"the last state is not saved: checkpoints are off: {broken}"
+    assert said in ended.output and said in exit_file["text"]
+    shown = command(tmp_path, "status", "x")
+    assert "stopped" in shown.stdout and "finished" not in shown.stdout, shown.stdout

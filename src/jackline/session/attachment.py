@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,11 +244,20 @@ class Attachment:
                 if before is not None and before != value:
                     self._judge_schedule(f"{word}: {before} -> {value}")
 
-    def find_unsaved(self, error: BaseException | None) -> Unsaved | None:
-        """When leaving by `error` would count as finished: wait for the last save; what to raise if that fails."""
-        if cause_of(error)[0] != "finished" or not (why := self.finish.keep()):
+    def find_unsaved(self, error: BaseException | None, save_last: Callable[[], Any] | None) -> Unsaved | None:
+        """When leaving by `error` would count as finished: wait for the last save; what to raise if that fails.
+
+        `save_last` saves the state at the end once more, if saving was off; None where there is no such state.
+        """
+        if cause_of(error)[0] != "finished":
             return None
-        return Unsaved(f"{why}; {self.saver.what_stands(self.stepper.steps_done)}")
+        if self.saver.is_owed and save_last is not None:
+            self.saver.turn_on_again()
+            save_last()
+        if not (why := self.finish.keep()):
+            return None
+        is_ours = bool(self.saver.why_off) and not self.saver.engine.why_off
+        return Unsaved(f"{why}; {self.saver.what_stands(self.stepper.steps_done)}", is_ours=is_ours)
 
     def end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
         """The block is left, in whatever way. A failure to write the end is not raised: training is over."""

@@ -38,7 +38,7 @@ from jackline.session.saving.changes import Change, compare_programs, describe_p
 from jackline.session.saving.receipt import announce_changes, receipt_lines
 from jackline.session.saving.retrained import Retrained
 from jackline.session.settings import split
-from jackline.session.stopping import Stopped
+from jackline.session.stopping import Stopped, Unsaved
 
 
 def _is_number(value: Any) -> bool:
@@ -241,6 +241,12 @@ class Driver:
         """Whether the `keep_best` metric was measured with this step's weights and is the best so far."""
         return self._attached.best.wants_save(step)
 
+    def _save_last(self) -> None:
+        """Save again what the framework gave last."""
+        step = self._attached.stepper.steps_done
+        metrics = self._attached.best.label(self._attached.scalars.known_at(step), step)
+        self._attached.saver.save(step, metrics=metrics, overlap=False, wait="durable")
+
     def _load(self, into: dict[str, Any], *, step: int | None = None) -> Receipt | None:
         receipt = self._attached.saver.engine.load_newest(into, step=step)
         if receipt is None:
@@ -276,7 +282,7 @@ class Driver:
                 self.leave()
             except Stopped as stopped:
                 error = stopped
-        error = attached.find_unsaved(error) or error
+        error = attached.find_unsaved(error, self._save_last) or error
         text = error.text if isinstance(error, Stopped) else ""
         if error is not None and not text:
             attached.saver.wait()
@@ -284,5 +290,6 @@ class Driver:
         error = wait_mirrored(attached, error)
         text = error.text if isinstance(error, Stopped) else text
         attached.end(error, text, is_complete=error is None)
-        if error is not None and kind is None:
+        is_ours = isinstance(error, Unsaved) and error.is_ours
+        if error is not None and kind is None and not is_ours:
             raise error

@@ -216,8 +216,12 @@ class Run:
             return  # this is a forked child; the run belongs to its parent
         self._is_entered = False
         text = self._leave(error)
-        if (unsaved := self._attached.find_unsaved(error)) is not None:
+        if (
+            unsaved := self._attached.find_unsaved(error, self._save_last if self._is_complete else None)
+        ) is not None:
             self._attached.end(unsaved, unsaved.text, is_complete=False)
+            if unsaved.is_ours:
+                return
             raise unsaved
         left = wait_mirrored(self._attached, error)
         if left is not None and left is not error:
@@ -357,6 +361,10 @@ class Run:
         if self._has_begun:
             # After the end of the last epoch (scheduler, EMA) the state differs from that after its last step.
             self._attached.save(overlap=False, wait="writer", again=self._passes == "epochs")
+
+    def _save_last(self) -> None:
+        if self._has_begun:
+            self._attached.save(overlap=False, wait="durable", again=True)
 
     def _leave(self, error: BaseException | None) -> str:
         """Save what may be saved while leaving; return text about it."""

@@ -34,7 +34,15 @@ class Stopped(SystemExit):
 
 
 class Unsaved(Stopped):
-    """Training is done, but its last state could not be saved. The run is not finished and can be resumed."""
+    """Training is done, but its last state could not be saved. The run is not finished and can be resumed.
+
+    `is_ours`: because of an error inside Jackline. It is recorded and not raised: the code behind the block may be
+    all that saves the result, and a resume may meet the same error.
+    """
+
+    def __init__(self, text: str = "", *, is_ours: bool = False) -> None:
+        super().__init__(text)
+        self.is_ours = is_ours
 
 
 class NoMoreWaiting(Exception):
@@ -101,7 +109,7 @@ def cause_of(error: BaseException | None) -> tuple[str, int]:
     """How leaving the block by `error` ends the attempt: the cause and the exit code."""
     if error is None:
         return "finished", 0
-    if isinstance(error, Unsaved):
+    if isinstance(error, Unsaved) and not error.is_ours:
         return "disk_full", int(error.code or 0)
     if isinstance(error, Stopped):
         return "stopped", int(error.code or 0)

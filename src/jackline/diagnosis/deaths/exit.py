@@ -32,6 +32,14 @@ def shell_line(exit_code: int) -> str:
 
 
 def finished(evidence: Evidence) -> Finding:
+    if evidence.unsaved_why:
+        return Finding(
+            "stopped",
+            "certain",
+            f"its command ended, but the run is not finished: {evidence.unsaved_why}",
+            memory_line(evidence),
+            "look at what its command saved itself; `jackline resume` trains the steps that are not saved again",
+        )
     title = f"finished after {format_duration(evidence.duration_s)}"
     return Finding("finished", "certain", title, memory_line(evidence))
 

@@ -72,4 +72,4 @@ class Finish:
 
     def _is_vain(self, why: str) -> bool:
         """Whether waiting cannot help."""
-        return self.stop.is_made or bool(self.saver.engine.why_off)
+        return self.stop.is_made or bool(self.saver.why_off or self.saver.engine.why_off)

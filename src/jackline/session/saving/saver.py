@@ -77,6 +77,7 @@ class Saver:
         self.engine = engine
         self.state = state
         self.why_off = ""
+        self.is_owed = False  # saving was off when the newest state should have been saved
         self.last_step: int | None = None  # step of the newest acknowledged checkpoint
         self.last_at_s: float | None = None
         self._settings = settings
@@ -121,6 +122,7 @@ class Saver:
     ) -> Ticket | None:
         """Save the current state. `overlap` where the loop's settings allow it; `wait` as in the engine."""
         if self.why_off:
+            self.is_owed = True
             return None
         try:
             overlap = overlap and self._settings.overlap
@@ -179,14 +181,20 @@ class Saver:
         self.poll(time.monotonic(), is_urgent=True)
         return is_committed
 
+    def turn_on_again(self) -> None:
+        """At the end of a run: what turned saving off may be over by now."""
+        if not self.engine.why_off:
+            self.why_off = ""
+
     def settle_last(self) -> str:
         """Wait for the last save, and try it again if it has failed. Returns why it is not saved; '' when it is.
 
-        Where no save was asked for, nothing is owed. An error of our own that turned saving off was reported then,
-        and does not make a training that is done look unfinished.
+        Where no save was asked for, nothing is owed.
         """
+        if self.is_owed and self.why_off:
+            return f"the last state is not saved: checkpoints are off: {self.why_off}"
         ticket = self._ticket
-        if ticket is None or self.wait() or (self.why_off and not self.engine.why_off):
+        if ticket is None or self.wait():
             return ""
         if self.engine.why_off:
             return f"step {ticket.step} is not saved: {self.engine.why_off}"
@@ -217,7 +225,7 @@ class Saver:
 
     def turn_off(self, why: str) -> None:
         if not self.why_off:
-            self.why_off = why
+            self.why_off, self.is_owed = why, True
             self._event("protection_off", f"checkpoints are off: {why}", is_loud=True, protection="checkpoints")
 
     def look_at_disk(self) -> dict[str, Any] | None:
@@ -279,6 +287,7 @@ class Saver:
             self._asked_at_s = max(self._asked_at_s, time.monotonic() - 1.0)
             return
         self._ticket, self.asked_step, self._asked_at_s = ticket, step, time.monotonic()
+        self.is_owed = False
         self._asked_wall_s = time.time()
         self._is_first = False
 
