@@ -236,18 +236,24 @@ def _restore(attached: Attachment) -> None:
     attached.restored = session
     attached.position.epoch, attached.position.batch = int(session["epoch"]), int(session["batch"])
     attached.position.batches = int(session["batches"] if "batches" in session else session["batch"])
-    attached.stepper.go_on_from(receipt.step)
     counting = session.get("counting") or {}
     attached.stepper.restore(counting)
     attached.lengths.restore(counting.get("lengths"))
-    attached.saver.last_step = receipt.step
-    attached.saver.last_at_s = receipt.restored.manifest.created_at_s
-    _judge(attached, receipt, session)
+    judge_changes(attached, receipt, session, session["feed"]["kind"])
     words = attached.settings.used_new()
     for text in use_new_settings(into, words, session.get("fingerprint"), attached.fingerprint, rates):
         event("changed", text, is_loud=True)
     attached.feed.restore(session["feed"]["state"])
     attached.gpu.restore(session.get("safe_step"))
+    report_resumed(attached, receipt, session)
+
+
+def report_resumed(attached: Attachment, receipt: Receipt, session: dict[str, Any]) -> None:
+    """The objects are filled: take up the checkpoint's counts, print the receipt, compare what is trained again."""
+    event = attached.reporter.event
+    attached.stepper.go_on_from(receipt.step)
+    attached.saver.last_step = receipt.step
+    attached.saver.last_at_s = receipt.restored.manifest.created_at_s
     for line in receipt_lines(receipt, attached.feed, session):
         event("resumed", line, is_loud=True, step=receipt.step)
     retrained = Retrained(attached.home.run, 0, receipt.step, event)
@@ -255,12 +261,13 @@ def _restore(attached: Attachment) -> None:
     attached.saver.on_state = retrained.look_at_state
 
 
-def _judge(attached: Attachment, receipt: Receipt, session: dict[str, Any]) -> None:
+def judge_changes(attached: Attachment, receipt: Receipt, session: dict[str, Any], saved_kind: str | None) -> None:
+    """Report what has changed since the checkpoint; raise CannotResume if one change forbids resuming."""
     words = attached.settings.used_new()
     changes = compare_programs(session.get("fingerprint"), attached.fingerprint, used=words)
     changes += [Change("versions", text) for text in receipt.changes]
-    saved_kind, kind = session["feed"]["kind"], attached.feed.kind
-    if saved_kind != kind:
+    kind = attached.feed.kind
+    if saved_kind not in (None, kind):
         changes.append(Change("data", f"the loader was {saved_kind} and is {kind}: its position cannot be used"))
     verdicts = attached.settings.verdicts()
     if attached.home.is_supervised and verdicts["arguments"] == "refuse":

@@ -27,16 +27,14 @@ import torch
 
 from jackline.checkpoint.engine import Wait
 from jackline.checkpoint.state.load import Receipt
-from jackline.session.attach import join
+from jackline.session.attach import join, judge_changes, report_resumed
 from jackline.session.feeds.choose import choose_feed, feed_of_prepared
 from jackline.session.feeds.feed import Feed
 from jackline.session.feeds.place import Place
 from jackline.session.home import command_line, refuse_to_begin_anew
 from jackline.session.metrics.reporting import say
 from jackline.session.mirrored import wait_mirrored
-from jackline.session.saving.changes import Change, compare_programs, describe_program
-from jackline.session.saving.receipt import announce_changes, receipt_lines
-from jackline.session.saving.retrained import Retrained
+from jackline.session.saving.changes import describe_program
 from jackline.session.settings import split
 from jackline.session.stopping import Stopped, Unsaved
 
@@ -126,7 +124,7 @@ class Driver:
         receipt = self._load(whole, step=self._receipt.step)
         assert receipt is not None
         attached.restored = self._session = whole["session"]
-        self._tell(receipt)
+        report_resumed(attached, receipt, self._session)
         return whole
 
     def load_whole(self, step: int | None = None) -> dict[str, Any] | None:
@@ -137,7 +135,7 @@ class Driver:
             return None
         self._receipt = receipt
         self._session = into["session"] if isinstance(into["session"], dict) else {}
-        self._tell(receipt)
+        report_resumed(self._attached, receipt, self._session)
         found: dict[str, Any] = into["checkpoint"]
         return found
 
@@ -150,16 +148,8 @@ class Driver:
         attached.fingerprint = program
         if self._receipt is None:
             return
-        changes = compare_programs(self._session.get("fingerprint"), program)
-        changes += [Change("versions", text) for text in self._receipt.changes]
         place = self.place
-        if place is not None and place.kind != attached.feed.kind:
-            changes.append(Change("data", f"the loader was {place.kind} and is {attached.feed.kind}"))
-        verdicts = attached.settings.verdicts()
-        if attached.home.is_supervised and verdicts["arguments"] == "refuse":
-            verdicts["arguments"] = "warn"  # whoever started the run was asked about these already
-        event = attached.reporter.event
-        announce_changes(changes, verdicts, lambda text: event("changed", text, is_loud=True))
+        judge_changes(attached, self._receipt, self._session, None if place is None else place.kind)
 
     def report_complete(self, step: int) -> None:
         """The run was complete before this attempt began."""
@@ -252,17 +242,6 @@ class Driver:
         if receipt is None:
             refuse_to_begin_anew(self._attached.home, os.environ)
         return receipt
-
-    def _tell(self, receipt: Receipt) -> None:
-        attached = self._attached
-        attached.stepper.go_on_from(receipt.step)
-        attached.saver.last_step = receipt.step
-        attached.saver.last_at_s = receipt.restored.manifest.created_at_s
-        for line in receipt_lines(receipt, attached.feed, self._session):
-            attached.reporter.event("resumed", line, is_loud=True, step=receipt.step)
-        retrained = Retrained(attached.home.run, 0, receipt.step, attached.reporter.event)
-        attached.reporter.on_lines.append(retrained.look)
-        attached.saver.on_state = retrained.look_at_state
 
     def __enter__(self) -> Driver:
         self._attached.start()

@@ -13,7 +13,7 @@ import random
 import types
 import zlib
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy
@@ -40,6 +40,7 @@ class Watched:
         self._skip = frozenset(skip)
         self._before = {word: _mark(value) for word, value in self._attributes().items()}
         self.not_saved: list[str] = []  # names of attributes that change and cannot be saved, newest save
+        self._reported: set[str] = set()
 
     def changed(self) -> dict[str, Any]:
         """The attributes that differ from what they were, ready to be saved."""
@@ -54,6 +55,14 @@ class Watched:
             else:
                 self.not_saved.append(word)
         return found
+
+    def report_unsaved(self, report: Callable[[str], None], hint: str) -> None:
+        """Name what the newest save could not hold, each attribute once."""
+        for word in self.not_saved:
+            if word not in self._reported:
+                self._reported.add(word)
+                what = f"{self.name}: '{word}' changes during training and cannot be saved"
+                report(f"{what}, so a resume starts it over; {hint}")
 
     def put_back(self, values: Mapping[str, Any]) -> None:
         for word, value in values.items():

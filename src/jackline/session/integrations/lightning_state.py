@@ -25,6 +25,7 @@ _REFUSED = {
     "LearningRateFinder": "it searches again at each start and would change the learning rate of a resumed run",
     "BatchSizeFinder": "it searches again at each start and would change the batches of a resumed run",
 }
+_SAVEABLE = "keep plain values or tensors in it, or add state_dict() and load_state_dict()"
 
 
 class LeftOut:
@@ -33,7 +34,6 @@ class LeftOut:
     def __init__(self, trainer: Any, module: Any) -> None:
         self._trainer = trainer
         self._module = module
-        self._reported: set[str] = set()
         known = {id(trainer), id(module), *map(id, module.modules()), *map(id, trainer.optimizers)}
         known |= {id(config.scheduler) for config in trainer.lr_scheduler_configs}
         self._watched = {"module": Watched("the module", module, known=known, skip=vars(LightningModule()))}
@@ -63,13 +63,7 @@ class LeftOut:
             "gradients": {} if module.automatic_optimization else _read_gradients(module),
         }
         for watched in self._watched.values():
-            for word in watched.not_saved:
-                if f"{watched.name}.{word}" not in self._reported:
-                    self._reported.add(f"{watched.name}.{word}")
-                    report(
-                        f"{watched.name}: '{word}' changes during training and cannot be saved, so a resume starts "
-                        "it over; keep plain values or tensors in it, or add state_dict() and load_state_dict()"
-                    )
+            watched.report_unsaved(report, _SAVEABLE)
         return found
 
     def put_back(self, kept: dict[str, Any]) -> None:

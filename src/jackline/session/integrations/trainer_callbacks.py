@@ -15,6 +15,8 @@ from transformers.trainer_callback import ExportableState
 
 from jackline.session.integrations.attributes import Watched
 
+_SAVEABLE = "keep plain values or tensors in it, or make the callback an ExportableState"
+
 
 class CallbackStates:
     """The callbacks of a Trainer, as they are after `on_train_begin`."""
@@ -23,7 +25,6 @@ class CallbackStates:
         known = _ids_saved_elsewhere(trainer)
         self._declared: dict[str, Any] = {}
         self._watched: dict[str, Watched] = {}
-        self._reported: set[str] = set()
         counts: dict[str, int] = {}
         for callback in trainer.callback_handler.callbacks:
             kind = type(callback)
@@ -40,14 +41,8 @@ class CallbackStates:
             "declared": {name: callback.state().get("attributes", {}) for name, callback in self._declared.items()},
             "watched": {name: watched.changed() for name, watched in self._watched.items()},
         }
-        for name, watched in self._watched.items():
-            for word in watched.not_saved:
-                if f"{name}.{word}" not in self._reported:
-                    self._reported.add(f"{name}.{word}")
-                    report(
-                        f"callback {name}: '{word}' changes during training and cannot be saved, so a resume starts "
-                        "it over; keep plain values or tensors in it, or make the callback an ExportableState"
-                    )
+        for watched in self._watched.values():
+            watched.report_unsaved(report, _SAVEABLE)
         return found
 
     def put_back(self, kept: dict[str, Any]) -> None:
