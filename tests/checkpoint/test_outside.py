@@ -92,6 +92,17 @@ def test_what_state_dict_leaves_out_of_a_module_comes_back(tmp_path: Path) -> No
     )
 
 
+def test_parts_that_the_program_freezes_are_trained_on_when_they_were_before_the_save(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2)).eval()
+        return model.requires_grad_(False)
+
+    trained, fresh = build(), build()
+    through_a_checkpoint(tmp_path, trained, lambda: trained.requires_grad_(True).train(), fresh)
+    assert all(parameter.requires_grad for parameter in fresh.parameters())
+    assert all(part.training for part in fresh.modules())
+
+
 def test_a_compiled_module_has_the_same_names_outside_state_dict(tmp_path: Path) -> None:
     trained, fresh = Odd(), Odd()
     trained.body = torch.compile(trained.body, backend="eager")  # type: ignore[assignment]

@@ -268,6 +268,51 @@ print("final", count)
     assert "not verified by training two steps twice: the process shares memory with others (/" in ended.output
 
 
+def test_a_parameter_that_is_trained_and_not_attached_is_named_before_step_1(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    script = """
+weights = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.AdamW([*model.parameters(), weights], lr=1e-2)
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, trial=False, name="x", MORE) as run:
+    for batch in run.steps(total=2): print("step"); train(batch)
+"""
+    said = (
+        "optimizer trains 1 of its 5 parameters (of shape [2]) that are in no attached object, so they are in no "
+        "checkpoint. Attach them too: attach(name=parameter)"
+    )
+    outputs = [
+        nursery.run(HEAD + script.replace("MORE", more), [], tmp_path).output
+        for more in ("save_every_steps=1", "weights=weights, new=True")
+    ]
+    assert said in outputs[0].split("step\n")[0], outputs[0]
+    assert "in no checkpoint" not in outputs[1], outputs[1]
+
+
+def test_variables_that_matter_later_are_named_while_there_is_time(nursery: Nursery, tmp_path: Path) -> None:
+    script = """
+from tqdm import tqdm
+class Pool:
+    def __init__(self): self.images, self.size = [], 50
+class Stopper: bad = 0
+def main():
+    global run
+    pool, stopper, losses, count, mean, others = Pool(), Stopper(), [], 0, 0.0, iter(make_loader())
+    with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="x") as run:
+        for epoch in run.epochs(3):
+            for i, batch in enumerate(bar := tqdm(run.steps())):
+                loss = train(batch); value = loss.item(); now = time.time()
+                pool.images.append(batch[0][0]); losses.append(value); count += 1; mean = 0.9 * mean + value
+            stopper.bad += 1
+main()
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert ended.code == 0, ended.output
+    lines = re.findall(r"is in no checkpoint, so a resume starts it over: (.*?)\. Attach it", ended.output)
+    named = [sorted(re.findall(r"(\S+) \(", line)) for line in lines]
+    assert named == [["count", "losses", "mean", "others", "pool.images"], ["stopper.bad"]], ended.output
+
+
 # -- the program changes ---------------------------------------------------------------------------------------------
 
 

@@ -31,10 +31,11 @@ from jackline.session.saving import roundtrip
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
 from jackline.session.saving.finishing import Finish
+from jackline.session.saving.loose import Loose
 from jackline.session.saving.saver import Saver
 from jackline.session.saving.trial import Trial
 from jackline.session.settings import Settings
-from jackline.session.stepping import Stepper
+from jackline.session.stepping import Stepper, find_sizes
 from jackline.session.stopping import Stopped, StopRequest, Unsaved, cause_of
 
 
@@ -65,10 +66,12 @@ class Attachment:
     host: HostMemory | None = None  # None: host memory is not guarded
     marks: tuple[int, dict[str, float]] = (-1, {})  # metrics for the checkpoint of one step only
     trial: Trial | None = None  # the first two steps of a new run, trained twice
+    loose: Loose | None = None  # state of the loop that no checkpoint holds, during the first epoch of a new run
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
     _is_prepared: bool = False
+    _sizes: dict[str, str] = field(default_factory=dict)  # at the last save, or when training began
     _is_behind: bool = False  # passes of earlier attempts were skipped without training
 
     @property
@@ -182,6 +185,8 @@ class Attachment:
         self._mind_memory(now_s)
         if self.trial is not None:
             self.trial.at_boundary(self)
+        if self.loose is not None:
+            self.loose.look(self.stepper.steps_done, self.position.epoch, self.saver.state)
         return now_s
 
     def save(
@@ -201,6 +206,7 @@ class Attachment:
         if self.saver.last_step == step and not self.saver.engine.is_busy and not again:
             return True
         try:
+            self._tell_grown()
             self.saver.state["session"] = self._session_state(takes_back=takes_back)
             held = self.best.held_values
             self.saver.state["values"] = dict(self.values if held is None else held)
@@ -300,6 +306,7 @@ class Attachment:
 
     def _begin(self) -> None:
         self.saver.begin(self.stepper.steps_done)
+        self._sizes = find_sizes(self.saver.state)
         if self.restored is not None:
             return
         self.saver.state["session"] = self._session_state()
@@ -309,6 +316,8 @@ class Attachment:
         with phase("verify that saving works"):
             try:
                 roundtrip.verify(self.saver.engine, self.saver.state, step=self.stepper.steps_done)
+                if text := roundtrip.find_unattached(self.saver.engine, self.saver.state):
+                    self.reporter.event("unattached", text, is_loud=True)
             except JacklineError:
                 raise
             except Exception as problem:
@@ -316,8 +325,21 @@ class Attachment:
                 self.reporter.event("unverified", text, is_loud=True)
         if self.settings.trial and not self.stepper.steps_done:
             self.trial = Trial(self.saver.engine, self.reporter.event)
+            self.loose = Loose(self.reporter.event)
         self.saver.poll(time.monotonic(), is_urgent=True)
         self.saver.begin(self.stepper.steps_done)
+
+    def _tell_grown(self) -> None:
+        """Models and optimizers that grow during training: a resume needs them at their size."""
+        now = find_sizes(self.saver.state)
+        for name, size in now.items():
+            if (before := self._sizes.get(name, size)) != size:
+                text = (
+                    f"{name} has {size} now and had {before}. A resumed program must build it so before attach() "
+                    f"(jackline.peek({self.name!r}) tells the step and epoch), or the resume is refused"
+                )
+                self.reporter.event("grown", text, is_loud=True)
+        self._sizes = now
 
     def _session_state(self, *, takes_back: bool = False) -> dict[str, Any]:
         return {

@@ -40,7 +40,9 @@ class StepLengths:
         self._expected = 0
 
     def ended(self, num_batches: int, *, is_end_of_epoch: bool) -> None:
-        """A step has ended after `num_batches`."""
+        """A step has ended after `num_batches`; 0 at the end of an epoch in which none was left."""
+        if not num_batches:
+            return
         expected, self._expected = self._expected, 0
         if is_end_of_epoch:
             return

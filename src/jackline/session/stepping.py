@@ -208,6 +208,17 @@ def find_tensors(state: Mapping[str, Any]) -> list[torch.Tensor]:
     return found
 
 
+def find_sizes(state: Mapping[str, Any]) -> dict[str, str]:
+    """'6 parameters', '2 parameter groups': what a program must build again as large as it was saved."""
+    found = {}
+    for word, value in state.items():
+        if isinstance(value, nn.Module):
+            found[word] = f"{sum(1 for _ in value.parameters())} parameters"
+        elif isinstance(value, torch.optim.Optimizer):
+            found[word] = f"{len(value.param_groups)} parameter groups"
+    return found
+
+
 def find_places(state: Mapping[str, Any]) -> dict[str, str]:
     """Shape, type and device of each parameter, by name. Lazy ones have none before the first batch."""
     found: dict[str, str] = {}

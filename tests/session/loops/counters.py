@@ -58,7 +58,7 @@ def by_enumerate(go: Go) -> None:
     go.end(model)
 
 
-@shape("accumulation by an own counter", late=True)
+@shape("accumulation by an own counter")
 def by_counter(go: Go) -> None:
     model, loader = make_model(), make_loader()
     optimizer = sgd(model)

@@ -300,7 +300,7 @@ def mixup(go: Go) -> None:
     go.end(model)
 
 
-@shape("a second loader inside the step", late=True)
+@shape("a second loader inside the step")
 def second_loader(go: Go) -> None:
     model, loader = make_model(), make_loader()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)

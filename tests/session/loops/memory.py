@@ -100,7 +100,7 @@ def hidden(go: Go) -> None:
     _recurrent(go, is_attached=True)
 
 
-@shape("a hidden state carried from batch to batch", late=True)
+@shape("a hidden state carried from batch to batch")
 def hidden_lost(go: Go) -> None:
     _recurrent(go, is_attached=False)
 
@@ -145,7 +145,7 @@ def temperature(go: Go) -> None:
     go.end(model)
 
 
-@shape("a temperature that falls, in a variable", late=True)
+@shape("a temperature that falls, in a variable")
 def temperature_lost(go: Go) -> None:
     model, loader = make_model(), make_loader()
     optimizer = sgd(model)

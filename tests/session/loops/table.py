@@ -24,13 +24,13 @@ import jackline
 SHAPES: dict[str, Shape] = {}  # filled by the modules below
 MODULES = [
     f"tests.session.loops.{name}"
-    for name in ("optimizers", "data", "streams", "counters", "games", "memory", "models")
+    for name in ("optimizers", "data", "streams", "counters", "games", "memory", "models", "strangers")
 ]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`late`: state lives where nothing can see it, so a difference can be reported only after a resume."""
+    """`late`: nothing can be seen before a resume, because the program itself is another one at each start."""
 
     name: str
     train: Callable[[Go], None]
@@ -47,7 +47,9 @@ def shape(name: str, *, late: bool = False) -> Callable[[Callable[[Go], None]], 
 
 
 class Go:
-    """One attempt at a shape."""
+    """One attempt at a shape. Without attributes in a dict: its own counts are no state of the loop."""
+
+    __slots__ = ("_die_at", "_points", "_signal", "_values")
 
     def __init__(self) -> None:
         self._points = 0

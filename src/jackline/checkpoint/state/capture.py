@@ -191,7 +191,8 @@ class _Collector:
         self, node: dict[str, Any], root: nn.Module | torch.optim.Optimizer, where: str
     ) -> dict[str, Any]:
         outside = describe_outside(root, where, self)
-        return {**node, "outside": outside} if outside else node
+        # An empty one of a module says that nothing is frozen and all is in train mode: the program may differ.
+        return {**node, "outside": outside} if outside or isinstance(root, nn.Module) else node
 
     @contextlib.contextmanager
     def _in_other_file(self, where: str) -> Iterator[str]:

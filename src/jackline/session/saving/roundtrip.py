@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+import torch
+
 from jackline.checkpoint.engine import CheckpointEngine
 from jackline.checkpoint.state.frozen import hash_tensor
 from jackline.checkpoint.state.rng import ProcessRandom
@@ -50,6 +52,31 @@ def refuse_replaced(given: Mapping[str, Any], filled: Mapping[str, Any]) -> None
             raise Unverified(
                 f"{name} is a {type(given[name]).__name__}: it cannot be restored in your own variable", hint=UNFILLED
             )
+
+
+def find_unattached(engine: CheckpointEngine, state: MutableMapping[str, Any]) -> str:
+    """Text when an optimizer trains a parameter that no save holds: a resume would start it over."""
+    held = {_storage(source.tensor) for source in engine.capture(state).sources}
+    for word, optimizer in state.items():
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            continue
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        loose = [one for one in parameters if one.requires_grad and (at := _storage(one)) and at not in held]
+        if loose:
+            shapes = ", ".join(str(list(one.shape)) for one in loose[:3])
+            return (
+                f"{word} trains {len(loose)} of its {len(parameters)} parameters (of shape {shapes}) that are in no "
+                "attached object, so they are in no checkpoint. Attach them too: attach(name=parameter)"
+            )
+    return ""
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Its memory; 0 where it has none of its own (sparse, meta, lazy, empty)."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError, ValueError):
+        return 0
 
 
 def fingerprint(engine: CheckpointEngine, state: MutableMapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ over, and class attributes. It cannot tell which of them a step depends on, so i
 from __future__ import annotations
 
 import ast
+import io
 import linecache
 import sys
 import types
@@ -23,6 +24,7 @@ _MAX_FRAMES = 6
 _MAX_NAMES = 2_000
 _MAX_LEAVES = 300
 _STARTING = ("enumerate", "range", "count", "islice")
+_RUN = "jackline.session.run"
 _OURS = str(Path(__file__).resolve().parents[2])
 Summaries = dict[str, tuple[int, Any, str]]  # by name: rank, summary, text
 
@@ -34,6 +36,9 @@ def read_variables(attached: Mapping[str, Any]) -> Summaries:
     for name, value in _variables():
         if len(found) > _MAX_NAMES:
             break
+        if is_iterator(value):  # how far it is cannot be seen, but a loop that keeps one moves it on
+            found[name] = (_rank(value), object(), _shown(value))
+            continue
         for part in open_value("", name, value, set(known), 2):
             if part.path not in found and not _is_passing(part.value):
                 text = _shown(part.value)
@@ -58,35 +63,56 @@ def starts_from_run() -> bool:
 
     Such a counter is right after a resume, though no checkpoint holds it: `enumerate(run.steps(), run.step)`.
     """
-    for file in {frame.f_code.co_filename for frame in _frames()}:
-        try:
-            tree = ast.parse("".join(linecache.getlines(file)))
-        except (SyntaxError, ValueError):
+    for frame in frames_of_loop():
+        tree = source_of(frame)
+        if tree is None:
             return True  # it cannot be read, so nothing is claimed about it
+        runs = {name for name, value in frame.f_locals.items() if type(value).__module__ == _RUN} | {"run"}
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        if any(_is_start(node, called) for node in ast.walk(tree)):
+        if any(_is_start(node, called, runs) for node in ast.walk(tree)):
             return True
     return False
 
 
-def _is_start(node: ast.AST, called: set[int]) -> bool:
+def source_of(frame: types.FrameType) -> ast.AST | None:
+    """The function that this frame runs, or its module; None where there is no source."""
+    try:
+        tree: ast.AST = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+    except (SyntaxError, ValueError):
+        return None
+    if frame.f_code.co_name == "<module>":
+        return tree if getattr(tree, "body", None) else None
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    around = [node for node in ast.walk(tree) if isinstance(node, kinds) and _has_line(node, frame.f_lineno)]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _has_line(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _is_start(node: ast.AST, called: set[int], runs: set[str]) -> bool:
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.Return):
-        return node.value is not None and any(_is_place(part, called) for part in ast.walk(node.value))
+        return node.value is not None and any(_is_place(part, called, runs) for part in ast.walk(node.value))
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         values = [*node.args, *(keyword.value for keyword in node.keywords)]
-        return name in _STARTING and any(_is_place(part, called) for value in values for part in ast.walk(value))
+        parts = [part for value in values for part in ast.walk(value)]
+        return name in _STARTING and any(_is_place(part, called, runs) for part in parts)
     return False
 
 
-def _is_place(node: ast.AST, called: set[int]) -> bool:
-    """`run.step` is read; `optimizer.step()` is called."""
-    return isinstance(node, ast.Attribute) and node.attr in ("step", "epoch") and id(node) not in called
+def _is_place(node: ast.AST, called: set[int], runs: set[str]) -> bool:
+    """`run.step` is read, also `self.run.step`; but `optimizer.step()` is called, and `self.step` is another one."""
+    if not isinstance(node, ast.Attribute) or node.attr not in ("step", "epoch", "batch") or id(node) in called:
+        return False
+    owner = node.value
+    return (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")) in runs
 
 
 def _variables() -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
-    for frame in _frames():
+    for frame in frames_of_loop():
         for names in (frame.f_locals, frame.f_globals):
             for name, value in list(names.items()):
                 if name.startswith("__") or isinstance(value, types.ModuleType):
@@ -94,12 +120,12 @@ def _variables() -> Iterator[tuple[str, Any]]:
                 yield name, value
                 if id(value) not in seen:
                     seen.add(id(value))
-                    yield from _inside(name, value)
+                    yield from look_inside(name, value)
 
 
-def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def look_inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a function closes over, and the attributes of a function or class of the loop's own module."""
-    if isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename):
+    if isinstance(value, types.FunctionType) and not is_library(value.__code__.co_filename):
         for word, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if cell != types.CellType():
                 yield f"{name}: {word}", cell.cell_contents
@@ -109,23 +135,29 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{word}", part) for word, part in own if not callable(part))
 
 
-def _frames() -> Iterator[types.FrameType]:
+def frames_of_loop() -> Iterator[types.FrameType]:
     frame: types.FrameType | None = sys._getframe()
     count = 0
     while frame is not None and count < _MAX_FRAMES:
-        if not _is_library(frame.f_code.co_filename):
+        if not is_library(frame.f_code.co_filename):
             count += 1
             yield frame
         frame = frame.f_back
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     return file.startswith((_OURS, "<frozen", sys.prefix, sys.base_prefix)) or "site-packages" in file
 
 
 def _is_passing(value: Any) -> bool:
     """A loss, an output, a batch: made anew in every step."""
     return isinstance(value, Tensor) and (value.grad_fn is not None or not isinstance(value, nn.Parameter))
+
+
+def is_iterator(value: Any) -> bool:
+    if not isinstance(value, Iterator) or isinstance(value, io.IOBase):
+        return False
+    return not (isinstance(value, types.GeneratorType) and is_library(value.gi_code.co_filename))
 
 
 def _rank(value: Any) -> int:

@@ -36,6 +36,7 @@ _MAX_BATCH_BYTES = 256 << 20
 _MAX_BATCHES = 64
 _MAX_S = 300.0  # for the two steps
 _LEAST_WAIT_S = 20.0
+_BATCHES = "batches until its end"
 HINT = "attach what your loop changes (attach(name=object), run.values); attach(trial=False) continues regardless"
 
 
@@ -78,6 +79,7 @@ class Replay:
 
     batches: list[Recorded]
     finish: Callable[[str], None]
+    run_out: Callable[[], None]  # the loop wants more batches than the first time
     kept: Any = None  # the real feed: its worker processes must not be ended by this copy
     kind: str = "trial"
     num_batches: int | None = None
@@ -88,7 +90,7 @@ class Replay:
 
     def take(self) -> Any:
         if not self.batches:
-            self.finish("the loop took more batches than the first time")
+            self.run_out()
         recorded = self.batches.pop(0)
         if ProcessRandom().state_dict() == recorded.before:
             ProcessRandom().load_state_dict(recorded.after)  # what reading the data had drawn
@@ -201,7 +203,7 @@ class Trial:
         self._began_s = time.monotonic()
 
     def _look(self, loop: Loop) -> None:
-        self._after[loop.stepper.steps_done] = self._read(loop)
+        self._after[loop.stepper.steps_done] = self._read(loop) | {_BATCHES: len(self._batches)}
         if loop.stepper.steps_done < NUM_STEPS:
             self._variables = read_variables(_state_of(loop))  # now the loop's own variables exist
 
@@ -309,7 +311,13 @@ class Trial:
 
     def _take_over(self, loop: Loop) -> None:
         loop.pid = os.getpid()
-        loop.feed = Replay(list(self._batches), self._finish, kept=(loop.feed, loop.reporter))
+
+        def run_out() -> None:
+            step = loop.stepper.steps_done + 1
+            self._differences[step] = [f"{_BATCHES}: {self._after[step][_BATCHES]} -> more"]
+            self._finish("")
+
+        loop.feed = Replay(list(self._batches), self._finish, run_out, kept=(loop.feed, loop.reporter))
         loop.reporter, loop.host = _Silent(), None
         loop.saver.why_off = "this is a copy of the training process"
         loop.stepper.go_on_from(0)
@@ -318,7 +326,8 @@ class Trial:
 
     def _compare(self, loop: Loop, step: int) -> None:
         try:
-            found = compare(self._after[step], self._read(loop))
+            now = self._read(loop) | {_BATCHES: len(self._batches) - len(loop.feed.batches)}
+            found = compare(self._after[step], now)
             if found:
                 self._differences[step] = found[:50]
         except BaseException as problem:
