@@ -201,7 +201,7 @@ def test_a_loop_that_only_adds_up_gradients_is_told_and_can_be_stopped(nursery: 
 
 ACCUMULATED = """
 for _ in range(1):
-    with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=2) as run:
+    with jackline.attach(model=model, optimizer=optimizer, loader=loader, save_every_steps=2, TRIAL) as run:
         for COUNTED in ITERATED:
             model(batch[0]).square().mean().backward()
             if LAST: optimizer.step(); optimizer.zero_grad()
@@ -218,6 +218,7 @@ def test_a_count_of_batches_that_starts_again_is_reported(is_ours: bool, nursery
         else ("i, batch", "enumerate(run.steps(total=20))", "i % 4 == 0")
     )
     script = ACCUMULATED.replace("COUNTED", counted).replace("ITERATED", iterated).replace("LAST", last)
+    script = script.replace("TRIAL", f"trial={is_ours}")  # two steps, trained twice, refuse it
     (tmp_path / "whole").mkdir()
     whole = nursery.run(HEAD + script, [], tmp_path / "whole")
     stopped = nursery.run(HEAD + script, [], tmp_path, {"DIE": "1"})

