@@ -193,6 +193,7 @@ class Saver:
         Where no save was asked for, nothing is owed.
         """
         if self.is_owed and self.why_off:
+            self.wait()  # an earlier one may be under way, and that is the one to resume from
             return f"the last state is not saved: checkpoints are off: {self.why_off}"
         ticket = self._ticket
         if ticket is None or self.wait():
