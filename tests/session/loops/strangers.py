@@ -446,6 +446,61 @@ def prototypes(go: Go) -> None:
     go.end(model)
 
 
+@shape("a scheduler that is not attached")
+def lost_scheduler(go: Go) -> None:
+    model, loader = make_model(), make_loader()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 8, 0.5)
+    with go.attach(model=model, optimizer=optimizer, loader=loader) as run:
+        for batch in run.steps(total=24):
+            go.log(run, loss=step(model, optimizer, batch))
+            scheduler.step()
+    go.end(model)
+
+
+@shape("a scheduler for epochs that is not attached")
+def lost_epoch_scheduler(go: Go) -> None:
+    model, loader = make_model(), make_loader()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3], 0.5)
+    with go.attach(model=model, optimizer=optimizer, loader=loader) as run:
+        for _ in run.epochs(4):
+            for batch in run.steps():
+                go.log(run, loss=step(model, optimizer, batch))
+            scheduler.step()
+    go.end(model)
+
+
+@shape("a gradient scaler that is not attached")
+def lost_scaler(go: Go) -> None:
+    model, loader = make_model(), make_loader()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, growth_interval=2)
+    with go.attach(model=model, optimizer=optimizer, loader=loader) as run:
+        for batch in run.steps(total=24):
+            loss = loss_of(model, batch) * 100
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            go.log(run, loss=loss, scale=scaler.get_scale())
+    go.end(model)
+
+
+@shape("an average of the weights that is not attached")
+def lost_average(go: Go) -> None:
+    model, loader = make_model(), make_loader()
+    optimizer = sgd(model)
+    average = copy.deepcopy(model)
+    with go.attach(model=model, optimizer=optimizer, loader=loader) as run:
+        for batch in run.steps(total=24):
+            go.log(run, loss=step(model, optimizer, batch))
+            with torch.no_grad():
+                for old, new in zip(average.parameters(), model.parameters(), strict=True):
+                    old.lerp_(new, 0.1)
+    go.end(model, average)
+
+
 @shape("a learning rate from the words done so far")
 def words_done(go: Go) -> None:
     model, loader = nn.EmbeddingBag(20, 4), make_loader()

@@ -9,9 +9,7 @@ saved.
 
 from __future__ import annotations
 
-import random
 import types
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -20,12 +18,11 @@ import numpy
 import torch
 
 from jackline.checkpoint.format.tree import KIND
+from jackline.checkpoint.state.attributes import MAX_LEAVES, summarise
 from jackline.checkpoint.state.capture import capture
 from jackline.errors import CannotResume
 
 _STATEFUL = "jackline: state_dict of "
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_MAX_DEPTH = 5
 _CODE = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 Known = Collection[int]  # ids of objects that are saved elsewhere: the model, its parts, optimizers
 
@@ -125,32 +122,12 @@ def _needs_live_object(node: Any) -> bool:
 
 
 def _mark(value: Any) -> Any:
-    """What tells later whether `value` has changed: a checksum; None for objects whose state is always saved."""
-    return None if _is_stateful(value) or _has_tensors(value) else zlib.crc32(_describe(value, 0).encode())
+    """What tells later whether `value` has changed; None for objects whose state is always saved."""
+    return None if _is_stateful(value) or _has_tensors(value) else summarise(value, set(), [MAX_LEAVES])
 
 
 def _is_same(mark: Any, value: Any) -> bool:
-    return mark is not None and mark == _mark(value)
-
-
-def _describe(value: Any, depth: int) -> str:
-    """All that can be seen of a value: its parts where it has items or attributes, else its identity."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return f"{kind.__name__} {value!r}"
-    if depth >= _MAX_DEPTH:
-        return f"{kind.__name__} {id(value)}"
-    if isinstance(value, dict):
-        parts = [f"{_describe(key, depth + 1)}: {_describe(one, depth + 1)}" for key, one in value.items()]
-    elif isinstance(value, list | tuple | deque | set | frozenset):
-        parts = [_describe(one, depth + 1) for one in value]
-    elif isinstance(value, random.Random):
-        parts = [str(value.getstate())]
-    elif hasattr(value, "__dict__"):
-        parts = [f"{word}={_describe(one, depth + 1)}" for word, one in vars(value).items()]
-    else:
-        parts = [str(id(value))]
-    return f"{kind.__name__}({', '.join(parts)})"
+    return bool(mark is not None and mark == _mark(value))
 
 
 def _has_tensors(value: Any) -> bool:

@@ -9,26 +9,32 @@ is a warning. It needs no copy of the process, so it works with GPUs too. Owns t
 from __future__ import annotations
 
 import ast
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from jackline.checkpoint.state.attributes import summarise
 from jackline.session.saving.suspects import frames_of_loop, is_iterator, is_library, look_inside, source_of
 
 _MAX_LEAVES = 300
-_MAX_NAMES = 300
+_MAX_NAMES = 1_000
+_MAX_MODULES = 50
 _MAX_DEPTH = 3
 _NAMED = 5
 _PLAIN = (bool, int, float, complex, str)
 _CONTAINERS = (list, dict, set, deque)
+_STATES = (Tensor, numpy.ndarray, Optimizer, torch.Generator, random.Random, numpy.random.Generator)
+_LONG = 10_000
+_MAX_KNOWN = 200_000
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 Seen = dict[str, tuple[Any, str]]  # by name: what compares equal as long as it is the same, and text
 
@@ -76,7 +82,7 @@ def _text(names: list[str]) -> str:
 
 
 def _read(attached: Mapping[str, Any]) -> Seen:
-    known = set(map(id, attached.values()))
+    known = _known(attached)
     found: Seen = {}
     for frame in frames_of_loop():
         fleeting = _fleeting(frame)
@@ -85,25 +91,93 @@ def _read(attached: Mapping[str, Any]) -> Seen:
                 _add(found, name, value, known, _MAX_DEPTH)
                 for inside, part in look_inside(name, value):
                     _add(found, inside, part, known, 1)
+    for module in _own_modules():
+        for name, value in list(vars(module).items()):
+            if len(found) < _MAX_NAMES and not name.startswith("__") and not isinstance(value, ModuleType):
+                _add(found, f"{module.__name__}.{name}", value, known, 1)
     return found
+
+
+def _known(attached: Mapping[str, Any]) -> set[int]:
+    """Identities of what is saved: the attached objects, what they hold, and all parts of models."""
+    found: set[int] = set()
+    stack: list[Any] = list(attached.values())
+    for frame in frames_of_loop():
+        loaders = [value for value in frame.f_locals.values() if isinstance(value, DataLoader)]
+        found.update(id(part) for loader in loaders for part in _read_by_feed(loader))
+    found.discard(id(None))
+    while stack and len(found) < _MAX_KNOWN:
+        value = stack.pop()
+        if id(value) in found:
+            continue
+        found.add(id(value))
+        if isinstance(value, nn.Module):
+            found.update(map(id, value.modules()), map(id, value.parameters()))
+        elif isinstance(value, list | tuple):
+            stack += value
+        elif isinstance(value, dict):
+            stack += value.values()
+        elif not isinstance(value, Tensor):
+            stack += [part for part in getattr(value, "__dict__", {}).values() if _has_state(part)]
+    return found
+
+
+def _own_modules() -> list[ModuleType]:
+    """Modules that the user has written, other than the script itself: its variables are those of a frame."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")  # not getattr: some import others for any attribute
+        if name != "__main__" and isinstance(file, str) and not is_library(file):
+            found.append(module)
+    return found[:_MAX_MODULES]
+
+
+def _has_state(value: Any) -> bool:
+    if isinstance(value, nn.Module | Optimizer | list | tuple | dict):
+        return True
+    return callable(getattr(value, "state_dict", None)) and not isinstance(value, type)
+
+
+def _read_by_feed(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What the feed of a loader saves: its samplers, and a dataset that has a state."""
+    yield loader
+    yield from (part for part in (loader.sampler, loader.batch_sampler) if part is not None)
+    yield getattr(loader.batch_sampler, "sampler", None)
+    if callable(getattr(loader.dataset, "state_dict", None)):
+        yield loader.dataset
 
 
 def _add(found: Seen, name: str, value: Any, known: set[int], depth: int) -> None:
     """A variable, or the attributes of an object of the user's own class."""
-    if id(value) in known or isinstance(value, nn.Module | Optimizer) or callable(getattr(value, "state_dict", None)):
+    if id(value) in known or isinstance(value, type) or type(value).__module__.startswith("jackline."):
         return
-    if is_iterator(value):
-        found[name] = object(), f"a {type(value).__name__}"  # how far it is cannot be seen, but it moves on
-    elif isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN):
         found[name] = value, _shown(value)
-    elif isinstance(value, (*_CONTAINERS, Tensor, numpy.ndarray)):
-        if getattr(value, "grad_fn", None) is None:
-            found[name] = summarise(value, known, [_MAX_LEAVES]), f"a {type(value).__name__}"
+    elif (summary := _summary(value, known)) is not None:
+        found[name] = summary, f"a {type(value).__name__}"
     elif depth and _is_own(value):
         found[name] = type(value), ""
         known = {*known, id(value)}
         for word, part in list(vars(value).items()):
             _add(found, f"{name}.{word}", part, known, depth - 1)
+
+
+def _summary(value: Any, known: set[int]) -> Any:
+    """What compares equal as long as the value is the same; None for a value that is no state, or has attributes."""
+    if is_iterator(value):
+        return object()  # how far it is cannot be seen, but a loop that keeps one moves it on
+    if isinstance(value, nn.Module):
+        # A wrapper of a module that is saved has no parameters of its own.
+        is_wrapper = all(id(one) in known for one in value.parameters()) and any(True for _ in value.parameters())
+        return None if is_wrapper else summarise(value, known, [_MAX_LEAVES])
+    if isinstance(value, Tensor) and value.grad_fn is not None:
+        return None  # made in this step
+    if isinstance(value, _CONTAINERS) and len(value) > _LONG:
+        return id(value), len(value)
+    if isinstance(value, (*_CONTAINERS, *_STATES)):
+        return summarise(value, known, [_MAX_LEAVES])
+    is_stateful = callable(getattr(value, "state_dict", None))
+    return summarise(value.state_dict(), known, [_MAX_LEAVES]) if is_stateful else None
 
 
 def _is_own(value: Any) -> bool:
