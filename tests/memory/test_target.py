@@ -66,7 +66,7 @@ def test_a_function_that_needs_values_is_called_again_with_some(mine: Path) -> N
         ("none", [], "{mine} has no function 'none'"),
         ("wrong", [], "{mine}:wrong returned str, which cannot be planned"),
         ("make", ["lr=1"], "unknown setting 'lr' for {mine}:make"),
-        ("make", ["precision=int8"], "precision is one of fp32, bf16, fp16, bf16-weights, not 'int8'"),
+        ("make", ["precision=int8"], "precision is one of fp32, bf16, fp16, bf16-weights, bf16-pure, not 'int8'"),
     ],
 )
 def test_what_cannot_be_planned_is_a_usage_error(mine: Path, name: str, words: list[str], text: str) -> None:

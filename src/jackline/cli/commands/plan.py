@@ -15,6 +15,7 @@ import click
 from jackline.errors import UsageError
 from jackline.extras import TRAINING, require
 from jackline.memory.plan.gpus import GPU_MODELS, detect_gpu, find_gpu
+from jackline.memory.plan.hub import is_config_target
 from jackline.trainer.recipe import find_recipe
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -42,7 +43,7 @@ def command(
     """
     if is_table and (is_json or is_explaining):
         raise UsageError("--table goes alone: it cannot be joined with --json or --explain")
-    reference = target if ":" in target else find_recipe(target)
+    reference = target if ":" in target or is_config_target(target) else find_recipe(target)
     model = find_gpu(gpu) if gpu else detect_gpu()
     if model is None and not is_table:
         raise UsageError(

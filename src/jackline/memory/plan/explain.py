@@ -36,6 +36,7 @@ _PRECISION_WORDS = {
     "bf16": "bf16 autocast",
     "fp16": "fp16 autocast with a scaler",
     "bf16-weights": "bf16 weights with a float32 master",
+    "bf16-pure": "bf16 weights, gradients and optimizer state",
 }
 _NUM_FIXES = 3
 _WORTH_A_LINE = 2**20

@@ -17,7 +17,7 @@ from jackline.machine.gpu.watch import read_gpus
 
 GIB = 2**30
 MIB = 2**20
-Precision = Literal["fp32", "bf16", "fp16", "bf16-weights"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16-weights", "bf16-pure"]
 
 # The workspace of cuBLAS: 32 MiB on Hopper (:4096:8), 8.1 MiB on older GPUs (:4096:2:16:8).
 _WORKSPACE_HOPPER = 32 * MIB

@@ -10,18 +10,19 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from jackline.errors import UsageError
-from jackline.memory.plan.gpus import GpuModel, Precision
+from jackline.memory.plan.gpus import GpuModel
+from jackline.memory.plan.hub import find_config, is_config_target
+from jackline.memory.plan.model_settings import parse_model_settings
 from jackline.memory.plan.own_file import load_file
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import meta_copy
 
-_PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights")
 _CONTRACT = "it returns (model, batch) or (model, batch, loss); loss(model, batch) is a scalar"
 
 
@@ -35,6 +36,8 @@ class Candidate:
 
 def load_candidates(target: str, gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     """'file.py:function' or 'package.module'; the latter has `candidates(gpu, words)`."""
+    if is_config_target(target):
+        return (_from_config(target, gpu, words),)
     path, colon, function = target.rpartition(":")
     if colon:
         return (_from_function(path, function, gpu, words),)
@@ -42,26 +45,31 @@ def load_candidates(target: str, gpu: GpuModel, words: Sequence[str]) -> tuple[C
     return found(gpu, words)
 
 
+def _from_config(target: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
+    # Imports transformers, which only these targets need.
+    from jackline.memory.plan.from_config import count_weights, job_from_config
+
+    job, shown = job_from_config(find_config(target), parse_model_settings(words, target), gpu)
+    total, trained = count_weights(job)
+    parameters: dict[str, object] = {"parameters": total}
+    if trained != total:
+        parameters["trained"] = trained
+    return Candidate(job, {**parameters, **shown})
+
+
 def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
     made = _called(path, name)
     model, batch, loss = made if len(made) == 3 else (*made, call_model)
-    options = dict(word.partition("=")[::2] for word in words)
-    unknown = set(options) - {"batch_size", "precision"}
-    if unknown:
-        raise UsageError(
-            f"unknown setting '{sorted(unknown)[0]}' for {path}:{name}", hint="known settings: batch_size, precision"
-        )
-    precision = options.get("precision", gpu.precision)
-    if precision not in _PRECISIONS:
-        raise UsageError(f"precision is one of {', '.join(_PRECISIONS)}, not '{precision}'")
+    settings = parse_model_settings(words, f"{path}:{name}")
+    precision = settings.precision or gpu.precision
     size = _batch_size(batch, path, name)
     job = job_of(
         model,
         batch,
         loss,
         name=f"{Path(path).name}:{name}",
-        global_batch=int(options.get("batch_size", size)),
-        options=StepOptions(precision=cast(Precision, precision)),
+        global_batch=settings.batch_size or size,
+        options=StepOptions(precision=precision, algorithm=settings.optimizer),
     )
     count = sum(weight.numel() for weight in model.parameters())
     return Candidate(job, {"parameters": count, "batch_size": job.global_batch})

@@ -29,7 +29,12 @@ def attend(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     assert isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     if query.dim() != 4 or query.dtype == torch.float64:
         return func(*args, **kwargs)
-    fused = _kernel(query, value, mask, fused)
+    chosen = _kernel(query, value, mask, fused)
+    shares_heads = key.shape[1] != query.shape[1]
+    is_unfused = mask is not None and mask.requires_grad
+    if is_unfused or (shares_heads and (chosen == "efficient" or not given.get("enable_gqa"))):
+        return _unfused(query, key, value, given) if given.get("dropout_p") else func(*args, **kwargs)
+    fused = chosen
     if mask is not None:
         mask = _as_bias(mask, query, key, is_aligned=fused == "efficient")
     if fused != "efficient" and query.shape[-1] % 8:
@@ -43,13 +48,37 @@ def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, best: Fused) -> F
     """The first of cuDNN, flash and the memory-efficient kernel that can do it, as PyTorch chooses."""
     is_low = query.dtype in (torch.float16, torch.bfloat16)
     widths = query.shape[-1], value.shape[-1]
-    if not is_low or (mask is not None and mask.requires_grad):
+    if not is_low:
         return "efficient"
     if best == "cudnn" and max(widths) <= _CUDNN_MAX_HEAD and not any(width % 8 for width in widths):
         return "cudnn"
     if mask is not None or best == "efficient" or not widths[0] == widths[1] <= _FLASH_MAX_HEAD:
         return "efficient"
     return "flash"
+
+
+def _unfused(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Tensor:
+    """The products and the softmax, in float32, as PyTorch does it where no kernel can. On the meta device its own
+    implementation would make a dropout mask of 4 bytes an element, and CUDA's has one byte."""
+    dtype = query.dtype
+    query, key, value = (part.to(torch.float32) for part in (query, key, value))
+    factor = (given.get("scale") or query.shape[-1] ** -0.5) ** 0.5
+    mask = given.get("attn_mask")
+    query = query * factor
+    if given.get("is_causal"):
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.where(mask.logical_not(), -torch.inf, torch.zeros((), device=query.device))
+    if given.get("enable_gqa"):
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores.add_(mask)
+    scores = torch.ops.aten._safe_softmax(scores, -1)
+    kept = torch.native_dropout(scores, given["dropout_p"], True)[0]
+    del scores
+    return torch.matmul(kept, value).to(dtype)
 
 
 def _as_bias(mask: Tensor, query: Tensor, key: Tensor, *, is_aligned: bool) -> Tensor:
@@ -72,7 +101,10 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, fused: Fused) -> Tensor:
         batch, heads, length, _ = query.shape
-        out = _like(value, batch, heads, length)
+        if fused == "efficient":
+            out = _like(value, batch, heads, length)
+        else:
+            out = _laid_out_as(query, (batch, heads, length, value.shape[-1]))
         rows = _up(length, 32) if fused == "efficient" else length
         log_sums = _float32(query, batch, heads, rows)
         ctx.fused = fused
@@ -82,14 +114,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # held to the end: nothing else holds tensors that were recomputed
-        grads = tuple(_like(part, *part.shape[:3]) for part in saved[:3])
-        bias = None
-        if ctx.needs_input_grad[3]:
-            shape = saved[3].shape
-            bias = torch.empty((*shape[:3], _up(shape[3], _BIAS_STEP)), dtype=saved[3].dtype, device=grad.device)
-            bias = bias[..., : shape[3]]
+        if ctx.fused == "efficient":
+            grads = tuple(_like(part, *part.shape[:3]) for part in saved[:3])
+        else:
+            grads = tuple(_laid_out_as(part, tuple(part.shape)) for part in saved[:3])
         _BACKWARD[ctx.fused](saved[0])
-        return *grads, bias, None
+        return *grads, None, None
 
 
 # The scratch memory of the backward kernels: allocated here and freed at once.
@@ -141,6 +171,15 @@ def _float32(like: Tensor, *shape: int) -> Tensor:
 def _like(part: Tensor, batch: int, heads: int, length: int) -> Tensor:
     """A tensor laid out as (batch, length, heads, width) and viewed as (batch, heads, length, width)."""
     return torch.empty((batch, length, heads, part.shape[-1]), dtype=part.dtype, device=part.device).transpose(1, 2)
+
+
+def _laid_out_as(part: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A dense tensor whose dimensions lie in memory in the same order as those of `part`. cuDNN and flash return such
+    ones: whether a later `contiguous()` copies them depends on it."""
+    strides = part.stride()
+    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+    made = torch.empty([shape[dim] for dim in order], dtype=part.dtype, device=part.device)
+    return made.permute([order.index(dim) for dim in range(len(shape))])
 
 
 def _up(number: int, step: int) -> int:

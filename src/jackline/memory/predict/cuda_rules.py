@@ -4,8 +4,8 @@ Owns the rules that decide which tensors exist. On the meta device PyTorch ignor
 attention, so a plain trace is wrong both ways. The rules apply to the innermost functions that PyTorch calls; the
 Python wrappers of torch.nn.functional are bypassed (`leaf_functions`).
 
-Not covered: kernels of other packages, and operators that hide a matrix product inside C++ (cdist, RNN cells), which
-are then traced in the precision of their inputs.
+Not covered: kernels of other packages, and operators that hide a matrix product inside C++ (cdist), which are then
+traced in the precision of their inputs.
 
 RMSNorm is one CUDA kernel that keeps its input and one number per row. On the meta device PyTorch decomposes it into
 squares, means and products in float32: a third of the memory of a bf16 model, which no GPU would use.
@@ -24,12 +24,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from jackline.memory.predict.attention import Fused, attend
+from jackline.memory.predict.recurrent import RECURRENT, recur
 
 # PyTorch's documented lists of CUDA autocast, by the name of the function that does the work.
 _LOW_NAMES = """
     linear matmul __matmul__ __rmatmul__ mm bmm addmm addbmm baddbmm addmv addr mv chain_matmul multi_dot einsum
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu bilinear
-    scaled_dot_product_attention
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution prelu bilinear
+    scaled_dot_product_attention linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 """
 _FLOAT32_NAMES = """
     layer_norm native_layer_norm group_norm norm cosine_similarity cosine_embedding_loss poisson_nll_loss nll_loss
@@ -37,12 +38,29 @@ _FLOAT32_NAMES = """
     margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
     binary_cross_entropy_with_logits ctc_loss dist pdist cdist renorm logsumexp
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ softplus
-    __rdiv__ __rtruediv__
+    __rdiv__ __rtruediv__ square float_power frobenius_norm nuclear_norm linalg_vector_norm linalg_matrix_norm
+    linalg_norm pairwise_distance
 """
+_UPSAMPLING_NAMES = """
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+    upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+"""
+# Two dtypes become the wider one.
+_WIDEST_NAMES = """
+    addcdiv addcmul atan2 cross dot vdot linalg_vecdot grid_sampler index_put scatter_add
+"""
+_WIDEST = frozenset(_WIDEST_NAMES.split())
 _LOW = frozenset(_LOW_NAMES.split())
-# Only some versions of PyTorch have this in their list.
-_HAS_WIDE_RMS_NORM = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")
-_FLOAT32 = frozenset((*_FLOAT32_NAMES.split(), *(("rms_norm",) if _HAS_WIDE_RMS_NORM else ())))
+
+
+def _is_cast(name: str) -> bool:
+    """Whether this version of PyTorch has the operator in its list; the lists grow."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"))
+
+
+_SOME_VERSIONS = ("rms_norm", *_UPSAMPLING_NAMES.split())
+_FLOAT32 = frozenset((*_FLOAT32_NAMES.split(), *(name for name in _SOME_VERSIONS if _is_cast(name))))
 # Autocast asks these for a float32 result unless the caller named a dtype.
 _FLOAT32_RESULT = frozenset({"sum", "prod", "cumsum", "cumprod"})
 _CROSS_ENTROPY_OPTIONS = ("weight", "reduction", "ignore_index", "label_smoothing")
@@ -161,6 +179,8 @@ class CudaRules(TorchFunctionMode):
             return attend(func, args, kwargs, fused=self._fused)
         if name == "rms_norm":
             return rms_norm(func, args, kwargs)
+        if name in RECURRENT and isinstance(args[1], Tensor | tuple | list):
+            return recur(name, func, args, lambda weight: self._to(weight, self._low) if self._low else weight)
         if name in ("dropout", "feature_dropout"):
             return _dropout(func, args, kwargs)
         if name in _LOSSES:
@@ -179,6 +199,10 @@ class CudaRules(TorchFunctionMode):
             words = {key: self._to(kwargs[key], dtype) for key in reversed(kwargs)}
             low = [self._to(x, dtype) for x in reversed(args)]
             return tuple(reversed(low)), {key: words[key] for key in kwargs}
+        if name in _WIDEST:
+            is_wide = any(_is_castable(x) and x.dtype == torch.float32 for x in (*args, *kwargs.values()))
+            dtype = torch.float32 if is_wide else self._low
+            return tuple(self._to(x, dtype) for x in args), {key: self._to(x, dtype) for key, x in kwargs.items()}
         if name in _FLOAT32_RESULT or name in _SOFTMAX:
             has_dtype = kwargs.get("dtype") is not None or any(isinstance(x, torch.dtype) for x in args)
             if not has_dtype and args and _is_castable(args[0]):

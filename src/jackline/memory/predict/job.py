@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from jackline.memory.plan.gpus import Precision
+from jackline.memory.plan.model_settings import Algorithm
 from jackline.memory.predict.values import Routing
 
 OptimizerKind = Literal["fused", "foreach", "for-loop"]
@@ -22,10 +23,11 @@ class StepOptions:
     """How a step is computed."""
 
     precision: Precision = "bf16"
-    optimizer: OptimizerKind = "fused"  # AdamW
+    optimizer: OptimizerKind = "fused"  # how AdamW is done
     is_recomputing: bool = False
     loss_chunk_rows: int = 0
     is_expandable: bool = True  # the allocator's expandable segments
+    algorithm: Algorithm = "adamw"
     routing: Routing = "even"  # which experts a mixture of experts is assumed to choose
 
 

@@ -8,6 +8,7 @@ longer whole for the next allocation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,44 @@ def scratch_of(name: str, args: tuple[Any, ...]) -> list[Scratch]:
         count, width = indices.numel(), grad.shape[-1]
         indexed = Scratch(_sorted_indices_bytes, (count,))
         return [indexed, indexed, Scratch(_row_parts_bytes, (count,), (num_weights, width))]
+    if name in ("convolution", "convolution_backward"):
+        return _convolution_scratch(name, args)
     return []
+
+
+# Convolutions. cuDNN's tensor-core kernels want the channels last; it reorders input and output in a workspace. Which
+# kernel it takes is its own choice, so this is an estimate, and a plan prints the range.
+
+
+def _convolution_scratch(name: str, args: tuple[Any, ...]) -> list[Scratch]:
+    if name == "convolution":
+        value, groups = args[0], args[8]
+        result = args[0].shape[0] * _output_size(args)
+    else:
+        value, groups = args[1], args[9]
+        result = args[0].numel()
+    is_own_kernel = groups > 1 and value.dtype == torch.float32  # PyTorch's for one filter a channel
+    if is_own_kernel or not value.is_contiguous():
+        return []
+    return [Scratch(_reordered_bytes, (value.numel(), result), (value.element_size(),))]
+
+
+def _output_size(args: tuple[Any, ...]) -> int:
+    """The numbers in one sample of a convolution's result."""
+    value, weight, _, stride, padding, dilation, is_transposed = args[:7]
+    if is_transposed:
+        return int(value.numel() // value.shape[0])
+    sizes = [
+        (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, gap in zip(
+            value.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    return int(weight.shape[0] * math.prod(sizes))
+
+
+def _reordered_bytes(_: Processors, num_inputs: int, num_outputs: int, element_bytes: int) -> int:
+    return (num_inputs + num_outputs) * element_bytes
 
 
 # The gradient of an embedding: from 3072 indices on they are sorted, and rows of equal index are summed in parts.

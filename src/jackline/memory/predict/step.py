@@ -3,15 +3,13 @@
 Owns the order of a step (slices, backward, optimizer) as the trainer does it, and the labels of what is allocated.
 A prediction takes 0.5 to 1.5 s of CPU for a model of 125M. Questions about values (`.item()`, `nonzero`) are answered
 by `values`. Code that needs a real device cannot be traced: CannotTrace says where, and a rehearsal decides instead.
-
-The optimizer's update is imitated and not run: the fused AdamW refuses the meta device, and the stock ones import
-PyTorch's compiler, a second of CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +23,8 @@ from jackline.errors import JacklineError
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.predict.allocator import Arena
 from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
-from jackline.memory.predict.job import Job, OptimizerKind, StepOptions
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.optimizers import MetaOptimizer
 from jackline.memory.predict.questions import Questions
 from jackline.memory.predict.shortcuts import Unfilled
 from jackline.memory.predict.trace import Part, Recorder, Trace
@@ -57,7 +56,7 @@ def trace_step(
 ) -> Trace:
     """Trace two training steps. When gradients are accumulated, those of the first step stay for the second, because
     every slice of a step but the first one finds gradients. Two slices a step would take twice the time to trace."""
-    with _explained(job.name), own_chance():
+    with _explained(job.name), own_chance(), _no_collections():
         return _trace(job, micro_batch, gpu, options, is_accumulating)
 
 
@@ -72,15 +71,16 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
     )
     with torch.device("meta"), Unfilled(values), Questions(values):
         model = job.build(options).train()
-        if options.precision == "bf16-weights":
+        if options.precision in ("bf16-weights", "bf16-pure"):
             model = model.to(torch.bfloat16)
     for tensor in _weights(model):
         recorder.add(tensor, "weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     has_kept = False
     with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules, Questions(values):
-        optimizer = MetaAdamW(trained, options)
+        optimizer = MetaOptimizer(trained, options)
         for step in range(_NUM_STEPS):
+            gc.collect(0)
             _slice(recorder, rules, job, model, micro_batch)
             _label_gradients(recorder, trained)
             if step and is_accumulating and not has_kept:
@@ -94,7 +94,22 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
             if not has_kept:
                 for weight in trained:
                     weight.grad = None
+        for weight in trained:
+            weight.grad = None  # the next trace may use the same model
     return recorder.finish(rules.class_sizes)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's garbage collector stays off: tensors in a reference cycle (the output of some models) live as long as
+    in a real step, which makes too few objects for a collection. It is also a fifth of the time of a trace."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _weights(model: nn.Module) -> Iterator[Tensor]:
@@ -197,44 +212,3 @@ def meta_copy(model: nn.Module) -> nn.Module:
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
         keep_value(memo[id(buffer)], buffer)
     return copy.deepcopy(model, memo)
-
-
-class MetaAdamW:
-    """The allocations of AdamW: two moments per weight, made at the first step. The fused kernel needs nothing more.
-    The foreach implementation needs the square roots of all second moments at once, the for-loop one those of a
-    single weight.
-
-    With bf16 weights there is a float32 master copy. Gradients are widened for the update and the bf16 ones dropped.
-    """
-
-    def __init__(self, weights: list[nn.Parameter], options: StepOptions) -> None:
-        self._weights = weights
-        self._kind: OptimizerKind = options.optimizer
-        has_master = options.precision == "bf16-weights"
-        self._masters = [torch.empty_like(weight, dtype=torch.float32) for weight in weights] if has_master else []
-        self._moments: list[Tensor] = []
-
-    def step(self) -> None:
-        if not self._moments:
-            self._make_moments()
-        wide = []
-        for weight in self._weights if self._masters else ():
-            if weight.grad is not None:
-                wide.append(weight.grad.to(torch.float32))
-                weight.grad = None
-        if self._kind == "foreach":
-            roots = [torch.empty_like(weight, dtype=torch.float32) for weight in self._weights]
-            del roots
-        elif self._kind == "for-loop":
-            for weight in self._weights:
-                torch.empty_like(weight, dtype=torch.float32)
-
-    def _make_moments(self) -> None:
-        for weight in self._weights:
-            if self._kind == "fused":
-                self._moments.append(torch.empty((), dtype=torch.float32))  # the step count, on the GPU
-            self._moments += [torch.empty_like(weight, dtype=torch.float32) for _ in range(2)]
-
-    def state_tensors(self) -> Iterator[Tensor]:
-        yield from self._masters
-        yield from self._moments

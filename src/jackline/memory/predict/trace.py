@@ -127,6 +127,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if self._is_meta and is_summed_in_place(func, args):
             return args[0]
+        # What happens in here is ours and not the model's: without this every look at a shape would pass the rules.
+        with torch._C.DisableTorchFunction():
+            return self._recorded(func, args, kwargs)
+
+    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         result = (
             run_with_values(self._values, run_meta, func, args, kwargs or {})
             if self._is_meta

@@ -1,0 +1,238 @@
+"""A job from the config of a transformers model: no weights, no network.
+
+Owns which class a config means, its example batch, and the order of changes (quantise, adapt, freeze, recompute).
+`hub` owns finding the file, `adapt` the changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jackline.errors import UsageError
+from jackline.memory.plan.adapt import adapt
+from jackline.memory.plan.gpus import GpuModel, Precision
+from jackline.memory.plan.hub import ConfigFile, read_config
+from jackline.memory.plan.model_settings import ModelSettings
+from jackline.memory.predict.job import Job, StepOptions
+
+_SEQ_LEN = 2048
+_BATCH = 8
+# Tried in this order for a config that names no architecture with a loss.
+_TASKS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+)
+_SAMPLE_RATE_S = 16_000
+_FIRST_ID = 5  # below are the special tokens of most tokenizers
+
+
+@dataclass
+class ConfigModel:
+    """Builds the model of one config, once for each set of options: on the meta device it costs no memory."""
+
+    file: ConfigFile
+    settings: ModelSettings
+    low: torch.dtype
+    _built: dict[tuple[bool, str], nn.Module] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config, self._class = _class_of(self.file)
+
+    def build(self, options: StepOptions) -> nn.Module:
+        key = (options.is_recomputing, options.precision)
+        if key not in self._built or torch.get_default_device().type != "meta":
+            self._built[key] = self._make(options)
+        return self._built[key]
+
+    def _make(self, options: StepOptions) -> nn.Module:
+        attention = {"flash": "sdpa"}.get(self.settings.attention, self.settings.attention)
+        with quiet():
+            try:
+                model: nn.Module = self._class._from_config(self.config, attn_implementation=attention)
+            except ValueError:  # a model without this implementation: what it has by itself
+                model = self._class._from_config(self.config)
+        adapt(model, self.settings, self.low)
+        if options.is_recomputing:
+            if not getattr(model, "supports_gradient_checkpointing", False):
+                raise UsageError(f"{type(model).__name__} has no gradient checkpointing")
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+            if self.settings.lora is not None:
+                model.enable_input_require_grads()  # type: ignore[operator]
+        return model
+
+    def batch(self, seq_len: int) -> Callable[[int], dict[str, Tensor]]:
+        return batch_of(self.config, self._class, seq_len, self.settings.image_size)
+
+    @property
+    def seq_len(self) -> int:
+        """As asked; otherwise what the model can, at most 2048."""
+        most = (
+            _first(self._text_config(), "max_position_embeddings", "n_positions", "max_target_positions") or _SEQ_LEN
+        )
+        return self.settings.longest or self.settings.seq_len or min(int(most), _SEQ_LEN)
+
+    def _text_config(self) -> Any:
+        return self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+
+
+def job_from_config(file: ConfigFile, settings: ModelSettings, gpu: GpuModel) -> tuple[Job, dict[str, object]]:
+    """The job, and the settings that a person should see with it."""
+    precision: Precision = settings.precision or gpu.precision
+    low = torch.float16 if precision == "fp16" else torch.bfloat16
+    model = ConfigModel(file, settings, low)
+    options = StepOptions(precision, is_recomputing=settings.gradient_checkpointing, algorithm=settings.optimizer)
+    job = Job(
+        name=file.name,
+        build=model.build,
+        batch=model.batch(model.seq_len),
+        loss=_loss,
+        global_batch=settings.batch_size or _BATCH,
+        options=options,
+        can_recompute=True,
+        note=_note(settings),
+    )
+    return job, {"seq_len": model.seq_len, "batch_size": job.global_batch, "optimizer": settings.optimizer}
+
+
+def count_weights(job: Job) -> tuple[int, int]:
+    """(all, trained) weights; a quantised weight counts too."""
+    with torch.device("meta"):
+        model = job.build(job.options)
+    packed = sum(2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("packed"))
+    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    return sum(size for size, _ in sizes) + packed, sum(size for size, is_trained in sizes if is_trained)
+
+
+def _note(settings: ModelSettings) -> str:
+    parts = []
+    if settings.quantize:
+        parts.append(f"{settings.quantize} weights as bitsandbytes keeps them; all others in float32")
+    if settings.attention == "flash":
+        parts.append("flash attention without padding: it keeps what PyTorch's own keeps")
+    if settings.optimizer == "paged-adamw8bit":
+        parts.append("paged optimizer state is in memory that the driver moves, and not counted")
+    return "; ".join(parts)
+
+
+def _loss(model: nn.Module, batch: Any) -> Tensor:
+    found = model(**batch)
+    loss: Tensor | None = getattr(found, "loss", None)
+    if loss is None:
+        raise ValueError(f"{type(model).__name__} returns no loss")
+    return loss
+
+
+# Which class.
+
+
+def _class_of(file: ConfigFile) -> tuple[Any, Any]:
+    given = read_config(file)
+    try:
+        import transformers
+    except ImportError:
+        raise UsageError("planning from a config needs transformers", hint="pip install transformers") from None
+    if given["model_type"] not in transformers.CONFIG_MAPPING:
+        raise UsageError(
+            f"transformers {transformers.__version__} does not know the model type '{given['model_type']}'",
+            hint="a newer transformers may; or plan it from Python: jackline plan train.py:make_model",
+        )
+    # Without the dtype of the stored weights: `precision` decides in which they are trained.
+    plain = {key: value for key, value in given.items() if key not in ("dtype", "torch_dtype")}
+    with quiet():
+        config = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(plain)
+    named = [getattr(transformers, name, None) for name in given.get("architectures") or ()]
+    found = next((one for one in named if one is not None and _has_loss(one)), None) or _by_task(config, transformers)
+    if found is None:
+        raise UsageError(f"{file.name}: no class of transformers trains a '{given['model_type']}'")
+    return config, found
+
+
+def _has_loss(kind: Any) -> bool:
+    return "labels" in inspect.signature(kind.forward).parameters or "For" in kind.__name__
+
+
+def _by_task(config: Any, transformers: Any) -> Any:
+    from transformers.models.auto import modeling_auto
+
+    for task in _TASKS:
+        name = getattr(modeling_auto, task, {}).get(config.model_type)
+        if name:
+            return getattr(transformers, name if isinstance(name, str) else name[0])
+    return None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers talks about generation settings and token ids; nothing of it concerns memory."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+# The batch.
+
+
+def batch_of(config: Any, kind: Any, seq_len: int, image_size: int = 0) -> Callable[[int], dict[str, Tensor]]:
+    """An example batch without padding, from the names of what the model takes first."""
+    name = getattr(kind, "main_input_name", "input_ids")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def make(count: int) -> dict[str, Tensor]:
+        if name == "pixel_values":
+            side = image_size or _side(config)
+            channels = _first(config, "num_channels") or 3
+            return {"pixel_values": torch.randn(count, channels, side, side), **_image_labels(count, kind, side)}
+        if name == "input_features":
+            features = _first(config, "num_mel_bins", "input_feat_per_channel") or 80
+            frames = 2 * (_first(config, "max_source_positions") or 1500)
+            shape = (count, features, frames) if config.model_type == "whisper" else (count, frames, features)
+            return {"input_features": torch.randn(shape), "labels": _ids(text, count, min(seq_len, 256))}
+        if name == "input_values":
+            values = torch.randn(count, 10 * _SAMPLE_RATE_S)
+            return {"input_values": values, "labels": _ids(text, count, 64)}
+        ids = _ids(text, count, seq_len)
+        labels = torch.zeros(count, dtype=torch.long) if "Classification" in kind.__name__ else ids.clone()
+        if "TokenClassification" in kind.__name__:
+            labels = torch.zeros_like(ids)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+    return make
+
+
+def _ids(config: Any, count: int, seq_len: int) -> Tensor:
+    vocabulary = _first(config, "vocab_size") or 1000
+    return torch.randint(min(_FIRST_ID, vocabulary - 1), vocabulary, (count, seq_len))
+
+
+def _side(config: Any) -> int:
+    side = _first(config, "image_size") or 224
+    return int(side[0] if isinstance(side, list | tuple) else side)
+
+
+def _image_labels(count: int, kind: Any, side: int) -> dict[str, Tensor]:
+    if "Segmentation" in kind.__name__:
+        return {"labels": torch.zeros(count, side, side, dtype=torch.long)}
+    return {"labels": torch.zeros(count, dtype=torch.long)}
+
+
+def _first(config: Any, *names: str) -> Any:
+    return next((getattr(config, name) for name in names if getattr(config, name, None)), None)

@@ -1,0 +1,74 @@
+"""What cuDNN's LSTM, GRU and plain RNN allocate. On the meta device PyTorch would run them step by step.
+
+Owns the shapes of what they keep for backward, as measured on an H200 (cuDNN 9): per layer and direction so many
+numbers a hidden unit, time step and sample, the outputs between layers, and one bit each for dropout between layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Numbers kept per hidden unit: four gates and the cell of an LSTM; three gates and three parts before them of a GRU.
+RECURRENT = {"lstm": 5, "gru": 6, "rnn_tanh": 2, "rnn_relu": 2}
+
+
+def recur(
+    name: str, func: Callable[..., Any], args: tuple[Any, ...], cast: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, ...]:
+    """`func` is torch.lstm or one of its like: (input, state, weights, has_biases, layers, dropout, is_training,
+    is_bidirectional, is_batch_first). Packed sequences come as (data, batch_sizes, ...) and run as they are."""
+    value, state, weights = args[0], args[1], args[2]
+    if not isinstance(weights, list | tuple) or value.dim() != 3:
+        found: tuple[Tensor, ...] = func(*args)
+        return found
+    layers, dropout, is_training, is_bidirectional, is_batch_first = args[4:9]
+    states = state if isinstance(state, list | tuple) else (state,)
+    shape = _Shape(RECURRENT[name], layers, 2 if is_bidirectional else 1, states[0].shape[-1], bool(is_batch_first))
+    kept = shape.kept_bytes if is_training else (lambda *_: 0)
+    low = [cast(weight) for weight in weights]
+    out = _Recurrent.apply(cast(value), shape, kept, dropout if is_training else 0.0, *low)  # type: ignore[no-untyped-call]
+    last = [torch.empty(one.shape, dtype=out.dtype, device=out.device) for one in states]
+    return (out, *last)
+
+
+class _Shape:
+    def __init__(self, numbers: int, layers: int, directions: int, hidden: int, is_batch_first: bool) -> None:
+        self._numbers, self._layers = numbers, layers
+        self.width = hidden * directions
+        self.is_batch_first = is_batch_first
+
+    def kept_bytes(self, rows: int, element_bytes: int, dropout: float) -> int:
+        count = rows * self.width
+        between = (self._layers - 1) * count
+        return (self._layers * self._numbers * count + between) * element_bytes + (between // 8 if dropout else 0)
+
+
+class _Recurrent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, shape: _Shape, kept: Any, dropout: float, *weights: Tensor) -> Tensor:
+        first, second = value.shape[:2]
+        steps, batch = (second, first) if shape.is_batch_first else (first, second)
+        ordered = value.transpose(0, 1).contiguous() if shape.is_batch_first else value.contiguous()
+        out = torch.empty((steps, batch, shape.width), dtype=value.dtype, device=value.device)
+        size = kept(steps * batch, value.element_size(), dropout)
+        reserve = torch.empty(size, dtype=torch.uint8, device=value.device)
+        del ordered
+        ctx.save_for_backward(value, out, reserve, *weights)
+        return out.transpose(0, 1) if shape.is_batch_first else out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        value, _, _, *weights = ctx.saved_tensors
+        grad = grad.contiguous()
+        made = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        return (
+            made,
+            None,
+            None,
+            None,
+            *(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device) for weight in weights),
+        )

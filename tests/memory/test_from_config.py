@@ -1,0 +1,107 @@
+"""A config is enough to plan: adapters, quantised and frozen weights, recomputation and optimizers included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jackline.errors import UsageError
+from jackline.memory.plan.gpus import GPU_MODELS
+from jackline.memory.plan.target import Candidate, load_candidates
+from jackline.memory.predict.step import Prediction, predict
+
+pytest.importorskip("transformers")
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
+}
+WEIGHTS = 2 * 64 * 1000 + 2 * (64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
+ADAPTERS = 2 * (64 * 4 + 4 * 64 + 64 * 4 + 4 * 32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path / "small"
+
+
+def candidate(folder: Path, *words: str) -> Candidate:
+    return load_candidates(str(folder), GPU_MODELS["L4"], ["seq_len=128", *words])[0]
+
+
+def predicted(folder: Path, *words: str) -> Prediction:
+    return predict(candidate(folder, *words).job, 2, GPU_MODELS["L4"], is_accumulating=False)
+
+
+def test_weights_are_trained_in_float32_unless_asked_otherwise(folder: Path) -> None:
+    found = candidate(folder)
+    assert found.shown == {"parameters": WEIGHTS, "seq_len": 128, "batch_size": 8, "optimizer": "adamw"}
+    whole = predicted(folder)
+    assert whole.parts["weights"] == pytest.approx(4 * WEIGHTS, rel=0.01)
+    assert whole.parts["optimizer"] == pytest.approx(8 * WEIGHTS, rel=0.05)
+    assert predicted(folder, "precision=bf16-pure").parts["optimizer"] == pytest.approx(4 * WEIGHTS, rel=0.05)
+
+
+def test_adapters_are_all_that_is_trained(folder: Path) -> None:
+    words = ("--lora", "r=4,targets=q_proj,v_proj")
+    found = candidate(folder, *words, "--quantize", "nf4")
+    assert (found.shown["parameters"], found.shown["trained"]) == (WEIGHTS + ADAPTERS, ADAPTERS)
+    half, packed = predicted(folder, *words), predicted(folder, *words, "--quantize", "nf4", "precision=bf16")
+    assert half.parts["optimizer"] < 10 * ADAPTERS * 2
+    # The embedding and the head stay whole, in float32.
+    assert half.parts["weights"] == pytest.approx(2 * WEIGHTS + 4 * ADAPTERS, rel=0.02)
+    blocks = WEIGHTS - 2 * 64 * 1000
+    assert packed.parts["weights"] == pytest.approx(4 * 2 * 64 * 1000 + blocks * 0.52 + 4 * ADAPTERS, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_a_weight"),
+    [("adamw8bit", 2.03), ("sgd", 4.0), ("lion", 4.0), ("adafactor", 0.1), ("muon", 4.0)],
+)
+def test_optimizers_keep_what_they_keep(folder: Path, optimizer: str, bytes_a_weight: float) -> None:
+    made = predicted(folder, f"optimizer={optimizer}")
+    assert made.parts["optimizer"] == pytest.approx(bytes_a_weight * WEIGHTS, rel=0.6 if bytes_a_weight < 1 else 0.15)
+
+
+def test_frozen_weights_have_no_gradient_and_no_state(folder: Path) -> None:
+    found = candidate(folder, "--freeze", "embed_tokens,lm_head")
+    assert found.shown["trained"] == WEIGHTS - 2 * 64 * 1000
+
+
+def test_recomputation_keeps_less(folder: Path) -> None:
+    assert (
+        predicted(folder, "--gradient-checkpointing", "seq_len=512").parts.get("activations", 0)
+        < predicted(folder, "seq_len=512").parts["activations"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--lora", "targets=query"], "--lora targets query match no linear layer"),
+        (["--freeze", "vision"], "--freeze vision matches no weight"),
+        (["--quantize", "nf4"], "no weight is left to train"),
+    ],
+)
+def test_what_cannot_be_is_said(folder: Path, words: list[str], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        candidate(folder, *words)
+    assert caught.value.message == text
+
+
+def test_an_unknown_type_of_model_is_a_usage_error(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "nobody-knows"}))
+    with pytest.raises(UsageError, match="does not know the model type 'nobody-knows'"):
+        load_candidates(str(path), GPU_MODELS["L4"], [])
