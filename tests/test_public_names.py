@@ -20,7 +20,7 @@ from jackline import notebook
 from jackline.cli.main import COMMANDS
 from jackline.session.settings import Settings
 
-PUBLIC = ["Loader", "Stopped", "__version__", "attach", "notebook", "peek", "phase"]
+PUBLIC = ["Loader", "Stopped", "__version__", "attach", "load", "notebook", "peek", "phase"]
 NOTEBOOK = ["Run", "plan", "run", "setup", "train", "watch", "why"]
 RUN = [
     "at_risk",
@@ -82,6 +82,7 @@ COMMAND_NAMES = [
     "diff",
     "doctor",
     "events",
+    "export",
     "goodput",
     "logs",
     "mcp",
@@ -90,6 +91,7 @@ COMMAND_NAMES = [
     "resume",
     "run",
     "runs",
+    "sample",
     "status",
     "stop",
     "train",

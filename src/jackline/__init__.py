@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "attach": "jackline.session.attach",
+    "load": "jackline.trainer.trained.load",
     "peek": "jackline.session.peek",
     "phase": "jackline.session.phase",
     "Loader": "jackline.session.feeds.loader",

@@ -40,6 +40,8 @@ COMMANDS = {
     "report": ("jackline.cli.pages.report", "One file that tells what a run did; for a failure, a post-mortem."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
+    "sample": ("jackline.cli.models.sample", "Text from the model that a run has trained."),
+    "export": ("jackline.cli.models.export", "The trained model for transformers, or as plain safetensors."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),
     "plan": ("jackline.cli.commands.plan", "Will it fit, with which micro-batch; where the memory goes."),
     "checkpoints": ("jackline.cli.commands.checkpoints", "List, verify, prune, show and export checkpoints."),

@@ -44,6 +44,11 @@ class RunDir:
         return self.path / "config.yaml"
 
     @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer of a recipe's language model, so that the run is complete by itself."""
+        return self.path / "tokenizer.json"
+
+    @property
     def supervisor_file(self) -> Path:
         return self.path / "supervisor.json"
 

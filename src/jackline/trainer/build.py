@@ -14,6 +14,7 @@ import torch
 from jackline import accelerator
 from jackline.checkpoint.format.catalogue import list_names
 from jackline.errors import UsageError
+from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.memory import read_memory
 from jackline.session.saving.exactness import make_exact
@@ -62,6 +63,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     loader = corpus.train.make_loader(config, device)
     opened.callback(loader.close)
     _check_vocabulary(config, corpus)
+    _keep_tokenizer(corpus, RunDir(folder))
     shape = shape_of(config, corpus.train.vocab_size)
     with console.phase("model", describe_shape(config.model, shape)):
         process.wait_for(gpu)  # before the seed: one that is set while a GPU opens may miss the GPU's generator
@@ -126,6 +128,14 @@ def _check_vocabulary(config: TrainConfig, corpus: Corpus) -> None:
             f" {corpus.train.vocab_size:,} tokens",
             hint="vocab_size=0 takes the tokenizer's own, rounded up",
         )
+
+
+def _keep_tokenizer(corpus: Corpus, run: RunDir) -> None:
+    """A copy in the run's folder: whoever gets the run can use its model. A full disk stops no training."""
+    text = corpus.train.tokenizer_json()
+    if text is not None and run.path.is_dir():
+        with contextlib.suppress(OSError):
+            atomic.write_whole(run.tokenizer_file, text.encode())
 
 
 def plan_text(config: TrainConfig, chosen: Chosen, precision: str, total_steps: int) -> str:

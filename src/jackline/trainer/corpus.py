@@ -49,6 +49,9 @@ class TrainText(Protocol):
     def first_text(self, first: Batch) -> str:
         """How it begins, for people; `first` is the first batch of it."""
 
+    def tokenizer_json(self) -> str | None:
+        """The file it can be rebuilt from; None for plain bytes."""
+
     def close(self) -> None: ...
 
 
@@ -74,6 +77,10 @@ class CachedText:
 
     def first_text(self, first: Batch) -> str:
         return first_text(self.data.cache.folder)
+
+    def tokenizer_json(self) -> str | None:
+        path = self.data.cache.folder / "tokenizer.json"
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
     def close(self) -> None:
         self.data.close()

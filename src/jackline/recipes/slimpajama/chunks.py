@@ -93,6 +93,9 @@ class ChunkSource:
     def first_text(self, first: Batch) -> str:
         return self.live.tokenizer.decode(first.tokens[0])
 
+    def tokenizer_json(self) -> str | None:
+        return self.live.tokenizer.json
+
     def close(self) -> None:
         """Files belong to the loader's thread."""
 

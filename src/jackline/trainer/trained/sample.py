@@ -1,0 +1,140 @@
+"""Samples tokens from a language model, one after another. Keys and values of earlier tokens are kept (GPT).
+
+Owns the choice of a token and the cache. A model without a cache of ours (sparse attention) is run over the whole
+text each time: right, and slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from jackline.errors import UsageError
+from jackline.models.gpt import GPT, Block
+from jackline.models.nsa.model import NSAModel
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`temperature` 0 always takes the likeliest token. `top_p`: of the likeliest ones that have this much together.
+
+    `seed` None draws anew each time. With the same seed, device and torch the text is the same.
+    """
+
+    num_tokens: int = 200
+    temperature: float = 0.8
+    top_p: float = 0.95
+    top_k: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise UsageError(f"num_tokens must be at least 1, not {self.num_tokens}")
+        if not 0 <= self.temperature <= 100:
+            raise UsageError(f"temperature must be between 0 and 100, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if self.top_k < 0:
+            raise UsageError(f"top_k must be 0 (all) or more, not {self.top_k}")
+
+
+@torch.inference_mode()
+def sample(
+    model: GPT | NSAModel, start: Tensor, sampling: Sampling, *, vocab_size: int, eos_id: int | None
+) -> Iterator[int]:
+    """New tokens after `start` (1 x length), until the token between documents comes or there are enough."""
+    generator = torch.Generator(device=start.device)
+    if sampling.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(sampling.seed)
+    reader = CachedReader(model) if isinstance(model, GPT) else WholeReader(model)
+    logits = reader.read(start)
+    for number in range(sampling.num_tokens):
+        token = choose(logits[:vocab_size].float(), sampling, generator)
+        if token == eos_id:
+            return
+        yield token
+        if number + 1 < sampling.num_tokens:
+            logits = reader.read(torch.tensor([[token]], device=start.device))
+
+
+def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """One token of these logits."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    likely, ids = torch.sort(functional.softmax(logits / sampling.temperature, dim=-1), descending=True)
+    if sampling.top_k:
+        likely, ids = likely[: sampling.top_k], ids[: sampling.top_k]
+    # The first one always stays: what is before it has nothing together.
+    kept = likely.cumsum(dim=-1) - likely < sampling.top_p
+    likely = likely * kept
+    return int(ids[torch.multinomial(likely, 1, generator=generator)])
+
+
+class CachedReader:
+    """Reads tokens into a GPT and gives the logits after the last one. When its context is full, the older half of
+    the text is forgotten, because its positions are learnt up to there only."""
+
+    def __init__(self, model: GPT) -> None:
+        self._model = model
+        shape = model.shape
+        weight = model.tokens.weight
+        size = (1, shape.num_heads, shape.context, shape.width // shape.num_heads)
+        self._keys = [torch.empty(size, dtype=weight.dtype, device=weight.device) for _ in range(shape.num_layers)]
+        self._values = [torch.empty_like(keys) for keys in self._keys]
+        self._ids: list[int] = []
+        self._length = 0
+
+    def read(self, ids: Tensor) -> Tensor:
+        self._ids += ids[0].tolist()
+        context = self._model.shape.context
+        if self._length + ids.shape[1] > context:
+            kept = self._ids[-max(1, context // 2) :]
+            ids, self._length = torch.tensor([kept], device=ids.device), 0
+        logits = self._run(ids)
+        self._length += ids.shape[1]
+        return logits
+
+    def _run(self, ids: Tensor) -> Tensor:
+        model, begin = self._model, self._length
+        places = torch.arange(begin, begin + ids.shape[1], device=ids.device)
+        stream = model.tokens(ids) + model.positions(places)
+        for number, block in enumerate(model.blocks):
+            assert isinstance(block, Block)
+            stream = stream + self._attend(block, number, block.attention_norm(stream))
+            stream = stream + block.down(block.activation(block.up(block.mlp_norm(stream))))
+        logits: Tensor = model.head(model.norm(stream[:, -1]))[0]
+        return logits
+
+    def _attend(self, block: Block, number: int, normed: Tensor) -> Tensor:
+        batch, length, width = normed.shape
+        heads = (batch, length, block.num_heads, width // block.num_heads)
+        query, key, value = (part.view(heads).transpose(1, 2) for part in block.qkv(normed).split(width, dim=2))
+        end = self._length + length
+        keys, values = self._keys[number], self._values[number]
+        keys[:, :, self._length : end] = key
+        values[:, :, self._length : end] = value
+        # More than one token at once comes only first, when the cache is empty: then each sees those before it.
+        mixed = functional.scaled_dot_product_attention(
+            query, keys[:, :, :end], values[:, :, :end], is_causal=length > 1
+        )
+        projected: Tensor = block.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+        return projected
+
+
+class WholeReader:
+    """Runs the model over the whole text for each token."""
+
+    def __init__(self, model: NSAModel) -> None:
+        self._model = model
+        self._ids: Tensor | None = None
+
+    def read(self, ids: Tensor) -> Tensor:
+        self._ids = ids if self._ids is None else torch.cat((self._ids, ids), dim=1)
+        logits: Tensor = self._model(self._ids)[0, -1]
+        return logits
