@@ -148,6 +148,5 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
         finally:
             steps = run.step if run is not None else 0
             best = best_of(run, config)
-            following = next_commands(run_dir, outcome, ruined_step, is_language=config.is_language)
-            watch.end(outcome, steps, best, following)
+            watch.end(outcome, steps, best, next_commands(run_dir, outcome, ruined_step, config.is_language))
         return Outcome(steps, watch.last_loss, full.loss if full else None, best)

@@ -102,7 +102,7 @@ def say_curves(run_dir: RunDir, console: Console) -> None:
         console.say(line)
 
 
-def next_commands(run_dir: RunDir, outcome: str, ruined_step: int = 0, *, is_language: bool = False) -> list[str]:
+def next_commands(run_dir: RunDir, outcome: str, ruined_step: int = 0, is_language: bool = False) -> list[str]:
     """From `ruined_step` on the weights are lost. A GPU's numbers are known a step or two later, so a save may have
     come between; then the command goes back behind it."""
     name = run_dir.name
