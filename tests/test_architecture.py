@@ -150,7 +150,9 @@ def torch_free_modules() -> list[str]:
     names = []
     for path in modules():
         relative = path.relative_to(ROOT)
-        inside = relative.parts[0] in TORCH_FREE_PACKAGES and "inject" not in relative.parts
+        # These two run in the user's own processes and are not imported by ours.
+        is_ours = not {"inject", "inside"} & set(relative.parts)
+        inside = relative.parts[0] in TORCH_FREE_PACKAGES and is_ours
         engine = str(relative.parent) in TORCH_FREE_ROOMS
         top = len(relative.parts) == 1 and relative.stem != "__init__"
         if inside or engine or top:

@@ -6,7 +6,7 @@ import asyncio
 
 async def train() -> None:
     print("waiting for the batch")
-    await asyncio.get_running_loop().create_future()
+    await asyncio.get_running_loop().create_future()  # HERE
 
 
-asyncio.run(train())  # HERE
+asyncio.run(train())

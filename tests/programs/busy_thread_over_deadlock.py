@@ -1,6 +1,6 @@
-"""Deadlocked main thread over a thread that works: from outside this is a main thread that waits for its worker.
-No alarm can be promised here, but the line must be shown."""
-# expect: verdict=BUSY|SUSPECT marker=HERE watch_s=15
+"""Deadlocked main thread beside a thread that works. From outside this looks like a main thread that waits for its
+worker; read from inside, the main thread waits for a lock that it holds."""
+# expect: verdict=STUCK label=DEADLOCK marker=HERE
 
 import threading
 

@@ -1,5 +1,5 @@
 """A child program waits for its input to end, the parent for the child: the pipe was never closed."""
-# expect: verdict=STUCK label=STUCK_CHILD marker=HERE
+# expect: verdict=STUCK label=DEADLOCK marker=HERE
 
 import subprocess
 

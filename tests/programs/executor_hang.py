@@ -13,8 +13,8 @@ def read_batch() -> None:
 
 
 async def main() -> None:
-    await asyncio.get_running_loop().run_in_executor(None, read_batch)
+    await asyncio.get_running_loop().run_in_executor(None, read_batch)  # HERE
 
 
 print("training")
-asyncio.run(main())  # HERE
+asyncio.run(main())

@@ -1,5 +1,5 @@
 """A hang where no process may look into another: only the dump that it writes itself can name the line."""
-# expect: verdict=STUCK label=STUCK_LOCK marker=HERE also=THERE without=py-spy says=faulthandler
+# expect: verdict=STUCK "label=DEADLOCK|STUCK_LOCK" marker=HERE also=THERE without=py-spy says=faulthandler
 
 import multiprocessing
 import threading

@@ -1,5 +1,5 @@
 """The script is done, but a thread that is no daemon keeps the interpreter from ending."""
-# expect: verdict=STUCK label=STUCK_LOCK also=THERE out=done
+# expect: verdict=STUCK label=DEADLOCK also=THERE out=done
 
 import threading
 

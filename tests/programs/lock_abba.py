@@ -1,5 +1,5 @@
 """Two threads take two locks in opposite order."""
-# expect: verdict=STUCK label=STUCK_LOCK marker=HERE also=THERE
+# expect: verdict=STUCK label=DEADLOCK marker=HERE also=THERE
 
 import threading
 

@@ -1,5 +1,5 @@
 """A plain lock taken again by the thread that holds it."""
-# expect: verdict=STUCK label=STUCK_LOCK marker=HERE
+# expect: verdict=STUCK label=DEADLOCK marker=HERE
 
 import threading
 

@@ -1,5 +1,5 @@
 """The classic: a child fills its pipe while the parent waits for its end instead of reading."""
-# expect: verdict=STUCK label=STUCK_CHILD marker=HERE
+# expect: verdict=STUCK label=DEADLOCK marker=HERE
 
 import subprocess
 import sys

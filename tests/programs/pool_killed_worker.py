@@ -1,5 +1,5 @@
 """A Pool worker is killed; Pool starts another, but the lost task never comes back."""
-# expect: verdict=STUCK|SUSPECT marker=HERE
+# expect: verdict=STUCK|SUSPECT marker=HERE says="its task is lost"
 
 import multiprocessing
 import os

@@ -1,5 +1,5 @@
 """join() before get(): the worker cannot end before its queue is read."""
-# expect: verdict=STUCK label=STUCK_CHILD marker=HERE
+# expect: verdict=STUCK label=DEADLOCK marker=HERE
 
 import multiprocessing
 

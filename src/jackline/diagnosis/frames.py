@@ -38,6 +38,7 @@ class ThreadStack:
     frames: tuple[Frame, ...]
     is_main: bool = False
     wait: str = ""  # text of a machine.readings.Wait, e.g. 'lock', 'network 10.0.0.3:443'
+    awaiting: Frame | None = None  # of an event loop: the line at which its task awaits, which no frame shows
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class ProcessStack:
     threads: tuple[ThreadStack, ...] = field(default_factory=tuple)
     method: str = ""
     problem: str = ""
+    tasks: tuple[str, ...] = ()  # "task 'Task-2' awaits a future at train.py:9", read from inside
+    role: str = ""  # 'DataLoader worker 1', 'rank 3', read from inside
 
     @property
     def main(self) -> ThreadStack | None:
@@ -60,17 +63,22 @@ def to_json(stack: ProcessStack) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> ProcessStack:
-    threads = tuple(
-        ThreadStack(**{**thread, "frames": tuple(Frame(**frame) for frame in thread["frames"])})
-        for thread in value["threads"]
-    )
-    return ProcessStack(**{**value, "threads": threads})
+    threads = tuple(_thread_from_json(thread) for thread in value["threads"])
+    return ProcessStack(**{**value, "threads": threads, "tasks": tuple(value.get("tasks") or ())})
+
+
+def _thread_from_json(value: dict[str, Any]) -> ThreadStack:
+    awaiting = value.get("awaiting")
+    frames = tuple(Frame(**frame) for frame in value["frames"])
+    return ThreadStack(**{**value, "frames": frames, "awaiting": Frame(**awaiting) if awaiting else None})
 
 
 def innermost_user_frame(thread: ThreadStack | None) -> Frame | None:
     """The thread's innermost frame in the user's own code; its innermost frame when none is the user's."""
     if thread is None or not thread.frames:
         return None
+    if thread.awaiting is not None:
+        return thread.awaiting
     own = [frame for frame in thread.frames if frame.is_user]
     # Libraries run code from strings too (dataclasses, namedtuples); it is the user's only with `python -c`.
     return next((frame for frame in own if frame.file != "<string>"), own[0] if own else thread.frames[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from jackline.diagnosis.doing import Around, Doing
 from jackline.diagnosis.frames import Frame
@@ -28,7 +28,7 @@ def around_of(leader: ProcessReading, tree: TreeReading, rates: Rates | None, gp
 def verdict_record(verdict: Verdict | None, now_s: float) -> records.VerdictRecord:
     if verdict is None:
         return records.VerdictRecord()
-    return records.VerdictRecord(
+    record = records.VerdictRecord(
         kind=verdict.kind,
         label=verdict.label,
         for_s=round(max(0.0, now_s - verdict.since_s), 1),
@@ -38,6 +38,8 @@ def verdict_record(verdict: Verdict | None, now_s: float) -> records.VerdictReco
         next_kind=verdict.next_kind or None,
         next_in_s=round(verdict.next_in_s) if verdict.next_in_s is not None else None,
     )
+    members = verdict.deadlock.members if verdict.deadlock else ()
+    return replace(record, deadlock=tuple(asdict(member) for member in members)) if members else record
 
 
 def now_record(doing: Doing | None) -> records.NowRecord:

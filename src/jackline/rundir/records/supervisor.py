@@ -24,6 +24,7 @@ class VerdictRecord:
     frame: dict[str, Any] | None = None
     next_kind: str | None = left_out()
     next_in_s: float | None = left_out()
+    deadlock: tuple[dict[str, Any], ...] = left_out()
     since_s: float | None = left_out()
 
     @property

@@ -14,6 +14,7 @@ from jackline.machine.readings import GpuReading, TreeReading
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.supervisor import IncidentRecord
 from jackline.supervisor.events import Events
+from jackline.supervisor.hang.deadlock import Deadlock, find_deadlock
 from jackline.supervisor.hang.incident import write_incident
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 from jackline.supervisor.options import SuperviseOptions
@@ -24,6 +25,27 @@ STACKS_FIRST_APART_S = 3.0
 STACKS_SILENT_EVERY_S = 5.0
 STACKS_ALWAYS_EVERY_S = 30.0
 ALARMS = ("STUCK", "SUSPECT")
+LONGEST_GAP_S = 60.0
+
+
+class AskedBefore:
+    """When to ask processes who waits for whom: after a standstill of some seconds, then ever more rarely, because
+    the question wakes up their main threads."""
+
+    def __init__(self, stuck_after_s: float) -> None:
+        self._first_after_s = min(5.0, stuck_after_s / 3)
+        self._gap_s = self._first_gap_s = min(10.0, stuck_after_s / 3)
+        self._at_s = float("-inf")
+
+    def is_due(self, now_s: float, stands_since_s: float | None) -> bool:
+        if stands_since_s is None or now_s - stands_since_s < self._first_after_s:
+            self._gap_s = self._first_gap_s
+            return False
+        return now_s - self._at_s >= self._gap_s
+
+    def note(self, now_s: float) -> None:
+        self._gap_s = min(LONGEST_GAP_S, 1.5 * self._gap_s)
+        self._at_s = now_s
 
 
 class HangWatch:
@@ -34,7 +56,7 @@ class HangWatch:
         self._options = options
         self._events = events
         after_s = options.stuck_after_s
-        limits = Thresholds(suspect_after_s=2 * after_s, stuck_after_s=after_s, can_type=options.tty)
+        limits = Thresholds(2 * after_s, after_s, proved_after_s=after_s, can_type=options.tty)
         self.judge = Judge(limits)
         self.sampler = StackSampler(attempt.stacks)
         self.verdict: Verdict | None = None
@@ -44,6 +66,8 @@ class HangWatch:
         self.requested_at_s = float("-inf")
         self._fresh: tuple[ProcessStack, ...] | None = None
         self._disturbed: frozenset[int] = frozenset()
+        self._asked = AskedBefore(options.stuck_after_s)
+        self._proof: tuple[Deadlock | None] | None = None  # of the newest answers, not judged yet
         self._began_s = time.monotonic()
         self._alarm = ""
         self._pending: Verdict | None = None
@@ -59,7 +83,9 @@ class HangWatch:
         """`counts` are bytes of output and marks of progress so far."""
         stacks, self._fresh = self._fresh, None
         disturbed, self._disturbed = self._disturbed, self._disturbed if self.sampler.is_busy else frozenset()
-        return Sample(now_s, max(0.0, late_s), tree, gpus, *counts, stacks, disturbed)
+        proof, self._proof = self._proof, None
+        deadlock = proof[0] if proof else None
+        return Sample(now_s, max(0.0, late_s), tree, gpus, *counts, stacks, disturbed, proof is not None, deadlock)
 
     def _raise_alarm(self, verdict: Verdict) -> None:
         if verdict.kind == self._alarm:
@@ -101,8 +127,14 @@ class HangWatch:
             self.ask(now_s, pids)
 
     def ask(self, now_s: float, pids: Sequence[int]) -> None:
-        if self.sampler.request(pids):
+        """Take stacks; also ask the processes who waits for whom, if they stand still and nothing is proved yet."""
+        inside = self._options.inject and not self.judge.has_proof()
+        inside = inside and self._asked.is_due(now_s, self.judge.stands_since_s())
+        if self.sampler.request(pids, inside=inside):
             self.requested_at_s = now_s
+            if inside:
+                self._asked.note(now_s)
+                self._disturbed = frozenset(pids)
 
     def collect(self, tree: TreeReading) -> StackSample | None:
         """The finished sample of stacks, if there is one; an incident is written with it where one is due."""
@@ -111,6 +143,10 @@ class HangWatch:
             return None
         self.stacks = self._fresh = taken.stacks
         self.stacks_at_s = self.requested_at_s  # time of the request: what the stack shows may be that old
+        if taken.standing is not None:
+            leader = self.judge.leader_pid or taken.request.pids[0]
+            ran = self.judge.ran_since(time.monotonic() - self._options.stuck_after_s)
+            self._proof = (find_deadlock(taken.standing, leader, ran),)
         if taken.request.native:
             self._write_incident(taken, tree)
         return taken

@@ -13,6 +13,7 @@ from typing import Any
 
 from jackline.diagnosis.doing import Doing, describe, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack
+from jackline.diagnosis.waiting import effective_wait
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.memory import read_oom_counters
 from jackline.machine.net import tree_sockets
@@ -25,6 +26,7 @@ from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.child.process import Command
 from jackline.supervisor.events import Events
+from jackline.supervisor.hang.totals import LAUNCHER_COMMS
 from jackline.supervisor.hang.verdict import Verdict
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.output.progress import Progress, is_later_step
@@ -246,7 +248,8 @@ class AttemptWatch:
     def _read_tree(self) -> None:
         tree = self.command.read_tree()
         pids = [process.pid for process in tree.processes]
-        tree = TreeReading(tree.at_s, tree.processes, tree_sockets(pids))
+        working = [process.pid for process in tree.processes if process.comm not in LAUNCHER_COMMS]
+        tree = TreeReading(tree.at_s, tree.processes, tree_sockets(working))
         self.rates = rates_between(self.tree if self.tree.processes else None, tree)
         self.tree = tree
         self.pids_seen.update(pids[:1000])
@@ -281,12 +284,15 @@ class AttemptWatch:
 
     def _leading_process(self) -> ProcessReading | None:
         """The process whose activity describes the run: the outermost Python process, else the command itself."""
+        by_pid = {process.pid: process for process in self.tree.processes}
+        if (leader := by_pid.get(self.hang.judge.leader_pid or 0)) is not None:
+            return leader
         pythons = (process for process in self.tree.processes if process.is_python)
         return next(pythons, self.tree.processes[0] if self.tree.processes else None)
 
     def _leading_stack(self) -> ProcessStack | None:
         leader = self._leading_process()
-        return self._stack_of(leader.pid) if leader else None
+        return (self.hang.judge.stack_of(leader.pid) or self._stack_of(leader.pid)) if leader else None
 
     def _stack_of(self, pid: int) -> ProcessStack | None:
         return next((stack for stack in self.hang.stacks if stack.pid == pid), None)
@@ -297,7 +303,8 @@ class AttemptWatch:
             stack, around = self._leading_stack(), around_of(leader, self.tree, self.rates, self.gpus)
             if self.hang.stacks_at_s < self.last_output_s:
                 stack = outermost(stack)
-            self.doing = describe(stack, leader.wait or Wait("unknown"), leader.comm, around)
+            wait = effective_wait(stack, leader.wait or Wait("unknown"))
+            self.doing = describe(stack, wait, leader.comm, around)
 
     def last_frame(self) -> Frame | None:
         """The line where it was seen last; on a busy machine only the verdict may have it."""

@@ -21,6 +21,14 @@ _LARGEST_SOURCE_BYTES = 4 << 20
 _MOST_PROCESSES = 200
 
 _ADVICE = {
+    "STUCK_RANKS": (
+        "all ranks but the one named wait in a collective: look at what that one does instead",
+        "every rank must make the same calls in the same order, also in the last, shorter batch",
+    ),
+    "DEADLOCK": (
+        "take the locks in the same order everywhere, or take one of them with a timeout",
+        "between processes: read both pipes of a child (communicate()), use 'spawn' instead of 'fork' with threads",
+    ),
     "STUCK_LOCK": (
         "look at the lines above for a lock that its holder never lets go: a thread that died, a fork while a "
         "thread held it, two locks taken in different order",
@@ -64,8 +72,12 @@ def incident_text(
 ) -> str:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
     lines = [f"{verdict.kind} ({verdict.label}) at {stamp}", "", verdict.text, ""]
+    found = verdict.deadlock
     locks = [sentence for stack in stacks for sentence in explain_locks(stack.threads, read_source)]
-    if locks:
+    if found is not None:
+        lines += ["The deadlock (proved: read inside the processes and from the kernel)"]
+        lines += [*(f"  - {sentence}" for sentence in found.story), ""]
+    elif locks:
         lines += ["Who waits for whom (read from the source, not verified)", *(f"  - {line}" for line in locks), ""]
     lines += ["What to do next", *(f"  - {line}" for line in advice(verdict)), ""]
     lines += [f"Processes ({len(tree.processes)})", *_process_lines(tree, stacks), ""]
@@ -105,11 +117,14 @@ def stack_lines(stack: ProcessStack, *, only_user: bool = False) -> Iterator[str
         yield f"({stack.problem})"
         return
     how = f", read by {stack.method}" if stack.method else ""
-    yield f"process {stack.pid}: {stack.command[:200] or '?'}{how}"
+    role = f" ({stack.role})" if stack.role else ""
+    yield f"process {stack.pid}{role}: {stack.command[:200] or '?'}{how}"
     if stack.problem:
         yield f"  ({stack.problem})"
     for thread in stack.threads:
         yield from _thread_lines(thread, only_user=only_user)
+    for task in stack.tasks:
+        yield f"  {task}"
 
 
 def _thread_lines(thread: ThreadStack, *, only_user: bool) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from jackline.machine.readings import TreeReading, traffic_between
+from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.gpu_work import gpu_works, is_spinning, lowest_power
 from jackline.supervisor.hang.sample import Sample
 from jackline.supervisor.hang.totals import HELPER_COMMS, NOTHING, Totals, is_busy, sum_totals, totals_between
@@ -26,6 +27,7 @@ from jackline.supervisor.hang.views import (
 
 LATE_S = 5.0  # if the supervisor is this late, the whole machine was suspended
 _MOST_INTERVALS = 256
+_MOST_ENDED = 16
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class Movement:
     idle_power_w: Mapping[int, float] = field(default_factory=dict)
     spin_since_s: float | None = None
     has_stacks: bool = False
+    ended: tuple[tuple[int, int, float], ...] = ()  # (pid, its parent, when) of processes that have ended lately
+    deadlock: Deadlock | None = None  # proved, and none of its threads has run since
+    proved_at_s: float = 0.0
 
     @property
     def is_gpu_working(self) -> bool:
@@ -122,7 +127,34 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         idle_power_w=idle_power_w,
         spin_since_s=_spin_since(before, sample, idle_power_w),
         has_stacks=bool(sample.stacks) or (before.has_stacks and not is_main_moving),
+        ended=(*before.ended, *_ended(before.sample.tree, sample))[-_MOST_ENDED:],
+        deadlock=sample.deadlock if sample.was_asked else _still_dead(before, views),
+        proved_at_s=at_s if sample.was_asked and sample.deadlock else before.proved_at_s,
     )
+
+
+def _still_dead(before: Movement, views: Mapping[int, ProcessView]) -> Deadlock | None:
+    """The deadlock that was proved, unless one of its threads has run or is gone since then."""
+    if before.deadlock is None:
+        return None
+    for pid, tid in before.deadlock.nodes:
+        view = views.get(pid)
+        if view is None or view.ran_at_s.get(tid, before.proved_at_s) > before.proved_at_s:
+            return None
+    return before.deadlock
+
+
+def stands_since_s(state: Movement) -> float:
+    """Since when no thread of the deadlock has run."""
+    nodes = state.deadlock.nodes if state.deadlock else ()
+    views = [(state.views[pid], tid) for pid, tid in nodes if pid in state.views]
+    return max((view.ran_at_s.get(tid, view.moved_at_s) for view, tid in views), default=state.proved_at_s)
+
+
+def _ended(before: TreeReading, sample: Sample) -> list[tuple[int, int, float]]:
+    now = _live_pids(sample.tree)
+    gone = [process for process in before.processes if (process.pid, process.start_ticks) not in now]
+    return [(one.pid, one.ppid, sample.at_s) for one in gone if one.state not in ("Z", "X")]
 
 
 def _spin_since(before: Movement, sample: Sample, idle_power_w: Mapping[int, float]) -> float | None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import math
 
 from jackline.diagnosis.doing import describe_wait
+from jackline.diagnosis.waiting import effective_wait
+from jackline.supervisor.hang.movement import stands_since_s
 from jackline.supervisor.hang.scene import (
     WORKER_WAITS,
     Kind,
     Scene,
     Verdict,
+    awaits_ranks,
     is_asleep,
     is_fed_by_threads,
     is_joining_threads,
+    is_main_working,
     is_on_disk,
     positions,
     process_at_fault,
@@ -93,6 +97,26 @@ def _paused_by(scene: Scene, view: ProcessView) -> Verdict:
     since_s = scene.now_s if view.paused_since_s is None else view.paused_since_s
     label = "STOPPED" if is_leader else "STOPPED_CHILD"
     return Verdict("PAUSED", label, since_s, text, frame_of(scene.leader), reading.pid)
+
+
+def deadlocked(scene: Scene) -> Verdict | None:
+    """A proved deadlock is stuck, whatever other threads print, send or write. One that does not hold the main thread
+    counts only if that does no work either."""
+    found = scene.state.deadlock
+    if found is None or (not found.has_main and is_main_working(scene)):
+        return None
+    since_s = stands_since_s(scene.state)
+    for_s, after_s = scene.now_s - since_s, scene.limits.proved_after_s
+    frame, pid = frame_of(scene.leader), found.members[-1].pid
+    label, word = ("DEADLOCK", "deadlock") if found.is_cycle else (stuck_label(scene), "it cannot continue")
+    if for_s >= after_s:
+        text = f"{word}, nothing of it has run for {format_duration(for_s)}: {found.text}"
+        return Verdict("STUCK", label, since_s, text, frame, pid, deadlock=found)
+    if for_s < min(scene.limits.waiting_after_s, after_s):
+        return None
+    next_in_s = max(1.0, after_s - for_s)
+    text = f"{word}: {found.text}; if nothing changes, STUCK in {format_duration(next_in_s)}"
+    return Verdict("WAITING", label, since_s, text, frame, pid, "STUCK", next_in_s, found)
 
 
 def stuck_limit_s(scene: Scene) -> float:
@@ -220,8 +244,13 @@ def _progress_label(scene: Scene) -> tuple[str, str]:
 
 def _waiting_label(scene: Scene) -> tuple[str, str]:
     """What the main thread waits for."""
-    wait, rate = scene.leader.reading.wait, f"{format_bytes(scene.state.rates.tcp_bytes)}/s"
+    wait = effective_wait(scene.leader.stack, scene.leader.reading.wait)
+    rate = f"{format_bytes(scene.state.rates.tcp_bytes)}/s"
     kind = wait.kind
+    if awaits_ranks(scene.leader):
+        return "WAITING_RANKS", "waiting for other ranks"
+    if scene.leader.stack and scene.leader.stack.tasks and kind != "network":
+        return "WAITING_TASK", f"its event loop is idle: {scene.leader.stack.tasks[0]}"
     if kind == "network":
         far_end = f"{wait.target}, " if wait.target else ""
         return "WAITING_NETWORK", f"waiting for the network ({far_end}{rate})"
@@ -244,4 +273,4 @@ def _waiting_label(scene: Scene) -> tuple[str, str]:
 
 
 # Tried in this order. If none returns a verdict, the verdict is `progress`.
-RULES = (paused, keyboard, stuck, gpu_spin, suspect, busy, waiting)
+RULES = (paused, keyboard, deadlocked, stuck, gpu_spin, suspect, busy, waiting)

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from jackline.diagnosis.frames import ProcessStack
 from jackline.machine.readings import GpuReading, TreeReading
+from jackline.supervisor.hang.deadlock import Deadlock
 
 
 @dataclass(frozen=True)
 class Sample:
     """All readings at one time. `stacks` is set only if stacks were taken then; `late_s` is how late the supervisor
     took it (large after a suspend); `marks` counts signs of progress: bars, protocol lines, checkpoints. `disturbed`
-    are the processes that a stack reader of ours has stopped or signalled since the last sample."""
+    are the processes that a stack reader of ours has stopped or signalled since the last sample. `was_asked`: the
+    processes were asked who waits for whom, and `deadlock` is what that proved."""
 
     at_s: float
     late_s: float
@@ -22,3 +24,5 @@ class Sample:
     marks: int = 0
     stacks: tuple[ProcessStack, ...] | None = None
     disturbed: frozenset[int] = frozenset()
+    was_asked: bool = False
+    deadlock: Deadlock | None = None

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.waiting import effective_wait
+from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.movement import Movement
 from jackline.supervisor.hang.text import other_processes, other_threads, view_text
 from jackline.supervisor.hang.totals import HELPER_COMMS
 from jackline.supervisor.hang.views import ProcessView
 from jackline.supervisor.stacks.take import is_housekeeping
+from jackline.units import format_duration
 
 Kind = Literal["PROGRESS", "BUSY", "WAITING", "PAUSED", "SUSPECT", "STUCK"]
 
 _RECENT_S = 5.0
+_MOST_TASKS = 4
 _POOL_FILES = ("/concurrent/futures/", "/multiprocessing/pool.py", "/joblib/", "/queue.py")
 _JOINS = ("join", "_wait_for_tstate_lock", "Thread.join", "Thread._wait_for_tstate_lock")
 WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
@@ -34,6 +38,7 @@ class Thresholds:
     keyboard_after_s: float = 5.0
     stopped_after_s: float = 10.0
     waiting_after_s: float = 5.0
+    proved_after_s: float = 60.0  # of a proved deadlock; not longer for a run with long pauses
     can_type: bool = False  # the command has a terminal (--tty), so a question can be answered
 
 
@@ -50,6 +55,7 @@ class Verdict:
     pid: int | None = None
     next_kind: str = ""  # the alarm that follows if nothing changes, and when
     next_in_s: float | None = None
+    deadlock: Deadlock | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,21 @@ def is_on_disk(scene: Scene) -> bool:
     return is_main or any(thread.wait.startswith("disk") for thread in threads)
 
 
+def is_main_working(scene: Scene) -> bool:
+    """Whether the main thread really works: it uses the CPU, or is seen at changing lines. Words that it prints while
+    it stands at one line are no evidence."""
+    recent_s = scene.limits.proved_after_s
+    is_elsewhere = bool(scene.leader.hash) and scene.now_s - scene.leader.hash_since_s < recent_s
+    return scene.leader.main_cores >= 0.05 or is_elsewhere or scene.state.is_gpu_working
+
+
+def stands_at_lock(view: ProcessView) -> float | None:
+    """Since when a thread has waited for a lock at a line of the user's own code; None when none does."""
+    threads = view.stack.threads if view.stack else ()
+    waiting = [one for one in threads if one.wait.startswith("lock") and one.frames and one.frames[0].is_user]
+    return min((view.ran_at_s[one.thread_id] for one in waiting if one.thread_id in view.ran_at_s), default=None)
+
+
 def is_fed_by_threads(scene: Scene) -> bool:
     """The main thread waits for the results of a pool, and threads of that pool were seen at different lines lately.
     Requests that a pool makes cost too little CPU to be seen otherwise."""
@@ -124,7 +145,9 @@ def live(views: Sequence[ProcessView]) -> list[ProcessView]:
 
 
 def stuck_label(scene: Scene) -> str:
-    kind = scene.leader.reading.wait.kind
+    kind = effective_wait(scene.leader.stack, scene.leader.reading.wait).kind
+    if awaits_ranks(scene.leader):
+        return "STUCK_RANKS"
     if kind == "network":
         return "STUCK_NET"
     if kind in WORKER_WAITS and scene.workers:
@@ -136,11 +159,21 @@ def stuck_label(scene: Scene) -> str:
 
 def process_at_fault(scene: Scene) -> int:
     """A dead worker that was not noticed, else a worker that is not just waiting for work, else the main process."""
-    if stuck_label(scene) != "STUCK_CHILD" or not scene.workers:
+    label = stuck_label(scene)
+    if label == "STUCK_RANKS":
+        elsewhere = [view for view in live(scene.others) if view.reading.is_python and not awaits_ranks(view)]
+        return (elsewhere or [scene.leader])[0].reading.pid
+    if label != "STUCK_CHILD" or not scene.workers:
         return scene.leader.reading.pid
     dead = [view for view in scene.workers if view.reading.state in ("Z", "X")]
     busy = [view for view in scene.workers if not _waits_for_work(view)]
     return (dead or busy or list(scene.workers))[0].reading.pid
+
+
+def awaits_ranks(view: ProcessView) -> bool:
+    """Whether its main thread is in a collective or a barrier of torch.distributed."""
+    inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(view))
+    return any("torch/distributed/" in frame.file for frame in inside)
 
 
 def _is_helper(view: ProcessView) -> bool:
@@ -162,11 +195,29 @@ def _main_frames(view: ProcessView) -> tuple[Frame, ...]:
 
 def positions(scene: Scene) -> str:
     parts = [f"the main thread (pid {scene.leader.reading.pid}) {view_text(scene.leader)}"]
+    parts += list(scene.leader.stack.tasks[:_MOST_TASKS]) if scene.leader.stack else []
+    parts += lost_workers(scene)
     parts += other_threads(scene.leader)
     at_fault = process_at_fault(scene)
     others = [*scene.workers, *(view for view in scene.others if view.reading.is_python)]
     parts += other_processes(sorted(others, key=lambda view: view.reading.pid != at_fault))
     return "; ".join(parts)
+
+
+def lost_workers(scene: Scene) -> list[str]:
+    """Workers that ended while the main thread waited for the results of a Pool: it starts another and waits on."""
+    frames = _main_frames(scene.leader)
+    if not any("multiprocessing/pool.py" in frame.file for frame in frames):
+        return []
+    since_s = scene.leader.hash_since_s - _RECENT_S
+    lost = [
+        (pid, at_s) for pid, ppid, at_s in scene.state.ended if at_s >= since_s and ppid == scene.leader.reading.pid
+    ]
+    return [
+        f"process {pid}, a worker of the pool, ended {format_duration(scene.now_s - at_s)} ago: if it was killed, "
+        "its task is lost, and a Pool waits for it for ever"
+        for pid, at_s in lost[:2]
+    ]
 
 
 def still_moving(scene: Scene) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from jackline.diagnosis.doing import describe_wait
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
+from jackline.diagnosis.waiting import effective_wait
 from jackline.supervisor.hang.views import ProcessView
 from jackline.supervisor.stacks.take import is_housekeeping
 
@@ -30,8 +31,16 @@ def place_text(frame: Frame | None) -> str:
 
 def view_text(view: ProcessView) -> str:
     """'is waiting for a lock at train.py:41 `with lock:`'."""
-    waiting = describe_wait(view.reading.wait)
+    waiting = describe_wait(effective_wait(view.stack, view.reading.wait))
     place = place_text(frame_of(view))
+    main = view.stack.main if view.stack else None
+    if (
+        view.stack
+        and view.stack.role.startswith("worker of")
+        and main
+        and not any(one.is_user for one in main.frames)
+    ):
+        return "is waiting for its next task"
     words = f"is {waiting or 'running'}"
     return f"{words} at {place}" if place else words
 
@@ -65,9 +74,13 @@ def other_processes(views: Sequence[ProcessView]) -> list[str]:
     return sentences[:_MOST_GROUPS] + ([f"and {more} more processes"] if more else [])
 
 
+def name_of(view: ProcessView) -> str:
+    return view.stack.role if view.stack and view.stack.role else view.reading.comm
+
+
 def _group_text(words: str, group: Sequence[ProcessView]) -> str:
     if len(group) == 1:
-        return f"process {group[0].reading.pid} ({group[0].reading.comm}) {words}"
+        return f"process {group[0].reading.pid} ({name_of(group[0])}) {words}"
     pids = ", ".join(str(view.reading.pid) for view in group[:_MOST_PIDS])
     more = ", ..." if len(group) > _MOST_PIDS else ""
     return f"{len(group)} processes ({pids}{more}) are {words.removeprefix('is ')}"

@@ -18,7 +18,9 @@ DISK_BYTES_PER_S = 1000.0
 DUMP_BYTES = 128_000  # up to this much may be a stack dump that our signal caused, not its own work
 # What reading a stack may cost the process itself: a signal handler, or a stop of a few tenths of a second.
 DISTURBED_CORES = 0.3
-HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tensorboard", "py-spy")
+# Processes beside the training. A launcher only looks after the ranks, which are the run.
+LAUNCHER_COMMS = ("pt_elastic", "torchrun")
+HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tensorboard", "py-spy", *LAUNCHER_COMMS)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from jackline.diagnosis.frames import ProcessStack
 from jackline.supervisor.hang.movement import Movement, note
 from jackline.supervisor.hang.rules import RULES, progress
 from jackline.supervisor.hang.sample import Sample
-from jackline.supervisor.hang.scene import Kind, Thresholds, Verdict, make_scene
+from jackline.supervisor.hang.scene import Kind, Thresholds, Verdict, make_scene, stands_at_lock
 
 __all__ = ["Judge", "Kind", "Sample", "Thresholds", "Verdict", "verdict"]
 
@@ -36,6 +37,36 @@ class Judge:
     def add(self, sample: Sample) -> Verdict:
         self._movement = note(self._movement, sample, window_s=_window_s(self._floor))
         return decide(self._movement, self._floor)
+
+    def stands_since_s(self) -> float | None:
+        """Since when the leading process has not moved, or a thread stands at a lock of the user's; None when neither
+        is so. Then it is worth asking who waits for whom."""
+        if self._movement is None or not self._movement.views:
+            return None
+        scene = make_scene(self._movement, self._floor)
+        locked = [since_s for view in self._movement.views.values() if (since_s := stands_at_lock(view)) is not None]
+        return min([scene.leader.moved_at_s, *locked])
+
+    def stack_of(self, pid: int) -> ProcessStack | None:
+        """The newest stack of a process, with what was read from inside it."""
+        view = self._movement.views.get(pid) if self._movement else None
+        return view.stack if view else None
+
+    def has_proof(self) -> bool:
+        return self._movement is not None and self._movement.deadlock is not None
+
+    def ran_since(self, since_s: float) -> frozenset[tuple[int, int]]:
+        """The threads that have run since then."""
+        views = self._movement.views if self._movement else {}
+        return frozenset(
+            (pid, tid) for pid, view in views.items() for tid, at_s in view.ran_at_s.items() if at_s > since_s
+        )
+
+    @property
+    def leader_pid(self) -> int | None:
+        if self._movement is None or not self._movement.views:
+            return None
+        return make_scene(self._movement, self._floor).leader.reading.pid
 
 
 def verdict(history: Sequence[Sample], thresholds: Thresholds) -> Verdict:

@@ -177,6 +177,8 @@ def _with_stack(view: ProcessView, stack: ProcessStack, at_s: float) -> ProcessV
     is_same_method = view.stack is not None and view.stack.method == stack.method
     is_elsewhere = bool(new and view.hash) and is_same_method and new != view.hash
     have_others_moved = is_same_method and bool(view.others_hash) and others != view.others_hash
+    if view.stack is not None and not is_elsewhere and not stack.role and not stack.tasks:
+        stack = _with_known(stack, view.stack)
     return replace(
         view,
         stack=stack if new or not view.hash else view.stack,
@@ -189,6 +191,13 @@ def _with_stack(view: ProcessView, stack: ProcessStack, at_s: float) -> ProcessV
         moved_at_s=at_s if is_elsewhere else view.moved_at_s,
         is_signalled=view.is_signalled or stack.method == "faulthandler",
     )
+
+
+def _with_known(stack: ProcessStack, before: ProcessStack) -> ProcessStack:
+    """A stack of the same place, with what was read from inside the process before."""
+    lines = {thread.thread_id: thread.awaiting for thread in before.threads}
+    threads = tuple(replace(thread, awaiting=lines.get(thread.thread_id)) for thread in stack.threads)
+    return replace(stack, threads=threads, tasks=before.tasks, role=before.role)
 
 
 def remembered(view: ProcessView, old: ProcessView | None) -> ProcessView:

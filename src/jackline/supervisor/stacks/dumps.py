@@ -138,6 +138,15 @@ def _is_unnamed(entry: dict[str, Any]) -> bool:
     return _UNNAMED.fullmatch(str(entry.get("name") or "")) is not None
 
 
+def without_inherited(thread: ThreadStack) -> ThreadStack:
+    """A process forked by multiprocessing has the frames of its parent below its own. They say where the parent was
+    at the fork, so they are left out."""
+    for number, frame in enumerate(thread.frames):
+        if frame.file.endswith("multiprocessing/popen_fork.py") and frame.function.endswith("_launch"):
+            return replace(thread, frames=thread.frames[:number])
+    return thread
+
+
 def parse_faulthandler(text: str, pid: int) -> tuple[ThreadStack, ...]:
     """The threads of the last whole dump in `text`, the main one first.
 

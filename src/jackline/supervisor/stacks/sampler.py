@@ -12,22 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.diagnosis.frames import ProcessStack
-from jackline.supervisor.stacks.take import native_text, sample_stacks
+from jackline.supervisor.stacks.standing import Standing, read_standing
+from jackline.supervisor.stacks.take import native_text, sample_stacks, with_reports
 
 
 @dataclass(frozen=True)
 class StackRequest:
     pids: tuple[int, ...]
     native: bool = False
+    inside: bool = False  # also ask each Python process who waits for whom
 
 
 @dataclass(frozen=True)
 class StackSample:
-    """One sample of stacks. `native_text` is set only when it was requested."""
+    """One sample of stacks. `native_text` and `standing` are set only when they were requested."""
 
     request: StackRequest
     stacks: tuple[ProcessStack, ...]
     native_text: str = ""
+    standing: Standing | None = None
 
 
 class StackSampler:
@@ -41,14 +44,14 @@ class StackSampler:
         self._thread: threading.Thread | None = None
         self.problem = ""
 
-    def request(self, pids: Sequence[int], *, native: bool = False) -> bool:
+    def request(self, pids: Sequence[int], *, native: bool = False, inside: bool = False) -> bool:
         if self._is_busy or not pids:
             return False
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="jackline-stacks", daemon=True)
             self._thread.start()
         self._is_busy = True
-        self._requests.put(StackRequest(tuple(pids), native))
+        self._requests.put(StackRequest(tuple(pids), native, inside))
         return True
 
     @property
@@ -69,10 +72,13 @@ class StackSampler:
             request = self._requests.get()
             stacks: tuple[ProcessStack, ...] = ()
             native = ""
+            standing: Standing | None = None
             try:
                 stacks = sample_stacks(request.pids, stacks_folder=self._folder)
                 native = native_text(request.pids) if request.native else ""
+                standing = read_standing(request.pids, self._folder) if request.inside else None
+                stacks = with_reports(stacks, standing.reports) if standing else stacks
                 self.problem = ""
             except Exception as error:  # fail open: having no stacks is better than a crashed watcher
                 self.problem = f"{type(error).__name__}: {error}"
-            self._results.put(StackSample(request, stacks, native))
+            self._results.put(StackSample(request, stacks, native, standing))

@@ -23,12 +23,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jackline.diagnosis.frames import ProcessStack, ThreadStack
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.proc import catches_signal, is_python, list_threads, read_command, read_environ, read_wait
 from jackline.machine.procfs import list_numbers, read_bytes, read_text
 from jackline.machine.readings import Wait
 from jackline.supervisor.child.environment import stack_signal
-from jackline.supervisor.stacks.dumps import SourceReader, fatal_part, parse_faulthandler, parse_py_spy
+from jackline.supervisor.stacks.dumps import (
+    SourceReader,
+    fatal_part,
+    is_own_code,
+    parse_faulthandler,
+    parse_py_spy,
+    without_inherited,
+)
+from jackline.supervisor.stacks.inside import InsideReport, leaf_of
 
 MOST_PIDS = 16
 _AT_ONCE = 4
@@ -56,6 +64,32 @@ def sample_stacks(
     if len(wanted) > MOST_PIDS:
         found.append(ProcessStack(0, "", problem=f"{len(wanted) - MOST_PIDS} more processes were not looked at"))
     return tuple(found)
+
+
+def with_reports(
+    stacks: Sequence[ProcessStack], reports: Sequence[InsideReport], *, deadline_s: float = 1.0
+) -> tuple[ProcessStack, ...]:
+    """The same stacks with what only the processes themselves know: tasks of event loops, and their role."""
+    known = {report.pid: report for report in reports}
+    return tuple(
+        _with_report(stack, known[stack.pid], deadline_s) if stack.pid in known else stack for stack in stacks
+    )
+
+
+def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -> ProcessStack:
+    threads = list(stack.threads)
+    sentences = list(report.remarks)
+    for loop in report.loops:
+        leaf = leaf_of(loop)
+        if leaf is not None and is_own_code(leaf.file):
+            frame = Frame(leaf.coroutine, leaf.file, leaf.line, "", is_user=True)
+            (filled,) = _sources.fill(stack.pid, [ThreadStack(0, "", (frame,))], limit_s=deadline_s)
+            threads = [
+                replace(one, awaiting=filled.frames[0]) if one.thread_id == loop.tid else one for one in threads
+            ]
+        tasks = sorted(loop.tasks, key=lambda task: task is not leaf)
+        sentences += [f"task '{task.name}' awaits {task.awaits or 'something'} at {task.place}" for task in tasks]
+    return replace(stack, threads=tuple(threads), tasks=tuple(sentences[:8]), role=report.role)
 
 
 def main_hash(stack: ProcessStack) -> str:
@@ -191,7 +225,7 @@ def _finish(
         method, problem = ("faulthandler", "") if threads else ("", "; ".join(filter(None, (problem, why))))
     if not threads:
         return _from_proc(pid, problem if is_python(pid) else "")
-    threads = tuple(_with_wait(pid, thread) for thread in threads)
+    threads = tuple(_with_wait(pid, without_inherited(thread)) for thread in threads)
     threads = _sources.fill(pid, threads, limit_s=max(0.2, min(1.0, end_s - time.monotonic())))
     return ProcessStack(pid, read_command(pid), threads, method, problem)
 

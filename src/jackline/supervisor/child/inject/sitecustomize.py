@@ -2,9 +2,10 @@
 # mypy: ignore-errors
 """Runs at the start of every Python process of a supervised run, because its folder is first on PYTHONPATH.
 
-Owns: the file a process dumps its stacks to (JACKLINE_STACKS/fh.PID), the signal that asks for a dump, line
-buffering, and running the user's own sitecustomize, which this file hides. It changes nothing else, imports nothing
-slow, and works (or does nothing) on every Python from 2.7 on, so it uses no newer syntax.
+Owns: the file a process dumps its stacks to (JACKLINE_STACKS/fh.PID), the signals that ask for a dump or for a report
+of who waits for whom (`inside`, loaded only when asked), line buffering, and running the user's own sitecustomize,
+which this file hides. It changes nothing else, imports nothing slow, and works (or does nothing) on every Python from
+2.7 on, so it uses no newer syntax.
 """
 
 import os
@@ -15,7 +16,7 @@ import sys
 _LOWEST_FD = 700
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _PR_SET_PTRACER = 0x59616D61
-_state = {"fd": -1, "inode": None, "folder": None}
+_state = {"fd": -1, "inode": None, "folder": None, "inside": None, "forking": None, "fork": None}
 
 
 def _open_dump_file():
@@ -54,8 +55,54 @@ def _arm():
     for signum, all_threads in ((number, False), (number + 1, True)):
         if _signal.getsignal(signum) == _signal.SIG_DFL:
             faulthandler.register(signum, fd, all_threads=all_threads, chain=False)
+    if sys.version_info >= (3, 11) and number + 2 <= 64 and _signal.getsignal(number + 2) == _signal.SIG_DFL:
+        _signal.signal(number + 2, _report)
     if hasattr(os, "register_at_fork"):  # since 3.7; before, a forked child is read by other means
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
+def _report(signum, frame):
+    """Say who waits for whom. Sent only to a process that stands still; runs in its main thread."""
+    try:
+        if _state["inside"] is None:
+            _state["inside"] = _load_inside()
+        _state["inside"].write_report(_state["folder"], frame, _state["fork"])
+    except Exception:
+        pass
+
+
+def _load_inside():
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    folder = os.path.join(here, "inside")
+    path = os.path.join(folder, "__init__.py")
+    external = sys.modules["_frozen_importlib_external"]
+    spec = external.spec_from_file_location("_jackline_inside", path, submodule_search_locations=[folder])
+    module = sys.modules["_frozen_importlib"].module_from_spec(spec)
+    sys.modules["_jackline_inside"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _before_fork():
+    """Remember where the other threads are: the child has their locks, but not them."""
+    try:
+        frames = sys._current_frames()
+        _state["forking"] = None
+        if len(frames) > 1:
+            known = getattr(sys.modules.get("threading"), "_active", {})
+            me = sys.modules["_thread"].get_ident()
+            others = [(known.get(ident), frame) for ident, frame in frames.items() if ident != me]
+            _state["forking"] = [_place_of(thread, frame) for thread, frame in others[:16]]
+    except Exception:
+        pass
+
+
+def _place_of(thread, frame):
+    places = []
+    while frame is not None and len(places) < 8:
+        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return {"name": str(getattr(thread, "name", "")), "places": places}
 
 
 def _after_fork():
@@ -64,6 +111,7 @@ def _after_fork():
     Nothing is registered again: faulthandler keeps writing to the same descriptor number. So a handler or a file that
     the user's code has set since then stays in place.
     """
+    _state["fork"], _state["forking"] = {"parent": os.getppid(), "threads": _state["forking"] or []}, None
     try:
         status = os.fstat(_state["fd"])
         if (status.st_dev, status.st_ino) != _state["inode"]:

@@ -1,0 +1,46 @@
+# mypy: ignore-errors
+"""Runs inside a supervised Python process when the supervisor asks who waits for whom (inject/sitecustomize.py).
+
+Owns the report: JACKLINE_STACKS/in.PID, one JSON object. It calls nothing of the user's: no property, no `__repr__`,
+no lock. Standard library only; the folder is not on PYTHONPATH, so its modules are `_jackline_inside.*`.
+"""
+
+import json
+import os
+import sys
+import time
+
+from _jackline_inside import awaited, loops, processes
+
+_MOST_THREADS = 256
+
+
+def write_report(folder, interrupted, fork):
+    """`interrupted` is the frame that the signal interrupted, `fork` what the fork hook has seen; whole or absent."""
+    report = make_report(interrupted, fork)
+    path = os.path.join(folder, f"in.{os.getpid()}")
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, json.dumps(report).encode("utf-8", "replace"))
+    finally:
+        os.close(fd)
+    os.rename(path + ".new", path)
+
+
+def make_report(interrupted, fork):
+    frames = dict(sys._current_frames())
+    me = awaited.current_ident()
+    frames[me] = interrupted
+    stacks = {ident: awaited.list_frames(frame) for ident, frame in list(frames.items())[:_MOST_THREADS]}
+    threads = awaited.list_threads(stacks)
+    return {
+        "pid": os.getpid(),
+        "at_s": time.monotonic(),
+        "threads": threads,
+        "loops": loops.list_loops(stacks),
+        "held": processes.held_locks(),
+        "children": processes.list_children(),
+        "fork": fork,
+        "role": processes.role(stacks.get(me, ())),
+        "remarks": processes.remarks(),
+    }

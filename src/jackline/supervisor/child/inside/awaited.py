@@ -1,0 +1,263 @@
+# mypy: ignore-errors
+"""What each thread waits for and which locks it holds.
+
+Owns the knowledge about `threading`, `queue` and `concurrent.futures`. A plain lock does not know its owner: it is
+found by the `with` blocks that threads are in, by calls of `acquire` above their current line, and by the owner that
+an RLock keeps. Where none of these tells, the owner stays unknown.
+"""
+
+import _thread
+import os
+import re
+import sys
+
+from _jackline_inside import code as codes
+from _jackline_inside import processes, slots
+
+_LOCK, _RLOCK = type(_thread.allocate_lock()), _thread.RLock
+_TAKES = ("acquire", "__enter__", "_acquire_restore", "acquire_lock", "lock")
+_MOST_FRAMES = 60
+_LIBRARY = os.path.dirname(os.__file__)
+
+
+def current_ident():
+    return _thread.get_ident()
+
+
+def list_frames(frame):
+    frames = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def list_threads(stacks):
+    """One entry a thread. `owner` and `target` are idents of threads of this process."""
+    known = dict(getattr(sys.modules.get("threading"), "_active", {}))
+    found, held = [], {}
+    for ident, frames in stacks.items():
+        thread = known.get(ident)
+        file, line = place_of(frames)
+        # Called in the main thread. After a fork, older versions keep the native id of the parent's thread.
+        tid = os.getpid() if ident == current_ident() else getattr(thread, "native_id", None)
+        entry = {
+            "ident": ident,
+            "tid": tid,
+            "name": str(getattr(thread, "_name", "") or ""),
+            "is_daemon": bool(getattr(thread, "_daemonic", False)),
+            "file": file,
+            "line": line,
+            "waits": waits_of(frames),
+            "holds": holds_of(frames),
+        }
+        found.append(entry)
+        for hold in entry["holds"]:
+            held.setdefault(hold["lock"], []).append((ident, hold))
+    for entry in found:
+        if entry["waits"] and entry["waits"].get("lock"):
+            _find_owner(entry["waits"], stacks, held)
+    return found
+
+
+def place_of(frames):
+    """(file, line) of the innermost frame outside the standard library; of the innermost one if there is none."""
+    for frame in frames:
+        if not _is_library(frame):
+            return frame.f_code.co_filename, frame.f_lineno
+    return (frames[0].f_code.co_filename, frames[0].f_lineno) if frames else ("", 0)
+
+
+def _is_library(frame):
+    file = frame.f_code.co_filename
+    return file.startswith("<frozen") or (file.startswith(_LIBRARY) and "-packages" not in file)
+
+
+def _stem(frame):
+    file = frame.f_code.co_filename
+    return file[len(_LIBRARY) + 1 :] if file.startswith(_LIBRARY) else ""
+
+
+# -- waits ----------------------------------------------------------------------------------------------------------
+
+
+def waits_of(frames):
+    """What the thread waits for: {kind, what, lock, owner, target}; None when no such wait is seen."""
+    if not frames:
+        return None
+    return _library_wait(frames) or _lock_wait(frames) or _queue_wait(frames[0])
+
+
+def _lock_wait(frames):
+    frame = frames[0]
+    entered = codes.entering(frame)
+    if entered is not None:
+        manager, name = entered
+    else:
+        called = codes.calling(frame, _TAKES)
+        if called is None:
+            return None
+        manager, name = called[0], called[2]
+    lock = next(iter(locks_in(manager)), None)
+    if lock is None:
+        return None
+    if _stem(frame) == "threading.py" or _stem(frame).startswith("multiprocessing"):
+        name = _outer_name(frames, lock) or name
+    # A semaphore that counts has no owner: any process may raise it.
+    kind = "lock" if getattr(lock, "maxvalue", 1) == 1 or lock.kind == 0 else "semaphore"
+    return {"kind": kind, "what": f"{kind} '{name}'" if name else f"a {kind}", "name": name, **identity(lock)}
+
+
+def _outer_name(frames, lock):
+    """What the user's own line calls a lock that a Condition or a multiprocessing lock wraps."""
+    for frame in frames[1:]:
+        if _is_library(frame):
+            continue
+        entered = codes.entering(frame) or codes.calling(frame, _TAKES)
+        if entered is not None and lock in locks_in(entered[0]):
+            return entered[1] if len(entered) == 2 else entered[2]
+        return ""
+    return ""
+
+
+def _queue_wait(frame):
+    called = codes.calling(frame, ("get", "put"))
+    if called is None or type(called[0]).__name__ != "SimpleQueue":
+        return None
+    is_idle = _stem(frame) == "concurrent/futures/thread.py"
+    what = "its next task" if is_idle else f"an item of the queue '{called[2]}'"
+    return {"kind": "idle" if is_idle else "threads", "what": what}
+
+
+def _library_wait(frames):
+    """A wait inside `threading`, `queue` or `concurrent.futures`: the outermost function of those decides."""
+    found = None
+    for frame in frames:
+        stem, function = _stem(frame), frame.f_code.co_name
+        if stem not in _WAITS:
+            break
+        found = _WAITS[stem](frame, function) or found
+    return found
+
+
+def _threading_wait(frame, function):
+    if function in ("join", "_wait_for_tstate_lock", "_join_os_thread"):
+        target = slots.local(frame, "self")
+        ident = codes.plain_attribute(target, "_ident") if target is not None else None
+        name = codes.plain_attribute(target, "_name") if target is not None else ""
+        return {"kind": "join", "what": f"the end of thread '{name}'", "target": ident}
+    if function == "_shutdown":
+        return {"kind": "exit", "what": "the end of its other threads, at exit"}
+    if function != "wait" and function != "wait_for" and not (function == "acquire" and _is_semaphore(frame)):
+        return None
+    # `with condition:` and `Condition.wait` after its notification wait for the lock itself.
+    if codes.calling(frame, ("_acquire_restore",)) is not None:
+        return None
+    kind = type(slots.local(frame, "self")).__name__
+    return {"kind": "threads", "what": f"a signal of another thread ({kind})"}
+
+
+def _is_semaphore(frame):
+    return "Semaphore" in type(slots.local(frame, "self")).__name__
+
+
+def _queue_method(frame, function):
+    words = {
+        "get": "an item of a queue that is empty",
+        "put": "room in a queue that is full",
+        "join": "the items of a queue to be done",
+    }
+    return {"kind": "threads", "what": words[function]} if function in words else None
+
+
+def _future_wait(frame, function):
+    if function in ("result", "exception", "wait", "as_completed", "result_iterator"):
+        return {"kind": "threads", "what": "the result of a future"}
+    return None
+
+
+_WAITS = {"threading.py": _threading_wait, "queue.py": _queue_method, "concurrent/futures/_base.py": _future_wait}
+
+
+# -- locks and their owners -----------------------------------------------------------------------------------------
+
+
+def locks_in(manager):
+    """The lock itself, or the locks that a Condition, a multiprocessing lock or an object of the user's keeps."""
+    if manager is None:
+        return []
+    if _is_lock(manager):
+        return [manager]
+    try:
+        stored = object.__getattribute__(manager, "__dict__")
+    except Exception:
+        return []
+    values = list(stored.values())[:32] if isinstance(stored, dict) else []
+    return [value for value in values if _is_lock(value)]
+
+
+def _is_lock(value):
+    if type(value) in (_LOCK, _RLOCK):
+        return True
+    module = sys.modules.get("_multiprocessing")
+    return module is not None and type(value) is getattr(module, "SemLock", None)
+
+
+def identity(lock):
+    """{lock, owner}: a name that is equal for the same lock, also across processes, and its owner if it knows one."""
+    if type(lock) is _LOCK:
+        return {"lock": f"{id(lock):x}", "owner": None}
+    if type(lock) is _RLOCK:
+        owner = re.search(r"owner=(\d+)", repr(lock))
+        return {"lock": f"{id(lock):x}", "owner": int(owner[1]) or None if owner else None}
+    return {"lock": processes.key_of(lock), "owner": None}
+
+
+def holds_of(frames):
+    """The locks of the `with` blocks that the frames are in: [{lock, name, file, line}], the innermost first."""
+    found = []
+    released = _released_by_wait(frames)
+    for frame in frames:
+        if not read_entries(frame):
+            continue
+        for manager, name, line in codes.entered_blocks(frame):
+            found += [_hold(lock, name, frame, line) for lock in locks_in(manager) if lock not in released]
+    return found
+
+
+def _released_by_wait(frames):
+    """`Condition.wait` gives the lock of its `with` block back while it waits."""
+    waits = [frame for frame in frames if _stem(frame) == "threading.py" and frame.f_code.co_name == "wait"]
+    return [lock for frame in waits for lock in locks_in(slots.local(frame, "self"))]
+
+
+def read_entries(frame):
+    return getattr(frame.f_code, "co_exceptiontable", b"")
+
+
+def _hold(lock, name, frame, line):
+    return {"lock": identity(lock)["lock"], "name": name, "file": frame.f_code.co_filename, "line": line}
+
+
+def _find_owner(waits, stacks, held):
+    """Fill in who owns the awaited lock: by `with`, else by `acquire` without `release` above the current line."""
+    wanted, known = waits["lock"], waits.get("owner")
+    owners = held.get(wanted, [])
+    if not owners:
+        owners = [(ident, hold) for ident, frames in stacks.items() for hold in _acquired(frames, wanted)]
+    owners = [(ident, hold) for ident, hold in owners if known in (None, ident)]
+    if len({ident for ident, _ in owners}) == 1:
+        waits["owner"], waits["held_at"] = owners[0]
+
+
+def _acquired(frames, wanted):
+    for number, frame in enumerate(frames):
+        calls = codes.calls_before(frame, ("acquire", "release"))
+        # The last call of a frame that waits is the one that it is in.
+        current = codes.calling(frame, ("acquire",)) if number == 0 else None
+        if current is not None and calls and calls[-1][1] == "acquire":
+            calls = calls[:-1]
+        matching = [call for call in calls if any(identity(lock)["lock"] == wanted for lock in locks_in(call[0]))]
+        if matching and matching[-1][1] == "acquire":
+            lock = locks_in(matching[-1][0])[0]
+            yield _hold(lock, matching[-1][2], frame, matching[-1][3])

@@ -1,0 +1,257 @@
+"""Asks a process who waits for whom, by a signal, and reads its answer (`child/inside` writes it).
+
+Owns the signal, when it is safe to send, and the types of the answer. Every field is checked: the file may be damaged
+or forged. Does not decide what the answer means (`hang.deadlock`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jackline.machine.proc import catches_signal, read_environ
+from jackline.machine.procfs import read_bytes
+from jackline.supervisor.child.environment import stack_signal
+from jackline.supervisor.stacks.dumps import is_own_code
+
+_ANSWER_S = 1.5
+_LARGEST_BYTES = 4 << 20
+_LONGEST_WORDS = 200
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A lock that a thread holds, and the line that took it."""
+
+    lock: str
+    name: str = ""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class ThreadWait:
+    """`kind` is lock, semaphore, join, exit, threads or idle. `owner` and `target` are threads of the same process;
+    `held_at` is the line at which the owner took the lock."""
+
+    kind: str
+    what: str = ""
+    lock: str = ""
+    name: str = ""
+    owner: int | None = None
+    target: int | None = None
+    held_at: Hold | None = None
+
+
+@dataclass(frozen=True)
+class ThreadReport:
+    tid: int
+    name: str
+    is_main: bool
+    is_daemon: bool = False
+    file: str = ""
+    line: int = 0
+    waits: ThreadWait | None = None
+    holds: tuple[Hold, ...] = ()
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    name: str
+    awaits: str = ""
+    coroutine: str = ""
+    file: str = ""
+    line: int = 0
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+@dataclass(frozen=True)
+class LoopReport:
+    """An event loop and its tasks."""
+
+    tid: int
+    library: str
+    num_tasks: int = 0
+    num_timers: int = 0
+    tasks: tuple[TaskReport, ...] = ()
+
+
+@dataclass(frozen=True)
+class ForkedFrom:
+    """Where the other threads of the parent were when this process was forked: (thread, file, line)."""
+
+    parent: int
+    threads: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class InsideReport:
+    pid: int
+    threads: tuple[ThreadReport, ...] = ()
+    loops: tuple[LoopReport, ...] = ()
+    held: tuple[str, ...] = ()  # multiprocessing locks
+    children: tuple[tuple[int, str], ...] = ()  # (pid, name)
+    fork: ForkedFrom | None = None
+    role: str = ""  # 'DataLoader worker 1', 'rank 3'
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> ThreadReport | None:
+        return next((thread for thread in self.threads if thread.is_main), None)
+
+
+def leaf_of(loop: LoopReport) -> TaskReport | None:
+    """The task that the others wait for: one that waits for no other task, in the user's own code if there is one."""
+    ranked = sorted(
+        loop.tasks, key=lambda task: (not is_own_code(task.file), task.awaits.startswith(("task", "a _Gathering")))
+    )
+    return ranked[0] if ranked else None
+
+
+def ask_inside(pids: Sequence[int], folder: Path) -> tuple[InsideReport, ...]:
+    """The reports of the processes that answer. All are asked before the first answer is awaited."""
+    asked = [pid for pid in pids if _ask(pid, folder)]
+    end_s = time.monotonic() + _ANSWER_S
+    found = []
+    while asked and time.monotonic() < end_s:
+        time.sleep(0.02)
+        for pid in list(asked):
+            data = read_bytes(str(_path(folder, pid)))
+            if data is not None:
+                asked.remove(pid)
+                report = parse_report(data, pid)
+                found += [report] if report else []
+    return tuple(found)
+
+
+def _path(folder: Path, pid: int) -> Path:
+    return folder / f"in.{pid}"
+
+
+def _ask(pid: int, folder: Path) -> bool:
+    """Send the signal, if a handler of ours is sure to get it: an uncaught one would kill the process."""
+    number = stack_signal(read_environ(pid)) + 2
+    if number > 64 or not (folder / f"fh.{pid}").exists() or not catches_signal(pid, number) or _pauses(pid):
+        return False
+    try:
+        _path(folder, pid).unlink(missing_ok=True)
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True
+
+
+def _pauses(pid: int) -> bool:
+    """Whether its main thread waits for a signal (pause, sigsuspend, sigtimedwait): ours would end that wait."""
+    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
+    calls = {"x86_64": (34, 128, 130), "aarch64": (133, 137)}.get(os.uname().machine, ())
+    return not words or words[0] in [str(call).encode() for call in calls]
+
+
+def parse_report(data: bytes, pid: int) -> InsideReport | None:
+    """None for what is not a report."""
+    try:
+        raw = json.loads(data[:_LARGEST_BYTES])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict):
+        return None
+    entries = [entry for entry in _entries(raw, "threads") if _number(entry.get("ident"))]
+    # A thread whose id in the kernel is not known gets a number that fits no thread, so that nothing is proved by it.
+    tids = {entry["ident"]: _number(entry.get("tid")) or -number for number, entry in enumerate(entries, 1)}
+    return InsideReport(
+        pid=pid,
+        threads=tuple(_thread(entry, pid, tids) for entry in entries),
+        loops=tuple(_loop(entry, tids) for entry in _entries(raw, "loops")),
+        held=tuple(_text(name) for name in raw.get("held") or () if isinstance(name, str)),
+        children=tuple(
+            (_number(entry.get("pid")) or 0, _text(entry.get("name"))) for entry in _entries(raw, "children")
+        ),
+        fork=_fork(raw.get("fork")),
+        role=_text(raw.get("role")),
+        remarks=tuple(_text(one) for one in raw.get("remarks") or () if isinstance(one, str)),
+    )
+
+
+def _entries(raw: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
+    found = raw.get(key)
+    yield from (entry for entry in (found if isinstance(found, list) else ()) if isinstance(entry, dict))
+
+
+def _text(value: object) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in str(value or ""))[:_LONGEST_WORDS]
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _thread(entry: dict[str, Any], pid: int, tids: dict[int, int]) -> ThreadReport:
+    waits = entry.get("waits")
+    return ThreadReport(
+        tid=tids[entry["ident"]],
+        name=_text(entry.get("name")),
+        is_main=tids[entry["ident"]] == pid,
+        is_daemon=entry.get("is_daemon") is True,
+        file=_text(entry.get("file")),
+        line=_number(entry.get("line")) or 0,
+        waits=_wait(waits, tids) if isinstance(waits, dict) else None,
+        holds=tuple(_hold(hold) for hold in _entries(entry, "holds")),
+    )
+
+
+def _wait(raw: dict[str, Any], tids: dict[int, int]) -> ThreadWait:
+    held_at = raw.get("held_at")
+    return ThreadWait(
+        kind=_text(raw.get("kind")),
+        what=_text(raw.get("what")),
+        lock=_text(raw.get("lock")),
+        name=_text(raw.get("name")),
+        owner=tids.get(_number(raw.get("owner")) or 0),
+        target=tids.get(_number(raw.get("target")) or 0),
+        held_at=_hold(held_at) if isinstance(held_at, dict) else None,
+    )
+
+
+def _hold(raw: dict[str, Any]) -> Hold:
+    line = _number(raw.get("line")) or 0
+    return Hold(_text(raw.get("lock")), _text(raw.get("name")), _text(raw.get("file")), line)
+
+
+def _loop(raw: dict[str, Any], tids: dict[int, int]) -> LoopReport:
+    tasks = tuple(
+        TaskReport(
+            name=_text(task.get("name")),
+            awaits=_text(task.get("awaits")),
+            coroutine=_text(task.get("coroutine")),
+            file=_text(task.get("file")),
+            line=_number(task.get("line")) or 0,
+        )
+        for task in _entries(raw, "tasks")
+    )
+    count, timers = _number(raw.get("num_tasks")) or len(tasks), _number(raw.get("num_timers")) or 0
+    return LoopReport(tids.get(_number(raw.get("ident")) or 0, 0), _text(raw.get("library")), count, timers, tasks)
+
+
+def _fork(raw: object) -> ForkedFrom | None:
+    if not isinstance(raw, dict):
+        return None
+    threads = []
+    for entry in _entries(raw, "threads"):
+        places = entry.get("places")
+        first = next((place for place in places or () if isinstance(place, list) and len(place) == 3), None)
+        if first is not None:
+            threads.append((_text(entry.get("name")), _text(first[0]), _number(first[1]) or 0))
+    return ForkedFrom(_number(raw.get("parent")) or 0, tuple(threads))

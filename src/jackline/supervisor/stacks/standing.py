@@ -1,0 +1,67 @@
+"""Everything that a proof of a deadlock needs, read at one time: what each thread waits for, and what ties processes.
+
+Owns the order of reading: reports from inside the processes first (their handlers run a moment), then the kernel's
+view of each thread. Does not prove anything (`hang.deadlock`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jackline.machine.proc import is_python, list_threads
+from jackline.machine.procfs import read_bytes, read_link, read_text
+from jackline.machine.readings import Wait
+from jackline.machine.ties import Ties, read_ties
+from jackline.machine.waits import read_wait
+from jackline.supervisor.stacks.inside import InsideReport, ask_inside
+
+_MOST_PIDS = 64
+_MOST_THREADS = 256
+
+
+@dataclass(frozen=True)
+class StandingThread:
+    """One thread as the kernel sees it. `link` is the pipe or socket that it waits for, e.g. 'pipe:[5]'."""
+
+    pid: int
+    tid: int
+    ppid: int
+    comm: str
+    wait: Wait
+    link: str = ""
+    is_python: bool = False
+
+
+@dataclass(frozen=True)
+class Standing:
+    """All threads of a tree that stands still."""
+
+    threads: tuple[StandingThread, ...]
+    reports: tuple[InsideReport, ...] = ()
+    ties: Ties = field(default_factory=Ties)
+
+
+def read_standing(pids: Sequence[int], folder: Path) -> Standing:
+    """Signals each Python process once; costs about 10 ms in it and a millisecond a process here."""
+    looked = list(dict.fromkeys(pids))[:_MOST_PIDS]
+    reports = ask_inside([pid for pid in looked if is_python(pid)], folder)
+    threads = [thread for pid in looked for thread in _threads_of(pid)]
+    links = {thread.link for thread in threads if thread.link}
+    needs_locks = any(thread.wait.kind == "file_lock" for thread in threads)
+    return Standing(tuple(threads), reports, read_ties(links) if links or needs_locks else Ties())
+
+
+def _threads_of(pid: int) -> list[StandingThread]:
+    stat = read_bytes(f"/proc/{pid}/stat") or b""
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    ppid = int(fields[1]) if len(fields) > 1 else 0
+    python = is_python(pid)
+    found = []
+    for tid in list_threads(pid)[:_MOST_THREADS]:
+        wait = read_wait(pid, tid)
+        link = read_link(f"/proc/{pid}/fd/{wait.fd}") or "" if wait.fd is not None else ""
+        comm = (read_text(f"/proc/{pid}/task/{tid}/comm") or "").strip()
+        found.append(StandingThread(pid, tid, ppid, comm, wait, link if link.endswith("]") else "", python))
+    return found
