@@ -7,7 +7,6 @@ Owns that error and the line that installs the extra in this environment. `requi
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import shlex
 import sys
@@ -112,6 +111,8 @@ def _editable_folder() -> str | None:
 
 def _direct_url() -> dict[str, object]:
     """What the installer wrote about the origin; empty for a package index."""
+    import importlib.metadata  # 20 ms, because it imports `email`; only an error needs it
+
     try:
         text = importlib.metadata.distribution("jackline").read_text("direct_url.json")
         found = json.loads(text or "{}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jackline.diagnosis.packages import install_hint
 from jackline.diagnosis.preflight import check as preflight
 from jackline.diagnosis.preflight.check import Check, check_command
 from jackline.diagnosis.preflight.target import read_command_line
@@ -51,7 +52,7 @@ def test_missing_imports_are_listed_with_the_command_that_installs_them(folder: 
         "imports",
         "problem",
         "not found: cv2 (train.py:2), no_such_thing (train.py:3), yaml_not_here (train.py:1)",
-        f"{PYTHON} -m pip install opencv-python no-such-thing yaml-not-here",
+        f"{PYTHON} -m pip install opencv-python; {install_hint('no_such_thing')}",
     )
 
 
@@ -70,7 +71,7 @@ def test_an_import_inside_a_function_is_noted_because_it_fails_late(folder: Path
         "imports",
         "note",
         "not found, imported only when that code is reached: no_such_thing (train.py:2)",
-        f"{PYTHON} -m pip install no-such-thing",
+        install_hint("no_such_thing"),
     )
 
 

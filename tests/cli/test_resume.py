@@ -20,6 +20,7 @@ from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.start import StartRecord
 from jackline.rundir.records.start import write_start as write_bare_start
+from jackline.rundir.registry import register
 from jackline.rundir.run_file import read_run_file
 from tests.checkpoint.states import write_small
 from tests.rundir.made import foreign_process, make_run, this_process, write_exit, write_start, write_state
@@ -36,6 +37,7 @@ def refusal(*words: str) -> str:
 @pytest.fixture
 def run(clean_environment: Path) -> RunDir:
     made = make_run(clean_environment / "story", cwd=str(clean_environment.parent), argv=NEVER)
+    register(made, vouched=True)
     made.checkpoints.mkdir()
     for step in (2, 4):
         write_small(made.checkpoints, step)
@@ -150,6 +152,7 @@ def test_a_finished_run_is_gone_on_with_only_from_an_earlier_step(run: RunDir) -
 def test_a_strangers_own_checkpoints_are_not_ours_to_choose_from(clean_environment: Path) -> None:
     make = make_run(clean_environment / "theirs", cwd="/", argv=NEVER, options={"checkpoints": "out/*.pt"})
     write_exit(make, 1)
+    register(make, vouched=True)
     assert refusal("theirs", "--step", "2") == (
         "error: --step is for Jackline's own checkpoints; run 'theirs' writes its own (out/*.pt)\n"
         "hint: name the file or folder: jackline resume theirs --from PATH"

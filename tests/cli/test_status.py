@@ -191,10 +191,15 @@ while True:
 
 
 def test_a_paused_plain_command_is_called_paused_and_a_stop_lets_it_save(runs: Path, tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    run = make_run(runs / "plain")
+    child = subprocess.Popen(
+        [sys.executable, "-c", SAVES, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JACKLINE_RUN_DIR": str(run.path)},
+    )
     try:
         assert child.stdout is not None and child.stdout.readline() == "training\n"
-        run = make_run(runs / "plain")
         run.attempt(1).path.mkdir(parents=True)
         write_bare_start(run.attempt(1), StartRecord(identify(child.pid), started_at_s=NOW_S, is_bare=True))
         atomic.write_json(run.session_file(), {"at_s": NOW_S - 60})

@@ -27,12 +27,14 @@ from jackline.cli.view.screen import Screen, choose_color, choose_surface, cut_t
 from jackline.cli.view.viewer import life_text
 from jackline.rundir import atomic
 from jackline.rundir.jsonl import JsonlWriter
-from jackline.rundir.layout import AttemptDir, RunDir
+from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import identify
 from jackline.rundir.records.supervisor import SupervisorRecord
+from jackline.rundir.registry import register
 from jackline.supervisor.output.room import punch
 from tests.cli.terminal import Terminal
 from tests.deadline import HANGS_S
+from tests.rundir.made import make_run
 
 PATIENCE_S = HANGS_S
 MIB = 1 << 20
@@ -42,7 +44,8 @@ class Run:
     """A run directory whose supervisor and child are this very process, as far as a viewer can tell."""
 
     def __init__(self, path: Path) -> None:
-        self.dir = RunDir(path)
+        self.dir = make_run(path)
+        register(self.dir, vouched=True)
         self.begin(1)
         self.events = JsonlWriter(self.dir.supervisor_events)
         self.state()

@@ -171,13 +171,20 @@ def test_a_failed_torch_save_is_a_full_disk_only_where_the_disk_is_full(free: in
 
 
 def test_a_missing_package_comes_with_the_command_that_installs_it(tmp_path: Path) -> None:
-    found = run_script(tmp_path, "import flash_attention_nine")
+    assert best(raised("ModuleNotFoundError: No module named 'wandb'")).hint == "pip install wandb"
+
+
+def test_a_missing_module_that_no_known_package_has_may_be_a_file_of_ones_own(tmp_path: Path) -> None:
+    """`pip install helper` would install whatever somebody has published under that name."""
+    found = run_script(tmp_path, "import helper_nine")
     assert text_of(found) == (
-        "error: the package 'flash_attention_nine' is not installed at train.py:1\n"
-        f"       {tmp_path}/train.py:1: import flash_attention_nine\n"
-        "       ModuleNotFoundError: No module named 'flash_attention_nine'\n"
+        "error: Python found no module 'helper_nine' at train.py:1\n"
+        f"       {tmp_path}/train.py:1: import helper_nine\n"
+        "       ModuleNotFoundError: No module named 'helper_nine'\n"
         f"       {RAN}\n"
-        "hint: pip install flash_attention_nine"
+        "hint: is 'helper_nine' a file of your own? Then start the command from the folder that has it, or add that "
+        "folder to PYTHONPATH. If it is a package, its documentation names what to install: it need not be called "
+        "'helper_nine'"
     )
 
 

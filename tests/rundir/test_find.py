@@ -50,7 +50,7 @@ def test_runs_of_the_folder_and_of_the_registry_are_listed_once_newest_first(tmp
     old, new = at(make_run(folder / "old"), 1000), at(make_run(folder / "new"), 3000)
     elsewhere = at(make_run(tmp_path / "other" / "middle"), 2000)
     for run in (old, new, elsewhere):
-        register(run)
+        register(run, vouched=True)
     (folder / "not-a-run").mkdir()
     (folder / "file").touch()
     assert [run.name for run in list_runs(folder)] == ["new", "middle", "old"]
@@ -63,7 +63,7 @@ def test_a_folder_that_is_not_there_has_no_runs(tmp_path: Path) -> None:
 def test_a_run_is_found_by_name_path_or_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs"
     inside, outside = make_run(folder / "inside"), make_run(tmp_path / "far" / "outside")
-    register(outside)
+    register(outside, vouched=True)
     monkeypatch.chdir(tmp_path / "far")
     assert find_run("inside", folder) == inside
     assert find_run(str(outside.path), folder) == outside
@@ -148,8 +148,8 @@ def test_a_whole_name_goes_before_longer_ones_that_begin_with_it(tmp_path: Path)
 def test_a_run_of_this_folder_goes_before_one_of_another(tmp_path: Path, clean_environment: Path) -> None:
     here = make_run(tmp_path / "here" / "crash-111111")
     there = make_run(tmp_path / "there" / "crash-222222")
-    register(here)
-    register(there)
+    register(here, vouched=True)
+    register(there, vouched=True)
     assert find_run("crash", tmp_path / "here") == here
     assert find_run("crash", tmp_path / "there") == there
 

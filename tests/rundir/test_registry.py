@@ -15,13 +15,13 @@ from tests.rundir.made import make_run
 
 def test_registered_runs_are_found_newest_first(tmp_path: Path) -> None:
     first, second = make_run(tmp_path / "a" / "one"), make_run(tmp_path / "b" / "two")
-    assert register(first) and register(second) and register(first)
+    assert all(register(run, vouched=True) for run in (first, second, first))
     assert [run.name for run in registered_runs()] == ["one", "two"]
 
 
 def test_a_run_that_was_deleted_or_moved_is_passed_over(tmp_path: Path) -> None:
     run = make_run(tmp_path / "one")
-    register(run)
+    register(run, vouched=True)
     shutil.move(run.path, tmp_path / "moved")
     assert registered_runs() == []
 
@@ -31,14 +31,14 @@ def test_a_run_that_was_deleted_or_moved_is_passed_over(tmp_path: Path) -> None:
 )
 def test_damaged_entries_are_passed_over(tmp_path: Path, text: str) -> None:
     run = make_run(tmp_path / "one")
-    register(run)
+    register(run, vouched=True)
     (state_folder() / "runs" / "bad.json").write_text(text)
     assert [found.name for found in registered_runs()] == ["one"]
 
 
 def test_an_entry_without_a_time_comes_last(tmp_path: Path) -> None:
     old, new = make_run(tmp_path / "old"), make_run(tmp_path / "new")
-    register(new)
+    register(new, vouched=True)
     (state_folder() / "runs" / "x.json").write_text(
         json.dumps({"path": str(old.path), "registered_at_s": "long ago"})
     )
@@ -48,7 +48,7 @@ def test_an_entry_without_a_time_comes_last(tmp_path: Path) -> None:
 def test_the_oldest_entries_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_ENTRIES", 3)
     for number in range(5):
-        register(make_run(tmp_path / f"run-{number}"))
+        register(make_run(tmp_path / f"run-{number}"), vouched=True)
     assert len(registered_runs()) == 3
 
 
@@ -57,7 +57,7 @@ def test_a_state_folder_that_cannot_be_written_is_no_reason_to_fail(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert register(make_run(tmp_path / "one")) is False
+    assert register(make_run(tmp_path / "one"), vouched=True) is False
     assert registered_runs() == []
 
 

@@ -137,7 +137,7 @@ def start(meant: Meant, words: list[str], *, may_bring_back: bool) -> Run:
     found = meant.run
     is_back = may_bring_back and meant.place is not None and not found.path.exists() and bring_back(meant)
     if is_back and read_status(found).state != "finished":
-        call(["resume", str(found.path), "--here", "--copied", "--detach"])
+        call(["resume", str(found.path), "--here", "--copied", "--trust", "--detach"])
         return Run(found.path)
     behind = ["--", *meant.argv] if words[0] == "run" else []
     try:
@@ -167,7 +167,9 @@ def bring_back(meant: Meant) -> bool:
         raise unreadable(place, problem) from None
     # Folders and interpreters may have other paths on this machine.
     contents = read_run_file(found)
-    write_run_file(found, replace(contents, argv=meant.argv, settings=meant.settings))
+    # The command is the one of this cell. Hooks have none here: those of the mirror may be anybody's.
+    options = {**contents.options, "on_event": None, "when_done": None}
+    write_run_file(found, replace(contents, argv=meant.argv, settings=meant.settings, options=options))
     say(f"this machine has nothing of run '{found.name}'; its records are back from {place}")
     for text in fetched.said:
         say(text)

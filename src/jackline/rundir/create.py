@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.errors import UsageError
+from jackline.rundir.access.writing import make_private_folder
 from jackline.rundir.command import plain_settings
 from jackline.rundir.identity import Existing
 from jackline.rundir.layout import RunDir
@@ -162,7 +163,7 @@ def _make(run: RunDir, fill: Callable[[RunDir], RunFile]) -> Claim | None:
     draft = RunDir(_draft_of(run))
     lock = RunLock(draft.lock)
     try:
-        draft.path.mkdir(parents=True)
+        make_private_folder(draft.path)
         lock.try_acquire()
         write_run_file(draft, fill(draft))
         draft.path.rename(run.path)

@@ -1,6 +1,8 @@
-"""Which runs exist on this machine, from any directory.
+"""Which runs exist on this machine, from any directory, and which of them this user has made or accepted.
 
-One small file per run in the user's state folder. It is only a hint: a run that was moved or deleted is skipped.
+One small file per run in the user's own state folder, which nobody else may write to. The path is only a hint: a run
+that was moved or deleted is skipped. The digest of run.json and the options are more: they show what this user asked
+for, whatever the run's folder says (access/trust.py). Options are kept here with their passwords, and only here.
 """
 
 from __future__ import annotations
@@ -8,23 +10,31 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jackline.rundir import atomic
+from jackline.rundir.access.reading import read_whole
+from jackline.rundir.access.writing import NotOurs, private_folder
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.fields import decode, encode
+from jackline.rundir.records.fields import decode, encode, left_out
 
 MAX_ENTRIES = 500
+NOT_VOUCHED = "-"  # registered, but this user has not seen what it would execute
 
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """Where a run was when it was registered."""
+    """Where a run was when it was registered. `digest`: of the run.json that this user has made or accepted; absent
+    in older files. `owner`: who the run's folder belonged to, since some file systems show another user."""
 
     path: str | None = None
     registered_at_s: float | None = None
+    digest: str | None = left_out()
+    owner: int | None = left_out()
+    options: dict[str, Any] | None = field(default=None, metadata={"is_left_out": True})
 
     @staticmethod
     def from_json(raw: object) -> RegistryEntry:
@@ -35,7 +45,8 @@ class RegistryEntry:
 
 
 def state_folder() -> Path:
-    """$XDG_STATE_HOME/jackline, else ~/.local/state/jackline, else a folder in /tmp for a user without a home."""
+    """$XDG_STATE_HOME/jackline, else ~/.local/state/jackline, else a folder in the temporary directory for a user
+    without a home."""
     state = os.environ.get("XDG_STATE_HOME")
     if state and os.path.isabs(state):
         return Path(state) / "jackline"
@@ -45,38 +56,80 @@ def state_folder() -> Path:
         return Path("/tmp") / f"jackline-state-{os.getuid()}"
 
 
-def register(run: RunDir) -> bool:
-    """Register a run. False when the state folder cannot be written; the run continues without."""
-    import hashlib
+def own_state_folder() -> Path:
+    """The state folder, made if it is absent. Raises OSError when it belongs to somebody else, or when others may
+    write to it: what it says would then be theirs."""
+    return private_folder(state_folder())
 
-    folder = state_folder() / "runs"
+
+def register(run: RunDir, *, vouched: bool, options: Mapping[str, Any] | None = None) -> bool:
+    """Register a run. `vouched`: this user has made its run.json, or accepted it; else an earlier entry's word
+    stays. False when the state folder cannot be used; the run continues without."""
     path = run.path.resolve()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        entry = folder / (hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".json")
-        atomic.write_json(entry, RegistryEntry(str(path), time.time()).to_json())
+        folder = own_state_folder() / "runs"
+        folder.mkdir(0o700, exist_ok=True)
+        place = folder / _name_of(path)
+        known = RegistryEntry.from_json(atomic.read_json(place))
+        digest = digest_of(run) if vouched else known.digest if known.path else NOT_VOUCHED
+        told = dict(options) if options is not None else known.options
+        entry = RegistryEntry(str(path), time.time(), digest, run.path.stat().st_uid, told)
+        atomic.write_json(place, entry.to_json())
+        place.chmod(0o600)
         _forget_oldest(folder)
     except OSError:
         return False
     return True
 
 
+def digest_of(run: RunDir) -> str:
+    """The digest of run.json. Raises OSError."""
+    import hashlib
+
+    return hashlib.sha256(read_whole(run.run_file)).hexdigest()
+
+
 def registered_runs() -> list[RunDir]:
     """Runs whose folder still exists, newest registration first."""
-    found: list[tuple[float, RunDir]] = []
+    newest = sorted(entries(), key=lambda known: known.registered_at_s or 0.0, reverse=True)
+    runs = [RunDir(Path(known.path)) for known in newest if known.path is not None]
+    return [run for run in runs if run.has_run_file]
+
+
+def entry_of(run: RunDir) -> RegistryEntry:
+    """The entry for this folder; an empty one when there is none, or the state folder is not this user's own."""
+    if not _is_own():
+        return RegistryEntry()
+    return RegistryEntry.from_json(atomic.read_json(state_folder() / "runs" / _name_of(run.path.resolve())))
+
+
+def entries() -> list[RegistryEntry]:
+    """All entries; none when the state folder is not this user's own."""
+    if not _is_own():
+        return []
     try:
-        entries = list((state_folder() / "runs").glob("*.json"))
+        places = list((state_folder() / "runs").glob("*.json"))
     except OSError:
         return []
-    for entry in entries:
-        known = RegistryEntry.from_json(atomic.read_json(entry))
-        if known.path is not None and (run := RunDir(Path(known.path))).has_run_file:
-            found.append((known.registered_at_s or 0.0, run))
-    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
+    return [RegistryEntry.from_json(atomic.read_json(place)) for place in places]
+
+
+def _is_own() -> bool:
+    folder = state_folder()
+    try:
+        return folder.is_dir() and private_folder(folder) == folder
+    except (OSError, NotOurs):
+        return False
+
+
+def _name_of(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".json"
 
 
 def _forget_oldest(folder: Path) -> None:
-    entries = sorted(folder.glob("*.json"), key=lambda entry: entry.stat().st_mtime)
-    for entry in entries[:-MAX_ENTRIES]:
+    places = sorted(folder.glob("*.json"), key=lambda place: place.stat().st_mtime)
+    for place in places[:-MAX_ENTRIES]:
         with contextlib.suppress(OSError):
-            entry.unlink()
+            place.unlink()

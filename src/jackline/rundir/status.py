@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jackline.rundir.access.trust import is_believable
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import ProcessId, host_name, is_alive
 from jackline.rundir.records.exit import ExitRecord, read_exit
@@ -44,7 +45,7 @@ def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None 
     last = run.last_attempt()
     is_earlier = attempt is not None and last is not None and attempt != last.number
     state_file = SupervisorRecord() if is_earlier else read_supervisor(run)
-    return _status(run.attempt(attempt) if is_earlier and attempt else last, state_file, now)
+    return _status(run, run.attempt(attempt) if is_earlier and attempt else last, state_file, now)
 
 
 def last_beat_s(run: RunDir) -> float | None:
@@ -54,10 +55,13 @@ def last_beat_s(run: RunDir) -> float | None:
     return max((at_s for at_s in beats if at_s is not None), default=None)
 
 
-def _status(attempt: AttemptDir | None, state_file: SupervisorRecord, now: float) -> RunStatus:
+def _status(run: RunDir, attempt: AttemptDir | None, state_file: SupervisorRecord, now: float) -> RunStatus:
     start = read_start(attempt) if attempt else StartRecord()
     exit_file = read_exit(attempt) if attempt else ExitRecord()
-    child, supervisor, last_seen = start.child, state_file.supervisor, state_file.at_s
+    last_seen = state_file.at_s
+    named = (start.child, state_file.supervisor)
+    # A file may name any process. One that belongs to another user than the run is not its process.
+    child, supervisor = (one if is_believable(one, run) else None for one in named)
     return RunStatus(
         state=_state(attempt, child, supervisor, exit_file, state_file),
         attempt=attempt.number if attempt else 0,

@@ -21,6 +21,7 @@ from typing import Any
 from jackline.errors import CannotResume, UsageError
 from jackline.machine.disk import explain_refusal
 from jackline.machine.gpu.watch import gpu_names, gpu_sizes
+from jackline.rundir.access.trust import judge
 from jackline.rundir.command import plain_settings
 from jackline.rundir.create import Claim, claim_run, find_existing
 from jackline.rundir.find import runs_folder
@@ -135,6 +136,8 @@ def _bare(settings: Settings) -> Home:
     _refuse(decision, run)
     is_old = not isinstance(decision, Create)
     notes = _start_notes(folder, decision, same, wanted, is_chosen=is_new or settings.name is not None)
+    # A folder that somebody else made is used, but its command and hooks stay unaccepted: this script has neither.
+    is_ours = not is_old or judge(run).is_ours
     if is_old and same.moved_from is not None:
         relocate(run, repeatable_command(), wanted)
     lock = _lock_of(run) if is_old else _claim(run, wanted).lock
@@ -142,7 +145,7 @@ def _bare(settings: Settings) -> Home:
         attempt = _begin_attempt(run)
     finally:
         lock.release()
-    register(run)
+    register(run, vouched=is_ours)
     note = f"run '{run.name}' in {run.path}, unsupervised (`jackline run -- ...` also watches, explains and restarts)"
     return Home(
         run,

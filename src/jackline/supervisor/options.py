@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from jackline.errors import UsageError
+from jackline.rundir.access.secrets import HIDDEN, hide_in
 from jackline.rundir.records.fields import decode
 
 
@@ -48,6 +50,25 @@ class SuperviseOptions:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def to_stored(self) -> dict[str, Any]:
+        """The same for the files of a run, which may be copied to a mirror or sent to somebody: without passwords."""
+        stored: dict[str, Any] = hide_in(self.to_json())
+        return stored
+
+    def with_secrets(self, told: Mapping[str, Any]) -> SuperviseOptions:
+        """Put back what `to_stored` has hidden, from options of the same run that have it. A hook whose password is
+        unknown is dropped; without the mirror's, nothing would be uploaded, so that is an error."""
+        now = self.to_json()
+        known = {name: told[name] for name, value in now.items() if name in told and hide_in(told[name]) == value}
+        found = SuperviseOptions.from_json({**now, **known})
+        if found.mirror is not None and HIDDEN in found.mirror:
+            raise UsageError(
+                f"the password of its mirror {found.mirror} is not stored with the run",
+                hint="name it with its password: jackline resume URL, or give --mirror URL to the command again",
+            )
+        hooks = {name: None for name in ("on_event", "when_done") if HIDDEN in (getattr(found, name) or "")}
+        return replace(found, **hooks)  # type: ignore[arg-type]
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> SuperviseOptions:

@@ -9,16 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from jackline.errors import JacklineError
 from jackline.machine.proc import list_tree
+from jackline.rundir import registry
+from jackline.rundir.access.trust import may_be_signalled
 from jackline.rundir.access.writing import open_own
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import ProcessId, identify, is_alive
 from jackline.rundir.records.stop_request import StopRequest, write_stop_request
-from jackline.rundir.records.supervisor import read_supervisor
+from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.rundir.status import read_status
 from jackline.supervisor.child.process import continue_paused
 from jackline.supervisor.options import SuperviseOptions
@@ -52,6 +55,8 @@ def start_supervisor(
 ) -> None:
     """Start one in a session of its own; return when the command runs, raise with the reason when it does not. Lines
     that it reports before that go to `say`. It inherits the `lock` of a run that this process has claimed."""
+    lasting = replace(options, start_from=None, from_scratch=False)
+    registry.register(run, vouched=True, options=lasting.to_json())
     report, reporter = os.pipe()
     lock_fd = lock.fd if lock is not None else None
     request = StartRequest(reporter, options, adopts=adopts, lock=lock_fd).to_memory()
@@ -85,8 +90,19 @@ def start_supervisor(
 
 
 def take_over(run: RunDir) -> None:
-    """Start a new supervisor for a command whose own has exited, or for recording how such a command ended."""
-    start_supervisor(run, SuperviseOptions.from_json(read_supervisor(run).options), adopts=True)
+    """Start a new supervisor for a command whose own has exited, or for recording how such a command ended. Only for
+    a run that this user has made or accepted."""
+    start_supervisor(run, adopted_options(run), adopts=True)
+
+
+def adopted_options(run: RunDir) -> SuperviseOptions:
+    """The options that this user gave at the last start; else those of run.json. Never those of supervisor.json, a
+    file that says what is, not what to do."""
+    told = registry.entry_of(run).options
+    if told is None:
+        with contextlib.suppress(DamagedRun):
+            told = read_run_file(run).options
+    return SuperviseOptions.from_json(told or {})
 
 
 def take_over_unless_watched(run: RunDir) -> bool:
@@ -112,7 +128,7 @@ def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> Proce
     with contextlib.suppress(OSError):  # who asks is worth knowing, but the signal counts
         write_stop_request(run, StopRequest(time.time(), by, grace_s, identify(os.getpid())))
     for process in (status.supervisor, status.child):
-        if is_alive(process) and process is not None:
+        if process is not None and is_alive(process) and may_be_signalled(process, run):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
                 # A paused process would not handle the signal. The supervisor itself continues a paused command.

@@ -352,7 +352,7 @@ class Supervisor:
     def _open_console(self, log_bytes: int | None) -> None:
         self.log = LogWriter(self.run.out_log, size_bytes=log_bytes)
         self.events = Events(self.run, self.log, self.options.on_event)
-        register(self.run)
+        register(self.run, vouched=False)  # whoever started us has vouched for it
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.mirroring = Mirroring(self.run, self.options, self.events)
@@ -391,7 +391,7 @@ class Supervisor:
             watch.state(time.monotonic()),
             at_s=time.time(),
             supervisor=self.me,
-            options=self.options.to_json(),
+            options=self.options.to_stored(),
             checkpoint=CheckpointRecord(str(newest.path), newest.mtime_s) if newest else CheckpointRecord(),
             **more,
         )

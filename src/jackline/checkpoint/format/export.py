@@ -8,6 +8,7 @@ The checkpoint of a Lightning run becomes a `.ckpt` file, in a process that has 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Exported:
         return (
             "from safetensors.torch import load_file",
             f"state = load_file({str(self.path)!r})",
-            f"{self.key}.load_state_dict(state{strict})",
+            f"{self.key if self.key.isidentifier() else 'model'}.load_state_dict(state{strict})",
         )
 
 
@@ -63,7 +64,8 @@ def export_weights(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> list[
             f"{folder.name} is not whole and was not exported: {damage}",
             hint="`jackline checkpoints verify` tells which ones are; choose one with --step",
         ) from None
-    if _LIGHTNING in state.get(_CKPT, {}) and not keys:
+    theirs = state.get(_CKPT)
+    if isinstance(theirs, dict) and _LIGHTNING in theirs and not keys:
         return [_export_ckpt(folder, out, manifest)]
     modules = {key: node for key, node in state.items() if _is_module(node)}
     unknown = [key for key in keys if key not in modules]
@@ -73,7 +75,16 @@ def export_weights(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> list[
             f"{folder.name} holds no model called '{', '.join(unknown) or 'model'}'", hint=f"it has: {known}"
         )
     out.mkdir(parents=True, exist_ok=True)
-    return [_export(folder, out, key, modules[key], manifest) for key in keys or modules]
+    wanted = {key: safe_file_name(key) for key in keys or modules}
+    if len(set(wanted.values())) < len(wanted):  # two keys that only differ in signs a file name must not have
+        wanted = {key: f"{name}-{number}" for number, (key, name) in enumerate(wanted.items(), 1)}
+    try:
+        return [_export(folder, out / (wanted[key] + TENSORS), key, modules[key], manifest) for key in wanted]
+    except (Damage, KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise JacklineError(
+            f"{folder.name} cannot be exported: {STATE} makes no sense ({problem})",
+            hint="its bytes are as they were saved, but not by Jackline; choose another checkpoint with --step",
+        ) from None
 
 
 def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -87,7 +98,7 @@ def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return state
 
 
-def _export(folder: Path, out: Path, key: str, node: dict[str, Any], manifest: Manifest) -> Exported:
+def _export(folder: Path, target: Path, key: str, node: dict[str, Any], manifest: Manifest) -> Exported:
     headers: dict[str, tuple[Path, Header]] = {}
     origins: dict[str, tuple[Path, int, StoredTensor]] = {}
     for name, part in node["tensors"].items():
@@ -103,9 +114,14 @@ def _export(folder: Path, out: Path, key: str, node: dict[str, Any], manifest: M
             raise Damage(f"{STATE}: {key}.{name} refers to a tensor that is in no file")
         origins[name] = (path, header.data_offset, stored)
     placed = lay_out((name, stored.dtype, stored.shape) for name, (_, _, stored) in origins.items())
-    target = out / (key + TENSORS)
     size = _write(target, build_header(placed), placed, origins)
     return Exported(key, target, size, len(placed), tuple(node.get("left_out", ())))
+
+
+def safe_file_name(key: str) -> str:
+    """A file name for a key of the state, which anybody may have chosen: inside the folder, and visible."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", key).lstrip(".-")[:100]
+    return name or "model"
 
 
 def _export_ckpt(folder: Path, out: Path, manifest: Manifest) -> Exported:

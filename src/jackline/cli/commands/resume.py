@@ -14,11 +14,13 @@ import click
 
 from jackline.cli.options import detach_options
 from jackline.cli.programs.started import is_detached_as_json
+from jackline.cli.trusting import accept, confirm, trust_option
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.kin import relocate
 from jackline.rundir.layout import RunDir
+from jackline.rundir.registry import entry_of, register
 from jackline.rundir.run_file import RunFile, read_run_file
 from jackline.rundir.status import last_beat_s, read_status
 from jackline.units import format_duration
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 )
 @detach_options
 @click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: resume here.")
+@trust_option
 @click.option("--copied", is_flag=True, hidden=True, help="Its records were brought from its mirror just now.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
@@ -59,19 +62,23 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     as_json = is_detached_as_json(given)
     is_new_start = given["from_scratch"]
     with_own = given["step"] is None
-    brought = bring_here(run, runs_folder(runs_dir), with_own=with_own, from_scratch=is_new_start) if run else None
-    found, mirror = brought or (find_run(run, runs_folder(runs_dir)), None)
+    folder, trusts = runs_folder(runs_dir), given["trust"]
+    brought = (
+        bring_here(run, folder, with_own=with_own, from_scratch=is_new_start, is_trusted=trusts) if run else None
+    )
+    found, mirror = brought or (find_run(run, folder), None)
     contents = read_run_file(found)
     step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
     if not is_back and read_status(found).state in ("alive", "unwatched"):
         sys.exit(
-            showing.watch_live(found, detach=given["detach"], as_json=as_json)
+            showing.watch_live(found, detach=given["detach"], as_json=as_json, is_trusted=trusts)
         )  # several may resume it at once: one starts it
     check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back)
     if given["here"] and not given["copied"]:  # a copy's heartbeat is as old as the copy
         refuse_beating(found)
+    confirm(found, is_trusted=trusts)
     contents = settle(found, contents)
-    options = options_of(contents)
+    options = options_of(found, contents, mirror)
     if step is not None:
         go_back(found, options, step, mirror)
     options = with_origin(found, options, given["path"], from_scratch=given["from_scratch"])
@@ -79,13 +86,15 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     sys.exit(showing.start_and_show(found, options, detach=given["detach"], as_json=as_json))
 
 
-def options_of(contents: RunFile) -> SuperviseOptions:
-    """The options it was started with; those of `jackline run` for a run that began without a supervisor."""
+def options_of(run: RunDir, contents: RunFile, mirror: str | None = None) -> SuperviseOptions:
+    """The options it was started with; those of `jackline run` for a run that began without a supervisor. Passwords
+    come from the user's state folder, or from the address of the `mirror` that was typed."""
     from jackline.cli.commands.run import RESTARTS_ATTACHED
     from jackline.supervisor.options import SuperviseOptions
 
     if contents.options:
-        return SuperviseOptions.from_json(contents.options)
+        told = {**(entry_of(run).options or {}), **({"mirror": mirror} if mirror is not None else {})}
+        return SuperviseOptions.from_json(contents.options).with_secrets(told)
     return SuperviseOptions(restart_attached=RESTARTS_ATTACHED, on_stuck_attached="restart")
 
 
@@ -174,15 +183,21 @@ def go_back(run: RunDir, options: SuperviseOptions, step: str, mirror: str | Non
 
 
 def bring_here(
-    word: str, folder: Path, *, with_own: bool = True, from_scratch: bool = False
+    word: str, folder: Path, *, with_own: bool = True, from_scratch: bool = False, is_trusted: bool = False
 ) -> tuple[RunDir, str] | None:
-    """Download a run from a mirror; return it with the mirror's location. None when `word` does not name a mirror."""
+    """Download a run from a mirror; return it with the mirror's location. None when `word` does not name a mirror.
+    A run that this user did not make is shown first, and downloaded when it is accepted."""
     from jackline.cli.view.showing import say
     from jackline.supervisor.foreign.fetch import fetch_stranger, find_in_mirror, is_mirror
 
     if (folder / word / "run.json").exists() or not is_mirror(word):
         return None
-    fetched = fetch_stranger(word, folder, Path.cwd(), with_own=with_own, from_scratch=from_scratch)
+
+    def ask(contents: RunFile) -> None:
+        accept(contents, contents.name, "it comes from a mirror and was not made here by you", is_trusted=is_trusted)
+
+    fetched = fetch_stranger(word, folder, Path.cwd(), with_own=with_own, from_scratch=from_scratch, accept=ask)
+    register(fetched.run, vouched=True)
     for text in fetched.said:
         say(text)
     return fetched.run, find_in_mirror(word)[0]

@@ -19,6 +19,7 @@ from jackline.cli.options import DURATION, SOME_TIME, detach_options
 from jackline.cli.programs.started import is_detached_as_json, print_started
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from jackline.extras import require
+from jackline.rundir.access.trust import judge
 from jackline.rundir.command import plain_command, plain_settings, script_of
 from jackline.rundir.create import claim_run, find_existing
 from jackline.rundir.find import runs_folder
@@ -302,7 +303,7 @@ def describe_here(name: str, argv: list[str], settings: dict[str, Any], options:
     from jackline.machine.gpu.watch import gpu_names, gpu_sizes
 
     contents = describe_run(
-        name, kind="run", argv=argv, settings=settings, options=options.to_json(), cwd=Path(settings["cwd"])
+        name, kind="run", argv=argv, settings=settings, options=options.to_stored(), cwd=Path(settings["cwd"])
     )
     return with_gpus(contents, gpu_names(), gpu_sizes())
 
@@ -322,9 +323,11 @@ def change_run(
     """For --continue-with-changes: the run continues with another command, and run.json keeps the earlier one.
     Options that are not part of its identity (how it is watched) change without a message."""
     before = read_run_file(run)
-    contents = replace(before, options=options.to_json())
+    contents = replace(before, options=options.to_stored())
+    # A run that began without a supervisor has none; those of somebody else are replaced by what was typed.
+    is_old = before.options and judge(run).is_ours
     if not differences:
-        if list(contents.argv) != argv or not before.options:  # a run that began without a supervisor has none
+        if list(contents.argv) != argv or not is_old:
             write_run_file(run, replace(contents, argv=tuple(argv)))
         return
     former = [*contents.former, {"argv": list(contents.argv), "settings": contents.settings}]

@@ -36,6 +36,13 @@ def command(run: str | None, grace: float | None, runs_dir: str | None) -> None:
             f"run '{found.name}' is not running: it is {status.state}", hint=f"jackline why {found.name}"
         )
     asked = request_stop(found, by="jackline stop", grace_s=grace)
+    if asked is None and read_status(found).state in ("alive", "unwatched"):
+        process = status.supervisor or status.child
+        raise UsageError(
+            f"run '{found.name}' names process {process.pid if process else '?'}, but nothing shows that it belongs "
+            "to the run: nothing was signalled",
+            hint=f"see what it is: ps -fp {process.pid if process else '?'}; the folder may be a copy, or forged",
+        )
     if asked is None:
         raise UsageError(f"run '{found.name}' ended just now", hint=f"jackline why {found.name}")
     _say(f"asked run '{found.name}' to save and end; waiting (Ctrl-C leaves it to end by itself)")

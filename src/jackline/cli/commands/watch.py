@@ -7,7 +7,9 @@ import sys
 import click
 
 from jackline.cli.options import find, run_argument, runs_dir_option
+from jackline.cli.trusting import trust_option
 from jackline.errors import UsageError
+from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus, read_status
 
@@ -17,23 +19,24 @@ SHOW_ALL_BELOW_BYTES = 1 << 20
 
 @click.command(short_help="The live view; takes over a run whose supervisor is gone.")
 @run_argument
+@trust_option
 @runs_dir_option
-def command(run: str | None, runs_dir: str | None) -> None:
+def command(run: str | None, trust: bool, runs_dir: str | None) -> None:
     """Follow a run: its output, what it is doing while it is silent, what happens to it.
 
     Ctrl-C leaves the view and the run continues. A run whose supervisor is gone gets a new one; nothing of its output
     is lost. Exits with the run's own exit code when it ends.
     """
-    sys.exit(watch(find(run, runs_dir)))
+    sys.exit(watch(find(run, runs_dir), is_trusted=trust))
 
 
-def watch(run: RunDir) -> int:
+def watch(run: RunDir, *, is_trusted: bool = False) -> int:
     from jackline.cli.view.viewer import follow
 
     status = read_status(run)
     refuse_what_cannot_be_watched(run, status)
-    if needs_supervisor(status):
-        take_over_gently(run)
+    if needs_supervisor(status) and (status.state != "dead" or is_trusted or judge(run).is_ours):
+        take_over_gently(run, is_trusted=is_trusted)
     elif status.state == "alive":
         say(f"watching run '{run.name}', attempt {status.attempt}: {run.path}")
         say(f"Ctrl-C leaves the view and the run continues; `jackline stop {run.name}` ends it")
@@ -75,10 +78,12 @@ def needs_supervisor(status: RunStatus) -> bool:
     )
 
 
-def take_over_gently(run: RunDir) -> None:
+def take_over_gently(run: RunDir, *, is_trusted: bool = False) -> None:
     """Take over the run. If another process is faster, the run has a supervisor, which is enough."""
+    from jackline.cli.trusting import confirm
     from jackline.supervisor.start import take_over_unless_watched
 
+    confirm(run, is_trusted=is_trusted)
     if not take_over_unless_watched(run):
         say(f"watching run '{run.name}': {run.path}")
         return

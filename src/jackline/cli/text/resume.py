@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.exit import read_exit
 from jackline.rundir.run_file import RunFile
@@ -45,6 +46,8 @@ def next_start(run: RunDir, contents: RunFile, now_s: float) -> NextStart:
     options = SuperviseOptions.from_json(contents.options)
     if options.checkpoints is None:
         return _of_session(run, now_s)
+    if not judge(run).is_ours:  # its pattern may lead anywhere on this disk
+        return NextStart(("its checkpoints are not looked for: the run was not made here by you",), is_refused=True)
     cwd = Path(contents.cwd)
     if not cwd.is_dir():
         return NextStart((f"it ran in {contents.cwd}, which is not here",), is_refused=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from jackline.cli.text.paint import cut_to_cells, num_cells, wants_color
+from jackline.cli.text.safety import safe_output
 
 MAX_ROW_BYTES = 4096
 _MAX_ROWS_UP = 100
@@ -171,7 +172,7 @@ class Screen:
     def say(self, text: str) -> None:
         """Print permanent lines of our own."""
         self.clear_status()
-        lines = "".join(self._styled(MARK + line, "note") + "\n" for line in text.splitlines() or [""])
+        lines = "".join(self._styled(MARK + line, "note") + "\n" for line in _safe(text).splitlines() or [""])
         self._write(self._err, self._between_rows(lines.encode("utf-8", "replace")))
 
     def set_status(self, text: str) -> None:
@@ -179,9 +180,9 @@ class Screen:
         if self.surface == "plain":
             return
         if self.surface == "notebook":
-            self._draw_in_cell(text)
+            self._draw_in_cell(_safe(text))
         else:
-            self._draw_on_terminal(text)
+            self._draw_on_terminal(_safe(text))
 
     def clear_status(self) -> None:
         if not self._status:
@@ -267,6 +268,11 @@ class Screen:
         elif not self.problem:
             name = "stdout" if fd == self._out else "stderr"
             self.problem = f"our {name} cannot be written: {error.strerror}"
+
+
+def _safe(text: str) -> str:
+    """Our own lines quote what a run's files and processes say."""
+    return safe_output(text.encode("utf-8", "replace")).decode("utf-8", "replace")
 
 
 def _same_place(first: int, second: int) -> bool:

@@ -13,6 +13,7 @@ import sys
 import time
 
 from jackline.cli.programs.started import print_started
+from jackline.cli.trusting import confirm
 from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError, UsageError
 from jackline.rundir.access.reading import read_part
 from jackline.rundir.create import Claim, remove_run
@@ -80,7 +81,7 @@ def never_started(run: RunDir) -> bool:
     return sum(b"Z [jackline] " not in line for line in lines) <= 1
 
 
-def watch_live(run: RunDir, *, detach: bool, as_json: bool = False) -> int:
+def watch_live(run: RunDir, *, detach: bool, as_json: bool = False, is_trusted: bool = False) -> int:
     """Watch a run that is already alive; start nothing."""
     if as_json:
         print_started(run, attempt=read_status(run).attempt, state="alive")
@@ -91,6 +92,8 @@ def watch_live(run: RunDir, *, detach: bool, as_json: bool = False) -> int:
     status = read_status(run)
     refuse_bare(run, status)
     say(f"run '{run.name}' is alive already; watching it ({run.path})")
+    if status.state == "unwatched":
+        confirm(run, is_trusted=is_trusted)
     if status.state == "unwatched" and take_over_unless_watched(run):
         say("its supervisor was gone: a new one has taken over")
     return follow_run(run, attempt=status.attempt)

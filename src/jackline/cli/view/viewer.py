@@ -19,10 +19,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from jackline.cli.text.clock import clock
+from jackline.cli.text.safety import safe_output
 from jackline.cli.view.notes import Notes, Shown
 from jackline.cli.view.raw_stream import RawStream
 from jackline.cli.view.screen import Screen, Surface, choose_color, detect_surface, is_tty
 from jackline.errors import EXIT_FAILED
+from jackline.rundir.access.trust import judge
 from jackline.rundir.access.writing import open_own_fifo
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import is_alive
@@ -180,6 +182,7 @@ class Viewer:
         self._streams = _open_streams(attempt, from_start=from_start)
         self._notes = Notes(run, attempt.number, from_start=from_start)
         self._shown = Shown()
+        self._is_ours = judge(run).is_ours
         self._keyboard = keyboard_of(attempt)
         self._state = SupervisorRecord()
         self._options = SuperviseOptions()
@@ -218,7 +221,7 @@ class Viewer:
         for stream in self._streams:
             rest = stream.settle()
             if rest:
-                self.screen.show(rest, is_err=stream.is_err)
+                self.screen.show(rest if self._is_ours else _harmless(rest), is_err=stream.is_err)
             stream.close()
         self.screen.clear_status()
         if self._last_words:
@@ -241,7 +244,7 @@ class Viewer:
 
     def _show(self, data: bytes, stream: RawStream, now_s: float) -> None:
         self._say_skipped(stream)
-        self.screen.show(data, is_err=stream.is_err)
+        self.screen.show(data if self._is_ours else _harmless(data), is_err=stream.is_err)
         self._shown.add(data)
         self._last_bytes_s = now_s
         self._spoken_silent_s = None
@@ -335,6 +338,11 @@ class Viewer:
     def _is_prompting(self) -> bool:
         """Whether it waits for input that the user types here: a line of ours would appear in the middle of it."""
         return self._keyboard is not None and self._options.tty and self._state.now.what == KEYBOARD_WORDS
+
+
+def _harmless(data: bytes) -> bytes:
+    """Output of somebody else's run: lines and colours. A program of our own may also move the cursor, for bars."""
+    return safe_output(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), with_colors=True)
 
 
 def life_text(state: SupervisorRecord, name: str, now_s: float) -> str:

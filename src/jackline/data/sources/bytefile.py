@@ -133,15 +133,22 @@ def retry_wait_s(attempt: int, retry_after: str | None) -> float:
 
 
 class _DropTokenOnRedirect(HTTPRedirectHandler):
-    """An access token meant for one host must not be sent to the storage host it redirects to."""
+    """An access token meant for one server must not be sent to the storage host it redirects to, nor to another port
+    of the same host, nor without encryption."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
         made = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if made is not None and urlsplit(newurl).hostname != urlsplit(req.full_url).hostname:
+        if made is not None and _origin(newurl) != _origin(req.full_url):
             made.headers.pop("Authorization", None)
         return made
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    scheme = parts.scheme.lower()
+    return scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(scheme)
 
 
 class HttpFile:

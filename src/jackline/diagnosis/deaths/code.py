@@ -8,6 +8,7 @@ import re
 from jackline.diagnosis.deaths.evidence import Cause, Evidence, Finding
 from jackline.diagnosis.deaths.sentences import at_place, place_line, ran_line, short_place
 from jackline.diagnosis.deaths.traceback_text import Chain, ErrorText
+from jackline.diagnosis.packages import install_hint, package_of
 from jackline.extras import requirement
 
 _MISSING = re.compile(r"No module named '?([\w.]+)'?")
@@ -20,23 +21,6 @@ _BINARY = re.compile(
     r"undefined symbol|version `?(?:GLIBC|GLIBCXX|CXXABI)\w*[^']*' not found"
     r"|compiled using NumPy 1|numpy\.dtype size changed"
 )
-# Packages whose name to install differs from the name to import.
-_PACKAGES = {
-    "cv2": "opencv-python",
-    "PIL": "pillow",
-    "yaml": "PyYAML",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "bs4": "beautifulsoup4",
-    "dotenv": "python-dotenv",
-    "dateutil": "python-dateutil",
-    "attr": "attrs",
-    "git": "GitPython",
-    "faiss": "faiss-cpu",
-    "pytorch_lightning": "pytorch-lightning",
-    "flash_attn": "flash-attn",
-    "google.protobuf": "protobuf",
-}
 _TRACEBACK = "Traceback (most recent call last)"
 _KEYBOARD = re.compile(r"EOF when reading a line|Inappropriate ioctl for device")
 _HINTS = (
@@ -117,10 +101,13 @@ def _missing_module(text: str) -> tuple[str, str]:
         return "an import failed", "install or update the package it names: pip install -U PACKAGE"
     module = missing[1]
     top = module.split(".")[0]
-    if "." in module and module not in _PACKAGES:
+    if "." in module and module != "google.protobuf":
         return f"there is no module '{module}'", f"{top} may have another version than the code wants: pip show {top}"
-    package = requirement("train") if top == "jackline" else _PACKAGES.get(module, _PACKAGES.get(top, top))
-    return f"the package '{module}' is not installed", f"pip install {package}"
+    if top == "jackline":
+        return f"the package '{module}' is not installed", f"pip install {requirement('train')}"
+    if package_of(module) is None:
+        return f"Python found no module '{module}'", install_hint(module)
+    return f"the package '{module}' is not installed", install_hint(module)
 
 
 def syntax_error(error: ErrorText, evidence: Evidence) -> Finding | None:

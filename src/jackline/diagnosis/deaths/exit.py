@@ -7,6 +7,7 @@ import re
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.sentences import memory_line, memory_lines, ran_line
 from jackline.diagnosis.deaths.signal import signal_name
+from jackline.diagnosis.packages import install_hint, package_of
 from jackline.errors import EXIT_STOPPED
 from jackline.units import format_bytes, format_duration
 
@@ -108,7 +109,9 @@ def module_not_found(evidence: Evidence) -> Finding | None:
         match = _NO_MODULE.match(line.strip())
         if match:
             title = f"Python found no module '{match[1]}'"
-            hint = f"pip install {match[1].split('.')[0]}, or start it from the folder that holds it"
+            hint = install_hint(match[1])
+            if package_of(match[1]) is not None:
+                hint += ", or start it from the folder that holds it"
             return Finding("import_error", "certain", title, (line.strip()[:240], *ran_line(evidence)), hint)
     return None
 

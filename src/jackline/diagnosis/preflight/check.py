@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jackline.diagnosis.packages import install_hint, package_of
 from jackline.diagnosis.preflight import import_probe
 from jackline.diagnosis.preflight.target import Target
 from jackline.extras import requirement
@@ -26,13 +27,6 @@ State = Literal["ok", "note", "problem"]
 PROBE_TIMEOUT_S = 30.0
 HELP_TIMEOUT_S = 60.0
 HELP_LINES = 6
-# Packages whose name in `pip install` is not the name in `import`.
-INSTALLED_AS = {
-    "attr": "attrs", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
-    "dateutil": "python-dateutil", "dotenv": "python-dotenv", "faiss": "faiss-cpu", "fitz": "PyMuPDF",
-    "git": "GitPython", "google": "protobuf", "hydra": "hydra-core", "PIL": "Pillow", "pynvml": "nvidia-ml-py",
-    "skimage": "scikit-image", "sklearn": "scikit-learn", "umap": "umap-learn", "yaml": "PyYAML", "zmq": "pyzmq",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -206,9 +200,11 @@ def _remedy(entries: list[dict[str, Any]], answer: dict[str, Any]) -> str:
         for base in (Path(), Path("src"), Path("..")):
             if (base / head).is_dir() or (base / f"{head}.py").is_file():
                 return f"'{head}' is in {base.resolve()}: put PYTHONPATH={base} before the command"
-    named = {**INSTALLED_AS, "jackline": requirement("train")}
-    names = " ".join(named.get(head, head.replace("_", "-")) for head in heads)
-    return f"{answer['executable']} -m pip install {names}"
+    named = {head: requirement("train") if head == "jackline" else package_of(head) for head in heads}
+    known = " ".join(name for name in named.values() if name is not None)
+    unknown = [head for head, name in named.items() if name is None]
+    parts = [f"{answer['executable']} -m pip install {known}"] if known else []
+    return "; ".join([*parts, *(install_hint(head) for head in unknown[:1])])
 
 
 def _check_habits(answer: dict[str, Any], target: Target, cpus: float) -> list[Check]:

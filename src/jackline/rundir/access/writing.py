@@ -51,18 +51,19 @@ def open_own_fifo(path: str | os.PathLike[str]) -> int:
 
 def make_private_folder(path: Path) -> None:
     """Make a folder that only we can enter. Folders above it are made like any other. Raises FileExistsError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(FOLDER_MODE)
+    path.mkdir(FOLDER_MODE, parents=True)
 
 
 def private_folder(path: Path) -> Path:
-    """The folder, made if it is absent. Raises NotOurs when it is a link, belongs to somebody else, or others may
-    write to it."""
+    """The folder, made if it is absent and closed to the group. Raises NotOurs when it belongs to somebody else, or
+    when everybody may write to it."""
     with contextlib.suppress(FileExistsError):
         make_private_folder(path)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    me, link, found = os.geteuid(), path.lstat(), path.stat()
+    if not stat.S_ISDIR(found.st_mode) or (link.st_uid, found.st_uid) != (me, me) or found.st_mode & stat.S_IWOTH:
         raise NotOurs(errno.EPERM, "not a folder of our own", str(path))
+    if found.st_mode & stat.S_IWGRP:
+        path.chmod(FOLDER_MODE)
     return path
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,12 +22,16 @@ from jackline.checkpoint.mirror.fetch import fetch_newest
 from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.checkpoint.place import choose_place
 from jackline.errors import CannotResume, UsageError
+from jackline.rundir.access.reading import read_whole
+from jackline.rundir.access.secrets import without_secrets
+from jackline.rundir.access.trust import is_known_text
 from jackline.rundir.create import claim_filled
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.recorded import read_recorded
 from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.run_file import RunFile, check_name, read_run_file
+from jackline.supervisor.foreign.find import belongs
 from jackline.supervisor.foreign.mirror import DIGEST, WHERE, whole_checkpoints
 
 MAX_WHERE_BYTES = 4 << 20
@@ -51,8 +55,19 @@ def is_mirror(word: str) -> bool:
     return not (path / "run.json").exists() and (any(path.glob("run-*.tar.gz")) or any(path.glob("*/run-*.tar.gz")))
 
 
-def fetch_stranger(word: str, runs: Path, cwd: Path, *, with_own: bool = True, from_scratch: bool = False) -> Fetched:
+def fetch_stranger(
+    word: str,
+    runs: Path,
+    cwd: Path,
+    *,
+    with_own: bool = True,
+    from_scratch: bool = False,
+    accept: Callable[[RunFile], None] = lambda contents: None,
+) -> Fetched:
     """`word` names a mirror with one run, or one run in a mirror. Raises when it is ambiguous or incomplete.
+
+    `accept` is called with the run.json of a run that this user did not make, and raises when it is not wanted; until
+    then nothing but a draft of the records has been written.
 
     `with_own`: also download the newest of Jackline's own checkpoints. Without any checkpoint a run that has made
     progress is refused, unless `from_scratch`.
@@ -66,11 +81,13 @@ def fetch_stranger(word: str, runs: Path, cwd: Path, *, with_own: bool = True, f
     def fill(draft: RunDir) -> RunFile:
         _fetch_story(store, name, draft)
         contents = read_run_file(draft)
+        if not is_known_text(read_whole(draft.run_file)):
+            accept(contents)
         own = None
         if with_own:
             with contextlib.suppress(*((CannotResume,) if from_scratch else ())):
                 own = _fetch_own(store, name, run, draft, said)
-        checkpoint = _fetch_checkpoint(store, name, cwd, said)
+        checkpoint = _fetch_checkpoint(store, name, (cwd, contents), said)
         found.extend(path for path in (checkpoint,) if path is not None)
         if with_own and not from_scratch:
             _refuse_to_begin_anew(draft, place, name, own, checkpoint)
@@ -79,7 +96,9 @@ def fetch_stranger(word: str, runs: Path, cwd: Path, *, with_own: bool = True, f
             said.append(f"it ran in {contents.cwd} on '{contents.host}'; now it runs in {cwd}")
         options = dict(contents.options)
         if options.get("mirror"):
-            options["mirror"] = full_place(place)  # where it is now, whatever it was called on the other machine
+            options["mirror"] = without_secrets(
+                full_place(place)
+            )  # where it is now, whatever it was called on the other machine
         return replace(contents, argv=argv, cwd=str(cwd), options=options, host=host_name(), boot_id=boot_id())
 
     claim_filled(run, fill).release()
@@ -162,21 +181,26 @@ def _fetch_story(store: Store, name: str, run: RunDir) -> None:
     raise CannotResume(f"no record of run '{name}' in the mirror is whole")
 
 
-def _fetch_checkpoint(store: Store, name: str, cwd: Path, said: list[str]) -> Path | None:
+def _fetch_checkpoint(store: Store, name: str, here: tuple[Path, RunFile], said: list[str]) -> Path | None:
+    """`here`: the folder that the run will run in, and its run.json, whose pattern says where checkpoints belong."""
     for folder in whole_checkpoints(store, name):
         place = f"{name}/foreign/{folder}"
         try:
-            return _put_back(store, place, cwd, said)
+            return _put_back(store, place, here, said)
         except (OSError, ValueError, KeyError, TypeError) as problem:
             said.append(f"{folder} in the mirror is not whole: {problem}")
     return None
 
 
-def _put_back(store: Store, place: str, cwd: Path, said: list[str]) -> Path:
+def _put_back(store: Store, place: str, here: tuple[Path, RunFile], said: list[str]) -> Path:
+    cwd, contents = here
     where = json.loads(read_small(store, f"{place}/{WHERE}", MAX_WHERE_BYTES))
     target = (cwd / str(where["relative"])).resolve()
     if not target.is_relative_to(cwd.resolve()):
         raise ValueError(f"it belongs outside {cwd}: {where['relative']}")
+    pattern = contents.options.get("checkpoints")
+    if not isinstance(pattern, str) or not belongs(str(where["relative"]), pattern, contents.cwd):
+        raise ValueError(f"{where['relative']} is not where this run keeps its checkpoints ({pattern})")
     if target.exists():
         said.append(f"{target} is here already and was left as it is")
         return target

@@ -157,6 +157,19 @@ def _expand(pattern: str, cwd: Path) -> list[Path]:
     return [Path(path) for root in roots for path in _walk(root.rstrip("/") or "/", wanted)]
 
 
+def belongs(relative: str, pattern: str, cwd: str) -> bool:
+    """Whether the GLOB matches this path, which is relative to the command's folder `cwd`. A hidden name counts only
+    where the pattern names it, so that nothing lands in .git or .ssh. Pure: it does not look at the disk."""
+    wanted = str(Path(pattern).expanduser())
+    wanted = os.path.relpath(wanted, cwd) if os.path.isabs(wanted) else os.path.normpath(wanted)
+    words = os.path.normpath(relative).split("/")
+    if os.path.isabs(relative) or ".." in words:
+        return False
+    if any(word.startswith(".") and word not in wanted.split("/") for word in words):
+        return False
+    return re.fullmatch(_glob_to_regex(wanted), "/".join(words)) is not None
+
+
 def _walk(root: str, wanted: re.Pattern[str]) -> Iterator[str]:
     """Like glob's `**`, but does not follow links to folders (they may loop) and does not descend into a match."""
     for folder, folders, files in os.walk(root):

@@ -1,0 +1,288 @@
+"""A run folder or mirror from somebody else is data: nothing in it is executed, written through or believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jackline.checkpoint.mirror.bundle import pack_run
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId, boot_id, host_name, identify
+from jackline.rundir.run_file import read_run_file, write_run_file
+from tests.rundir.made import make_run, write_exit, write_start, write_state
+from tests.shell import Shell, wait_for
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    person = Shell(tmp_path / "person")
+    yield person
+    person.close()
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """Appears if an instruction of the foreign run is followed."""
+    return tmp_path / "executed"
+
+
+def foreign_run(folder: Path, trap: Path, **facts: Any) -> RunDir:
+    """A run as another person made it on this machine, with a command and hooks that do harm."""
+    options = {"on_event": f"touch {trap}", "when_done": f"touch {trap}", "checkpoints": "out/*.pt"}
+    known = {"argv": ("touch", str(trap)), "options": options, "user": "mallory", "cwd": str(folder.parent)}
+    return make_run(folder, **{**known, **facts})
+
+
+def gone() -> ProcessId:
+    return ProcessId(4_000_000, 5, host_name(), boot_id())
+
+
+def mirror_of(run: RunDir, mirror: Path) -> Path:
+    (mirror / run.name).mkdir(parents=True)
+    (mirror / run.name / "run-000001.tar.gz").write_bytes(pack_run(run))
+    return mirror
+
+
+def test_resume_from_a_mirror_shows_what_it_would_execute_and_executes_nothing(
+    shell: Shell, tmp_path: Path, trap: Path
+) -> None:
+    run = foreign_run(tmp_path / "theirs" / "gift", trap)
+    write_exit(run, 75)
+    mirror = mirror_of(run, tmp_path / "mirror")
+    done = shell.jackline("resume", str(mirror))
+    assert done.code == 2, done
+    assert f"it would execute: touch {trap}" in done.err
+    assert f"at the end it would execute: touch {trap}" in done.err
+    assert "made by 'mallory'" in done.err
+    assert "add --trust" in done.err
+    assert not trap.exists()
+    assert not (shell.runs / "gift").exists()
+    assert not list(shell.runs.glob(".*")) if shell.runs.exists() else True
+
+
+def test_a_mirror_that_is_trusted_is_resumed_and_then_known(shell: Shell, tmp_path: Path, trap: Path) -> None:
+    run = foreign_run(tmp_path / "theirs" / "gift", trap, options={})
+    write_exit(run, 75)
+    done = shell.jackline("resume", str(mirror_of(run, tmp_path / "mirror")), "--trust")
+    assert done.code == 0, done
+    assert trap.exists()
+    again = shell.jackline("resume", "gift", "--from-scratch")
+    assert "was not made here" not in again.err
+
+
+@pytest.mark.parametrize(
+    "place", [".bashrc", "train.py", ".git/hooks/post-commit", "out/.hidden.pt", "out/deep/x.pt"]
+)
+def test_a_mirror_places_nothing_but_checkpoints_where_the_run_keeps_them(
+    shell: Shell, tmp_path: Path, trap: Path, place: str
+) -> None:
+    run = foreign_run(
+        tmp_path / "theirs" / "gift", trap, argv=(sys.executable, "-c", "0"), options={"checkpoints": "out/*.pt"}
+    )
+    write_exit(run, 75)
+    mirror = mirror_of(run, tmp_path / "mirror")
+    upload = mirror / "gift" / "foreign" / "x-1a2b"
+    upload.mkdir(parents=True)
+    name = Path(place).name
+    (upload / name).write_text("evil")
+    (upload / "where.json").write_text(json.dumps({"relative": place, "files": [[name, 4]], "mtime_s": 1}))
+    done = shell.jackline("resume", str(mirror), "--trust", "--from-scratch")
+    assert "is not where this run keeps its checkpoints (out/*.pt)" in done.err, done
+    assert not (shell.work / place).exists()
+
+
+def test_watch_of_a_copied_run_executes_nothing_of_it(shell: Shell, trap: Path) -> None:
+    """Its host name is this machine's, and its end was not recorded: a run of our own would be taken over."""
+    run = foreign_run(shell.runs / "gift", trap)
+    write_start(run, gone())
+    write_state(run, gone(), attempt=1, options={"on_event": f"touch {trap}", "when_done": f"touch {trap}"})
+    run.attempt(1).raw_out.write_text("hello \x1b]52;c;AAAA\x07\x1b[2J\n")
+    done = shell.jackline("watch", "gift")
+    assert "hello" in done.out and "\x1b" not in done.out
+    assert not trap.exists()
+    assert not shell.pids()
+    assert not run.attempt(1).exit_file.exists()
+
+
+def test_hooks_never_come_from_the_state_file(shell: Shell, trap: Path) -> None:
+    """A supervisor that takes over uses what this user asked for, not what somebody wrote into supervisor.json."""
+    command = shell.python(
+        "long.py", "import time, pathlib\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+    )
+    own = shell.folder / "own"
+    assert (
+        shell.jackline("run", "--name", "mine", "--when-done", f"touch {own}", "--detach", "--", *command).code == 0
+    )
+    run = RunDir(shell.runs / "mine")
+    state = shell.run_dir("mine").state()
+    os.kill(state["supervisor"]["pid"], signal.SIGKILL)
+    wait_for(lambda: identify(state["supervisor"]["pid"]) is None, "the end of the supervisor")
+    forged = {**state, "options": {**state["options"], "when_done": f"touch {trap}", "on_event": f"touch {trap}"}}
+    run.supervisor_file.write_text(json.dumps(forged))
+    live = shell.start("watch", "mine")
+    live.wait_for("a new one has taken over")
+    (shell.work / "go").touch()
+    assert live.wait() == 0, live.text()
+    wait_for(own.exists, "the user's own hook")
+    assert not trap.exists()
+
+
+def test_resume_of_a_copied_run_asks_first(shell: Shell, trap: Path) -> None:
+    run = foreign_run(shell.runs / "gift", trap)
+    write_exit(run, 75)
+    done = shell.jackline("resume", "gift")
+    assert done.code == 2 and f"it would execute: touch {trap}" in done.err, done
+    assert not trap.exists()
+    assert done.err.count("\n") < 12
+
+
+def test_at_a_terminal_the_question_is_answered_with_yes_or_no(shell: Shell, trap: Path) -> None:
+    run = foreign_run(shell.runs / "gift", trap, options={})
+    write_exit(run, 75)
+    command = f"{sys.executable} -m jackline resume gift"
+    for answer, is_executed in (("n", False), ("y", True)):
+        done = subprocess.run(
+            ["script", "-qec", command, "/dev/null"],
+            input=f"{answer}\n".encode(),
+            env=shell.env,
+            cwd=shell.work,
+            capture_output=True,
+            timeout=120,
+        )
+        assert b"execute this?" in done.stdout, done
+        assert trap.exists() is is_executed
+
+
+def test_a_foreign_run_with_links_inside_is_not_even_trusted(shell: Shell, trap: Path, tmp_path: Path) -> None:
+    run = foreign_run(shell.runs / "gift", trap)
+    write_exit(run, 75)
+    (run.path / "kept").symlink_to(tmp_path)
+    done = shell.jackline("resume", "gift", "--trust")
+    assert done.code == 2 and "holds symbolic links: kept" in done.err, done
+    assert not trap.exists()
+
+
+def test_the_same_command_typed_again_drops_the_hooks_of_a_foreign_run(shell: Shell, trap: Path) -> None:
+    """The command is the user's own then; what the folder adds to it is not."""
+    command = shell.python("mine.py", "print('mine')\n")
+    assert shell.jackline("run", "--name", "mine", "--", *command).code == 0
+    run = RunDir(shell.runs / "mine")
+    contents = read_run_file(run)
+    write_run_file(run, replace(contents, options={**contents.options, "when_done": f"touch {trap}"}))
+    write_exit(run, 75)
+    state = json.loads(run.supervisor_file.read_text())
+    run.supervisor_file.write_text(json.dumps({**state, "is_finished": True}))
+    assert shell.jackline("run", "--name", "mine", "--", *command).code == 0
+    assert not read_run_file(run).options["when_done"]
+    assert not trap.exists()
+
+
+def test_status_of_a_foreign_run_searches_the_disk_for_nothing(shell: Shell, trap: Path) -> None:
+    run = foreign_run(shell.runs / "gift", trap, options={"checkpoints": "/**/*"}, cwd="/")
+    write_exit(run, 75)
+    done = shell.jackline("status", "gift")
+    assert done.code == 0 and "its checkpoints are not looked for" in done.out, done
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def innocent() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any run."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_stop_signals_no_process_that_is_not_the_runs_own(
+    shell: Shell, trap: Path, innocent: subprocess.Popen[bytes]
+) -> None:
+    run = foreign_run(shell.runs / "gift", trap)
+    process = identify(innocent.pid)
+    assert process is not None
+    write_start(run, process)
+    write_state(run, process, attempt=1)
+    done = shell.jackline("stop", "gift")
+    assert done.code != 0 and "nothing was signalled" in done.err, done
+    assert innocent.poll() is None
+
+
+def test_a_process_of_another_user_than_the_folder_is_not_the_run(
+    shell: Shell, trap: Path, innocent: subprocess.Popen[bytes]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    run = foreign_run(shell.runs / "gift", trap)
+    process = identify(innocent.pid)
+    assert process is not None
+    write_start(run, process)
+    write_state(run, process, attempt=1)
+    os.chown(run.path, 12345, 12345)
+    assert json.loads(shell.jackline("status", "gift", "--json").out)["state"] == "dead"
+    assert shell.jackline("stop", "gift").code == 2
+    assert innocent.poll() is None
+
+
+# -- what is stored, and for whom ------------------------------------------------------------------------------------
+
+
+def test_a_runs_folder_is_for_its_owner_alone_and_passwords_are_nowhere(shell: Shell) -> None:
+    command = shell.python(
+        "long.py", "import time, pathlib\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+    )
+    secret = "secret-" + "word"
+    os.umask(0o022)
+    address = f"memory://me:{secret}@store/x"
+    hook = f"true https://me:{secret}@host/"
+    words = ["--mirror", address, "--on-event", hook, "--mirror-patience", "1s"]
+    assert shell.jackline("run", "--name", "mine", "--detach", *words, "--", *command).code == 0
+    run = shell.runs / "mine"
+    state = shell.run_dir("mine").state()
+    try:
+        assert stat.S_IMODE(run.stat().st_mode) == 0o700
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        assert secret not in listed
+        for path in run.rglob("*"):
+            if path.is_file():
+                assert secret.encode() not in path.read_bytes(), path
+        stored = [path for path in Path(shell.env["XDG_STATE_HOME"]).rglob("*.json")]
+        assert stored and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in stored)
+    finally:
+        (shell.work / "go").touch()
+        wait_for(lambda: identify(state["supervisor"]["pid"]) is None, "the end of the run")
+
+
+def test_a_state_folder_in_the_temporary_directory_of_somebody_else_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jackline.rundir import registry
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    folder = tmp_path / "jackline-state-0"
+    monkeypatch.setattr(registry, "state_folder", lambda: folder)
+    run = make_run(tmp_path / "run")
+    assert registry.register(run, vouched=True)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)  # as if somebody else had made it first, for everybody
+    assert not registry.register(run, vouched=True)
+    assert registry.registered_runs() == []
+    assert registry.entry_of(run) == registry.RegistryEntry()
+    shutil.rmtree(folder)
+    (tmp_path / "theirs").mkdir()
+    folder.symlink_to(tmp_path / "theirs")
+    if os.geteuid() == 0:
+        os.chown(folder, 12345, 12345, follow_symlinks=False)
+        assert not registry.register(run, vouched=True)
