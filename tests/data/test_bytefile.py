@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 
@@ -14,6 +16,7 @@ from jackline.data.sources.bytefile import (
     Patience,
     SourceChanged,
     SourceUnavailable,
+    _DropTokenOnRedirect,
     retry_wait_s,
 )
 from tests.data.far_end import FakeTime, FarEnd, serving
@@ -183,3 +186,22 @@ def test_a_local_files_identity_is_its_content_not_its_time(tmp_path: Path) -> N
     assert third.identity() != {"size": len(DATA), "edges": "0"}
     for file in (first, second, third):
         file.close()
+
+
+@pytest.mark.parametrize(
+    ("new", "keeps"),
+    [
+        ("https://hub.example/b", True),
+        ("https://HUB.example:443/b", True),
+        ("http://hub.example/b", False),
+        ("https://hub.example:8443/b", False),
+        ("https://store.example/b", False),
+        ("https://hub.example.evil.example/b", False),
+    ],
+)
+def test_an_access_token_stays_with_the_server_it_is_for(new: str, keeps: bool) -> None:
+    """Not on another host, another port, or without encryption."""
+    request = Request("https://hub.example/a", headers={"Authorization": "Bearer secret"})
+    made = _DropTokenOnRedirect().redirect_request(request, io.BytesIO(), 302, "Found", {}, new)
+    assert made is not None
+    assert ("Authorization" in made.headers) is keeps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -9,6 +10,7 @@ import click
 
 from jackline.cli.options import DURATION
 from jackline.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from jackline.rundir.access.trust import judge, user_name
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
@@ -35,6 +37,7 @@ def command(run: str | None, grace: float | None, runs_dir: str | None) -> None:
         raise UsageError(
             f"run '{found.name}' is not running: it is {status.state}", hint=f"jackline why {found.name}"
         )
+    refuse_another_users(found)
     asked = request_stop(found, by="jackline stop", grace_s=grace)
     if asked is None and read_status(found).state in ("alive", "unwatched"):
         process = status.supervisor or status.child
@@ -50,6 +53,16 @@ def command(run: str | None, grace: float | None, runs_dir: str | None) -> None:
     for text in not_uploaded(found) if code == EXIT_DONE else ():
         _say(text)
     sys.exit(code)
+
+
+def refuse_another_users(run: RunDir) -> None:
+    """Raise when only somebody else, and root, may stop it."""
+    owner = run.path.stat().st_uid
+    if os.geteuid() not in (0, owner) and not judge(run).is_ours:
+        raise UsageError(
+            f"run '{run.name}' belongs to user '{user_name(owner)}'; only they can stop it ({run.path})",
+            hint="ask them; `jackline status` and `why` tell what it is doing",
+        )
 
 
 def not_uploaded(run: RunDir) -> list[str]:

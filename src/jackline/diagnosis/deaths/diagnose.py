@@ -44,6 +44,7 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
 _LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, network)
 _NUM_LAST_LINES = 30
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS)
+_FAULTS = {"Segmentation fault": signals.SIGSEGV, "Aborted": signals.SIGABRT, "Bus error": signals.SIGBUS}
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
@@ -55,7 +56,7 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     if evidence.exit_code == 0:
         return _finished(chain, evidence)
     if evidence.exit_code is None and evidence.signal is None:
-        return _unseen(evidence)
+        return _unseen(chain, evidence)
     number = evidence.signal or rules_exit.inner_signal(evidence.exit_code)
     found = _by_signal(number, chain, evidence) if number else _by_exit_code(chain, evidence)
     return _with_shell(found, evidence) if evidence.signal is None and number else found
@@ -177,10 +178,21 @@ def _finished(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     return (Finding("finished", "not sure", done.title, (doubt, *done.detail), cause), *other)
 
 
-def _unseen(evidence: Evidence) -> tuple[Finding, ...]:
+def _unseen(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
+    """Nobody saw the exit status: everything that watched was killed. What the process wrote last still tells."""
     by_kernel = kernel_oom(evidence)
     unseen = rules_exit.unseen(evidence)
-    return (by_kernel, unseen) if by_kernel else (unseen,)
+    if by_kernel:
+        return (by_kernel, unseen)
+    number = next((one for name, one in _FAULTS.items() if name in evidence.fault_text), None)
+    if number is not None:
+        found = _by_signal(number, chain, replace(evidence, signal=number))
+    elif chain is not None and not any(line.strip() for line in evidence.output_tail[chain.end :]):
+        found = _by_exit_code(chain, replace(evidence, exit_code=1))
+    else:
+        return (unseen,)
+    why = "nobody saw its exit status; this is the last that it wrote"
+    return (replace(found[0], confidence="likely", detail=(*found[0].detail, why)), *found[1:])
 
 
 def _with_shell(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:

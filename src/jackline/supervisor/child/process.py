@@ -157,12 +157,20 @@ class Command:
         try:
             pid, status = os.waitpid(self.child.pid, os.WNOHANG)
         except ChildProcessError:
-            return None if self._is_child_there() else Ending(None, None, time.time())
+            return None if self._is_child_there() else Ending(None, None, self._last_sign_s())
         if pid == 0:
             return None
         if os.WIFSIGNALED(status):
             return Ending(None, os.WTERMSIG(status), time.time())
         return Ending(os.waitstatus_to_exitcode(status), None, time.time())
+
+    def _last_sign_s(self) -> float:
+        """When it last wrote something, for an end that nobody saw: it may be noticed days later."""
+        times = [self.started_at_s]
+        for path in (self.attempt.raw_out, self.attempt.raw_err):
+            with contextlib.suppress(OSError):
+                times.append(path.stat().st_mtime)
+        return min(max(times), time.time())
 
 
 def continue_paused(pids: Iterable[int]) -> list[int]:
