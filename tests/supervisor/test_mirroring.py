@@ -36,7 +36,8 @@ def run(tmp_path: Path) -> RunDir:
     work.mkdir()
     run = RunDir(work / "runs" / "job")
     run.path.mkdir(parents=True)
-    write_run_file(run, describe_run("job", kind="run", argv=["train"], settings={}, options={}, cwd=work))
+    options = {"checkpoints": "out/*"}
+    write_run_file(run, describe_run("job", kind="run", argv=["train"], settings={}, options=options, cwd=work))
     run.out_log.write_text("2026-11-15T02:13:39.1Z step 1\n")
     return run
 
