@@ -230,6 +230,7 @@ OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touc
 OTHER_FILES = {
     "rundir/access/reading.py",
     "rundir/access/writing.py",
+    "rundir/access/trust.py",  # /proc
     "rundir/process_id.py",  # /proc
     "rundir/atomic.py",  # syncs folders
     "cli/main.py",  # /dev/null

@@ -55,6 +55,7 @@ COMMANDS = (
     ["events", VICTIM, "--json"],
     ["wait", VICTIM, "--timeout", "0s"],
     ["goodput", VICTIM],
+    ["diff", VICTIM, HEALTHY],
     ["report", VICTIM, "--out", "-"],
     ["status"],
     ["stop", VICTIM],

@@ -286,3 +286,16 @@ def test_a_state_folder_in_the_temporary_directory_of_somebody_else_is_not_used(
     if os.geteuid() == 0:
         os.chown(folder, 12345, 12345, follow_symlinks=False)
         assert not registry.register(run, vouched=True)
+
+
+def test_the_recipe_of_a_foreign_run_is_not_executed_to_load_its_model(tmp_path: Path, trap: Path) -> None:
+    """`jackline.load`, `sample` and `export` read config.yaml, whose recipe may be a file with code."""
+    from jackline.errors import UsageError
+    from jackline.trainer.trained.load import read_config
+
+    (tmp_path / "evil.py").write_text(f"open({str(trap)!r}, 'w')\ndef recipe(): pass\n")
+    run = make_run(tmp_path / "gift")
+    run.config_file.write_text(f"recipe: {tmp_path}/evil.py:recipe\n")
+    with pytest.raises(UsageError, match="its recipe is code that would be executed"):
+        read_config(run)
+    assert not trap.exists()

@@ -27,13 +27,17 @@ from jackline.checkpoint.format.manifest import TENSORS, Damage, Name, parse_nam
 from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.data.tokenise.tokenizer import Tokenizer, from_json, load_tokenizer
 from jackline.errors import JacklineError, UsageError
+from jackline.rundir.access.reading import read_text
+from jackline.rundir.access.trust import judge
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.network import Network, make_model, shape_of
+from jackline.trainer.recipe import is_own_file
 from jackline.trainer.trained.sample import Sampling, sample
 
 MODEL = "model"
+MAX_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,16 @@ def read_config(run: RunDir) -> TrainConfig:
             f"run '{run.name}' is not of a recipe: it has no config.yaml",
             hint="build your model yourself and load its weights: jackline checkpoints export",
         )
-    found = yaml.load(run.config_file.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # text only: no objects
+    text = read_text(run.config_file, MAX_CONFIG_BYTES)
+    found = yaml.load(text, Loader=yaml.BaseLoader)  # text only: no objects
     target = found.get("recipe") if isinstance(found, dict) else None
     if not isinstance(target, str):
         raise UsageError(f"{run.config_file} names no recipe", hint="was it written by `jackline train`?")
+    if is_own_file(target) and not judge(run).is_ours:
+        raise UsageError(
+            f"run '{run.name}' was not made here by you, and its recipe is code that would be executed: {target}",
+            hint="its weights as a plain file, without executing anything: jackline checkpoints export",
+        )
     return resolve(target, (), [run.config_file]).config
 
 
