@@ -77,9 +77,7 @@ def test_a_shell_script_and_a_program_of_another_kind() -> None:
 def test_a_command_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UsageError) as caught:
         read_command_line(("pyhton", "train.py"))
-    assert str(caught.value) == (
-        "error: there is no command 'pyhton'\nhint: check the spelling and the active environment"
-    )
+    assert str(caught.value) == ("error: there is no command 'pyhton'\nhint: did you mean 'python'?")
 
 
 def test_a_file_that_may_not_be_executed_is_an_error(tmp_path: Path) -> None:

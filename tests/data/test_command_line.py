@@ -156,7 +156,10 @@ def test_garbage_is_answered_with_a_sentence(tmp_path: Path) -> None:
     assert errors_of("bench", *words, "--threads", "-1") == ["error: num_threads must be from 0 to 64, not -1"]
     for seconds in ("nan", "-1", "0", "inf"):
         found = errors_of("bench", *words, "--seconds", seconds)
-        assert found == [f"error: --seconds must be above 0 and finite, not {float(seconds)}"]
+        assert found == [
+            f"error: --seconds must be above 0 and finite, not {float(seconds)}",
+            "hint: `jackline data --help` shows its options",
+        ]
     assert errors_of("prepare", *words, "--max-damaged", "7") == [
         "error: --max-damaged must be from 0 to 1, not 7.0",
         "hint: 0.1 allows a tenth",

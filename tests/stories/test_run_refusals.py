@@ -36,7 +36,7 @@ def test_no_command_after_the_dashes(shell: Shell, words: tuple[str, ...]) -> No
 
 
 def test_a_command_that_does_not_exist(shell: Shell) -> None:
-    text = "error: there is no command 'pyhton'\nhint: check the spelling and the active environment\n"
+    text = "error: there is no command 'pyhton'\nhint: did you mean 'python'?\n"
     refused(shell, shell.jackline("run", "--", "pyhton", "train.py"), text)
 
 
@@ -78,7 +78,10 @@ def test_a_name_that_cannot_be_a_folder(shell: Shell, name: str) -> None:
             ("--resume-arg", "--go {checkpoint}"),
             "error: --resume-arg needs --checkpoints\nhint: --checkpoints 'out/checkpoint-*'\n",
         ),
-        (("--stuck-after", "0"), "error: --stuck-after must be more than 0, not 0\n"),
+        (
+            ("--stuck-after", "0"),
+            "error: --stuck-after must be more than 0, not 0\nhint: `jackline run --help` shows its options\n",
+        ),
     ],
 )
 def test_wrong_values_of_options(shell: Shell, words: tuple[str, ...], text: str) -> None:

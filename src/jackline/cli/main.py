@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from jackline.cli.streams import guard_streams
-from jackline.errors import EXIT_FAILED, JacklineError
+from jackline.errors import EXIT_FAILED, JacklineError, UsageError
 from jackline.extras import explained
 from jackline.pipes import drop_output
 
@@ -124,7 +124,7 @@ def main() -> None:
         _say(_describe(error))
         code = error.exit_code
     except JacklineError as error:
-        _say(str(error))
+        _say(f"{error}{_where_to_look(error)}")
         code = error.exit_code
     except OSError as error:
         if (text := _refusal(error)) is None:
@@ -147,6 +147,14 @@ def _refusal(error: OSError) -> str | None:
     why = explain_refusal(error, os.path.dirname(path) or os.curdir)
     where = f"cannot write {path}: " if error.filename else ""
     return f"error: {where}{why}\nhint: make room there (df -h, df -i), or mount it for writing, then try again"
+
+
+def _where_to_look(error: JacklineError) -> str:
+    """A hint for a wrong use whose error has none: the help of the command."""
+    words = [word for word in sys.argv[1:2] if word in COMMANDS]
+    if error.hint or not isinstance(error, UsageError) or not words:
+        return ""
+    return f"\nhint: `jackline {words[0]} --help` shows its options"
 
 
 def _describe(error: click.ClickException) -> str:

@@ -40,6 +40,11 @@ def main(argv: Sequence[str]) -> int:
             return _train(RunDir(Path(argv[0])), argv[1], argv[2:])
     except JacklineError as error:
         print(error, file=sys.stderr, flush=True)
+        if isinstance(error, UsageError) and not error.hint:
+            target = argv[1] if len(argv) > 1 else "RECIPE"
+            print(
+                f"hint: `jackline train {target} --help-settings` lists what may be set", file=sys.stderr, flush=True
+            )
         return error.exit_code
 
 
@@ -65,10 +70,10 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
         with console.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
             from jackline.trainer.corpus import settle_split
             from jackline.trainer.loop import train
-            from jackline.trainer.startup.device import choose_device
+            from jackline.trainer.startup.device import usable_device
             from jackline.trainer.startup.sizing import settle_size
         try:
-            resolved = settle_size(resolved, run, choose_device(resolved.config), console)
+            resolved = settle_size(resolved, run, usable_device(resolved.config), console)
             resolved = settle_split(resolved, run)
             train(resolved, run, console)
         except JacklineError as error:

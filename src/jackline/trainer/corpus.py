@@ -25,6 +25,7 @@ from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.sources.listing import list_files
 from jackline.data.sources.sections import enough_bytes
 from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
+from jackline.data.tokenise.tokenizer import NoTokenizer
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.session.phase import phase
@@ -253,6 +254,8 @@ def _told(console: Console, what: str) -> Iterator[Reporter]:
 def _explained(config: TrainConfig) -> Iterator[None]:
     try:
         yield
+    except NoTokenizer:
+        raise  # no fault of the data
     except JacklineError as error:
         advice = (f"there: {error.hint}",) if error.hint else ()
         made = JacklineError(

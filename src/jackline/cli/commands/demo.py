@@ -1,11 +1,12 @@
-"""`jackline demo`: in a minute, a training is killed with SIGKILL half-way, resumes, and ends bit-identical.
+"""`jackline demo`: half a minute in which a training is killed with SIGKILL, resumes, and ends bit-identical.
 
-Owns the sequence and the comparison; the trainings are ordinary `jackline train` commands, and the kill is real.
-Needs the `train` extra, no download and no GPU.
+Owns the sequence, what is shown of it and the comparison. The trainings are ordinary `jackline train` commands, and
+the kill is real. Needs the `train` extra, no download and no GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -13,24 +14,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from jackline.cli.view.showing import say
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError
 from jackline.extras import TRAINING, require
+from jackline.machine.host import describe_host
 from jackline.rundir.find import runs_folder
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.exit import read_exit
 from jackline.rundir.records.session import read_session
+from jackline.units import format_duration
 
 SAVE_EVERY = 10
 POLL_S = 0.02
+SHOW_EVERY_S = 0.5
 
 
-@click.command(short_help="One minute: train, kill -9, resume, bit-equal.")
+@click.command(short_help="Half a minute: train, kill -9, resume, bit-equal.")
 @click.option("--steps", type=click.IntRange(min=4 * SAVE_EVERY), default=80, show_default=True, help="Of each run.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(steps: int, runs_dir: str | None) -> None:
@@ -38,60 +43,127 @@ def command(steps: int, runs_dir: str | None) -> None:
     command again, and compare every loss and the final weights with a run that nobody touched.
     """
     require("`jackline demo`", "train", TRAINING)
+    began_s = time.monotonic()
     folder = runs_folder(runs_dir).absolute()
     stem = time.strftime("demo-%H%M%S")
     settings = ["demo", "--quick", f"max_steps={steps}", f"save_every_steps={SAVE_EVERY}", "full_eval=no"]
     killed, whole = RunDir(folder / f"{stem}-killed"), RunDir(folder / f"{stem}-whole")
-    say("1 of 3: a training; it will be killed with SIGKILL half-way")
-    kill_half_way(killed, settings, steps // 2)
-    say("2 of 3: the same command again resumes from the last checkpoint")
-    train(killed, settings)
-    say("3 of 3: the same training, left alone, to compare with")
-    train(whole, settings)
+    say(f"a nano GPT learns the Python standard library's sources, {steps} steps, saved every {SAVE_EVERY}")
+    with training(whole, settings) as beside:
+        say("the same training runs beside it and is left alone, to compare with", is_detail=True)
+        with training(killed, settings, is_shown=True) as process:
+            kill_half_way(killed, process, steps // 2)
+        told(f"killed at step {newest_step(killed)}: {end_of(killed)}")
+        say("the same command again")
+        with training(killed, settings, is_shown=True) as process:
+            told(f"resumes from the checkpoint of step {newest_step(killed)}, every byte verified")
+            finish(killed, process)
+        finish(whole, beside)
     lines, is_equal = compare(killed, whole)
+    say(f"killed and resumed, beside never killed ({format_duration(time.monotonic() - began_s)} in all)")
     for line in lines:
-        say(line)
+        told(line)
     say("next:")
     for words, text in (
         ("jackline run -- python your_script.py", "your own command, watched, explained, restarted"),
-        (f"jackline why {killed.name} --attempt 1", "what is known of the death you just saw"),
+        (f"jackline why {killed.name} --attempt 1", "what is known of the kill you just saw"),
         ("jackline train demo --data 'your/*.txt'", "the same trainer on your own text"),
     ):
-        print(f"  {words:<44}{text}", file=sys.stderr, flush=True)
+        told(f"{words:<44}{text}")
     sys.exit(EXIT_DONE if is_equal else EXIT_FAILED)
 
 
-def start(run: RunDir, settings: list[str]) -> subprocess.Popen[bytes]:
+def say(text: str, *, is_detail: bool = False) -> None:
+    """A line of the story, or one below it."""
+    clear_live()
+    print(f"  {text}" if is_detail else f"[jackline] {text}", file=sys.stderr, flush=True)
+
+
+def told(text: str) -> None:
+    say(text, is_detail=True)
+
+
+def show_live(text: str) -> None:
+    """Replace the line at the cursor. In a pipe or a file nothing is replaced, so nothing is shown."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[2K  {text[:76]}")
+        sys.stderr.flush()
+
+
+def clear_live() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[2K")
+
+
+@contextlib.contextmanager
+def training(run: RunDir, settings: list[str], *, is_shown: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """An ordinary `jackline train`, whose output is in the run's log. It does not outlive the demo's own error."""
     words = ["train", *settings, "--name", run.name]
-    say(f"$ jackline {shlex.join(words)}")
-    return subprocess.Popen([sys.executable, "-m", "jackline", *words, "--runs-dir", str(run.path.parent)])
+    if is_shown:
+        told(f"$ jackline {shlex.join(words)}")
+    # Two trainings share the cores. Every part of the demo computes with as many threads, else bits may differ.
+    threads = max(1, int(describe_host()["effective_cpus"]) // 2)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jackline", *words, "--runs-dir", str(run.path.parent)],
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    except BaseException:
+        process.send_signal(signal.SIGINT)  # a viewer passes it on as a stop
+        raise
+    finally:
+        process.wait()
 
 
-def train(run: RunDir, settings: list[str]) -> None:
-    with start(run, settings) as process:
-        code = process.wait()
-    if code != EXIT_DONE:
-        raise JacklineError(f"the training ended with code {code}", hint=f"jackline why {run.name}")
+def finish(run: RunDir, process: subprocess.Popen[bytes]) -> None:
+    """Wait for its end, showing how far it is."""
+    while process.poll() is None:
+        show_live(progress_of(run))
+        time.sleep(SHOW_EVERY_S)
+    if process.returncode != EXIT_DONE:
+        clear_live()
+        hint = f"jackline logs {run.name}" if run.path.exists() else f"jackline train demo --quick --name {run.name}"
+        raise JacklineError(f"the training ended with code {process.returncode}", hint=hint)
 
 
-def kill_half_way(run: RunDir, settings: list[str], step: int) -> None:
-    """Kill the training as soon as a checkpoint of `step` or later exists. Its viewer then prints what happened."""
-    is_killed = False
-    with start(run, settings) as process:
-        while process.poll() is None:
-            pid = find_trainer(run) if newest_step(run) >= step else None
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-                is_killed = True
-                say(f"kill -9 {pid}, after the checkpoint of step {newest_step(run)}")
-                break
-            time.sleep(POLL_S)
-        code = process.wait()
-    if code == EXIT_DONE:
+def kill_half_way(run: RunDir, process: subprocess.Popen[bytes], step: int) -> None:
+    """Kill the training as soon as a checkpoint of `step` or later exists."""
+    shown_s = 0.0
+    while process.poll() is None:
+        pid = find_trainer(run) if newest_step(run) >= step else None
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            told(f"$ kill -9 {pid}")
+            process.wait()
+            return
+        if time.monotonic() - shown_s > SHOW_EVERY_S:
+            shown_s = time.monotonic()
+            show_live(progress_of(run))
+        time.sleep(POLL_S)
+    clear_live()
+    if process.returncode == EXIT_DONE:
         raise JacklineError("the training was over before it could be killed", hint="jackline demo --steps 400")
-    if not is_killed:
-        hint = f"jackline why {run.name}" if run.path.exists() else None
-        raise JacklineError(f"the training ended with code {code} before it could be killed", hint=hint)
+    hint = f"jackline logs {run.name}" if run.path.exists() else "jackline train demo --quick"
+    raise JacklineError(f"the training ended with code {process.returncode} before it could be killed", hint=hint)
+
+
+def progress_of(run: RunDir) -> str:
+    session = read_session(run)
+    loss = f"  loss {session.metrics['loss']:.3f}" if "loss" in session.metrics else ""
+    if session.step and session.total:
+        return f"step {session.step}/{session.total:.0f}{loss}"
+    return session.doing or session.phase or "starting, importing torch"
+
+
+def end_of(run: RunDir) -> str:
+    """How the last attempt ended, as its supervisor explained it."""
+    attempt = run.last_attempt()
+    text = (read_exit(attempt).text or "" if attempt else "").strip().split("\n")[0]
+    return text.removeprefix("error: ") or "nobody saw how"
 
 
 def newest_step(run: RunDir) -> int:
@@ -115,13 +187,18 @@ def compare(killed: RunDir, whole: RunDir) -> tuple[list[str], bool]:
     unwritten = f" ({missing} more {'was' if missing == 1 else 'were'} not written down yet when it was killed)"
     weights = [hash_weights(run) for run in (killed, whole)]
     equal_weights = weights[0] == weights[1] != ""
+    shown = [step for step in dict.fromkeys((both[0], both[len(both) // 2], both[-1]))] if both else []
     return [
+        *(f"step {step:>4}  loss {one[step]}   {other[step]}   {_equal(one[step] == other[step])}" for step in shown),
         f"losses of {len(both)} steps: "
         + ("all bit-equal" if equal_losses else f"NOT equal from step {differing[0] if differing else '?'} on")
         + (unwritten if missing else ""),
-        f"final weights: {weights[0][:16]} killed and resumed, {weights[1][:16]} left alone: "
-        + ("bit-equal" if equal_weights else "NOT equal"),
+        f"final weights: sha256 {weights[0][:12]} and {weights[1][:12]}: {_equal(equal_weights)}",
     ], equal_losses and equal_weights
+
+
+def _equal(is_equal: bool) -> str:
+    return "bit-equal" if is_equal else "NOT equal"
 
 
 def read_losses(run: RunDir) -> dict[int, str]:

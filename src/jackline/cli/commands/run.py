@@ -17,6 +17,7 @@ import click
 
 from jackline.cli.options import DURATION, SOME_TIME, detach_options
 from jackline.cli.programs.started import is_detached_as_json, print_started
+from jackline.diagnosis.preflight.target import spelling_hint
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from jackline.extras import require
 from jackline.rundir.access.trust import judge
@@ -223,7 +224,7 @@ def check_command(argv: list[str]) -> None:
             raise UsageError(
                 f"cannot run '{program}'", detail=detail, hint=f"python {program}, or chmod +x {program}"
             )
-        raise UsageError(f"there is no command '{program}'", hint="check the spelling and the active environment")
+        raise UsageError(f"there is no command '{program}'", hint=spelling_hint(program))
     check_script(argv, working_folder())
 
 

@@ -125,6 +125,7 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
     found = resolve(trainer, recipe, settings)
     require(f"recipe '{recipe}'", "train", TRAINING)
     config = found["config"]
+    check_device(config["device"])
     check_mirror(config["mirror"] or None)
     options = replace(
         read_options({**_NOT_ASKED, **given}),
@@ -165,6 +166,19 @@ def names_file_here(text: str) -> bool:
         return next(Path().glob(path), None) is not None
     except (OSError, ValueError, NotImplementedError):
         return False
+
+
+def check_device(device: str) -> None:
+    """Fail before a run is created where a GPU is asked for and no driver answers; torch decides about the rest."""
+    if not device.startswith("cuda"):
+        return
+    from jackline.machine.gpu.watch import gpu_names
+
+    if not gpu_names():
+        raise UsageError(
+            f"device={device}, but there is no NVIDIA GPU here, or its driver does not answer",
+            hint="device=auto takes what is there; `jackline doctor` shows the GPUs of this machine",
+        )
 
 
 def runs_of_other_length(recipe: str, identity: dict[str, Any], folder: Path) -> list[str]:

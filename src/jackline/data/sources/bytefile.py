@@ -29,7 +29,7 @@ from jackline.units import format_duration
 _EDGE_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
 _SLEEP_SLICE_S = 0.25
-_UNKNOWN_HOST_S = 60.0
+_UNKNOWN_HOST_S = 5.0
 
 
 class SourceUnavailable(JacklineError):

@@ -13,6 +13,9 @@ from typing import Any
 from jackline.errors import JacklineError
 from jackline.units import format_bytes
 
+UNKNOWN_ENCODING = "text in an unknown encoding"
+NOT_UNICODE = "text is not valid Unicode"
+
 KEPT_PLACES = 8
 _ENOUGH_RECORDS = 200
 _ENOUGH_BYTES = 64 << 20
@@ -124,16 +127,27 @@ def check_damage(
     raise JacklineError(
         f"{what} ({100 * share:.1f} %, allowed {100 * max_fraction:g} %)",
         detail=tuple(damage_lines(lost, damaged)),
-        hint=f"repair the source, or allow it: --max-damaged {_rounded_up(share):g} "
-        "(max_damaged in a recipe, max_damaged_fraction in Python)",
+        hint=_hint(damaged, share),
     )
+
+
+def _hint(damaged: Mapping[str, int], share: float) -> str:
+    allow = f"--max-damaged {_rounded_up(share):g} (max_damaged in a recipe, max_damaged_fraction in Python)"
+    if damaged and set(damaged) <= {UNKNOWN_ENCODING, NOT_UNICODE}:
+        return f"name its encoding: --encoding cp1252, or latin-1, which reads any bytes; or leave it out: {allow}"
+    return f"repair the source, or allow it: {allow}"
+
+
+def _percent(share: float) -> str:
+    """'0.02', '42', '100': two digits where there are more behind the point."""
+    return f"{100 * share:.2g}" if share < 0.1 else f"{100 * share:.0f}"
 
 
 def damage_lines(lost: Lost, damaged: Mapping[str, int]) -> list[str]:
     """What was lost by reason, how much in all, and where it begins."""
     lines = [f"{count:,} x {reason}" for reason, count in sorted(damaged.items())]
     if lost.text_bytes or lost.suspect_bytes:
-        amount = f"{_amount(lost)} of {format_bytes(lost.seen_bytes)} of text ({100 * lost.share:.2g} %)"
+        amount = f"{_amount(lost)} of {format_bytes(lost.seen_bytes)} of text ({_percent(lost.share)} %)"
         unread = f"; {format_bytes(lost.file_bytes)} of compressed files cannot be decompressed"
         lines.append(amount + (unread if lost.file_bytes else ""))
     if any(reason.startswith("truncated") for reason in damaged):

@@ -14,9 +14,9 @@ import xxhash
 
 from jackline.data.cache.state import FILE_IS_DONE, Counts, Inside, ReadState, SourceState
 from jackline.data.sources.bytefile import ByteFile, LocalFile, Patience, SourceUnavailable
-from jackline.data.sources.damage import DamagedBytes, Lost, check_damage
+from jackline.data.sources.damage import UNKNOWN_ENCODING, DamagedBytes, Lost, check_damage
 from jackline.data.sources.decompress import START
-from jackline.data.sources.encoding import UNKNOWN, UNKNOWN_ENCODING, HeadFile, Recognised, recognise
+from jackline.data.sources.encoding import UNKNOWN, HeadFile, Recognised, recognise
 from jackline.data.sources.formats import Layout, choose_text_column, layout_of, read_records, string_columns
 from jackline.data.sources.listing import list_files, open_file
 from jackline.data.sources.records import EMPTY_FILE, Records

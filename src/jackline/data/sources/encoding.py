@@ -21,7 +21,6 @@ from jackline.errors import UsageError
 UTF8 = "utf-8"
 WITH_MARK = "utf-8-sig"
 UNKNOWN = "unknown"
-UNKNOWN_ENCODING = "text in an unknown encoding"
 _NAMES = {
     UTF8: "UTF-8",
     WITH_MARK: "UTF-8 with a byte order mark",

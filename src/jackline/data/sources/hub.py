@@ -8,6 +8,7 @@ connection resumes at its byte. The `datasets` package is not needed.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jackline.data.sources.bytefile import HttpFile, Patience, SourceUnavailable, retry_wait_s
 from jackline.data.sources.formats import layout_of
+from jackline.data.sources.reach import find_trouble, hub_host
 from jackline.data.sources.walk import MAGIC, Entry, Found, read_pattern, walk
 from jackline.errors import UsageError
 from jackline.extras import install_line
@@ -166,7 +168,19 @@ def _ask(url: str, question: Callable[[], T]) -> T:
                     f"cannot list {url}: {_first_line(error)}",
                     hint="a private data set needs `hf auth login` or HF_TOKEN; without network use a local copy",
                 ) from error
+            if getattr(error, "response", None) is None:  # nothing answered
+                refuse_without_network(url)
         time.sleep(retry_wait_s(attempt, None))
+
+
+def refuse_without_network(what: str) -> None:
+    """Raise within seconds where the hub's name cannot be resolved."""
+    trouble = None if os.environ.get("HF_HUB_OFFLINE") else find_trouble(hub_host())
+    if trouble is not None:
+        raise SourceUnavailable(
+            f"no network: {hub_host()} cannot be found ({trouble}), so {what} cannot be read",
+            hint="connect and run the same command again, or use a local copy",
+        )
 
 
 def _may_pass(error: Exception) -> bool:

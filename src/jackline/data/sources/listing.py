@@ -103,7 +103,8 @@ def _list_local(folder: str) -> list[Entry]:
         with os.scandir(folder or "/") as entries:
             return [_entry(entry) for entry in entries if not _is_left_out(folder, entry)]
     except OSError as error:
-        raise SourceUnavailable(f"cannot list {folder}: {error.strerror}") from error
+        hint = "check the path; globs like 'data/*.txt' work too"
+        raise SourceUnavailable(f"cannot list {folder}: {error.strerror}", hint=hint) from error
 
 
 def _is_left_out(folder: str, entry: os.DirEntry[str]) -> bool:

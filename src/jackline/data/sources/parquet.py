@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jackline.data.sources.bytefile import ByteFile
-from jackline.data.sources.damage import DamagedBytes
+from jackline.data.sources.damage import NOT_UNICODE, DamagedBytes
 from jackline.data.sources.decompress import At
-from jackline.data.sources.records import NO_COLUMN, NOT_TEXT, NOT_UNICODE, Records, is_valid
+from jackline.data.sources.records import NO_COLUMN, NOT_TEXT, Records, is_valid
 from jackline.data.sources.runs import RUN_BYTES
 
 BAD_GROUP = "damaged parquet row group"

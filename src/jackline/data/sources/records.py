@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from jackline.data.sources.damage import KEPT_PLACES, NOTHING, DamagedBytes, Lost, Place
+from jackline.data.sources.damage import KEPT_PLACES, NOT_UNICODE, NOTHING, DamagedBytes, Lost, Place
 from jackline.data.sources.decompress import START, At, Stream
 from jackline.data.sources.runs import (
     BLANK_LINES,
@@ -31,7 +31,6 @@ from jackline.units import format_bytes
 
 TOO_LONG = f"record longer than {format_bytes(MAX_RECORD_BYTES)}"
 BAD_JSON = "bad JSON line"
-NOT_UNICODE = "text is not valid Unicode"
 NO_COLUMN = "no text column"
 NOT_TEXT = "text column is not text"
 EMPTY_FILE = "empty file"

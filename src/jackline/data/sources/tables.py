@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jackline.data.sources.damage import DamagedBytes
+from jackline.data.sources.damage import NOT_UNICODE, DamagedBytes
 from jackline.data.sources.decompress import START, Stream
-from jackline.data.sources.records import NOT_UNICODE, Records
+from jackline.data.sources.records import Records
 from jackline.data.sources.runs import MAX_RECORD_BYTES, RUN_BYTES
 
 BAD_ROW = "bad csv row"

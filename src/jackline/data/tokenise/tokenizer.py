@@ -21,8 +21,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from jackline.data.sources.reach import find_trouble, hub_host
 from jackline.data.tokenise import gpt2_files
-from jackline.errors import JacklineError, UsageError
+from jackline.errors import UsageError
 from jackline.extras import install_line
 
 BYTES_EOS = 256
@@ -37,6 +38,10 @@ SELF_CHECK_TEXTS = (
     "\x00\x01\x7f\x85", "<|endoftext|> </s> <s>", "_under_score__ CamelCase x=1;y+=2", "'" * 70, "a" * 300,
     "https://example.org/?q=1&r=%20#frag", "\U0010ffff\ue000", "",
 )  # fmt: skip
+
+
+class NoTokenizer(UsageError):
+    """The tokenizer that was asked for cannot be had; no fault of the data."""
 
 
 class Encoded(NamedTuple):
@@ -334,19 +339,25 @@ def _read_json(name: str) -> str:
         return path.read_text(encoding="utf-8")
     if name.count("/") == 1 and not name.endswith(".json"):
         return _hub_json(name)
-    raise UsageError(
+    raise NoTokenizer(
         f"there is no tokenizer '{name}'", hint="write gpt2, bytes, train, a tokenizer.json, or OWNER/NAME on the hub"
     )
 
 
 def _hub_json(name: str) -> str:
+    trouble = None
     try:
         import huggingface_hub
 
-        return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json")).read_text(encoding="utf-8")
+        # Without a network its client would try for half a minute; a copy in its cache is as good.
+        trouble = find_trouble(hub_host())
+        path = huggingface_hub.hf_hub_download(name, "tokenizer.json", local_files_only=trouble is not None)
+        return Path(path).read_text(encoding="utf-8")
     except Exception as error:  # the hub's client has its own tree of errors, different in every version
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise JacklineError(f"cannot get the tokenizer {name} from the hub: {first}") from error
+        why = f"no network: {hub_host()} cannot be found ({trouble})" if trouble else first
+        hint = "check its name; or a tokenizer that needs no network: gpt2, bytes, train, or a tokenizer.json"
+        raise NoTokenizer(f"cannot get the tokenizer '{name}' from the hub: {why}", hint=hint) from error
 
 
 def _tokenizers() -> Any:

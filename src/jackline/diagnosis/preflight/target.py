@@ -18,6 +18,8 @@ WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 # Programs that take a Python script as an argument; all options before the .py belong to the launcher.
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "colossalai", "composer", "lightning", "fabric")
+# What trainings are usually started with.
+COMMON = (*LAUNCHERS, *SHELLS, "python", "python3", "uv", "poetry", "make", "srun", "mpirun")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,15 @@ def _not_found(word: str) -> UsageError:
             detail=f"'{word}' is a file that may not be executed",
             hint=f"python {word}, or chmod +x {word}",
         )
-    return UsageError(f"there is no command '{word}'", hint="check the spelling and the active environment")
+    return UsageError(f"there is no command '{word}'", hint=spelling_hint(word))
+
+
+def spelling_hint(word: str) -> str:
+    """The program that was probably meant, if it is there."""
+    from difflib import get_close_matches
+
+    near = [name for name in get_close_matches(word, COMMON, n=3, cutoff=0.75) if shutil.which(name)]
+    return f"did you mean '{near[0]}'?" if near else "check the spelling and the active environment"
 
 
 def _python_target(argv: tuple[str, ...], interpreter: str, words: tuple[str, ...]) -> Target:

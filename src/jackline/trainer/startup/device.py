@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jackline import accelerator
+from jackline.errors import UsageError
 
 if TYPE_CHECKING:
     from jackline.trainer.config import TrainConfig
@@ -17,6 +18,22 @@ def choose_device(config: TrainConfig) -> torch.device:
     if config.device == "auto":
         return accelerator.choose()
     return torch.device(config.device)
+
+
+def usable_device(config: TrainConfig) -> torch.device:
+    """The device, once torch can use it; raises UsageError where it cannot."""
+    device = choose_device(config)
+    if not accelerator.is_gpu(device):
+        return device
+    seen = accelerator.count() if accelerator.is_available() else 0
+    if (device.index or 0) < seen:
+        return device
+    sees = f"sees {seen} {'GPU' if seen == 1 else 'GPUs'}" if seen else "sees no GPU"
+    build = "; this is torch's CPU build" if "+cpu" in torch.__version__ else ""
+    raise UsageError(
+        f"device={config.device}, but torch {torch.__version__} {sees} here{build}",
+        hint="device=auto takes what is there; `jackline doctor` shows the GPUs of this machine",
+    )
 
 
 def device_name(device: torch.device) -> str:
