@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from jackline.cli.main import main
-from jackline.data.sources import reach
+from jackline.data import reach
 from jackline.data.sources.bytefile import SourceUnavailable
 from jackline.data.sources.hub import refuse_without_network
 from jackline.data.tokenise.tokenizer import NoTokenizer, load_tokenizer

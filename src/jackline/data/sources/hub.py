@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+from jackline.data.reach import find_trouble, hub_host
 from jackline.data.sources.bytefile import HttpFile, Patience, SourceUnavailable, retry_wait_s
 from jackline.data.sources.formats import layout_of
-from jackline.data.sources.reach import find_trouble, hub_host
 from jackline.data.sources.walk import MAGIC, Entry, Found, read_pattern, walk
 from jackline.errors import UsageError
 from jackline.extras import install_line

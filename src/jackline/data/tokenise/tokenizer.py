@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from jackline.data.sources.reach import find_trouble, hub_host
+from jackline.data.reach import find_trouble, hub_host
 from jackline.data.tokenise import gpt2_files
 from jackline.errors import UsageError
 from jackline.extras import install_line
