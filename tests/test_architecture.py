@@ -42,7 +42,7 @@ SIDEWAYS = {("units", "errors")}  # a wrong duration is a usage error
 
 TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "review", "dashboard", "notebook")
 TORCH_FREE_ROOMS = ("checkpoint/format", "checkpoint/writer", "checkpoint/mirror")
-HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "rich", "starlette"}
+HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "rich", "starlette", "uvicorn"}
 
 MAX_FILE_LINES = 400
 MAX_MODULES = 16  # in one folder
@@ -222,6 +222,7 @@ READERS = (
     "diagnosis/deaths",
     "diagnosis/logs",
     "notebook",
+    "dashboard",
     "checkpoint/format",
     "checkpoint/mirror",
 )
@@ -235,6 +236,8 @@ OTHER_FILES = {
     "rundir/atomic.py",  # syncs folders
     "cli/main.py",  # /dev/null
     "cli/view/screen.py",  # /proc
+    "dashboard/server.py",  # the files of the page, in this package
+    "dashboard/token.py",  # a new file
     "cli/commands/demo.py",  # the files that the demo itself has made
     "cli/pages/report.py",  # the report that it writes
     "notebook/place.py",  # a probe file in a mounted folder

@@ -31,7 +31,7 @@ USED_OTHERWISE = {
 }
 # Imported when it is there and never required: not on every platform, or only inside a notebook.
 NEVER_REQUIRED = {"triton", "gigatoken", "IPython", "google"}
-FOR_PEOPLE_WHO_USE_IT = ("train", "integrations", "bio", "gpu", "mcp")
+FOR_PEOPLE_WHO_USE_IT = ("train", "integrations", "bio", "gpu", "mcp", "dash")
 
 
 @cache

@@ -77,6 +77,7 @@ INTEGRATIONS = {
 }
 COMMAND_NAMES = [
     "checkpoints",
+    "dash",
     "data",
     "demo",
     "diff",

@@ -35,6 +35,7 @@ COMMANDS = {
         "jackline.cli.commands.validate",
         "Validate a running training on all its validation data, now.",
     ),
+    "dash": ("jackline.cli.pages.dash", "A page in the browser: all runs, curves, memory, logs. Reads only."),
     "goodput": ("jackline.cli.pages.goodput", "Where the time went: productive, redone, waiting, down; the cost."),
     "diff": ("jackline.cli.pages.diff", "What differs between two runs, and where their losses part."),
     "report": ("jackline.cli.pages.report", "One file that tells what a run did; for a failure, a post-mortem."),
