@@ -218,6 +218,11 @@ class AttemptDir:
     def stacks(self) -> Path:
         return self.path / "stacks"
 
+    @property
+    def case_file(self) -> Path:
+        """The samples of the newest verdict that was no progress, to be replayed."""
+        return self.path / "case.json"
+
     def incident(self, number: int) -> Path:
         return self.path / f"incident-{number}.txt"
 

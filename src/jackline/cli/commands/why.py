@@ -13,6 +13,7 @@ import click
 
 from jackline.cli.options import DURATION, find, json_option, run_argument, runs_dir_option
 from jackline.errors import UsageError
+from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, is_alive
 from jackline.rundir.status import RunStatus, read_status
@@ -26,6 +27,10 @@ from jackline.units import format_duration
     "--for", "look_s", type=DURATION, default="7s", show_default=True, help="How long to look if it is unwatched."
 )
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
+@click.option("--evidence", "with_evidence", is_flag=True, help="What was measured, and which rule decided.")
+@click.option(
+    "--save-case", metavar="FILE", type=click.Path(path_type=Path), help="Keep a wrong verdict as a file to replay."
+)
 @click.option("--all", "show_all", is_flag=True, help="Every frame of every thread, and every process.")
 @json_option
 @runs_dir_option
@@ -35,16 +40,17 @@ def command(run: str | None, pid: int | None, runs_dir: str | None, **given: Any
     Without RUN: the only live run, else the newest. A live run's stacks are taken now, without stopping it. A dead or
     copied run is explained from its files alone.
     """
-    look_s, show_all, as_json = given["look_s"], given["show_all"], given["as_json"]
+    look_s, as_json = given["look_s"], given["as_json"]
+    wanted = {name: given[name] for name in ("show_all", "as_json", "with_evidence", "save_case")}
     if pid is not None:
         if run is not None:
             raise UsageError("a run and --pid were given; only one of them can be meant", hint=f"jackline why {run}")
-        _show_process(pid, look_s, show_all=show_all, as_json=as_json)
+        _show_process(pid, look_s, **wanted)
         return
     found = find(run, runs_dir)
     status = read_status(found, attempt=check_attempt(found, given["attempt"]))
     if is_alive(status.child) and status.child is not None:
-        _show_live(found, status, status.child, look_s, show_all=show_all, as_json=as_json)
+        _show_live(found, status, status.child, look_s, **wanted)
     else:
         _show_ended(found, status, as_json=as_json)
 
@@ -57,26 +63,34 @@ def check_attempt(run: RunDir, number: int | None) -> int | None:
     raise UsageError(f"run '{run.name}' has no attempt {number}: {there}", hint=f"jackline why {run.name}")
 
 
-def _show_process(pid: int, look_s: float, *, show_all: bool, as_json: bool) -> None:
-    from jackline.cli.text.why_live import check_pid, look_at, look_json, look_lines, verdict_words
+def _show_process(pid: int, look_s: float, **wanted: Any) -> None:
+    from jackline.cli.text.why_live import (
+        check_pid,
+        evidence_section,
+        look_at,
+        look_json,
+        look_lines,
+        verdict_words,
+    )
 
     check_pid(pid)
     _say(f"looking at process {pid} for {format_duration(look_s)} ...")
     look = look_at(pid, stacks_folder=_stacks_folder(pid), look_s=look_s)
-    if as_json:
+    if wanted["save_case"]:
+        _save_case(wanted["save_case"], look.case)
+    if wanted["as_json"]:
         _print_json(look_json(look))
         return
     lines = [f"process {pid} has run for {format_duration(look.elapsed_s)}"]
     if look.verdict is not None:
         lines.append(verdict_words(look.verdict, look.looked_s))
-    _print([*lines, *_run_of(pid), *look_lines(look, show_all=show_all)])
+    evidence = evidence_section(look.evidence) if wanted["with_evidence"] else []
+    _print([*lines, *_run_of(pid), *look_lines(look, show_all=wanted["show_all"]), *evidence])
 
 
-def _show_live(
-    run: RunDir, status: RunStatus, child: ProcessId, look_s: float, *, show_all: bool, as_json: bool
-) -> None:
+def _show_live(run: RunDir, status: RunStatus, child: ProcessId, look_s: float, **wanted: Any) -> None:
     from jackline.cli.text.memory import memory_section
-    from jackline.cli.text.why_live import look_at, look_json, look_lines, verdict_words
+    from jackline.cli.text.why_live import evidence_section, look_at, look_json, look_lines, verdict_words
     from jackline.diagnosis.logs.clues import explain_log
     from jackline.rundir.records.session import read_session
 
@@ -85,8 +99,12 @@ def _show_live(
     if not is_watched:
         _say(f"nobody watches it: looking at it for {format_duration(look_s)} ...")
     look = look_at(child.pid, stacks_folder=attempt.stacks if attempt else None, look_s=0.0 if is_watched else look_s)
-    if as_json:
-        _print_json(_live_json(run, status, look_json(look)))
+    evidence = (status.supervisor_state.evidence if is_watched else look.evidence) or {}
+    if wanted["save_case"]:
+        kept = atomic.read_json(attempt.case_file) if attempt and is_watched else look.case
+        _save_case(wanted["save_case"], kept)
+    if wanted["as_json"]:
+        _print_json(_live_json(run, status, {**look_json(look), "evidence": evidence}))
         return
     lines = [
         f"run '{run.name}' is alive: attempt {status.attempt}, pid {child.pid}, for {format_duration(look.elapsed_s)}"
@@ -95,9 +113,20 @@ def _show_live(
     if look.verdict is not None:
         lines.append(verdict_words(look.verdict, look.looked_s))
     lines += memory_section(read_session(run), status.supervisor_state, status.attempt)
-    lines += look_lines(look, show_all=show_all)
+    lines += look_lines(look, show_all=wanted["show_all"])
+    lines += evidence_section(evidence) if wanted["with_evidence"] else []
     clue = explain_log(run.out_log)
     _print([*lines, *([f"note: {clue}"] if clue else []), f"run folder: {run.path}"])
+
+
+def _save_case(path: Path, case: object) -> None:
+    if not isinstance(case, dict):
+        raise UsageError(
+            "there is no case to keep: it has never stood still for 5 s, so there is only PROGRESS",
+            hint="jackline why --pid PID --save-case FILE looks at the process itself",
+        )
+    atomic.write_json(path, case)
+    _say(f"wrote {path}: {len(case.get('samples') or ())} samples, to be put into tests/cases or an issue")
 
 
 def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterator[str]:

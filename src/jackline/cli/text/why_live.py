@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,13 @@ from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.proc import read_tree
 from jackline.machine.procfs import read_bytes
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading, rates_between
+from jackline.supervisor.hang.deadlock import find_deadlock
+from jackline.supervisor.hang.evidence import evidence_lines
 from jackline.supervisor.hang.incident import advice, process_line, stack_lines
 from jackline.supervisor.hang.text import place_text
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
-from jackline.supervisor.stacks.take import sample_stacks
+from jackline.supervisor.stacks.standing import read_standing
+from jackline.supervisor.stacks.take import sample_stacks, with_reports
 from jackline.supervisor.state_record import around_of
 from jackline.units import format_bytes, format_duration
 
@@ -49,6 +52,8 @@ class Look:
     logs: tuple[LogFile, ...] = ()
     last_written: LastWritten | None = None
     output_clue: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    case: dict[str, Any] | None = None
 
     @property
     def leader(self) -> ProcessReading:
@@ -78,7 +83,8 @@ def check_pid(pid: int) -> None:
 
 def look_at(pid: int, *, stacks_folder: Path | None, look_s: float) -> Look:
     """Sample the tree for `look_s` seconds (0: stacks only) and give a verdict."""
-    judge = Judge(Thresholds(suspect_after_s=max(1.0, look_s - 0.5), stuck_after_s=max(1.0, look_s - 1.0)))
+    after_s = max(1.0, look_s - 1.0)
+    judge = Judge(Thresholds(max(1.0, look_s - 0.5), after_s, proved_after_s=after_s))
     began_s = time.monotonic()
     first = tree = read_tree(pid, with_network=True)
     stacks = _stacks_of(tree, stacks_folder)
@@ -94,13 +100,25 @@ def look_at(pid: int, *, stacks_folder: Path | None, look_s: float) -> Look:
         sample = Sample(now_s, 0.0, tree, read_gpus(), _output_bytes(pid), 0, stacks if is_last else None)
         if verdict is None:
             sample = replace(sample, stacks=stacks)
+        elif is_last and verdict.kind != "PROGRESS" and stacks_folder is not None:
+            sample = _asked(sample, stacks_folder)
         verdict = judge.add(sample)
         if is_last:
             break
         time.sleep(SAMPLE_EVERY_S)
     if not tree.processes:
         raise UsageError(f"process {pid} ended while it was looked at", hint="its log may tell why")
-    return _gather(pid, first, tree, stacks, verdict, time.monotonic() - began_s)
+    look = _gather(pid, first, tree, stacks, verdict, time.monotonic() - began_s)
+    return replace(look, evidence=judge.evidence(), case=judge.case(verdict) if verdict else None)
+
+
+def _asked(sample: Sample, folder: Path) -> Sample:
+    """The sample with the answers of the processes to who waits for whom."""
+    standing = read_standing([process.pid for process in sample.tree.processes], folder)
+    leader = next((process.pid for process in sample.tree.processes if process.is_python), 0)
+    stacks = with_reports(sample.stacks or (), standing.reports)
+    pids = frozenset(process.pid for process in sample.tree.processes)
+    return replace(sample, stacks=stacks, disturbed=pids, was_asked=True, deadlock=find_deadlock(standing, leader))
 
 
 def _gather(
@@ -211,6 +229,11 @@ def look_lines(look: Look, *, show_all: bool) -> Iterator[str]:
         yield f"hint: {advice(look.verdict)[0]}"
 
 
+def evidence_section(evidence: Mapping[str, Any]) -> list[str]:
+    """For `why --evidence`."""
+    return ["", "What the verdict rests on", *(f"  {line}" for line in evidence_lines(evidence))] if evidence else []
+
+
 def resources_line(look: Look) -> str:
     total_cpu_s = sum(process.cpu_s for process in look.tree.processes)
     rss_bytes = sum(process.rss_bytes for process in look.tree.processes)
@@ -243,4 +266,5 @@ def look_json(look: Look) -> dict[str, Any]:
         "logs": [to_json(log) for log in look.logs],
         "last_written": to_json(look.last_written),
         "output_clue": look.output_clue,
+        "evidence": look.evidence,
     }

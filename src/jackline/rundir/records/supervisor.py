@@ -219,6 +219,7 @@ class SupervisorRecord:
     incidents: tuple[IncidentRecord, ...] = ()
     protections_off: tuple[str, ...] = ()
     restart_at_s: float | None = left_out()
+    evidence: dict[str, Any] | None = left_out()  # noqa: RUF009 - as for the fields above
 
     @property
     def is_there(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jackline.diagnosis.frames import ProcessStack
 from jackline.machine.readings import GpuReading, TreeReading
+from jackline.rundir.atomic import write_json
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.supervisor import IncidentRecord
 from jackline.supervisor.events import Events
@@ -26,6 +27,9 @@ STACKS_SILENT_EVERY_S = 5.0
 STACKS_ALWAYS_EVERY_S = 30.0
 ALARMS = ("STUCK", "SUSPECT")
 LONGEST_GAP_S = 60.0
+# Verdicts whose samples are kept for `why --save-case`.
+KEPT = (*ALARMS, "WAITING")
+KEEP_EVERY_S = 30.0
 
 
 class AskedBefore:
@@ -70,11 +74,16 @@ class HangWatch:
         self._proof: tuple[Deadlock | None] | None = None  # of the newest answers, not judged yet
         self._began_s = time.monotonic()
         self._alarm = ""
+        self._kept_at_s = float("-inf")
         self._pending: Verdict | None = None
 
     def judge_sample(self, sample: Sample) -> Verdict:
-        self.verdict = self.judge.add(sample)
+        before, self.verdict = self.verdict, self.judge.add(sample)
         self._raise_alarm(self.verdict)
+        is_new = before is None or before.kind != self.verdict.kind
+        if self.verdict.kind in KEPT and (is_new or sample.at_s - self._kept_at_s >= KEEP_EVERY_S):
+            self._kept_at_s = sample.at_s
+            write_json(self._attempt.case_file, self.judge.case(self.verdict))
         return self.verdict
 
     def make_sample(

@@ -191,6 +191,7 @@ class AttemptWatch:
             resumed_from=self.resumed_from,
             incidents=tuple(self.incidents[-20:]),
             protections_off=tuple(f"{name}: {why}" for name, why in self.protections_off.items()),
+            evidence=self.hang.judge.evidence(),
         )
 
     # -- parts ------------------------------------------------------------------------------------------------------

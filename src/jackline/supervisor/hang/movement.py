@@ -14,7 +14,7 @@ from jackline.machine.readings import TreeReading, traffic_between
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.gpu_work import gpu_works, is_spinning, lowest_power
 from jackline.supervisor.hang.sample import Sample
-from jackline.supervisor.hang.totals import HELPER_COMMS, NOTHING, Totals, is_busy, sum_totals, totals_between
+from jackline.supervisor.hang.totals import HELPER_COMMS, NOTHING, Totals, busy_signs, sum_totals, totals_between
 from jackline.supervisor.hang.views import (
     ProcessView,
     is_idle,
@@ -28,6 +28,7 @@ from jackline.supervisor.hang.views import (
 LATE_S = 5.0  # if the supervisor is this late, the whole machine was suspended
 _MOST_INTERVALS = 256
 _MOST_ENDED = 16
+_MOST_SIGNS = 6
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Movement:
     idle_power_w: Mapping[int, float] = field(default_factory=dict)
     spin_since_s: float | None = None
     has_stacks: bool = False
+    signs: tuple[tuple[float, str], ...] = ()  # the newest signs of movement, the newest first
     ended: tuple[tuple[int, int, float], ...] = ()  # (pid, its parent, when) of processes that have ended lately
     deadlock: Deadlock | None = None  # proved, and none of its threads has run since
     proved_at_s: float = 0.0
@@ -96,18 +98,13 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
 
     has_output = sample.output_bytes > before.sample.output_bytes
     has_mark = sample.marks > before.sample.marks
-    has_new_process = _live_pids(before.sample.tree) != _live_pids(sample.tree)
-    ours = [view for view in views.values() if view.reading.comm not in HELPER_COMMS]
-    is_main_moving = has_mark or has_new_process or any(view.moved_at_s >= at_s for view in ours)
-    # Output is no evidence when every main thread is known to have been asleep: a logger thread wrote it.
-    is_main_moving = is_main_moving or (has_output and not all(is_idle(view) for view in views.values()))
+    main_signs = _main_signs(before, sample, views)
+    other_signs = _other_signs(sample, views, rates, idle_power_w, has_output=has_output)
+    is_main_moving, is_moving = bool(main_signs), bool(main_signs or other_signs)
 
     def quiet_s(since_s: float) -> float:
         return max(0.0, at_s - since_s - span_s)  # minus our sampling period, which is the resolution
 
-    is_moving = is_main_moving or has_output or is_busy(rates, len(views))
-    is_moving = is_moving or any(view.others_moved_at_s >= at_s for view in ours)
-    is_moving = is_moving or gpu_works(sample.gpus, sample.tree, idle_power_w)
     was_paused = any(is_paused(view, at_s) for view in before.views.values())
     return Movement(
         sample=sample,
@@ -127,10 +124,45 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         idle_power_w=idle_power_w,
         spin_since_s=_spin_since(before, sample, idle_power_w),
         has_stacks=bool(sample.stacks) or (before.has_stacks and not is_main_moving),
+        signs=(*((at_s, sign) for sign in (*main_signs, *other_signs)), *before.signs)[:_MOST_SIGNS],
         ended=(*before.ended, *_ended(before.sample.tree, sample))[-_MOST_ENDED:],
         deadlock=sample.deadlock if sample.was_asked else _still_dead(before, views),
         proved_at_s=at_s if sample.was_asked and sample.deadlock else before.proved_at_s,
     )
+
+
+def _main_signs(before: Movement, sample: Sample, views: Mapping[int, ProcessView]) -> list[str]:
+    """What shows that a main thread has moved."""
+    signs = [
+        f"the main thread of process {pid} moved"
+        for pid, view in views.items()
+        if view.moved_at_s >= sample.at_s and view.reading.comm not in HELPER_COMMS
+    ]
+    if sample.marks > before.sample.marks:
+        signs.append("a sign of progress: a step, a bar or a checkpoint")
+    if _live_pids(before.sample.tree) != _live_pids(sample.tree):
+        signs.append("a process started or ended")
+    # Output is no evidence when every main thread is known to have been asleep: a logger thread wrote it.
+    is_logger = all(is_idle(view) for view in views.values())
+    if sample.output_bytes > before.sample.output_bytes and not is_logger:
+        signs.append("output of a main thread")
+    return signs[:_MOST_SIGNS]
+
+
+def _other_signs(
+    sample: Sample,
+    views: Mapping[int, ProcessView],
+    rates: Totals,
+    idle_power_w: Mapping[int, float],
+    *,
+    has_output: bool,
+) -> list[str]:
+    """What shows that anything else moves."""
+    signs = busy_signs(rates, len(views))
+    signs += ["output"] if has_output else []
+    moved = [pid for pid, view in views.items() if view.others_moved_at_s >= sample.at_s]
+    signs += [f"threads of process {pid} are at other lines" for pid in moved]
+    return signs + (["the GPU works"] if gpu_works(sample.gpus, sample.tree, idle_power_w) else [])
 
 
 def _still_dead(before: Movement, views: Mapping[int, ProcessView]) -> Deadlock | None:

@@ -28,7 +28,7 @@ from jackline.supervisor.hang.scene import (
     still_moving,
     stuck_label,
 )
-from jackline.supervisor.hang.text import frame_of, place_text, view_text
+from jackline.supervisor.hang.text import collective_of, frame_of, place_text, view_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
 from jackline.units import format_bytes, format_duration
 
@@ -248,7 +248,7 @@ def _waiting_label(scene: Scene) -> tuple[str, str]:
     rate = f"{format_bytes(scene.state.rates.tcp_bytes)}/s"
     kind = wait.kind
     if awaits_ranks(scene.leader):
-        return "WAITING_RANKS", "waiting for other ranks"
+        return "WAITING_RANKS", f"waiting for other ranks ({collective_of(scene.leader)})"
     if scene.leader.stack and scene.leader.stack.tasks and kind != "network":
         return "WAITING_TASK", f"its event loop is idle: {scene.leader.stack.tasks[0]}"
     if kind == "network":
@@ -271,6 +271,19 @@ def _waiting_label(scene: Scene) -> tuple[str, str]:
     }
     return words.get(kind, ("RUNNING_CPU", "running"))
 
+
+# For `why --evidence`: what a rule would have to see to give another verdict.
+MIND_CHANGERS = {
+    "paused": "the process continues (SIGCONT, or the debugger detaches)",
+    "keyboard": "an answer on its standard input, or 0.15 cores of CPU",
+    "deadlocked": "one of the threads named runs again",
+    "stuck": "any CPU above 0.02 cores, disk above 1 kB/s, a byte on a socket, output, a thread at another line",
+    "gpu_spin": "memory use or power of the GPU above idle, output, or another stack",
+    "suspect": "the main thread runs, prints or is at another line; or others work for it: 0.1 cores, 64 kB/s",
+    "busy": "another line in one of the next looks, output, or a byte read or written by the main thread",
+    "waiting": "anything that moves; or the time that the text names, without movement",
+    "progress": "5 s in which nothing moves, or in which the main thread does not and nobody works for it",
+}
 
 # Tried in this order. If none returns a verdict, the verdict is `progress`.
 RULES = (paused, keyboard, deadlocked, stuck, gpu_spin, suspect, busy, waiting)

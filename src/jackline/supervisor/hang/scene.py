@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.waiting import effective_wait
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.movement import Movement
-from jackline.supervisor.hang.text import other_processes, other_threads, view_text
+from jackline.supervisor.hang.text import collective_of, other_processes, other_threads, view_text
 from jackline.supervisor.hang.totals import HELPER_COMMS
 from jackline.supervisor.hang.views import ProcessView
 from jackline.supervisor.stacks.take import is_housekeeping
@@ -56,6 +56,7 @@ class Verdict:
     next_kind: str = ""  # the alarm that follows if nothing changes, and when
     next_in_s: float | None = None
     deadlock: Deadlock | None = None
+    rule: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,7 @@ def process_at_fault(scene: Scene) -> int:
 
 def awaits_ranks(view: ProcessView) -> bool:
     """Whether its main thread is in a collective or a barrier of torch.distributed."""
-    inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(view))
-    return any("torch/distributed/" in frame.file for frame in inside)
+    return bool(collective_of(view))
 
 
 def _is_helper(view: ProcessView) -> bool:

@@ -5,6 +5,7 @@ Pure wording over `movement.ProcessView`; decides nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from jackline.diagnosis.doing import describe_wait
@@ -41,6 +42,8 @@ def view_text(view: ProcessView) -> str:
         and not any(one.is_user for one in main.frames)
     ):
         return "is waiting for its next task"
+    if collective := collective_of(view):
+        waiting = f"waiting for other ranks ({collective})"
     words = f"is {waiting or 'running'}"
     return f"{words} at {place}" if place else words
 
@@ -72,6 +75,16 @@ def other_processes(views: Sequence[ProcessView]) -> list[str]:
     sentences = [_group_text(words, group) for words, group in groups.items()]
     more = len(views) - sum(len(group) for group in list(groups.values())[:_MOST_GROUPS])
     return sentences[:_MOST_GROUPS] + ([f"and {more} more processes"] if more else [])
+
+
+def collective_of(view: ProcessView) -> str:
+    """The function of torch.distributed that the user's line has called: 'all_reduce'; '' when it is in none."""
+    main = view.stack.main if view.stack else None
+    inside = list(itertools.takewhile(lambda frame: not frame.is_user, main.frames if main else ()))
+    called = [
+        frame.function for frame in inside if "torch/distributed/" in frame.file and frame.function != "wrapper"
+    ]
+    return called[-1] if called else ""
 
 
 def name_of(view: ProcessView) -> str:

@@ -92,12 +92,14 @@ def sum_totals(parts: Iterable[Totals]) -> Totals:
     return total
 
 
-def is_busy(rates: Totals, num_processes: int) -> bool:
-    """Whether anything in the tree works. A socket that was opened, closed or moved a byte is enough: short requests
-    move few bytes a second."""
-    return (
-        rates.cpu_s >= CPU_CORES * math.sqrt(max(1, num_processes))
-        or rates.is_starved
-        or rates.disk_bytes >= DISK_BYTES_PER_S
-        or rates.socket_events > 0
-    )
+def busy_signs(rates: Totals, num_processes: int) -> list[str]:
+    """What shows that something in the tree works. A socket that was opened, closed or moved a byte is enough: short
+    requests move few bytes a second."""
+    signs = []
+    if rates.cpu_s >= CPU_CORES * math.sqrt(max(1, num_processes)) or rates.is_starved:
+        signs.append(f"CPU: {rates.cpu_s:.2f} cores")
+    if rates.disk_bytes >= DISK_BYTES_PER_S:
+        signs.append(f"disk: {rates.disk_bytes:.0f} bytes/s")
+    if rates.socket_events > 0:
+        signs.append(f"sockets: {rates.tcp_bytes:.0f} bytes/s, {rates.socket_events:.1f} active/s")
+    return signs

@@ -11,10 +11,14 @@ so they are BUSY and never stuck. A loop that sleeps and checks a flag looks lik
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from jackline.diagnosis.frames import ProcessStack
+from jackline.supervisor.hang.case import case_json
+from jackline.supervisor.hang.evidence import evidence_of
 from jackline.supervisor.hang.movement import Movement, note
 from jackline.supervisor.hang.rules import RULES, progress
 from jackline.supervisor.hang.sample import Sample
@@ -25,6 +29,8 @@ __all__ = ["Judge", "Kind", "Sample", "Thresholds", "Verdict", "verdict"]
 _MOST_STUCK_AFTER_S = 900.0  # a run in which nothing moves this long is stuck, however slow it usually is
 _MOST_SUSPECT_AFTER_S = 1800.0
 _INTERVALS_TO_LEARN = 5
+KEPT_SAMPLES = 180
+KEPT_READINGS = 1200  # of processes: about 2 MB
 
 
 class Judge:
@@ -33,19 +39,36 @@ class Judge:
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._floor = thresholds or Thresholds()
         self._movement: Movement | None = None
+        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
 
     def add(self, sample: Sample) -> Verdict:
+        self._samples.append(sample)
+        while sum(len(kept.tree.processes) for kept in self._samples) > KEPT_READINGS:
+            self._samples.popleft()
         self._movement = note(self._movement, sample, window_s=_window_s(self._floor))
         return decide(self._movement, self._floor)
 
+    def evidence(self) -> dict[str, Any]:
+        """What the newest verdict rests on."""
+        if self._movement is None or not self._movement.views:
+            return {}
+        limits = learned(self._movement, self._floor)
+        return evidence_of(make_scene(self._movement, limits), decide(self._movement, self._floor))
+
+    def case(self, verdict: Verdict) -> dict[str, Any]:
+        """The samples that led to the verdict, to be replayed later."""
+        return case_json(list(self._samples), self._floor, verdict)
+
     def stands_since_s(self) -> float | None:
-        """Since when the leading process has not moved, or a thread stands at a lock of the user's; None when neither
-        is so. Then it is worth asking who waits for whom."""
+        """Since when it has been worth asking who waits for whom: the main thread waits for something inside the
+        process and has not moved, a thread stands at a lock of the user's, or nothing moves at all. None when nothing
+        is known yet."""
         if self._movement is None or not self._movement.views:
             return None
         scene = make_scene(self._movement, self._floor)
         locked = [since_s for view in self._movement.views.values() if (since_s := stands_at_lock(view)) is not None]
-        return min([scene.leader.moved_at_s, *locked])
+        is_inside = scene.leader.reading.wait.kind in ("lock", "file_lock")
+        return min([scene.leader.moved_at_s if is_inside else self._movement.progress_at_s, *locked])
 
     def stack_of(self, pid: int) -> ProcessStack | None:
         """The newest stack of a process, with what was read from inside it."""
@@ -88,7 +111,11 @@ def decide(state: Movement, floor: Thresholds) -> Verdict:
     if not state.views:
         return Verdict("PROGRESS", "ENDED", state.sample.at_s, "it has ended")
     scene = make_scene(state, learned(state, floor))
-    return next((found for rule in RULES if (found := rule(scene)) is not None), None) or progress(scene)
+    for rule in (*RULES, progress):
+        found = rule(scene)
+        if found is not None:
+            return replace(found, rule=rule.__name__)
+    return progress(scene)
 
 
 def learned(state: Movement, floor: Thresholds) -> Thresholds:
