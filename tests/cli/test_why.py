@@ -213,6 +213,7 @@ def test_a_dead_run_is_explained_from_its_files(run: RunDir) -> None:
     assert done.stdout == (
         f"run 'train' died at {clock(evidence.ended_at_s)} after 1 min 15 s (attempt 1, {run.path})\n"
         f"{death_text(diagnose(evidence), evidence)}\n"
+        "certainty: certain\n"
         f"incident: {incident} (SUSPECT (STUCK_LOCK) at 2026-11-15 02:00:00 UTC)\n"
         f"log: {run.out_log}\n"
     )

@@ -99,7 +99,8 @@ def test_the_memory_guard_names_the_line_that_grew_and_is_not_retried() -> None:
         "       peak memory 7.8 GiB (limit 8.0 GiB, MemTotal)\n"
         "       it was growing by 210 MiB/s in /home/me/data.py:42 in load: rows.append(parse(line))\n"
         "       it ended on SIGTERM\n"
-        "hint: load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data"
+        "hint: host RAM, not GPU memory, grew at data.py:42: keep less there (free it, bound it, or write it to "
+        "disk); a smaller batch does not stop a growth"
     )
     assert not best(found).is_retryable
 
@@ -135,7 +136,8 @@ def test_a_kernel_kill_is_certain_when_the_cgroup_counted_it_and_memory_was_full
         "       it was growing by 191 MiB/s in /home/me/data.py:42 in load: rows.append(parse(line))\n"
         "       the kernel counted 1 out-of-memory kill in its memory cgroup during this attempt\n"
         "       kernel log: Memory cgroup out of memory: Killed process 4242 (python) total-vm:9000000kB\n"
-        "hint: load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data"
+        "hint: host RAM, not GPU memory, grew at data.py:42: keep less there (free it, bound it, or write it to "
+        "disk); a smaller batch does not stop a growth"
     )
     assert (best(found).confidence, best(found).is_retryable) == ("certain", False)
 
@@ -162,7 +164,7 @@ def test_a_kill_elsewhere_on_the_machine_while_ours_was_full_speaks_for_the_kern
 def test_sigkill_that_nobody_counted_was_somebody(tmp_path: Path) -> None:
     found = run_script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert text_of(found) == (
-        "error: killed with SIGKILL (kill -9) by someone else\n"
+        "error: killed with SIGKILL (kill -9) by someone else (likely)\n"
         "       Jackline did not send it, and the kernel counted no out-of-memory kill\n"
         "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
         "hint: ask who or what ends processes here: a colleague, a scheduler, a container's limits"
@@ -186,7 +188,8 @@ def test_sigkill_with_full_memory_and_unreadable_counters_is_not_sure() -> None:
         "       a memory daemon (systemd-oomd, earlyoom) may have done it: memory was nearly full\n"
         "       or: the kernel may have killed it because memory ran out; its counters could not be read here"
         " (not sure)\n"
-        "hint: load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data"
+        "hint: host RAM, not GPU memory, grew at data.py:42: keep less there (free it, bound it, or write it to "
+        "disk); a smaller batch does not stop a growth"
     )
 
 
@@ -322,8 +325,8 @@ def test_a_death_inside_a_shell_is_found_in_its_exit_code(tmp_path: Path) -> Non
     )
     assert found.exit_code == 137
     assert text_of(found) == (
-        "error: killed with SIGKILL (kill -9) by someone else\n"
-        "       exit code 137 = 128 + 9: a process inside it died of SIGKILL\n"
+        "error: killed with SIGKILL (kill -9) by someone else (likely)\n"
+        "       exit code 137 = 128 + 9: a process inside it ended by SIGKILL\n"
         "       Jackline did not send it, and the kernel counted no out-of-memory kill\n"
         "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
         "hint: ask who or what ends processes here: a colleague, a scheduler, a container's limits"
@@ -351,7 +354,8 @@ def test_an_end_nobody_saw_is_not_guessed() -> None:
     assert text_of(found) == (
         "error: it is gone and nobody saw how it ended (not sure)\n"
         "       its last line: epoch 3\n"
-        "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       it was last seen alive after 41 s\n"
+        "       peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
         "hint: a lost machine or a killed supervisor does that; run the same command again to continue"
     )
 

@@ -144,7 +144,7 @@ def test_a_full_disk_names_the_file_and_the_room_left(tmp_path: Path) -> None:
         "error: the disk is full at train.py:1: it could not write /mnt/out/last.pt\n"
         f"       {tmp_path}/train.py:1: {code}\n"
         "       OSError: [Errno 28] No space left on device: '/mnt/out/last.pt'\n"
-        "       /mnt/out has 4.0 KiB free now\n"
+        "       the disk of /mnt/out has 4.0 KiB free now\n"
         "hint: free space (df -h /mnt/out/last.pt shows where), then run the same command again"
     )
 
@@ -270,7 +270,7 @@ LOADER = """
 def test_a_killed_data_loader_worker_is_named_and_retried() -> None:
     found = said(LOADER.format(signal="Killed. "))
     assert text_of(found) == (
-        "error: DataLoader worker 18258 was killed with SIGKILL, and the run ended with it\n"
+        "error: DataLoader worker 18258 was killed with SIGKILL, and the run ended with it (likely)\n"
         "       /home/me/train.py:8: for batch in DataLoader(data, num_workers=1):\n"
         "       the kernel counted no out-of-memory kill of this run\n"
         f"       {RAN}\n"

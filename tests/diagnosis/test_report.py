@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jackline.diagnosis.deaths.evidence import Finding
 from jackline.diagnosis.deaths.report import death_text, summary_line
 from jackline.diagnosis.deaths.sentences import memory_line
@@ -9,8 +11,9 @@ from tests.diagnosis.deaths import GIB, evidence
 
 
 def test_a_doubt_is_said_in_the_summary() -> None:
-    sure = Finding("killed_by_someone", "likely", "killed by someone")
+    sure = Finding("killed_by_someone", "certain", "killed by someone")
     assert summary_line((sure,)) == "killed by someone"
+    assert summary_line((replace(sure, confidence="likely"),)) == "killed by someone (likely)"
     assert summary_line((Finding("unknown", "not sure", "it is gone"), sure)) == "it is gone (not sure)"
 
 

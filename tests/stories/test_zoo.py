@@ -21,3 +21,16 @@ def test_what_goes_wrong_is_found_out_and_placed(program: Program, zoo: Zoo) -> 
     outcome = zoo.outcome(program, pytest.skip)
     problems = problems_of(program, outcome)
     assert not problems, "\n".join([*problems, f"(run directory: {outcome.folder / 'runs' / 'zoo'})"])
+
+
+@pytest.mark.parametrize("program", [one for one in ALL if "cause" in one.expect], ids=lambda program: program.name)
+def test_a_cause_that_is_called_certain_is_right(program: Program, zoo: Zoo) -> None:
+    """'likely' and 'not sure' may be wrong; 'certain' never."""
+    findings = zoo.outcome(program, pytest.skip).exit.get("findings") or [{}]
+    assert findings[0].get("confidence") in ("certain", "likely", "not sure")
+    if findings[0]["confidence"] == "certain":
+        assert findings[0]["cause"] in program.words("cause", "|"), findings[0]
+
+
+def test_enough_ends_are_explained_to_judge_what_certain_is_worth() -> None:
+    assert sum("cause" in program.expect for program in ALL) >= 30

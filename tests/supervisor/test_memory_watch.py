@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
-from jackline.machine.readings import MemoryLimit, MemoryReading
+from jackline.machine.readings import MemoryLimit, MemoryReading, ProcessReading, Wait
 from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch, is_last_moment, warning_text
 
 GROWS = Frame("load", "data.py", 10, "rows.append(row)", is_user=True)
@@ -59,8 +59,50 @@ def test_with_nothing_better_the_line_seen_most_often_is_named() -> None:
     places = GrowthPlaces()
     places.add(stack(SLEEPS, "sleep"))
     assert places.likely() == SLEEPS
-    places.clear()
+    places.clear(10.0)
+    places.bury((1,), 11.0)
     assert places.likely() is None
+
+
+def test_a_worker_that_was_killed_keeps_the_line_that_grew() -> None:
+    places = GrowthPlaces()
+    places.add(stack(GROWS, "running"))
+    places.clear(10.0)  # memory is free again, because process 1 is being killed; it may still be listed
+    places.bury((1, 2, 3), 10.5)
+    places.bury((2, 3), 11.5)
+    assert places.likely() == GROWS
+
+
+def test_a_process_that_ends_long_after_it_freed_its_memory_is_not_blamed() -> None:
+    places = GrowthPlaces()
+    places.add(stack(GROWS, "running"))
+    places.clear(10.0)
+    places.bury((), 60.0)
+    assert places.likely() is None
+
+
+def test_an_import_is_never_blamed_for_growth() -> None:
+    machinery = Frame("_find_and_load", "<frozen importlib._bootstrap>", 1176)
+    torch = Frame("<module>", "/v/lib/python3.11/site-packages/torch/__init__.py", 9)
+    own = Frame("<module>", "/me/train.py", 3, "import torch", is_user=True)
+    imports = ThreadStack(1, "MainThread", (torch, machinery, own), is_main=True, wait="running")
+    places = GrowthPlaces()
+    places.add(ProcessStack(1, "python", (imports,)))
+    assert places.likely() is None
+
+
+def test_the_process_that_grows_is_looked_at_and_not_the_largest() -> None:
+    def process(pid: int, rss: int) -> ProcessReading:
+        return ProcessReading(pid, 1, 1, "python", "R", 0.0, 0.0, rss, 1, 0, 0, Wait("running"))
+
+    places = GrowthPlaces()
+    places.grower([process(1, 5 << 30), process(2, 1 << 30)])
+    assert places.grower([process(1, 5 << 30), process(2, 2 << 30)]) == 2
+
+
+def test_under_a_limit_of_the_process_memory_is_refused_and_nothing_is_killed() -> None:
+    reading = MemoryReading(0.0, 3 << 30, MemoryLimit(4 << 30, "RLIMIT_AS"), 3 << 30)
+    assert "an allocation will fail (MemoryError) in about 5.1 s" in warning_text(reading, 200 << 20, 5.1, None)
 
 
 def test_the_warning_names_limit_pace_time_and_line() -> None:

@@ -108,13 +108,15 @@ def test_a_program_that_prints_without_end_fills_neither_time_nor_disk(tmp_path:
     told = Told(RunDir(tmp_path))
     started_s = time.process_time()
     for poll in range(300):
-        told.take_lines([f"step {poll * 200 + line}: loss 2.5" for line in range(200)], NOW_S + poll / 10)
-    assert time.process_time() - started_s < 3.0  # CPU time; every line of 60,000 would take more
+        told.take_lines(
+            [f"step {poll * 200 + line}: loss 2.5" + " x" * 300 for line in range(200)], NOW_S + poll / 10
+        )
+    assert time.process_time() - started_s < 1.0  # CPU time; every line of 60,000 would take more
     told.close()
     (series,) = read_series(RunDir(tmp_path))
-    assert 200 < len(series.points) < 500
+    assert 50 < len(series.points) < 500
     assert told.progress is not None
-    assert told.progress.done == 59_999
+    assert told.progress.done > 58_000
 
 
 def test_a_known_format_outweighs_a_guess() -> None:

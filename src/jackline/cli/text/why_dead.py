@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.memory import oom_lines
-from jackline.diagnosis.deaths.collect import read_fault_text, tail_lines
+from jackline.diagnosis.deaths.collect import last_output, read_fault_text, tail_lines
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.report import death_text
@@ -46,7 +46,7 @@ def read_death(run: RunDir, status: RunStatus) -> Death:
     if attempt is None:
         return Death(None, (), "nothing", ("it was never started: there is no attempt",))
     if status.exit.evidence is not None:
-        evidence = Evidence.from_json(status.exit.evidence)
+        evidence = _with_output(run, attempt, Evidence.from_json(status.exit.evidence))
         if not evidence.is_whole:
             return Death(None, (), "exit.json", (f"{attempt.exit_file} is damaged", status.exit.text or ""))
         return Death(evidence, diagnose(evidence), "exit.json")
@@ -56,6 +56,15 @@ def read_death(run: RunDir, status: RunStatus) -> Death:
         evidence = _evidence_from_wait(run, attempt, wait)
         return Death(evidence, diagnose(evidence), "wait.json", notes)
     return Death(None, (), "supervisor.json", notes)
+
+
+def _with_output(run: RunDir, attempt: AttemptDir, evidence: Evidence) -> Evidence:
+    """On a full disk exit.json leaves out the last lines of output; they are still in its files."""
+    if evidence.output_tail:
+        return evidence
+    last = run.last_attempt()
+    log = run.out_log if last is not None and last.number == attempt.number else attempt.raw_out
+    return replace(evidence, output_tail=last_output(log, (attempt.raw_out, attempt.raw_err), _TAIL_LINES))
 
 
 def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: WaitRecord) -> Evidence:
@@ -114,6 +123,8 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
         # The title already says that it finished, and after how long.
         is_said = text.startswith(f"finished after {format_duration(death.evidence.duration_s)}\n")
         yield from (line.strip() for line in text.split("\n")[1:]) if is_said else (text,)
+        if death.findings[0].cause not in ("finished", "stopped", "time_limit"):
+            yield f"certainty: {death.findings[0].confidence}"
         if "peak memory" not in text and "peaked" not in text:  # the latter: as older runs wrote it
             yield from _memory_lines(death.evidence)
     if attempt is None:

@@ -7,6 +7,7 @@ import re
 
 from jackline.diagnosis.deaths.evidence import Cause, Evidence, Finding
 from jackline.diagnosis.deaths.sentences import at_place, place_line, ran_line, short_place
+from jackline.diagnosis.deaths.signal import ENDLESS_CALL_HINT
 from jackline.diagnosis.deaths.traceback_text import Chain, ErrorText
 from jackline.diagnosis.packages import install_hint, package_of
 from jackline.extras import requirement
@@ -30,6 +31,10 @@ _HINTS = (
         "a leftover process holds the port: `jackline doctor` names it, or take another (--master_port)",
     ),
     (re.compile(r"\[Errno 13\]|Permission denied"), "look at who owns the path: ls -ld PATH"),
+    (
+        re.compile(r"PytorchStreamWriter failed|basic_ios::clear|unexpected pos \d+"),
+        "a full disk, a used-up quota (`quota`) or a folder that was removed does this: look at where it saves",
+    ),
     (re.compile(r"\[Errno 30\]|Read-only file system"), "write to another folder: this one cannot be written"),
 )
 _OURS = re.compile(r"/(?:src|site-packages|dist-packages)/jackline/")
@@ -150,6 +155,8 @@ def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     later = [error for error in chain.errors[1:] if error.first_line != root.first_line]
     after = (f"then: {later[-1].first_line[:200]}{at_place(later[-1].place)}",) if later else ()
     hint = next((hint for pattern, hint in _HINTS if pattern.search(root.text)), _SEE_LOG)
+    if root.name == "RecursionError":
+        hint = ENDLESS_CALL_HINT
     where = f" ({short_place(place)})" if place else ""
     last_words = _last_words(chain, evidence)
     is_last = not any(line.strip() for line in evidence.output_tail[chain.end :])

@@ -21,6 +21,7 @@ _MAX_SOURCE_BYTES = 4 << 20
 # The start of a line in out.log: a UTC stamp and one space; with --split-streams the stream's name follows.
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?(?:err\| )?")
 _NOTE = "[jackline]"
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[ -/]*[0-~])")
 _FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
 _FAULT_FRAME = re.compile(r'  File "(.+)", line (\d{1,9}) in .+')
 
@@ -46,6 +47,23 @@ def tail_lines(out_log: Path, count: int) -> tuple[str, ...]:
             span *= 4
     except OSError:
         return ()
+
+
+def last_output(out_log: Path, raws: Iterable[Path], count: int) -> tuple[str, ...]:
+    """The last lines that the command wrote: from the log, or from its raw output where the log lacks the end of it,
+    as it does when the disk of the run's folder is full."""
+    logged = tail_lines(out_log, count)
+    for raw in raws:
+        said = tuple(_as_shown(line) for line in tail_lines(raw, count))
+        last = next((line for line in reversed(said) if line.strip()), "")
+        if last and not any(line.endswith(last[-200:]) for line in logged):
+            return said
+    return logged
+
+
+def _as_shown(line: str) -> str:
+    """A raw line without colours, and of a redrawn bar only its last state."""
+    return _ANSI.sub("", line.rstrip("\r").rpartition("\r")[2])
 
 
 def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:

@@ -6,16 +6,19 @@ what the program printed, and last what its exit code says. Each explanation is 
 
 from __future__ import annotations
 
+import re
 import signal as signals
 from collections.abc import Callable
 from dataclasses import replace
 
 from jackline.diagnosis.deaths import exit as rules_exit
 from jackline.diagnosis.deaths.code import import_error, keyboard_input, own_error, own_exception, syntax_error
+from jackline.diagnosis.deaths.disk import disk_full
 from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
-from jackline.diagnosis.deaths.memory import cuda_oom, disk_full, host_memory_error
+from jackline.diagnosis.deaths.memory import cuda_oom, host_memory_error
 from jackline.diagnosis.deaths.network import network
+from jackline.diagnosis.deaths.sentences import ran_line
 from jackline.diagnosis.deaths.signal import (
     crashed,
     has_oom_kill,
@@ -43,6 +46,7 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
 # Rules for output without a traceback, where only the last lines are known. Import and syntax errors always have one.
 _LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, network)
 _NUM_LAST_LINES = 30
+_LOGGED_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|\b(?:[Ee]rror|[Ff]ailed|[Ff]atal)\b")
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS)
 _FAULTS = {"Segmentation fault": signals.SIGSEGV, "Aborted": signals.SIGABRT, "Bus error": signals.SIGBUS}
 
@@ -79,6 +83,7 @@ def _by_signal(number: int, chain: Chain | None, evidence: Evidence) -> tuple[Fi
 def _by_exit_code(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     quiet = (rules_exit.asked_to_stop, rules_exit.command_not_found)
     loud = (rules_exit.module_not_found, rules_exit.usage_error, rules_exit.told_error)
+    unsaid = (_said_in_log, rules_exit.timed_out)
     for rule in quiet:
         finding = rule(evidence)
         if finding is not None:
@@ -89,12 +94,16 @@ def _by_exit_code(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...
     if chain is not None:
         found = _interrupted_or_own(chain, evidence)
         return (found, *_also_oom((found,), evidence))
-    for rule in loud:
+    for rule in (*loud, *unsaid):
         finding = rule(evidence)
         if finding is not None:
-            return (finding,)
+            return (finding, *_also_oom((finding,), evidence))
     plain = rules_exit.exit_code(evidence)
-    return (plain, *_also_oom((plain,), evidence))
+    also = _also_oom((plain,), evidence)
+    # Nothing was said, and the kernel ended a process in this run's own cgroup: that explains more than a number.
+    if also and evidence.oom_kills_in_cgroup:
+        return (replace(also[0], confidence="likely"), plain)
+    return (plain, *also)
 
 
 def _said(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
@@ -125,6 +134,24 @@ def _said_in_lines(evidence: Evidence) -> tuple[Finding, ...]:
         return lost
     found = (rule(_matching_line(rule, evidence) or text, evidence) for rule in _LINE_RULES)
     return tuple(finding for finding in found if finding is not None)[:1]
+
+
+def _said_in_log(evidence: Evidence) -> Finding | None:
+    """Its output says nothing: many programs write their errors only to a log file."""
+    if not evidence.log_tail:
+        return None
+    there = replace(evidence, output_tail=evidence.log_tail, log_tail=())
+    chain = fatal_chain(there.output_tail)
+    found = _said(chain, there) or ((own_exception(chain, there),) if chain is not None else ())
+    where = f"its output does not say so; its log does: {evidence.log_path}"
+    sure: Confidence = "likely" if evidence.is_log_its_own else "not sure"
+    if found:
+        return replace(found[0], confidence=sure, detail=(where, *found[0].detail))
+    line = next((line.strip() for line in reversed(evidence.log_tail) if _LOGGED_ERROR.search(line)), "")
+    if not line:
+        return None
+    title = f"ended with exit code {evidence.exit_code}; the last error in its log: {line[:200]}"
+    return Finding("exit_code", sure, title, (where, *ran_line(evidence)), f"read that log: {evidence.log_path}")
 
 
 def _matching_line(rule: Callable[[ErrorText, Evidence], Finding | None], evidence: Evidence) -> ErrorText | None:

@@ -35,6 +35,7 @@ Cause = Literal[
     "stuck",  # ended by us after a STUCK verdict
     "memory_guard",  # ended by us before the kernel would have killed it
     "time_limit",
+    "timed_out",  # by the command `timeout`
     "exit_code",
     "unknown",
 ]
@@ -47,6 +48,29 @@ class SentSignal:
     at_s: float = 0.0
     signal: int = 0
     why: str = ""
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """A disk that the command wrote to, or whose path its error names, measured when the attempt had ended."""
+
+    path: str = ""
+    free_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class GpuGrowth:
+    """GPU memory that grew steadily until the end, which a single large allocation does not."""
+
+    grew_bytes: int = 0
+    over_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+def _gpu_growth(value: Any) -> GpuGrowth | None:
+    found = decode(GpuGrowth, value)
+    return found if found.grew_bytes else None
 
 
 def _frame(value: Any) -> Frame | None:
@@ -62,6 +86,9 @@ _OWN = {
     "Frame | None": _frame,
     "tuple[int, ...]": _pids,
     "tuple[SentSignal, ...]": each(lambda value: decode(SentSignal, value)),
+    "tuple[DiskSpace, ...]": each(lambda value: decode(DiskSpace, value)),
+    "tuple[Frame, ...]": each(lambda value: decode(Frame, value)),
+    "GpuGrowth | None": _gpu_growth,
 }
 
 
@@ -94,6 +121,13 @@ class Evidence:
     restart_wish: str = ""  # why the session itself asked for a restart (intent.json)
     unsaved_why: str = ""  # why the last state of a training that was done could not be saved (intent.json)
     machine: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+    disks: tuple[DiskSpace, ...] = ()
+    log_path: str = ""  # the log file that it wrote last, and its last lines
+    log_tail: tuple[str, ...] = ()
+    is_log_its_own: bool = False  # it had the log open; otherwise the file is only the newest in its working folder
+    gpu_growth: GpuGrowth | None = None
+    keeping_frames: tuple[Frame, ...] = ()  # lines of its code that may keep tensors from step to step
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

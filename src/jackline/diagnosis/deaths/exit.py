@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.sentences import memory_line, memory_lines, ran_line
 from jackline.diagnosis.deaths.signal import signal_name
 from jackline.diagnosis.packages import install_hint, package_of
@@ -17,18 +17,32 @@ _NOT_FOUND = re.compile(r"(?:^|: )([^:\s]+): (?:command )?not found$")
 _NO_FILE = re.compile(r"can't open file '?([^':]+)'?: \[Errno 2\]")
 _NO_MODULE = re.compile(r"^\S*python[\d.]*: No module named (\S+)$")
 _SHELL_SIGNALS = frozenset({1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 15})
+_PASSED_ON_SIGNALS = frozenset({4, 6, 7, 8, 9, 11, 15})  # 255 and 254 are sys.exit(-1) and sys.exit(-2)
+_TIMEOUT = re.compile(r"(?:^|[\s/'\"])timeout\s")
+_READ_ON = "read the end of its output: `jackline logs`"
+_CODES = {
+    125: ("a container or a launcher could not start its command", _READ_ON),
+    255: ("it exited with -1, as ssh does when its connection is lost", _READ_ON),
+}
 
 
 def inner_signal(exit_code: int | None) -> int | None:
-    """The signal n for an exit code of 128 + n, by which a shell reports a process that a signal ended."""
-    if exit_code is None or exit_code - 128 not in _SHELL_SIGNALS:
+    """The signal n for an exit code of 128 + n, by which a shell reports a process that a signal ended, and for
+    256 - n: Python's returncode -n, passed on by sys.exit."""
+    if exit_code is None:
         return None
-    return exit_code - 128
+    if exit_code - 128 in _SHELL_SIGNALS:
+        return exit_code - 128
+    return 256 - exit_code if 256 - exit_code in _PASSED_ON_SIGNALS else None
 
 
 def shell_line(exit_code: int) -> str:
+    number = inner_signal(exit_code) or 0
+    if exit_code == 128 + number:
+        return f"exit code {exit_code} = 128 + {number}: a process inside it ended by {signal_name(number)}"
     return (
-        f"exit code {exit_code} = 128 + {exit_code - 128}: a process inside it died of {signal_name(exit_code - 128)}"
+        f"exit code {exit_code} = 256 - {number}: a launcher passed on that a process inside it ended by "
+        f"{signal_name(number)} (returncode -{number})"
     )
 
 
@@ -151,22 +165,46 @@ def told_error(evidence: Evidence) -> Finding | None:
     )
 
 
-def exit_code(evidence: Evidence) -> Finding:
-    last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
-    said = (f"its last line: {last[:200]}",) if last else ("it printed nothing",)
-    title = f"ended with exit code {evidence.exit_code} and no error message Jackline knows"
-    return Finding(
-        "exit_code", "certain", title, (*said, *ran_line(evidence)), "read the end of its output: `jackline logs`"
+def timed_out(evidence: Evidence) -> Finding | None:
+    """Exit code 124: the command `timeout` of coreutils has ended it."""
+    if evidence.exit_code != 124:
+        return None
+    is_seen = bool(_TIMEOUT.search(evidence.command))
+    after = format_duration(evidence.duration_s)
+    title = (
+        f"`timeout` ended it after {after}: its time limit was over"
+        if is_seen
+        else (f"ended with exit code 124 after {after}, which the command `timeout` returns when its limit is over")
     )
+    confidence: Confidence = "likely" if is_seen else "not sure"
+    hint = "allow more time, or save and resume: `jackline run --time-limit` stops it so that it can save"
+    return Finding("timed_out", confidence, title, (*_last_line(evidence), *ran_line(evidence)), hint)
+
+
+def exit_code(evidence: Evidence) -> Finding:
+    known = _CODES.get(evidence.exit_code or 0)
+    title = f"ended with exit code {evidence.exit_code} and no error message Jackline knows"
+    hint = _READ_ON
+    if known is not None:
+        title, hint = f"ended with exit code {evidence.exit_code}: {known[0]}", known[1]
+    # That it ended with this code is certain; why it did is not known.
+    detail = (*_last_line(evidence), *ran_line(evidence))
+    return Finding("exit_code", "likely" if known else "not sure", title, detail, hint)
+
+
+def _last_line(evidence: Evidence) -> tuple[str, ...]:
+    last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
+    return (f"its last line: {last[:200]}",) if last else ("it printed nothing",)
 
 
 def unseen(evidence: Evidence) -> Finding:
     last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
     said = (f"its last line: {last[:200]}",) if last else ()
+    seen = (f"it was last seen alive after {format_duration(evidence.duration_s)}",)
     return Finding(
         "unknown",
         "not sure",
         "it is gone and nobody saw how it ended",
-        (*said, *ran_line(evidence)),
+        (*said, *seen, *memory_line(evidence)),
         "a lost machine or a killed supervisor does that; run the same command again to continue",
     )

@@ -1,13 +1,13 @@
-"""Errors that say that space ran out: in GPU memory, in host memory, on a disk."""
+"""Errors that say that memory ran out, on a GPU or on the host."""
 
 from __future__ import annotations
 
 import re
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
-from jackline.diagnosis.deaths.sentences import at_place, memory_line, memory_lines, place_line, ran_line
+from jackline.diagnosis.deaths.sentences import at_place, less_memory, memory_lines, place_line, ran_line
 from jackline.diagnosis.deaths.traceback_text import ErrorText
-from jackline.units import format_bytes
+from jackline.units import format_bytes, format_duration
 
 _UNITS = {"bytes": 1, "byte": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = r"([\d.]+) ?(bytes?|[KMGT]iB|B)\b"
@@ -30,33 +30,50 @@ _HOST = re.compile(
     r"|ArrowMemoryError|realloc of size \d+ failed"
 )
 _HOST_NEEDED = re.compile(rf"(?:tried to allocate|Unable to allocate) {_SIZE}|realloc of size (\d+)()")
-_SHM = re.compile(r"/dev/shm|shared memory\(shm\)|</torch_|/psm_")
-_DISK = re.compile(r"\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded")
-_DISK_PATH = re.compile(r"(?:device|exceeded): '([^']+)'")
-# What torch.save prints on a full disk; a closed or broken file causes the same text.
-_WRITER = re.compile(r"PytorchStreamWriter failed writing|inline_container\.cc.*unexpected pos")
-_NEARLY_FULL_BYTES = 64 << 20
+_ALLOWED = re.compile(rf"{_SIZE} allowed")
+# Where a whole card is the limit, PyTorch prints no cap or one that is nearly all of it.
+_IS_A_CAP = 0.95
 
 
 def cuda_oom(error: ErrorText, evidence: Evidence) -> Finding | None:
     text = error.text
     if not _GPU.search(text) or "can't allocate memory" in text:
         return None
-    needed, free, total = _first(_NEEDED, text), _first(_FREE, text), _first(_TOTAL, text)
+    needed, free, total, cap = _first(_NEEDED, text), _first(_FREE, text), _first(_TOTAL, text), _cap(text)
     title = f"ran out of GPU memory{at_place(error.place)}"
     if needed is not None:
         title += f": needed {format_bytes(needed)}"
-        if free is not None and total is not None:
+        if cap is not None:
+            title += f", and this process may use only {format_bytes(cap)}"
+        elif free is not None and total is not None:
             title += f", {format_bytes(free)} free of {format_bytes(total)}"
     neighbours = [(int(pid), _bytes(size, unit)) for pid, size, unit in _NEIGHBOUR.findall(text)]
     return Finding(
         "cuda_oom",
         "certain",
         title,
-        (*place_line(error.place), *_gpu_lines(text, neighbours), *ran_line(evidence)),
-        _gpu_hint(text, needed, neighbours),
+        (*place_line(error.place), *_gpu_lines(text, neighbours), *_leak_lines(evidence), *ran_line(evidence)),
+        _gpu_hint(text, needed, neighbours, evidence),
         place=error.place,
     )
+
+
+def _cap(text: str) -> int | None:
+    """The limit of this process (set_per_process_memory_fraction), where it has one: '8.39 GiB allowed'."""
+    allowed, total = _first(_ALLOWED, text), _first(_TOTAL, text)
+    return None if allowed is None or (total and allowed >= _IS_A_CAP * total) else allowed
+
+
+def _leak_lines(evidence: Evidence) -> tuple[str, ...]:
+    growth = evidence.gpu_growth
+    if growth is None:
+        return ()
+    grew, over = format_bytes(growth.grew_bytes), format_duration(growth.over_s)
+    found = f"GPU memory grew steadily until the end, by {grew} in {over}: it is kept from step to step (a leak)"
+    lines = tuple(
+        f"may keep it: {place_line(frame)[0]}" for frame in evidence.keeping_frames[:2] if place_line(frame)
+    )
+    return (found, *lines)
 
 
 def _gpu_lines(text: str, neighbours: list[tuple[int, int]]) -> tuple[str, ...]:
@@ -71,8 +88,15 @@ def _gpu_lines(text: str, neighbours: list[tuple[int, int]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _gpu_hint(text: str, needed: int | None, neighbours: list[tuple[int, int]]) -> str:
+def _gpu_hint(text: str, needed: int | None, neighbours: list[tuple[int, int]], evidence: Evidence) -> str:
     unused = _unused(text)
+    if evidence.gpu_growth is not None:
+        return "keep numbers, not tensors: `loss.item()` or `.detach()`; a smaller batch would only delay it"
+    if (cap := _cap(text)) is not None:
+        return (
+            f"the limit is this process's own, {format_bytes(cap)}: raise it (set_per_process_memory_fraction, MPS, "
+            "MIG), or make the batch smaller"
+        )
     if neighbours and needed is not None and neighbours[0][1] > needed:
         return f"if pid {neighbours[0][0]} is a leftover of yours, `kill {neighbours[0][0]}` frees its GPU memory"
     if unused and needed is not None and unused >= needed:
@@ -101,44 +125,18 @@ def host_memory_error(error: ErrorText, evidence: Evidence) -> Finding | None:
         "certain",
         title,
         (*place_line(error.place), error.first_line[:200], *memory_lines(evidence)),
-        "ask for less at once: smaller pieces, a smaller data type, or memory-mapped data (numpy.memmap)",
+        _host_hint(needed, evidence),
         place=error.place,
     )
 
 
-def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
-    free = evidence.disk_free_bytes
-    is_writer = bool(_WRITER.search(error.text)) and free is not None and free < _NEARLY_FULL_BYTES
-    if not is_writer and not _DISK.search(error.text):
-        return None
-    if _SHM.search(error.text):
-        return _shm_full(error, evidence)
-    path = _DISK_PATH.search(error.text)
-    what = "the disk quota is used up" if "quota" in error.text or "Errno 122" in error.text else "the disk is full"
-    title = f"{what}{at_place(error.place)}" + (f": it could not write {path[1]}" if path else "")
-    # The full disk may be another than that of the run directory.
-    known = (f"{evidence.disk_path} has {format_bytes(free)} free now",) if free is not None else ()
-    return Finding(
-        "disk_full",
-        "certain",
-        title,
-        (*place_line(error.place), error.first_line[:200], *known),
-        f"free space ({f'df -h {path[1]}' if path else 'df -h'} shows where), then run the same command again",
-        place=error.place,
-    )
-
-
-def _shm_full(error: ErrorText, evidence: Evidence) -> Finding:
-    free = evidence.shm_free_bytes
-    known = (f"/dev/shm has {format_bytes(free)} free now",) if free is not None else ()
-    return Finding(
-        "disk_full",
-        "certain",
-        f"shared memory (/dev/shm) is full{at_place(error.place)}",
-        (*place_line(error.place), error.first_line[:200], *known, *memory_line(evidence)),
-        "use fewer DataLoader workers, or a larger /dev/shm (docker run --shm-size=8g)",
-        place=error.place,
-    )
+def _host_hint(needed: int | None, evidence: Evidence) -> str:
+    """One allocation that is large by itself, or a little too much after a long growth."""
+    limit = evidence.memory_limit_bytes
+    is_large = needed is not None and (not limit or needed > 0.2 * limit)
+    if evidence.growing_frame is not None and not is_large:
+        return less_memory(evidence)
+    return "ask for less at once: smaller pieces, a smaller data type, or memory-mapped data (numpy.memmap)"
 
 
 def _first(pattern: re.Pattern[str], text: str) -> int | None:

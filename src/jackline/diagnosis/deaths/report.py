@@ -15,8 +15,8 @@ _INDENT = " " * len("error: ")
 def summary_line(findings: Sequence[Finding]) -> str:
     """The best finding in one line, with its confidence."""
     best = findings[0]
-    doubt = " (not sure)" if best.confidence == "not sure" else ""
-    return best.title + doubt
+    is_said = best.cause == "exit_code"  # its title says itself that the cause is not known
+    return best.title if best.confidence == "certain" or is_said else f"{best.title} ({best.confidence})"
 
 
 def death_text(findings: Sequence[Finding], evidence: Evidence) -> str:

@@ -48,16 +48,18 @@ def is_memory_nearly_full(evidence: Evidence) -> bool:
 
 def memory_line(evidence: Evidence) -> tuple[str, ...]:
     """'peak memory 7.9 GiB (limit 8.0 GiB, cgroup /job)', and what others used of the same limit."""
-    peak, used = evidence.peak_memory_bytes, evidence.last_memory_bytes
+    peak, used, limit = evidence.peak_memory_bytes, evidence.last_memory_bytes, evidence.memory_limit_bytes
     if not peak and not used:
         return ()
-    text = f"peak memory {format_bytes(peak or used)}"
-    if evidence.memory_limit_bytes:
+    # A sum over processes counts shared pages twice, so it can pass the limit; the kernel's own count cannot.
+    most = min(peak or used, limit) if limit else peak or used
+    text = f"peak memory {format_bytes(most)}"
+    if limit:
         source = f", {evidence.memory_limit_source}" if evidence.memory_limit_source else ""
-        text += f" (limit {format_bytes(evidence.memory_limit_bytes)}{source})"
+        text += f" (limit {format_bytes(limit)}{source})"
     # Other processes matter only where the total came near the limit.
-    if peak and used > 1.1 * peak and used > 0.5 * (evidence.memory_limit_bytes or 0):
-        text += f"; with all others, {format_bytes(used)} were in use"
+    if peak and used > 1.1 * peak and used > 0.5 * (limit or 0):
+        text += f"; with all others, {format_bytes(min(used, limit) if limit else used)} were in use"
     return (text,)
 
 
@@ -70,6 +72,19 @@ def growth_line(evidence: Evidence) -> tuple[str, ...]:
     speed = f" by {format_bytes(rate)}/s" if rate >= 1 else ""
     where = place_line(frame) or (short_place(frame),)
     return (f"it was growing{speed} in {where[0]}",)
+
+
+def less_memory(evidence: Evidence) -> str:
+    """What to do about host memory: at the line that grew, where it is known."""
+    frame = evidence.growing_frame
+    if frame is None:
+        return (
+            "this is host RAM, not GPU memory: load less at once (fewer DataLoader workers, streamed or mapped data)"
+        )
+    return (
+        f"host RAM, not GPU memory, grew at {short_place(frame)}: keep less there (free it, bound it, or write it to "
+        "disk); a smaller batch does not stop a growth"
+    )
 
 
 def memory_lines(evidence: Evidence) -> tuple[str, ...]:

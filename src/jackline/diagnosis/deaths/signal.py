@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import signal as signals
+from collections import Counter
 
 from jackline.diagnosis.deaths.evidence import Cause, Confidence, Evidence, Finding, SentSignal
 from jackline.diagnosis.deaths.sentences import (
     at_place,
     growth_line,
     is_memory_nearly_full,
+    less_memory,
     memory_line,
     memory_lines,
     memory_share,
@@ -34,8 +36,9 @@ _WHY_TO_CAUSE: dict[str, Cause] = {
 }
 _WHO = {"ctrl-c": "Ctrl-C", "stop": "`jackline stop`", "jackline stop": "`jackline stop`"}
 _GO_ON = "run the same command again, or `jackline resume`, to continue"
-_LESS_MEMORY = "load less at once: fewer DataLoader workers, a smaller batch, streamed or memory-mapped data"
 _SHM_NEARLY_FULL_BYTES = 1 << 20
+REPEATED_FRAMES = 20
+ENDLESS_CALL_HINT = "look at the condition that ends the recursion; a higher recursion limit only delays it"
 _FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 _OTHER_SIGNALS: dict[int, tuple[str, str]] = {
@@ -107,7 +110,7 @@ def _ended(cause: Cause, first: SentSignal, evidence: Evidence) -> Finding:
         return Finding(cause, "certain", title, (*place_line(place), *how), hint, True, place)
     title = f"ended by Jackline after {after}, before the kernel would have killed it for memory"
     return Finding(
-        cause, "certain", title, (*memory_lines(evidence), *how), _LESS_MEMORY, place=evidence.growing_frame
+        cause, "certain", title, (*memory_lines(evidence), *how), less_memory(evidence), place=evidence.growing_frame
     )
 
 
@@ -151,7 +154,7 @@ def kernel_oom(evidence: Evidence, *, victim: str = "it") -> Finding | None:
         "certain" if is_certain else "likely",
         title,
         (*memory_lines(evidence), *proof),
-        _LESS_MEMORY,
+        less_memory(evidence),
         place=evidence.growing_frame,
     )
 
@@ -177,7 +180,7 @@ def perhaps_oom(evidence: Evidence) -> Finding:
         why = "its counters could not be read here"
     title = f"the kernel may have killed it because memory ran out; {why}"
     place = evidence.growing_frame
-    return Finding("kernel_oom", "not sure", title, memory_lines(evidence), _LESS_MEMORY, place=place)
+    return Finding("kernel_oom", "not sure", title, memory_lines(evidence), less_memory(evidence), place=place)
 
 
 def killed(evidence: Evidence) -> tuple[Finding, ...]:
@@ -187,7 +190,7 @@ def killed(evidence: Evidence) -> tuple[Finding, ...]:
     confidence: Confidence = "not sure" if is_doubtful else "likely"
     hint = "ask who or what ends processes here: a colleague, a scheduler, a container's limits"
     if is_full:
-        hint = _LESS_MEMORY
+        hint = less_memory(evidence)
     title = "killed with SIGKILL (kill -9) by someone else"
     detail = (f"Jackline did not send it{_counters_say(evidence)}", *ran_line(evidence), *_growth(evidence, is_full))
     someone = Finding("killed_by_someone", confidence, title, detail, hint, place=evidence.last_frame)
@@ -238,6 +241,10 @@ def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
     place = fault_place(evidence.fault_text) or evidence.last_frame
     detail = (*place_line(place), *ran_line(evidence))
     where = at_place(place)
+    if number == signals.SIGSEGV and (again := endless_call(evidence.fault_text)) is not None:
+        title = f"{who} ran out of stack: {again.function} calls itself without end{at_place(again)}"
+        lines = (*place_line(again), *ran_line(evidence))
+        return Finding("segfault", "certain", title, lines, ENDLESS_CALL_HINT, False, again)
     if number == signals.SIGSEGV:
         title = f"{who} crashed in native code with a segmentation fault{where}"
         hint = "the call at that line enters C code; update or pin the package it belongs to"
@@ -280,6 +287,25 @@ def fault_place(fault_text: str) -> Frame | None:
             source = below.strip() if below.startswith("    ") else ""
             frames.append(Frame(match[3], match[1], int(match[2]), source, is_user_file(match[1])))
     return next((frame for frame in frames if frame.is_user), frames[0] if frames else None)
+
+
+def endless_call(fault_text: str) -> Frame | None:
+    """The line that repeats in the stack of the crashed thread; None where no line does. The stack that is printed is
+    cut after 100 frames, so a function that calls itself fills it."""
+    lines = fault_text.splitlines()
+    start = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), 0)
+    found: Counter[tuple[str, str, str]] = Counter()
+    for line in lines[start:]:
+        if found and not line.strip():
+            break
+        match = _FAULT_FRAME.fullmatch(line)
+        if match:
+            found[(match[1], match[2], match[3])] += 1
+    most = found.most_common(1)
+    if not most or most[0][1] < REPEATED_FRAMES:
+        return None
+    file, line_number, function = most[0][0]
+    return Frame(function, file, int(line_number), "", is_user_file(file))
 
 
 def other_signal(evidence: Evidence, number: int) -> Finding:

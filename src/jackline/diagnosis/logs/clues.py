@@ -28,6 +28,7 @@ _SHORT_LOG_BYTES = 1 << 16
 _LOG_NAME = re.compile(
     r"\.(log|out|err|txt|jsonl|csv|tsv)(\.\d+)?$|(^|/)(stdout|stderr|nohup)|tfevents", re.IGNORECASE
 )
+_TEXT_LOG = re.compile(r"\.(log|out|err)(\.\d+)?$|log[^/]*\.txt$|(^|/)(stdout|stderr|nohup)[^/]*$", re.IGNORECASE)
 _PASSED_OVER = (".git", "__pycache__", "node_modules", ".venv", "venv", "site-packages", "wandb")
 
 Answer = TypeVar("Answer")
@@ -117,6 +118,35 @@ def newest_under(folder: Path) -> list[tuple[str, float]]:
         if left <= 0:
             break
     return [best] if best else []
+
+
+def is_log_name(path: str) -> bool:
+    return _TEXT_LOG.search(path) is not None and "/stacks/fh." not in path
+
+
+def newest_logs_under(folder: Path, since_s: float) -> list[str]:
+    """The newest text log below a folder that was written since then; [] when there is none."""
+    best: tuple[str, float] | None = None
+    left, folders = _MOST_ENTRIES // 5, [(str(folder), 0)]
+    for path, depth in folders:
+        try:
+            entries = list(os.scandir(path))[:left]
+        except OSError:
+            continue
+        left -= len(entries)
+        if any(entry.name == "run.json" for entry in entries):
+            continue  # a run's folder: what is in it was written by Jackline
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if depth < _MOST_DEPTH and entry.name not in _PASSED_OVER:
+                    folders.append((entry.path, depth + 1))
+            elif is_log_name(entry.name) and entry.is_file(follow_symlinks=False):
+                modified_s = entry.stat(follow_symlinks=False).st_mtime
+                if modified_s >= since_s and (best is None or modified_s > best[1]):
+                    best = (entry.path, modified_s)
+        if left <= 0:
+            break
+    return [best[0]] if best else []
 
 
 def within(limit_s: float, ask: Callable[[], Answer]) -> Answer | None:

@@ -5,10 +5,11 @@ Owns the contents of exit.json and findings.json. The diagnosis itself is made b
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
-from jackline.diagnosis.deaths.collect import oom_delta, read_fault_text, tail_lines
+from jackline.diagnosis.deaths.collect import last_output, oom_delta, read_fault_text
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding, SentSignal
 from jackline.diagnosis.deaths.report import death_text, summary_line
@@ -22,7 +23,9 @@ from jackline.rundir.intent import Intent, read_intent
 from jackline.rundir.records.exit import ExitRecord, write_exit
 from jackline.rundir.records.fields import decode
 from jackline.rundir.records.session import read_session
+from jackline.supervisor.attempt.gpu_growth import lines_that_keep, steady_growth
 from jackline.supervisor.attempt.watching import AttemptWatch
+from jackline.supervisor.attempt.written import LastLog
 from jackline.supervisor.child.process import Ending
 from jackline.supervisor.events import Events
 from jackline.supervisor.foreign.choice import EndingOfLoad
@@ -31,6 +34,8 @@ from jackline.supervisor.policy import AttemptSummary
 TAIL_LINES = 200
 SURVIVORS_NAMED_AFTER_S = 2.5
 DEBRIS_PATIENCE_S = 15.0
+CLOCK_JUMP_S = 5.0
+RECENT_END_S = 60.0
 STOPPED_CAUSES = ("stopped", "time_limit")
 
 
@@ -122,20 +127,23 @@ def examine(
 
 
 def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...], stop_requested_by: str) -> Evidence:
-    started_at_s = watch.command.started_at_s
+    attempt, started_at_s = watch.command.attempt, watch.command.started_at_s
     in_cgroup, on_machine = oom_delta(watch.oom_before, read_oom_counters(cgroup=watch.oom_before.cgroup))
     pids = tuple(sorted(watch.pids_seen))
     kills = [kill for kill in read_kernel_kills(started_at_s - 1.0) if kill.pid in watch.pids_seen]
     disk = read_disk(watch.run.path)
     memory = watch.memory.reading
-    intent = read_intent(watch.command.attempt)
+    intent = read_intent(attempt)
+    watch.growth_places.bury((), time.monotonic())
+    tail = last_output(watch.run.out_log, (attempt.raw_out, attempt.raw_err), TAIL_LINES)
+    log = watch.written.last_log(since_s=started_at_s, count=TAIL_LINES) if ending.exit_code else LastLog()
     return Evidence(
         exit_code=ending.exit_code,
         signal=ending.signal,
-        duration_s=max(0.0, ending.ended_at_s - started_at_s),
+        duration_s=duration_of(watch, ending),
         ended_at_s=ending.ended_at_s,
-        output_tail=tail_lines(watch.run.out_log, TAIL_LINES),
-        fault_text=read_fault_text(watch.command.attempt.stacks, pids),
+        output_tail=tail,
+        fault_text=read_fault_text(attempt.stacks, pids),
         sent_signals=sent,
         stop_requested_by=stop_requested_by,
         oom_kills_in_cgroup=in_cgroup,
@@ -154,7 +162,27 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         shm_free_bytes=shm_free_bytes(),
         restart_wish=intent.why if intent is not None and intent.restart else "",
         unsaved_why=intent.why if intent is not None and intent.is_unsaved else "",
+        command=watch.written.command,
+        disks=watch.written.disks(tail) if ending.exit_code or ending.signal else (),
+        log_path=log.path,
+        log_tail=log.lines,
+        is_log_its_own=log.is_open,
+        gpu_growth=steady_growth(watch.gpu_points),
+        keeping_frames=lines_that_keep(tail),
     )
+
+
+def duration_of(watch: AttemptWatch, ending: Ending) -> float:
+    """How long it ran. An end that nobody saw counts up to when it was last seen alive. Where the clock was set
+    meanwhile, the kernel's own count since the start of the process is right."""
+    is_seen = ending.exit_code is not None or ending.signal is not None
+    ended_at_s = ending.ended_at_s if is_seen else min(ending.ended_at_s, watch.alive_at_s or ending.ended_at_s)
+    by_clock_s = ended_at_s - watch.command.started_at_s
+    ticks = watch.command.child.start_ticks / os.sysconf("SC_CLK_TCK")
+    since_end_s = time.time() - ended_at_s
+    by_kernel_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks - since_end_s
+    is_jump = abs(by_clock_s - by_kernel_s) > CLOCK_JUMP_S and 0 <= since_end_s < RECENT_END_S
+    return max(0.0, by_kernel_s if is_jump and by_kernel_s >= 0 else by_clock_s)
 
 
 def _frame_seen_inside(watch: AttemptWatch) -> Frame | None:

@@ -6,13 +6,14 @@ Owns the sampling rate and when to warn. The readings and the growth rate come f
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from jackline.diagnosis.doing import imported_package
 from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
 from jackline.machine.forecast import growth_bytes_per_s, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
 from jackline.machine.neighbours import fills_it_itself, neighbour_text
-from jackline.machine.readings import MemoryReading
+from jackline.machine.readings import MemoryReading, ProcessReading
 from jackline.units import format_bytes, format_duration
 
 ARMED_SHARE = 0.5
@@ -24,6 +25,7 @@ CALM_AFTER_S = 30.0
 RISING_BELOW_S = 30.0
 RECENT_S = 2.5
 PSS_EVERY_S = 10.0
+BURIED_WITHIN_S = 5.0
 # The session normally saves and exits at a boundary, long before this. Where it cannot, this is the last moment at
 # which we can end it before the kernel does: a kill frees memory within tenths of a second. A program may fill most
 # of its memory fast and then stay there. So that it is not ended, memory must also be nearly full.
@@ -139,40 +141,72 @@ def is_last_moment(left_s: float, share: float, foreseen_s: float) -> bool:
 
 
 class GrowthPlaces:
-    """Lines seen in the process while its memory grew; the line seen working most often is the likely cause."""
+    """Lines seen in each process while its memory grew; the line seen working most often is the likely cause.
+
+    A process that was killed for its memory keeps its lines: by then memory is free again and its stack is gone.
+    """
 
     def __init__(self) -> None:
-        self._working: Counter[Frame] = Counter()
-        self._any: Counter[Frame] = Counter()
+        self._working: dict[int, Counter[Frame]] = {}
+        self._any: dict[int, Counter[Frame]] = {}
+        self._rss_bytes: dict[int, int] = {}
+        self._cleared: tuple[int, Frame, float] | None = None
+        self._lost: Frame | None = None
+
+    def grower(self, processes: Sequence[ProcessReading]) -> int | None:
+        """The process that has grown most since the last call; the largest where none has."""
+        before, self._rss_bytes = self._rss_bytes, {process.pid: process.rss_bytes for process in processes}
+        gains = {pid: rss - before.get(pid, 0) for pid, rss in self._rss_bytes.items()}
+        return max(gains, key=lambda pid: (gains[pid] if gains[pid] > 0 else 0, self._rss_bytes[pid]), default=None)
 
     def add(self, stack: ProcessStack | None) -> None:
         thread = stack.main if stack else None
         frame = innermost_user_frame(thread)
-        if thread is None or frame is None:
-            return
-        self._any[frame] += 1
+        if stack is None or thread is None or frame is None or imported_package(thread):
+            return  # an import takes memory once: it is never what grows
+        self._any.setdefault(stack.pid, Counter())[frame] += 1
         # A thread that sleeps or waits in this sample did not allocate anything then. Neither did one that is inside
         # Jackline, taking a batch or saving.
         inside = thread.frames[: thread.frames.index(frame)]
         is_ours = any("/jackline/session/" in inner.file for inner in inside)
         if not is_ours and not frame.sleeps and (not thread.wait or thread.wait.startswith("running")):
-            self._working[frame] += 1
+            self._working.setdefault(stack.pid, Counter())[frame] += 1
 
     def likely(self) -> Frame | None:
-        for counter in (self._working, self._any):
-            if counter:
-                return counter.most_common(1)[0][0]
+        found = self._most()
+        return found[1] if found is not None else self._lost
+
+    def _most(self) -> tuple[int, Frame] | None:
+        """The process seen most often while memory grew, and its line."""
+        for counters in (self._working, self._any):
+            if counters:
+                pid = max(counters, key=lambda pid: counters[pid].total())
+                return pid, counters[pid].most_common(1)[0][0]
         return None
 
-    def clear(self) -> None:
+    def clear(self, now_s: float) -> None:
+        """Memory is free again: because it was freed, or because the kernel is ending the process that had it."""
+        found = self._most()
+        if found is not None:
+            self._cleared = (*found, now_s)
         self._working.clear()
         self._any.clear()
+
+    def bury(self, alive: Collection[int], now_s: float) -> None:
+        """A process that ended as its memory became free was ended for it: its line is the one that grew."""
+        if self._cleared is None or now_s - self._cleared[2] > BURIED_WITHIN_S:
+            self._cleared = None
+        elif self._cleared[0] not in alive:
+            self._lost, self._cleared = self._cleared[1], None
 
 
 def warning_text(reading: MemoryReading, growth: float, left_s: float, frame: Frame | None) -> str:
     where = f"; it grows at {frame.place} `{frame.source.strip()}`" if frame else ""
+    # A limit of the process itself (ulimit -v) refuses memory; only a cgroup's or the machine's limit kills.
+    is_refused = reading.limit.source.startswith("RLIMIT")
+    end = "an allocation will fail (MemoryError)" if is_refused else "the kernel will kill this run"
     return (
         f"host RAM: {format_bytes(reading.used_bytes)} of {format_bytes(reading.limit.limit_bytes)}"
         f" ({reading.limit.source}), growing {format_bytes(growth)}/s:"
-        f" the kernel will kill this run in about {format_duration(left_s)}{where}"
+        f" {end} in about {format_duration(left_s)}{where}"
     )

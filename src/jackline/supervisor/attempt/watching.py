@@ -7,6 +7,7 @@ error inside it is reported once, that protection is shown as off, and watching 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +25,7 @@ from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord
 from jackline.supervisor.attempt.hang_watch import HangWatch
 from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
 from jackline.supervisor.attempt.stopping import Target
+from jackline.supervisor.attempt.written import WrittenFiles
 from jackline.supervisor.child.process import Command
 from jackline.supervisor.events import Events
 from jackline.supervisor.hang.totals import LAUNCHER_COMMS
@@ -78,6 +80,9 @@ class AttemptWatch:
         self.doing: Doing | None = None
         self.progress: Progress | None = None
         self.growth_places = GrowthPlaces()
+        self.written = WrittenFiles(run)
+        self.gpu_points: deque[tuple[float, int]] = deque(maxlen=900)
+        self.alive_at_s: float | None = None
         self.pids_seen: set[int] = {command.child.pid}
         self.resumed_from: str | None = None
         self.has_trained = False  # its output has counted training steps, not only loaded files
@@ -102,6 +107,7 @@ class AttemptWatch:
             late_s = now_s - self._last_sample_s - SAMPLE_EVERY_S
             self._last_sample_s = now_s
             self._guard("processes", self._read_tree)
+            self._guard("files", lambda: self.written.poll(now_s, self._python_pids()))
             self._guard("gpu", self._read_gpus)
             self._guard("verdict", lambda: self._judge(now_s, late_s))
 
@@ -141,6 +147,7 @@ class AttemptWatch:
             former = state.oom_before
             self.oom_before = OomCounters(former.cgroup_kills, former.cgroup, former.machine_kills)
             self.resumed_from = state.resumed_from
+            self.alive_at_s = state.at_s
             self.hang.incidents = list(state.incidents)
             self.memory.peak_bytes = state.memory.peak_bytes or 0
             self.num_lines = state.output.num_lines or 0
@@ -241,7 +248,7 @@ class AttemptWatch:
             if now_s - self.hang.requested_at_s > STACKS_RISING_EVERY_S:
                 self.hang.ask(now_s, self._python_pids())
         elif self.memory.share() < 0.5:
-            self.growth_places.clear()
+            self.growth_places.clear(now_s)
         warning = self.memory.warning(now_s, self.growth_places.likely())
         if warning:
             self.events.emit("memory", warning, seconds_to_limit=self.memory.seconds_left())
@@ -254,9 +261,14 @@ class AttemptWatch:
         self.rates = rates_between(self.tree if self.tree.processes else None, tree)
         self.tree = tree
         self.pids_seen.update(pids[:1000])
+        self.alive_at_s = time.time() if pids else self.alive_at_s
+        self.growth_places.bury(pids, time.monotonic())
 
     def _read_gpus(self) -> None:
         self.gpus = read_gpus()
+        if self.gpus:
+            own = [user.used_bytes or 0 for gpu in self.gpus for user in gpu.processes if user.pid in self.pids_seen]
+            self.gpu_points.append((time.monotonic(), sum(own) or max(gpu.used_bytes for gpu in self.gpus)))
 
     def _judge(self, now_s: float, late_s: float) -> None:
         output_bytes = sum(tail.num_read_bytes for tail in self.tails.values())
@@ -271,8 +283,7 @@ class AttemptWatch:
         if taken is None:
             return
         if self.memory.is_rising() and self.tree.processes:
-            largest = max(self.tree.processes, key=lambda process: process.rss_bytes)
-            self.growth_places.add(self._stack_of(largest.pid))
+            self.growth_places.add(self._stack_of(self.growth_places.grower(self.tree.processes)))
         self._describe()
 
     # -- small readings ----------------------------------------------------------------------------------------------
@@ -295,7 +306,7 @@ class AttemptWatch:
         leader = self._leading_process()
         return (self.hang.judge.stack_of(leader.pid) or self._stack_of(leader.pid)) if leader else None
 
-    def _stack_of(self, pid: int) -> ProcessStack | None:
+    def _stack_of(self, pid: int | None) -> ProcessStack | None:
         return next((stack for stack in self.hang.stacks if stack.pid == pid), None)
 
     def _describe(self) -> None:
@@ -309,9 +320,10 @@ class AttemptWatch:
 
     def last_frame(self) -> Frame | None:
         """The line where it was seen last; on a busy machine only the verdict may have it."""
-        if self.doing is not None and self.doing.frame is not None:
-            return self.doing.frame
-        return self.verdict.frame if self.verdict else None
+        doing = self.doing.frame if self.doing is not None else None
+        if doing is not None and doing.source:
+            return doing
+        return (self.verdict.frame if self.verdict else None) or doing
 
     def _guard(self, name: str, part: Callable[[], object]) -> None:
         """Run `part` and fail open. The next tick tries again: a disk that was full may have room by then."""

@@ -7,9 +7,10 @@ nor where the numbers are written (rundir/records/metrics.py).
 
 from __future__ import annotations
 
+import itertools
 import re
 
-MAX_TEXT = 2000
+MAX_TEXT = 1000
 MAX_NUMBERS = 24
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _VALUE = re.compile(rf"(?<![\w.@])(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(?!\w|:\d|\.\d|-\d)(?P<percent>%?)", re.IGNORECASE)
@@ -88,7 +89,8 @@ def is_metric(name: str, value: str) -> bool:
 def _named(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     end = 0
-    for match in _VALUE.finditer(text):
+    held_out = [(match.end(), match[1].lower()) for match in _HELD_OUT.finditer(text)]
+    for match in itertools.islice(_VALUE.finditer(text), 2 * MAX_NUMBERS):
         before, end = text[max(end, match.start() - _NAME_CHARS) : match.start()], match.end()
         name = _NAME.search(before)
         if name is None or not is_metric(name["name"], match[0]):
@@ -98,7 +100,9 @@ def _named(text: str) -> dict[str, float]:
         if whole is not None:
             value, end = value / max(1.0, _float(whole[1])), whole.end()  # 'Accuracy: 9825/10000'
         named_at = match.start() - len(before) + name.start()
-        found.setdefault(_plain(name["name"], text[:named_at]), value)
+        said = next((word for word in reversed(held_out) if word[0] <= named_at), None)
+        between = text[said[0] : named_at] if said is not None else ""
+        found.setdefault(_plain(name["name"], said[1] if said is not None else "", between), value)
     return found
 
 
@@ -108,17 +112,14 @@ def _postfix(text: str) -> dict[str, float]:
     if bracket is None:
         return {}
     pairs = (match for match in _POSTFIX.finditer(bracket[0]) if match["unit"] in ("", "%"))
-    return {_plain(match["name"], ""): _float(match["value"]) for match in pairs if not _is_never(match["name"])}
+    return {_plain(match["name"]): _float(match["value"]) for match in pairs if not _is_never(match["name"])}
 
 
-def _plain(name: str, before: str) -> str:
-    """'Average loss' after 'Test set:' -> 'test_average_loss'."""
+def _plain(name: str, held_out: str = "", between: str = "") -> str:
+    """'Average loss' after 'Test set:' -> 'test_average_loss'. `between`: the text from 'Test' to the name."""
     plain = "_".join(name.lower().split()).strip("._-%/:")
-    if not _HELD_OUT.search(name) and "train" not in plain:
-        said = next(reversed(list(_HELD_OUT.finditer(before))), None)
-        if said is not None and "train" not in before[said.end() :].lower() and "|" not in before[said.end() :]:
-            plain = f"{said[1].lower()}_{plain}"
-    return plain[:60]
+    is_own = "|" in between or "train" in between.lower() or "train" in plain or _HELD_OUT.search(name) is not None
+    return (f"{held_out}_{plain}" if held_out and not is_own else plain)[:60]
 
 
 def _is_never(name: str) -> bool:

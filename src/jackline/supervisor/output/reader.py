@@ -267,7 +267,7 @@ class OutputTail:
     def _take_bar(self, text: str, now_s: float) -> list[str]:
         progress = parse_bar(text)
         self._told.offer(progress, now_s)
-        self._bar_text = text
+        self._bar_text = text if progress is not None else self._bar_text
         self._last_text = text.strip() or self._last_text
         self._is_after_bar = True
         return self._bars.refresh(text, progress, now_s)
@@ -300,13 +300,16 @@ class OutputTail:
         if partial and partial != self._partial_seen:
             # tqdm begins a refresh with CR and never ends it, so the newest state is always the unfinished line.
             self._partial_seen = partial
-            self._bar_text = self._splitter.partial_text
-            self._last_text = self._bar_text.strip() or self._last_text
-            self._told.offer(parse_bar(self._bar_text), now_s)
+            text = self._splitter.partial_text
+            self._last_text = text.strip() or self._last_text
+            progress = parse_bar(text)
+            self._told.offer(progress, now_s)
+            self._bar_text = text if progress is not None else self._bar_text
         if self._bar_text:
             self._told.take_bar(self._bar_text, now_s)
             self._bar_text = ""
-        self._told.take_lines(list(self._lines), now_s)
+        if not self._is_short:  # making room comes first
+            self._told.take_lines(list(self._lines), now_s)
         return self._told.progress if self._told.progress_s == now_s else None
 
 

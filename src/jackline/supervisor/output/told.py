@@ -7,6 +7,7 @@ many metrics are kept. Does not own: the stream (reader.py), the formats (bars.p
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +24,11 @@ OUTRANKED_FOR_S = 30.0
 _RANK = {"line": 0, "bar": 1, "protocol": 2}
 _MAX_NAMES = 24
 _MAX_SETS = 64
-# A line costs up to 90 us on a slow core. These keep the cost far below a hundredth of a core.
-_LOOKS = 300.0
-_LOOKS_PER_S = 40.0
+# CPU seconds for looking at lines: so much at once, and this share of a core. A plain line costs about 50 us, a long
+# one a millisecond, and the supervisor has more urgent work: on a full disk it makes room for the command's output.
+_AT_ONCE_S = 0.025
+_SHARE = 0.004
+_NEWEST_EVERY_S = 0.5
 _KEPT = 240.0
 _KEPT_PER_S = 4.0
 _LARGE_BYTES = 16 << 20
@@ -62,7 +65,9 @@ class Told:
         self._run = run
         self._file = PrintedMetrics(run) if run is not None else None
         self._num_bytes = _size(run.printed_metrics) if run is not None else 0
-        self._looks = _Allowance(_LOOKS, _LOOKS, float("-inf"))
+        self._budget_s = _AT_ONCE_S
+        self._looked_at_s = float("-inf")
+        self._each_s = 5e-5  # the cost of a line, as measured
         self._kept: dict[tuple[str, ...], _Allowance] = {}
 
     @property
@@ -95,27 +100,45 @@ class Told:
 
     def take_lines(self, texts: list[str], now_s: float) -> None:
         """The lines of one poll, oldest first."""
-        for text in self._chosen(texts, now_s):
-            progress, numbers, is_guessed = parse_line(text), read_numbers(text), False
-            if progress is None:
-                learned = self._learner.take(text)
-                if learned is not None:
-                    progress, is_guessed = learned.progress, not numbers
-                    numbers = numbers or learned.numbers
-            self.offer(progress, now_s)
-            self._keep(numbers, now_s, is_guessed=is_guessed)
+        chosen = self._chosen([text for text in texts if text], now_s)
+        if not chosen:
+            return
+        began_s = time.thread_time()
+        spent_s, num_taken = 0.0, 0
+        for at, text in enumerate(chosen):
+            if spent_s <= self._budget_s or at == len(chosen) - 1:  # the newest is always looked at
+                self._take_line(text, now_s)
+                spent_s, num_taken = time.thread_time() - began_s, num_taken + 1
+        self._budget_s = max(-_AT_ONCE_S, self._budget_s - spent_s)
+        self._each_s = spent_s / num_taken
+
+    def _take_line(self, text: str, now_s: float) -> None:
+        progress, numbers, is_guessed = parse_line(text), read_numbers(text), False
+        if progress is None:
+            learned = self._learner.take(text)
+            if learned is not None:
+                progress, is_guessed = learned.progress, not numbers
+                numbers = numbers or learned.numbers
+        self.offer(progress, now_s)
+        self._keep(numbers, now_s, is_guessed=is_guessed)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
     def _chosen(self, texts: list[str], now_s: float) -> list[str]:
-        """All lines while there are few; of very many the newest, and those that are rare by their nature."""
-        plain: list[str] = []
-        for text in reversed(texts):
-            if text and (self._looks.take(now_s, _LOOKS_PER_S) or (len(plain) < 20 and _RARE.search(text[:200]))):
-                plain.append(text)
-        return plain[::-1]
+        """All lines while they are few; of very many the newest, and those that are rare by their nature."""
+        passed_s = max(0.0, now_s - self._looked_at_s) if self._looked_at_s > float("-inf") else 0.0
+        if not texts:
+            return []
+        self._budget_s = min(_AT_ONCE_S, self._budget_s + passed_s * _SHARE)
+        count = int(self._budget_s / max(1e-6, self._each_s))
+        if count <= 0 and passed_s < _NEWEST_EVERY_S:
+            return []
+        self._looked_at_s = now_s
+        count = max(1, count)
+        rare = [text for text in texts[:-count] if _RARE.search(text[:200])] if count > 4 else []
+        return [*rare[-count // 4 :], *texts[-count:]] if rare else texts[-count:]
 
     def _keep(self, numbers: dict[str, float], now_s: float, *, is_guessed: bool) -> None:
         if not numbers:

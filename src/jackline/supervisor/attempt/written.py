@@ -1,0 +1,111 @@
+"""Where the command writes, for the explanation of its end: its log files, and the disks that may be full.
+
+Owns how often its open files are looked at. At the end its processes are gone, so this must be known before. Does not
+own: what a full disk or a log file means (diagnosis).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.diagnosis.deaths.collect import tail_lines
+from jackline.diagnosis.deaths.evidence import DiskSpace
+from jackline.diagnosis.logs.clues import is_log_name, newest_logs_under, within
+from jackline.machine.disk import read_disk
+from jackline.machine.proc import open_files
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import DamagedRun, read_run_file
+
+FIRST_S = (0.5, 1.5, 3.0)
+EVERY_S = 5.0
+_MAX_FILES = 64
+_MAX_PROCESSES = 4
+_PATIENCE_S = 1.0  # a network disk may hang
+_QUOTED_PATH = re.compile(r"""['"](/[^'"\n]{1,400})['"]""")
+
+
+@dataclass(frozen=True)
+class LastLog:
+    """The last lines of the log file that was written last. `is_open`: the command itself had it open."""
+
+    path: str = ""
+    lines: tuple[str, ...] = ()
+    is_open: bool = False
+
+
+class WrittenFiles:
+    """Files that the command's processes were seen writing, the newest last."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run_folder = f"{run.path}{os.sep}"
+        try:
+            contents = read_run_file(run)
+            self._cwd, self.command = contents.cwd, contents.command
+        except DamagedRun:
+            self._cwd = self.command = ""
+        self._paths: OrderedDict[str, None] = OrderedDict()
+        self._next_s = float("-inf")
+        self._began_s: float | None = None
+
+    def poll(self, now_s: float, pids: Sequence[int]) -> None:
+        """Costs about a millisecond. Short programs are looked at early, long ones seldom."""
+        self._began_s = now_s if self._began_s is None else self._began_s
+        if now_s < self._next_s:
+            return
+        later = next((after for after in FIRST_S if self._began_s + after > now_s), None)
+        self._next_s = self._began_s + later if later is not None else now_s + EVERY_S
+        for pid in pids[:_MAX_PROCESSES]:
+            for file in open_files(pid):
+                if file.is_writing and not file.path.startswith(self._run_folder):
+                    self._paths[file.path] = None
+                    self._paths.move_to_end(file.path)
+        while len(self._paths) > _MAX_FILES:
+            self._paths.popitem(last=False)
+
+    def disks(self, lines: Iterable[str]) -> tuple[DiskSpace, ...]:
+        """The disks that it wrote to, that its last lines name, of its working folder and of temporary files."""
+        named = [match for line in lines for match in _QUOTED_PATH.findall(line)]
+        places = [*named[-16:], *self._paths, self._cwd, os.environ.get("TMPDIR", tempfile.gettempdir())]
+        return within(_PATIENCE_S, lambda: measure([place for place in places if place])) or ()
+
+    def last_log(self, *, since_s: float, count: int) -> LastLog:
+        """Its own log file; else the newest in its working folder that was written since it started."""
+        own = [path for path in reversed(self._paths) if is_log_name(path)]
+        times = {path: _modified_s(path) for path in own}
+        newest = max(times, key=lambda path: times[path], default="")
+        if newest and times[newest] >= since_s:
+            return LastLog(newest, tail_lines(Path(newest), count), True)
+        found = within(_PATIENCE_S, lambda: newest_logs_under(Path(self._cwd), since_s)) if self._cwd else None
+        return LastLog(found[0], tail_lines(Path(found[0]), count)) if found else LastLog()
+
+
+def measure(places: Sequence[str]) -> tuple[DiskSpace, ...]:
+    """Each disk once, under the first of the places that is on it. Devices and /proc are no disks."""
+    found: dict[int, DiskSpace] = {}
+    for place in places:
+        if place.startswith(("/dev/", "/proc/", "/sys/")):
+            continue
+        folder = place
+        while folder != os.sep and not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        try:
+            device = os.stat(folder).st_dev  # noqa: PTH116
+        except OSError:
+            continue
+        disk = read_disk(place) if device not in found else None
+        if disk is not None:
+            found[device] = DiskSpace(place, disk.free_bytes, disk.total_bytes)
+    return tuple(found.values())[:8]
+
+
+def _modified_s(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime  # noqa: PTH116
+    except OSError:
+        return 0.0
