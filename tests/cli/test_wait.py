@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from jackline.cli.commands import status
 from jackline.cli.programs.conditions import WORDS, Facts, find_met, parse_conditions
 from jackline.cli.programs.numbers import MetricsTail
 from jackline.cli.programs.verdict import SCHEMA
@@ -157,3 +158,10 @@ def test_a_run_that_is_over_is_answered_at_once(name: str, code: int, state: str
 def test_a_run_that_finished_before_the_condition_held_has_its_own_code() -> None:
     done = CliRunner().invoke(command, [str(GOLDEN / "format1-finished"), "--until", "loss<-1"])
     assert (done.exit_code, json.loads(done.stdout)["met"]) == (4, None)
+
+
+@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("format1-*")), ids=lambda path: path.name)
+def test_status_as_json_has_the_documented_fields(folder: Path) -> None:
+    done = CliRunner().invoke(status.command, [str(folder), "--json"])
+    assert done.exit_code == 0
+    check_answer(status.SCHEMA, json.loads(done.stdout))

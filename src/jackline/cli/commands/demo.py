@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -30,13 +31,15 @@ from jackline.rundir.records.exit import read_exit
 from jackline.rundir.records.session import read_session
 from jackline.units import format_duration
 
-SAVE_EVERY = 10
+SAVE_EVERY = 5
 POLL_S = 0.02
 SHOW_EVERY_S = 0.5
+QUIET_S = 10.0
+MAX_SIGNS = 2  # of each of the three waits, so that the demo stays within 25 lines
 
 
 @click.command(short_help="Half a minute: train, kill -9, resume, bit-equal.")
-@click.option("--steps", type=click.IntRange(min=4 * SAVE_EVERY), default=80, show_default=True, help="Of each run.")
+@click.option("--steps", type=click.IntRange(min=4 * SAVE_EVERY), default=40, show_default=True, help="Of each run.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(steps: int, runs_dir: str | None) -> None:
     """Train a nano GPT on the Python standard library's own sources, kill it half-way with SIGKILL, run the same
@@ -83,11 +86,22 @@ def told(text: str) -> None:
     say(text, is_detail=True)
 
 
-def show_live(text: str) -> None:
-    """Replace the line at the cursor. In a pipe or a file nothing is replaced, so nothing is shown."""
+def show_live(text: str, shown: Shown) -> None:
+    """Replace the line at the cursor. In a pipe or a file, where that is not possible, print a line every 10 s."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[2K  {text[:76]}")
         sys.stderr.flush()
+    elif time.monotonic() - shown.at_s > QUIET_S and shown.count < MAX_SIGNS:
+        shown.at_s, shown.count = time.monotonic(), shown.count + 1
+        told(text)
+
+
+@dataclass
+class Shown:
+    """The signs of life of one phase, where they cannot be replaced."""
+
+    at_s: float = field(default_factory=time.monotonic)
+    count: int = 0
 
 
 def clear_live() -> None:
@@ -121,8 +135,9 @@ def training(run: RunDir, settings: list[str], *, is_shown: bool = False) -> Ite
 
 def finish(run: RunDir, process: subprocess.Popen[bytes]) -> None:
     """Wait for its end, showing how far it is."""
+    shown = Shown()
     while process.poll() is None:
-        show_live(progress_of(run))
+        show_live(progress_of(run), shown)
         time.sleep(SHOW_EVERY_S)
     if process.returncode != EXIT_DONE:
         clear_live()
@@ -132,7 +147,7 @@ def finish(run: RunDir, process: subprocess.Popen[bytes]) -> None:
 
 def kill_half_way(run: RunDir, process: subprocess.Popen[bytes], step: int) -> None:
     """Kill the training as soon as a checkpoint of `step` or later exists."""
-    shown_s = 0.0
+    shown_s, shown = 0.0, Shown()
     while process.poll() is None:
         pid = find_trainer(run) if newest_step(run) >= step else None
         if pid is not None:
@@ -142,7 +157,7 @@ def kill_half_way(run: RunDir, process: subprocess.Popen[bytes], step: int) -> N
             return
         if time.monotonic() - shown_s > SHOW_EVERY_S:
             shown_s = time.monotonic()
-            show_live(progress_of(run))
+            show_live(progress_of(run), shown)
         time.sleep(POLL_S)
     clear_live()
     if process.returncode == EXIT_DONE:

@@ -14,6 +14,8 @@ from jackline.diagnosis.logs.curves import stale_curves
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
 
+SCHEMA = "jackline.status/1"
+
 
 @click.command(short_help="Is it alive, how far, when done, what is at risk.")
 @click.argument("run", required=False)
@@ -54,6 +56,7 @@ def view_json(view: RunView) -> dict[str, Any]:
 
     status = view.status
     return {
+        "schema": SCHEMA,
         "name": view.name,
         "path": view.path,
         "state": status.state,
