@@ -14,6 +14,7 @@ import click
 import pytest
 
 from jackline.cli.main import COMMANDS
+from jackline.cli.options import ListByDefault
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.recipe import RECIPES, load_recipe
 
@@ -121,6 +122,8 @@ def find_problem(place: str) -> str:
         return f"{place}: there is no such command"
     command: click.Command = import_module(COMMANDS[name][0]).command
     options = options_of(command)
+    if isinstance(command, ListByDefault):
+        options |= options_of(command.commands["list"])
     for word in words:
         if word.startswith("-"):
             if word.replace("_", "-") not in options:
