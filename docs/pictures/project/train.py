@@ -14,7 +14,7 @@ start = int(Path(sys.argv[2]).stem) if sys.argv[1:] else 0
 def step(number: int) -> None:
     loader.next_batch(hangs=attempt == "2" and number == 330)
     if attempt == "1" and number == 230:
-        ctypes.string_at(0)  # a bug in somebody's C++ extension
+        ctypes.string_at(0)  # a bug in a C++ extension
     if number % 50 == 0:
         print(f"step {number}/400  loss {2.2 + 40 / (number + 20):.3f}")
         Path(f"ckpt/{number:04d}.json").write_text("{}")
