@@ -1,4 +1,4 @@
-"""Formats and parses bytes and durations in a form for people."""
+"""Formats and parses bytes and durations in a form for people, and folds long lines."""
 
 from __future__ import annotations
 
@@ -35,6 +35,44 @@ def format_duration(seconds: float) -> str:
     if total < 2 * 86400:
         return _two(total, 3600, "h", 60, "min")
     return _two(total, 86400, "d", 3600, "h")
+
+
+def format_short(seconds: float) -> str:
+    """For lines with little room: 0.25 -> '0.3s', 41 -> '41s', 95 -> '1m35s', 11520 -> '3h12m', 200000 -> '2d7h'."""
+    if seconds < 0:
+        return "-" + format_short(-seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m{total % 60:02d}s"
+    if total < 2 * 86400:
+        return f"{total // 3600}h{total % 3600 // 60:02d}m"
+    return f"{total // 86400}d{total % 86400 // 3600}h"
+
+
+def count_of(count: int, word: str) -> str:
+    """'1 document', '1,200 documents'."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def fold(text: str, columns: int | None, indent: int = 0) -> str:
+    """`text` in lines of at most `columns`, broken between words; later lines begin with `indent` spaces. A word that
+    is longer than a line, such as a path, is not broken. `columns` None: as it is."""
+    if columns is None or len(text) <= columns:
+        return text
+    start = len(text) - len(text.lstrip(" "))  # spaces at the beginning belong to the text
+    first, *words = text[start:].split(" ")
+    lines, line = [], text[:start] + first
+    for word in words:
+        if len(line) + 1 + len(word) > columns and line.strip():
+            lines.append(line.rstrip())
+            line = " " * indent + word
+        else:
+            line += f" {word}"
+    return "\n".join([*lines, line])
 
 
 def _two(total: int, big: int, big_name: str, small: int, small_name: str) -> str:

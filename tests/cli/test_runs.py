@@ -216,9 +216,9 @@ def test_a_state_has_a_colour_only_where_colours_are_wanted(runs: Path, monkeypa
     write_exit(made(runs / "dead", 0), 1, cause="own_exception")
     assert "\x1b" not in call().stdout
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b[31mdead (own exception)\x1b[0m" in CliRunner().invoke(command, [], color=True).stdout
+    assert "\x1b[31mdead (own exception)\x1b[0m" in call().stdout
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in CliRunner().invoke(command, [], color=True).stdout
+    assert "\x1b" not in call().stdout
 
 
 # -- deleting --------------------------------------------------------------------------------------------------------

@@ -22,13 +22,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jackline.cli.text.paint import cut_to_cells
 from jackline.cli.view.raw_stream import ProtocolFilter, RawStream
-from jackline.cli.view.screen import Screen, choose_color, choose_surface, cut_to_cells
-from jackline.cli.view.viewer import life_text
+from jackline.cli.view.screen import Screen, choose_color, choose_surface
+from jackline.cli.view.viewer import life_line
 from jackline.rundir import atomic
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import identify
+from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import SupervisorRecord
 from jackline.rundir.registry import register
 from jackline.supervisor.output.room import punch
@@ -369,7 +371,7 @@ def test_an_old_note_says_when_it_was(run: Run) -> None:
 
 
 def life(state: dict[str, Any], name: str, now_s: float) -> str:
-    return life_text(SupervisorRecord.from_json(state), name, now_s)
+    return life_line(SupervisorRecord.from_json(state), SessionRecord(), name, now_s).text
 
 
 GONE = {"pid": 2**22 - 1, "start_ticks": 1, "host": "x", "boot_id": "y"}

@@ -26,7 +26,7 @@ from jackline.data.sources.damage import damage_lines
 from jackline.data.spec import CacheSettings, DataSpec
 from jackline.data.tokenise.tokenizer import from_json, load_tokenizer
 from jackline.errors import JacklineError
-from jackline.units import format_bytes, format_duration
+from jackline.units import count_of, format_bytes, format_duration
 
 _TERMINAL_EVERY_S = 0.5
 _PIPE_EVERY_S = 2.0
@@ -238,7 +238,8 @@ def _print_facts(facts: dict[str, Any]) -> None:
     state = "finished" if facts["is_finished"] else "growing"
     print(f"cache     {facts['folder']} ({state}, {format_bytes(facts['bytes_on_disk'])})")
     print(f"sources   {', '.join(facts['sources'])} (split: {facts['split']})")
-    print(f"tokens    {facts['tokens']:,} in {facts['eras']} eras, {facts['documents']:,} documents")
+    eras, documents = count_of(facts["eras"], "era"), count_of(facts["documents"], "document")
+    print(f"tokens    {facts['tokens']:,} in {eras}, {documents}")
     print(f"left out  {left_out}; damaged: {damaged}")
     for line in facts["damage_lines"][len(facts["damaged"]) :]:
         print(f"          {line}")

@@ -121,8 +121,8 @@ def follow(run: RunDir) -> RunView:
             draw_at_s = time.monotonic() + DRAW_EVERY_S
             view = read_view(run, now_s=time.time())
             gpu.show(gpu_text(view))
-        for text in notes.read(time.time()):
-            say(text)
+        for note in notes.read(time.time()):
+            say(note.text)
         if is_over:
             return view
         time.sleep(LOOK_EVERY_S)

@@ -14,6 +14,7 @@ MAX_RANKS = 4096
 _ATTEMPT = re.compile(r"([0-9]{1,9})")
 _SESSION = re.compile(r"session-([0-9]{1,9})\.json")
 _INCIDENT = re.compile(r"incident-([0-9]{1,9})\.txt")
+LIVE_VARIABLE = "JACKLINE_LIVE"  # set by the supervisor where viewers draw the signs of life
 DISK_BUDGET_VARIABLE = "JACKLINE_DISK_BUDGET"  # bytes; from the supervisor to a session
 
 

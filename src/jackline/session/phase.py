@@ -11,12 +11,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from jackline.rundir.layout import RunDir
+from jackline.rundir.layout import LIVE_VARIABLE, RunDir
 from jackline.units import format_duration
 
 EVERY_S = 0.2
@@ -167,6 +167,13 @@ def find_output(run_dir: Path, attempt: str) -> int | None:
         if (status.st_dev, status.st_ino) in ours or os.isatty(fd):
             return fd
     return None
+
+
+def terminal_width(environ: Mapping[str, str]) -> int | None:
+    """The width of the terminal in which a supervised command is shown; None without one."""
+    width = environ.get("COLUMNS", "")
+    is_shown = environ.get(LIVE_VARIABLE) and environ.get("TTY_COMPATIBLE") and environ.get("JACKLINE_RUN_DIR")
+    return max(40, int(width)) if is_shown and width.isdigit() else None
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

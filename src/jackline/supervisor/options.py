@@ -35,6 +35,7 @@ class SuperviseOptions:
     disk_budget: int | None = None
     mirror_patience_s: float = 600.0
     is_terminal: bool = False
+    is_live: bool = False  # shown by a live view, or by none: not printed into a pipe or a file
     columns: int = 80
     rows: int = 24
     start_from: str | None = None  # `resume --from PATH`: only for the next attempt

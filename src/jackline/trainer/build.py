@@ -31,6 +31,7 @@ from jackline.trainer.startup import compiling, process
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_attention, choose_precision
 from jackline.trainer.task import Task
+from jackline.units import count_of
 
 _EAGER_MFU = 0.3  # of the peak, to guess a step's time before there was one
 
@@ -142,7 +143,7 @@ def plan_text(config: TrainConfig, chosen: Chosen, precision: str, total_steps: 
     tokens = config.batch_size * config.seq_len
     return (
         f"batch {config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch} ({chosen.text}), "
-        f"{config.num_threads} loader threads, {precision}; "
+        f"{count_of(config.num_threads, 'loader thread')}, {precision}; "
         + (
             f"{total_steps:,} steps of {tokens:,} tokens, {total_steps * tokens:,} in all"
             if config.has_known_end

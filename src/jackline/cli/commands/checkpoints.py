@@ -17,6 +17,7 @@ from jackline.checkpoint.format.manifest import Damage, Name
 from jackline.checkpoint.place import choose_place
 from jackline.cli.options import ListByDefault, find, json_option, run_argument, runs_dir_option
 from jackline.cli.text import checkpoints as text
+from jackline.cli.text.paint import print_out
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
 from jackline.machine.disk import explain_refusal
 
@@ -51,7 +52,7 @@ def list_command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     if as_json:
         click.echo(json.dumps([row.to_json() for row in rows], indent=1))
         return
-    click.echo("\n".join(text.list_lines(folder, rows)))
+    print_out("\n".join(text.list_lines(folder, rows)))
 
 
 @command.command(short_help="Read every byte and check it.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jackline.cli.options import detach_options
+from jackline.cli.options import detach_options, quiet_option
 from jackline.cli.programs.started import is_detached_as_json
 from jackline.cli.trusting import accept, confirm, trust_option
 from jackline.errors import CannotResume, UsageError
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     "--from-scratch", is_flag=True, help="From the beginning, although this run has checkpoints of its own."
 )
 @detach_options
+@quiet_option
 @click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: resume here.")
 @trust_option
 @click.option("--copied", is_flag=True, hidden=True, help="Its records were brought from its mirror just now.")
@@ -59,7 +60,7 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     """
     from jackline.cli.view import showing
 
-    as_json = is_detached_as_json(given)
+    how = showing.How(given["detach"], is_detached_as_json(given), given["quiet"], is_trusted=given["trust"])
     is_new_start = given["from_scratch"]
     with_own = given["step"] is None
     folder, trusts = runs_folder(runs_dir), given["trust"]
@@ -70,9 +71,7 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     contents = read_run_file(found)
     step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
     if not is_back and read_status(found).state in ("alive", "unwatched"):
-        sys.exit(
-            showing.watch_live(found, detach=given["detach"], as_json=as_json, is_trusted=trusts)
-        )  # several may resume it at once: one starts it
+        sys.exit(showing.watch_live(found, how))  # several may resume it at once: one starts it
     check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back)
     if given["here"] and not given["copied"]:  # a copy's heartbeat is as old as the copy
         refuse_beating(found)
@@ -83,7 +82,7 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
         go_back(found, options, step, mirror)
     options = with_origin(found, options, given["path"], from_scratch=given["from_scratch"])
     os.chdir(contents.cwd)
-    sys.exit(showing.start_and_show(found, options, detach=given["detach"], as_json=as_json))
+    sys.exit(showing.start_and_show(found, options, how))
 
 
 def options_of(run: RunDir, contents: RunFile, mirror: str | None = None) -> SuperviseOptions:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import DURATION, SOME_TIME, detach_options
+from jackline.cli.options import DURATION, SOME_TIME, detach_options, quiet_option
 from jackline.cli.programs.started import is_detached_as_json, print_started
 from jackline.diagnosis.preflight.target import spelling_hint
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
@@ -57,6 +57,7 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although the command changed.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 @detach_options
+@quiet_option
 @click.option(
     "--restart",
     type=click.IntRange(min=0),
@@ -119,7 +120,7 @@ def start_run(
     `argv_of(folder)` is the command for the run's folder, `name` is the default name."""
     from jackline.cli.view import showing
 
-    as_json = is_detached_as_json(given)
+    how = showing.How(given["detach"], is_detached_as_json(given), given["quiet"])
     folder = runs_folder(given["runs_dir"])
     same = _meant(folder, name, settings, given)
     wanted, existing = same.run.name, find_existing(same.run)
@@ -142,10 +143,10 @@ def start_run(
                 showing.say(f"run '{chosen}' ran in {same.moved_from}, which is gone: it continues here")
                 relocate(same.run, argv, settings)
             change_run(RunDir(folder / chosen), argv, settings, options, differences)
-            return showing.start_and_show(RunDir(folder / chosen), options, detach=given["detach"], as_json=as_json)
+            return showing.start_and_show(RunDir(folder / chosen), options, how)
         case Watch(name):
-            return showing.watch_live(RunDir(folder / name), detach=given["detach"], as_json=as_json)
-        case AlreadyFinished(name) if as_json:
+            return showing.watch_live(RunDir(folder / name), how)
+        case AlreadyFinished(name) if how.as_json:
             print_started(RunDir(folder / name), attempt=read_status(RunDir(folder / name)).attempt, state="finished")
             return EXIT_USAGE
         case AlreadyFinished(name):
@@ -173,7 +174,7 @@ def _create(
     """Start a new run. `name` is the default name, for another try when another start was faster."""
     from jackline.cli.view import showing
 
-    as_json = is_detached_as_json(given)
+    how = showing.How(given["detach"], is_detached_as_json(given), given["quiet"])
     argv = argv_of(run.path)
     if given["name"] is None and not given["is_new"]:
         for line in kin_lines(run.path.parent, run.name, settings, lambda other: _continuing(other, argv, options)):
@@ -181,11 +182,11 @@ def _create(
     contents = describe_here(run.name, argv, settings, options)
     claim = claim_run(run, contents, hint="choose another place with --runs-dir PATH")
     if claim is not None:
-        return showing.start_and_show(run, options, claim=claim, detach=given["detach"], as_json=as_json)
+        return showing.start_and_show(run, options, how, claim=claim)
     # Another start was faster. It may be the same command, or another command with the same name.
     if given["is_new"] or is_another_command(run, settings):
         return start_run(name, settings, argv_of, options, given)
-    return showing.watch_live(run, detach=given["detach"], as_json=as_json)
+    return showing.watch_live(run, how)
 
 
 def _meant(folder: Path, name: str, settings: dict[str, Any], given: dict[str, Any]) -> Same:
@@ -257,6 +258,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
     if restart is None:
         restart = RESTARTS_WITH_CHECKPOINTS if checkpoints else 0
     size = shutil.get_terminal_size()
+    is_terminal = bool(sys.stdout and sys.stdout.isatty())
     return SuperviseOptions(
         restart=restart,
         on_stuck=given["on_stuck"] or "report",
@@ -276,7 +278,8 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         mirror=full_place(given["mirror"]),
         disk_budget=parse_bytes(given["disk_budget"]) if given["disk_budget"] else None,
         mirror_patience_s=given["mirror_patience"],
-        is_terminal=bool(sys.stdout and sys.stdout.isatty()) and not given["detach"],
+        is_terminal=is_terminal and not given["detach"],
+        is_live=is_terminal or given["detach"],
         columns=max(20, size.columns),
         rows=max(5, size.lines),
     )

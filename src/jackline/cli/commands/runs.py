@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jackline.cli.options import SOME_TIME, ListByDefault, json_option, runs_dir_option
-from jackline.cli.text.paint import Tone, stdout_columns, stdout_has_color
+from jackline.cli.text.paint import Tone, print_out, stdout_columns, stdout_has_color
 from jackline.cli.text.safety import safe_text
 from jackline.cli.text.table import Cell, Column, draw_table
 from jackline.cli.view import run_view
@@ -73,7 +73,7 @@ def list_command(shows_logs: bool, shows_all: bool, as_json: bool, runs_dir: str
         print(f"there is no run in {folder}", file=sys.stderr)
         print("hint: start one: jackline run -- python train.py", file=sys.stderr)
         return
-    click.echo(logs_table(views) if shows_logs else runs_table(views))
+    print_out(logs_table(views) if shows_logs else runs_table(views))
     if len(found) > len(shown):
         print(f"{len(found) - len(shown)} older ones are not shown: jackline runs --all", file=sys.stderr)
 

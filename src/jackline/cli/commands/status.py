@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from jackline.cli.text.paint import page, print_out
 from jackline.cli.view import run_view
 from jackline.cli.view.run_view import RunView, read_view
 from jackline.diagnosis.logs.curves import stale_curves
@@ -32,9 +33,10 @@ def command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     if as_json:
         click.echo(json.dumps(view_json(view), indent=1, default=str))
         return
+    from jackline.cli.commands.runs import state_tone
     from jackline.cli.text.status import status_text
 
-    click.echo(status_text(view))
+    print_out(page(status_text(view), state_tone(view)))
 
 
 def with_next_start(run: RunDir, view: RunView) -> RunView:

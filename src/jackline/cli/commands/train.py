@@ -18,7 +18,7 @@ import click
 
 from jackline.cli.commands.plan import run_child
 from jackline.cli.commands.run import check_mirror, full_place, read_options, start_run, working_folder
-from jackline.cli.options import DURATION, SOME_TIME, detach_options
+from jackline.cli.options import DURATION, SOME_TIME, detach_options, quiet_option
 from jackline.errors import EXIT_DONE, EXIT_USAGE, JacklineError, UsageError
 from jackline.extras import TRAINING, require
 from jackline.rundir.find import runs_folder
@@ -78,6 +78,7 @@ class RepeatedCommand(click.Command):
     help="Where runs are kept, checkpoints in them; default: $JACKLINE_RUNS or ./runs.",
 )
 @detach_options
+@quiet_option
 @click.option(
     "--restart",
     type=click.IntRange(min=0),

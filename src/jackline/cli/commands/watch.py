@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from jackline.cli.options import find, run_argument, runs_dir_option
+from jackline.cli.options import find, quiet_option, run_argument, runs_dir_option
 from jackline.cli.trusting import trust_option
 from jackline.errors import UsageError
 from jackline.rundir.access.trust import judge
@@ -20,34 +20,36 @@ SHOW_ALL_BELOW_BYTES = 1 << 20
 @click.command(short_help="The live view; takes over a run whose supervisor is gone.")
 @run_argument
 @trust_option
+@quiet_option
 @runs_dir_option
-def command(run: str | None, trust: bool, runs_dir: str | None) -> None:
+def command(run: str | None, trust: bool, quiet: bool, runs_dir: str | None) -> None:
     """Follow a run: its output, what it is doing while it is silent, what happens to it.
 
     Ctrl-C leaves the view and the run continues. A run whose supervisor is gone gets a new one; nothing of its output
     is lost. Exits with the run's own exit code when it ends.
     """
-    sys.exit(watch(find(run, runs_dir), is_trusted=trust))
+    sys.exit(watch(find(run, runs_dir), is_trusted=trust, is_quiet=quiet))
 
 
-def watch(run: RunDir, *, is_trusted: bool = False) -> int:
-    from jackline.cli.view.viewer import follow
+def watch(run: RunDir, *, is_trusted: bool = False, is_quiet: bool = False) -> int:
+    from jackline.cli.view.viewer import follow, open_screen
 
+    tell = (lambda text: None) if is_quiet else say
     status = read_status(run)
     refuse_what_cannot_be_watched(run, status)
     if needs_supervisor(status) and (status.state != "dead" or is_trusted or judge(run).is_ours):
         take_over_gently(run, is_trusted=is_trusted)
     elif status.state == "alive":
-        say(f"watching run '{run.name}', attempt {status.attempt}: {run.path}")
-        say(f"Ctrl-C leaves the view and the run continues; `jackline stop {run.name}` ends it")
+        tell(f"watching run '{run.name}', attempt {status.attempt}: {run.path}")
+        tell(f"Ctrl-C leaves the view and the run continues; `jackline stop {run.name}` ends it")
     else:
-        say(f"run '{run.name}' is not running, it is {status.state}; this is what it printed last")
+        tell(f"run '{run.name}' is not running, it is {status.state}; this is what it printed last")
     attempt = run.attempt(status.attempt)
     size = sum(path.stat().st_size for path in (attempt.raw_out, attempt.raw_err) if path.exists())
     is_short = size <= SHOW_ALL_BELOW_BYTES
     if not is_short:
-        say(f"earlier output is in {run.out_log}; `jackline logs {run.name}` prints it")
-    return follow(run, attempt=status.attempt, from_start=is_short)
+        tell(f"earlier output is in {run.out_log}; `jackline logs {run.name}` prints it")
+    return follow(run, attempt=status.attempt, from_start=is_short, screen=open_screen(is_quiet=is_quiet))
 
 
 def refuse_what_cannot_be_watched(run: RunDir, status: RunStatus) -> None:

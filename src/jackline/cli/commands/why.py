@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from jackline.cli.options import DURATION, find, json_option, run_argument, runs_dir_option
+from jackline.cli.text.paint import page, print_out
 from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
@@ -197,7 +198,7 @@ def _run_of(pid: int) -> Iterator[str]:
 
 
 def _print(lines: list[str]) -> None:
-    click.echo("\n".join(lines))
+    print_out(page("\n".join(lines)))
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.catalogue import Listed
 from jackline.checkpoint.format.manifest import TENSORS, Name
+from jackline.cli.text.paint import stdout_columns, stdout_has_color
 from jackline.cli.text.safety import safe_text
+from jackline.cli.text.table import Cell, Column, draw_table
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.records.fields import moment
 from jackline.rundir.records.fields import text as text_field
@@ -86,17 +88,20 @@ def list_lines(folder: Path, rows: list[Row], now_s: float | None = None) -> lis
     if not rows:
         words = "there is no whole checkpoint" if aside else "there is no checkpoint"
         return [safe_text(line, MAX_LINE) for line in (f"{words} in {folder}", *aside)]
-    table = [("STEP", "AGE", "SIZE", "STATE", "MIRROR", "")]
+    table: list[list[Cell | str]] = []
     for row in rows:
         marks = [word for word, is_so in (("latest", row.is_latest), ("best", row.is_best)) if is_so]
         marks += [f"{name} {value:.4g}" for name, value in sorted(row.metrics.items())]
         age = "?" if row.saved_at_s is None else format_duration(max(0.0, now - row.saved_at_s))
         size = "?" if row.size_bytes is None else format_bytes(row.size_bytes)
-        table.append((row.name.removeprefix("step-"), age, size, _state(row, now), row.mirror, "  ".join(marks)))
-    widths = [max(len(line[column]) for line in table) for column in range(6)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
-    ]
+        state = Cell(safe_text(_state(row, now), MAX_LINE), "bad" if row.problem else "")
+        step = safe_text(row.name.removeprefix("step-"), 40)
+        table.append([step, age, size, state, safe_text(row.mirror, 20), safe_text("  ".join(marks), MAX_LINE)])
+    # On a narrow terminal the mirror is left out where there is none.
+    mirror = Column("MIRROR", rank=2 if all(row.mirror == "local" for row in rows) else 0)
+    columns = (Column("STEP"), Column("AGE"), Column("SIZE"), Column("STATE", floor=34), mirror, Column("", floor=8))
+    lines = draw_table(columns, table, width=stdout_columns(), use_color=stdout_has_color()).split("\n")
+    num_rows = len(lines)
     left = [row for row in rows if row.is_left_behind]
     if left:
         lines.append(f"left behind by `jackline resume --step`: {len(left)}; no attempt resumes from them by itself")
@@ -104,7 +109,7 @@ def list_lines(folder: Path, rows: list[Row], now_s: float | None = None) -> lis
         lines.append("  delete them: jackline checkpoints prune --left-behind")
     lines += aside
     lines.append(f"in {folder}")
-    return [safe_text(line, MAX_LINE) for line in lines]
+    return lines[:num_rows] + [safe_text(line, MAX_LINE) for line in lines[num_rows:]]
 
 
 def set_aside_lines(folder: Path) -> tuple[str, ...]:

@@ -7,15 +7,19 @@ and of the output. Does not own: what is printed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping
 from typing import Literal
 
+from jackline.units import fold
+
 Tone = Literal["", "good", "warn", "bad", "dim", "note", "strong"]
 _CODES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "note": "36", "strong": "1"}
 CUT = "..."
+_LABEL = re.compile(r"\s*(hint: |error: |[a-z][a-z0-9 ]{0,12}:\s+)")
 
 
 def paint(text: str, tone: Tone, *, use_color: bool) -> str:
@@ -51,6 +55,31 @@ def stdout_takes(sample: str) -> bool:
     return True
 
 
+def page(text: str, first: Tone = "") -> str:
+    """Lines for stdout: folded between words and painted where it is a terminal, unchanged in a pipe. `first` is the
+    tone of the first line; an error is red, a hint is cyan."""
+    columns, use_color = stdout_columns(), stdout_has_color()
+    shown = []
+    for number, line in enumerate(text.split("\n")):
+        tone: Tone = first if number == 0 else _tone_of(line)
+        label = _LABEL.match(line)
+        indent = len(label[0]) if label else len(line) - len(line.lstrip(" "))
+        shown += [paint(part, tone, use_color=use_color) for part in fold(line, columns, indent).split("\n")]
+    return "\n".join(shown)
+
+
+def print_out(text: str) -> None:
+    """Print to stdout. Click would take the colours out of a pipe, also where FORCE_COLOR asks for them."""
+    import click
+
+    click.echo(text, color=True if stdout_has_color() else None)
+
+
+def _tone_of(line: str) -> Tone:
+    word = line.lstrip()
+    return "bad" if word.startswith("error: ") else "note" if word.startswith("hint: ") else ""
+
+
 def _is_terminal() -> bool:
     try:
         return bool(sys.stdout) and sys.stdout.isatty()
@@ -82,23 +111,6 @@ def shorten(text: str, limit: int) -> str:
     if num_cells(text) <= limit:
         return text
     return cut_to_cells(text, max(0, limit - len(CUT))) + CUT[: max(0, limit)]
-
-
-def wrap(text: str, columns: int | None, indent: int = 0) -> str:
-    """`text` in lines of at most `columns`, broken between words; lines after the first begin with `indent` spaces.
-    A word that is longer than a line, such as a path, is not broken."""
-    if columns is None or num_cells(text) <= columns:
-        return text
-    # Spaces at the beginning belong to the text, as those after its label do.
-    start = len(text) - len(text.lstrip(" "))
-    lines, line = [], text[:start]
-    for number, word in enumerate(text[start:].split(" ")):
-        joined = line + ("" if number == 0 else " ") + word
-        if number and num_cells(joined) > columns and line.strip():
-            lines.append(line.rstrip())
-            joined = " " * indent + word
-        line = joined
-    return "\n".join([*lines, line])
 
 
 def _cells_of(sign: str) -> int:

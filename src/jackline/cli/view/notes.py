@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from jackline.cli.text.clock import clock
+from jackline.cli.text.paint import Tone
+from jackline.cli.view.live_line import Line
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
 
 OLD_AFTER_S = 5.0
 _REMEMBERED_BYTES = 8192
+_TONES: dict[str | None, Tone] = {
+    "died": "bad",
+    "stuck": "bad",
+    "memory": "warn",
+    "mirror_failed": "warn",
+    "not_mirrored": "warn",
+    "finished": "good",
+}
 
 
 class Notes:
@@ -24,12 +34,13 @@ class Notes:
             while (lines := read_lines(self._path, self._offset)).next_offset > self._offset:
                 self._offset = lines.next_offset
 
-    def read(self, now_s: float) -> list[str]:
+    def read(self, now_s: float) -> list[Line]:
         """New texts. An old one is printed with the time when it was written."""
         lines = read_lines(self._path, self._offset)
         self._offset = lines.next_offset
         events = map(EventRecord.from_json, lines.records)
-        return [_dated(event.text, event.at_s, now_s) for event in events if self._belongs(event) and event.text]
+        told = [event for event in events if self._belongs(event) and event.text]
+        return [Line(_dated(event.text or "", event.at_s, now_s), tone_of(event)) for event in told]
 
     def _belongs(self, event: EventRecord) -> bool:
         if self._has_begun:
@@ -37,6 +48,14 @@ class Notes:
         # The user has just asked for the first start, so it is not reported.
         self._has_begun = event.event == "started" and event.attempt == self._attempt
         return False
+
+
+def tone_of(event: EventRecord) -> Tone:
+    """Red is dead or stuck, yellow wants a look, green is done."""
+    if event.event in _TONES:
+        return _TONES[event.event]
+    text = event.text or ""
+    return "bad" if text.startswith("STUCK") else "warn" if text.startswith("SUSPECT") else "note"
 
 
 class Shown:

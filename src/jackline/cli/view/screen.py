@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from jackline.cli.text.paint import cut_to_cells, num_cells, wants_color
+from jackline.cli.text.paint import Tone, cut_to_cells, num_cells, paint, wants_color
 from jackline.cli.text.safety import safe_output
+from jackline.units import fold
 
 MAX_ROW_BYTES = 4096
 _MAX_ROWS_UP = 100
@@ -84,7 +85,6 @@ Surface = Literal["terminal", "notebook", "plain"]
 MARK = "[jackline] "
 _ERASE = b"\r\x1b[2K"
 _NOTEBOOK_PREFIXES = ("COLAB_", "KAGGLE_")
-_STYLES = {"note": "36", "status": "2"}
 # These errors mean that the reader has exited, so nobody will see what we write there.
 _GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO)
 
@@ -134,8 +134,11 @@ def is_tty(fd: int) -> bool:
 class Screen:
     """The two descriptors of a viewer."""
 
-    def __init__(self, surface: Surface, *, out_fd: int = 1, err_fd: int = 2, use_color: bool = False) -> None:
+    def __init__(
+        self, surface: Surface, *, out_fd: int = 1, err_fd: int = 2, use_color: bool = False, is_quiet: bool = False
+    ) -> None:
         self.surface = surface
+        self._is_quiet = is_quiet
         self._out, self._err = out_fd, err_fd
         self._use_color = use_color
         self._dead: set[int] = set()
@@ -169,20 +172,29 @@ class Screen:
         self._write(self._err if is_err else self._out, data)
         self._row.feed(data)
 
-    def say(self, text: str) -> None:
-        """Print permanent lines of our own."""
+    def say(self, text: str, tone: Tone = "note") -> None:
+        """Print permanent lines of our own, on a terminal broken between words. With --quiet only errors."""
+        if self._is_quiet and tone != "bad":
+            return
         self.clear_status()
-        lines = "".join(self._styled(MARK + line, "note") + "\n" for line in _safe(text).splitlines() or [""])
+        lines = "".join(f"{self._painted(line, tone)}\n" for line in _safe(text).splitlines() or [""])
         self._write(self._err, self._between_rows(lines.encode("utf-8", "replace")))
 
-    def set_status(self, text: str) -> None:
+    def _painted(self, line: str, tone: Tone) -> str:
+        columns = self.columns if self.surface == "terminal" else None
+        indent = len(MARK) + len(line) - len(line.lstrip(" ")) + (len("hint: ") if line.startswith("hint: ") else 0)
+        shown = fold(MARK + line, columns, indent)
+        tone = "note" if line.startswith("hint: ") else tone
+        return "\n".join(paint(part, tone, use_color=self._use_color) for part in shown.split("\n"))
+
+    def set_status(self, text: str, tone: Tone = "dim") -> None:
         """Show a temporary status line. A plain surface has none."""
-        if self.surface == "plain":
+        if self.surface == "plain" or self._is_quiet:
             return
         if self.surface == "notebook":
             self._draw_in_cell(_safe(text))
         else:
-            self._draw_on_terminal(_safe(text))
+            self._draw_on_terminal(_safe(text), tone)
 
     def clear_status(self) -> None:
         if not self._status:
@@ -203,8 +215,9 @@ class Screen:
         """Stdout in a cell, where stdout and stderr are separate and CR works only within one; else stderr."""
         return self._out if self._has_cell_out else self._err
 
-    def _draw_on_terminal(self, text: str) -> None:
-        line = self._styled(cut_to_cells(MARK + text, self.columns - 1), "status").encode("utf-8", "replace")
+    def _draw_on_terminal(self, text: str, tone: Tone) -> None:
+        shown = cut_to_cells(MARK + text, self.columns - 1)
+        line = paint(shown, tone, use_color=self._use_color).encode("utf-8", "replace")
         if line == self._status:
             return
         if not self._status and self.is_row_open:
@@ -243,9 +256,6 @@ class Screen:
             return b"\n" * (self._row.rows_below + 1) + lines
         erase = _ERASE if self.surface == "terminal" else b"\r" + b" " * len(self._row.text) + b"\r"
         return erase + lines + self._row.redraw()
-
-    def _styled(self, text: str, style: str) -> str:
-        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._use_color else text
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

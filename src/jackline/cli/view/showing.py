@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 import time
+from dataclasses import dataclass
 
 from jackline.cli.programs.started import print_started
 from jackline.cli.trusting import confirm
@@ -31,11 +32,23 @@ _NOT_FOUND = ("command_not_found", "import_error")
 _FEW_BYTES = 16 << 10
 
 
-def start_and_show(
-    run: RunDir, options: SuperviseOptions, *, claim: Claim | None = None, detach: bool, as_json: bool = False
-) -> int:
-    """Start a supervisor for the next attempt, then follow it. `claim`: this process created the run. `as_json`: with
-    `detach`, the answer goes to stdout as JSON."""
+@dataclass(frozen=True)
+class How:
+    """How a run is shown. `as_json`: with `detach`, the answer goes to stdout as JSON. `is_quiet`: only errors of our
+    own are printed."""
+
+    detach: bool = False
+    as_json: bool = False
+    is_quiet: bool = False
+    is_trusted: bool = False  # the person said that a run of somebody else may be taken over
+
+    def tell(self, text: str) -> None:
+        if not self.is_quiet:
+            say(text)
+
+
+def start_and_show(run: RunDir, options: SuperviseOptions, how: How, *, claim: Claim | None = None) -> int:
+    """Start a supervisor for the next attempt, then follow it. `claim`: this process created the run."""
     former = run.last_attempt()
     try:
         lock = claim.lock if claim is not None else None
@@ -44,7 +57,7 @@ def start_and_show(
         # A supervisor that refuses to resume stays alive for a moment; it must not be taken for another start.
         is_refused = error.exit_code == EXIT_CANNOT_RESUME
         if claim is None and not is_refused and is_started_by_another(run):
-            return watch_live(run, detach=detach, as_json=as_json)  # another start was faster
+            return watch_live(run, how)  # another start was faster
         if claim is not None:
             claim.abandon()
         raise
@@ -52,19 +65,19 @@ def start_and_show(
         claim.release()
     number = former.number + 1 if former else 1
     name = run.name
-    if as_json:
+    if how.as_json:
         print_started(run, attempt=number, state="started")
         return EXIT_DONE
-    if detach:
-        say(f"run '{name}' started (attempt {number}): {run.path}")
-        say(f"hint: jackline watch {name} | jackline status {name} | jackline stop {name}")
+    if how.detach:
+        how.tell(f"run '{name}' started (attempt {number}): {run.path}")
+        how.tell(f"hint: jackline watch {name} | jackline status {name} | jackline stop {name}")
         return EXIT_DONE
-    say(f"run '{name}', attempt {number}: {run.path}")
-    code = follow_run(run, attempt=number)
+    how.tell(f"run '{name}', attempt {number}: {run.path}")
+    code = follow_run(run, attempt=number, is_quiet=how.is_quiet)
     if claim is not None and never_started(run):
         with contextlib.suppress(JacklineError, OSError):
             remove_run(run)
-            say(f"run '{name}' was removed: its command never started")
+            how.tell(f"run '{name}' was removed: its command never started")
     return code
 
 
@@ -81,22 +94,22 @@ def never_started(run: RunDir) -> bool:
     return sum(b"Z [jackline] " not in line for line in lines) <= 1
 
 
-def watch_live(run: RunDir, *, detach: bool, as_json: bool = False, is_trusted: bool = False) -> int:
+def watch_live(run: RunDir, how: How) -> int:
     """Watch a run that is already alive; start nothing."""
-    if as_json:
+    if how.as_json:
         print_started(run, attempt=read_status(run).attempt, state="alive")
         return EXIT_DONE
-    if detach:
-        say(f"run '{run.name}' is alive already: {run.path}")
+    if how.detach:
+        how.tell(f"run '{run.name}' is alive already: {run.path}")
         return EXIT_DONE
     status = read_status(run)
     refuse_bare(run, status)
-    say(f"run '{run.name}' is alive already; watching it ({run.path})")
+    how.tell(f"run '{run.name}' is alive already; watching it ({run.path})")
     if status.state == "unwatched":
-        confirm(run, is_trusted=is_trusted)
+        confirm(run, is_trusted=how.is_trusted)
     if status.state == "unwatched" and take_over_unless_watched(run):
-        say("its supervisor was gone: a new one has taken over")
-    return follow_run(run, attempt=status.attempt)
+        how.tell("its supervisor was gone: a new one has taken over")
+    return follow_run(run, attempt=status.attempt, is_quiet=how.is_quiet)
 
 
 def refuse_bare(run: RunDir, status: RunStatus) -> None:
@@ -125,8 +138,8 @@ def is_started_by_another(run: RunDir) -> bool:
     return True
 
 
-def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:
-    from jackline.cli.view.viewer import follow
+def follow_run(run: RunDir, *, attempt: int, from_start: bool = True, is_quiet: bool = False) -> int:
+    from jackline.cli.view.viewer import follow, open_screen
 
     # If we are a container's first process, our exit would end everything in it, unsaved. So pass the signal on.
     is_container = os.getpid() == 1
@@ -136,6 +149,7 @@ def follow_run(run: RunDir, *, attempt: int, from_start: bool = True) -> int:
         from_start=from_start,
         on_interrupt=lambda: interrupt(run),
         on_terminate=(lambda: request_stop(run, by="SIGTERM to the container")) if is_container else None,
+        screen=open_screen(is_quiet=is_quiet),
     )
 
 

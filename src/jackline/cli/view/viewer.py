@@ -1,100 +1,37 @@
 """Follows a run: the child's bytes as they come, a heartbeat while it is silent, the supervisor's messages.
 
 A viewer only reads. It may be closed, killed or disconnected at any time without affecting the run. Owns: what is
-shown when, and which exit code the user gets. Does not own: drawing (screen.py), wording of the heartbeat
-(supervisor/attempt/heartbeat.py), or what Ctrl-C does to the run (the callback).
+shown when, and which exit code the user gets. Does not own: drawing (screen.py), the wording of the live
+line (live_line.py), which lines stay (commentary.py), or what Ctrl-C does to the run (the callback).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType, TracebackType
-from typing import Any
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_output
+from jackline.cli.view.commentary import Commentary
+from jackline.cli.view.keys import Signals, keyboard_of, may_interrupt
+from jackline.cli.view.live_line import Line, live_line
 from jackline.cli.view.notes import Notes, Shown
 from jackline.cli.view.raw_stream import RawStream
-from jackline.cli.view.screen import Screen, Surface, choose_color, detect_surface, is_tty
+from jackline.cli.view.screen import MARK, Screen, choose_color, detect_surface
 from jackline.errors import EXIT_FAILED
 from jackline.rundir.access.trust import judge
-from jackline.rundir.access.writing import open_own_fifo
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.records.exit import ExitRecord, read_exit
+from jackline.rundir.records.session import SessionRecord, read_session
 from jackline.rundir.records.start import WaitRecord, read_start, read_wait
 from jackline.rundir.records.supervisor import SupervisorRecord, read_supervisor
 from jackline.rundir.status import STALE_AFTER_S
-from jackline.supervisor.attempt.heartbeat import FIRST_AFTER_S, heartbeat_is_due, heartbeat_line
+from jackline.supervisor.attempt.heartbeat import FIRST_AFTER_S, heartbeat_is_due
 from jackline.supervisor.options import SuperviseOptions
 from jackline.units import format_bytes, format_duration
-
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Signals:
-    """Counts signals while the context is entered. Outside of the main thread the counts stay zero."""
-
-    def __init__(self) -> None:
-        self.interrupts = 0
-        self.terminate = False
-        self.hangup = False
-        self._former: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in _WATCHED:
-                # Under nohup SIGHUP is ignored on purpose.
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                    self._former[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, former in self._former.items():
-            signal.signal(number, former)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            self.interrupts += 1
-        elif number == signal.SIGTERM:
-            self.terminate = True
-        else:
-            self.hangup = True
-
-
-def may_interrupt(surface: Surface) -> bool:
-    """Ctrl-C at a terminal is for the run. A notebook's interrupt button or a script's signal is for the viewer."""
-    return surface != "notebook" and any(is_tty(fd) for fd in (0, 1, 2))
-
-
-class Keyboard:
-    """With --tty: what the user types goes to the run's terminal, one line at a time."""
-
-    def __init__(self, attempt: AttemptDir) -> None:
-        self._path = attempt.keyboard
-        self._fd = -1
-
-    def pass_on(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._fd < 0:
-                self._fd = open_own_fifo(self._path)
-            # In the background a read from the terminal would suspend us (SIGTTIN).
-            if os.tcgetpgrp(0) == os.getpgrp() and select.select([0], [], [], 0)[0]:
-                os.write(self._fd, os.read(0, 4096) or b"\x04")
-
-
-def keyboard_of(attempt: AttemptDir) -> Keyboard | None:
-    return Keyboard(attempt) if is_tty(0) else None
-
 
 KEYBOARD_WORDS = "waiting for keyboard input"
 
@@ -126,10 +63,7 @@ def follow(
     At a terminal SIGINT calls `on_interrupt` and following continues, unless that returns False. With `on_terminate`,
     SIGTERM calls that and following continues.
     """
-    if screen is None:
-        surface = detect_surface(os.environ)
-        screen = Screen(surface, use_color=choose_color(os.environ, surface))
-    viewer = Viewer(run, run.attempt(attempt), screen, from_start=from_start)
+    viewer = Viewer(run, run.attempt(attempt), screen or open_screen(), from_start=from_start)
     with Signals() as signals:
         while True:
             code = viewer.step(time.monotonic())
@@ -139,6 +73,11 @@ def follow(
                 viewer.close()
                 return code
             time.sleep(RAW_EVERY_S)
+
+
+def open_screen(*, is_quiet: bool = False) -> Screen:
+    surface = detect_surface(os.environ)
+    return Screen(surface, use_color=choose_color(os.environ, surface), is_quiet=is_quiet)
 
 
 def _mind_signals(
@@ -185,6 +124,7 @@ class Viewer:
         self._is_ours = judge(run).is_ours
         self._keyboard = keyboard_of(attempt)
         self._state = SupervisorRecord()
+        self._session = SessionRecord()
         self._options = SuperviseOptions()
         self._next_state_s = 0.0
         now_s = time.monotonic()
@@ -194,6 +134,9 @@ class Viewer:
         self._next_status_s = now_s + STATUS_AFTER_S
         self._alone_since_s: float | None = None
         self._last_words = ""
+        is_first = from_start and attempt.number == 1
+        self._commentary = Commentary(run, now_s, from_start=is_first)
+        self._line: tuple[float, int, Line] = (float("-inf"), 0, Line("", ""))
 
     def step(self, now_s: float) -> int | None:
         """Update everything once; return the exit code once the run has ended."""
@@ -209,6 +152,8 @@ class Viewer:
             self._keyboard.pass_on()
         if is_state_new or code is not None:
             self._say_notes(now_s)
+            if is_caught_up and code is None:
+                self._comment(now_s)
             if is_caught_up:
                 self._move_on()
         if code is not None and is_caught_up:
@@ -246,6 +191,8 @@ class Viewer:
         self._say_skipped(stream)
         self.screen.show(data if self._is_ours else _harmless(data), is_err=stream.is_err)
         self._shown.add(data)
+        if b"\n" in data:
+            self._commentary.note_line(now_s)
         self._last_bytes_s = now_s
         self._spoken_silent_s = None
         # The status line is updated at once where possible; over a bar it waits for silence.
@@ -276,11 +223,20 @@ class Viewer:
         if state.is_there and (state.attempt is None or state.attempt >= self._attempt.number):
             self._state = state
             self._options = SuperviseOptions.from_json(state.options)
+        self._session = read_session(self.run)
 
     def _say_notes(self, now_s: float) -> None:
-        for text in self._notes.read(time.time()):
-            self.screen.say(self._shown.without_repetition(text))
+        for note in self._notes.read(time.time()):
+            self.screen.say(self._shown.without_repetition(note.text), note.tone)
+            self._commentary.note_line(now_s)
             self._spoken_silent_s = now_s - self._last_bytes_s
+
+    def _comment(self, now_s: float) -> None:
+        """Lines that stay, on a screen whose live line does not; a pipe has its heartbeat."""
+        wall_s, columns = time.time(), self.screen.columns - len(MARK) - 1
+        lines = self._commentary.read(self._state, self._session, now_s, wall_s=wall_s, columns=columns)
+        for line in lines if self.screen.surface != "plain" else ():
+            self.screen.say(line.text, line.tone)
 
     def _final_code(self, now_s: float) -> int | None:
         """The exit code, if the run has ended and will not be restarted."""
@@ -326,14 +282,27 @@ class Viewer:
             first_s = self._options.quiet_after_s or FIRST_AFTER_S
             if heartbeat_is_due(silent_s, self._spoken_silent_s, first_after_s=first_s):
                 self._spoken_silent_s = silent_s
-                self.screen.say(life_text(self._state, self.run.name, time.time()))
+                line = self._life(now_s, None)
+                self.screen.say(line.text, line.tone)
             return
         if now_s < self._next_status_s or self._is_prompting():
             return
         is_bar = self.screen.is_row_open or self.screen.surface == "notebook"
         if silent_s >= (STATUS_OVER_A_BAR_AFTER_S if is_bar else 0.0):
             self._next_status_s = now_s + STATUS_EVERY_S[self.screen.surface]
-            self.screen.set_status(life_text(self._state, self.run.name, time.time()))
+            columns = self.screen.columns
+            made_s, made_for, line = self._line
+            if (
+                now_s - made_s >= STATE_EVERY_S or columns != made_for
+            ):  # a command may print a thousand lines a second
+                line = self._life(now_s, columns - len(MARK) - 1)
+                self._line = (now_s, columns, line)
+            self.screen.set_status(line.text, line.tone)
+
+    def _life(self, now_s: float, columns: int | None) -> Line:
+        still_s = now_s - self._commentary.moved_s
+        name, wall_s = self.run.name, time.time()
+        return life_line(self._state, self._session, name, wall_s, columns=columns, still_s=still_s)
 
     def _is_prompting(self) -> bool:
         """Whether it waits for input that the user types here: a line of ours would appear in the middle of it."""
@@ -345,17 +314,25 @@ def _harmless(data: bytes) -> bytes:
     return safe_output(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), with_colors=True)
 
 
-def life_text(state: SupervisorRecord, name: str, now_s: float) -> str:
-    """The status line of a run: its heartbeat, or since when there has been none."""
+def life_line(
+    state: SupervisorRecord,
+    session: SessionRecord,
+    name: str,
+    now_s: float,
+    *,
+    columns: int | None = None,
+    still_s: float = 0.0,
+) -> Line:
+    """The sign of life of a run: how far it is, or since when there has been no heartbeat."""
     if state.at_s is None:
-        return "starting"
+        return Line("starting", "dim")
     is_watched = is_alive(state.supervisor)
     if now_s - state.at_s > STALE_AFTER_S or not is_watched:
-        return _stale_text(state, name, clock(state.at_s, now_s), is_supervisor_alive=is_watched)
+        return Line(_stale_text(state, name, clock(state.at_s, now_s), is_supervisor_alive=is_watched), "warn")
     if state.is_restarting:
         wait_s = max(0.0, (state.restart_at_s or now_s) - now_s)
-        return f"attempt {state.attempt} has ended; starting again in {format_duration(wait_s)}"
-    return heartbeat_line(replace(state, at_s=now_s))
+        return Line(f"attempt {state.attempt} has ended; starting again in {format_duration(wait_s)}", "warn")
+    return live_line(replace(state, at_s=now_s), session, now_s, columns=columns, still_s=still_s)
 
 
 def _stale_text(state: SupervisorRecord, name: str, since: str, *, is_supervisor_alive: bool) -> str:

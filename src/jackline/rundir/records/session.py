@@ -166,7 +166,21 @@ class SessionRecord:
 
     @property
     def progress(self) -> ProgressRecord:
-        return ProgressRecord(self.phase, self.done, self.total, self.unit, self.rate_per_s, self.eta_s, "session")
+        total, eta_s = self.total, self.eta_s
+        if total is None and self.unit == "steps" and (known := self._total_of_epochs()):
+            total = known
+            eta_s = max(0.0, known - (self.done or 0.0)) / self.rate_per_s if self.rate_per_s else None
+        return ProgressRecord(self.phase, self.done, total, self.unit, self.rate_per_s, eta_s, "session")
+
+    def _total_of_epochs(self) -> int | None:
+        """All steps of all epochs, where the loop gives epochs and its loader has a length. A step may take several
+        batches (gradient accumulation)."""
+        place, done = self.place, self.done
+        if not (done and place.epoch and place.epochs and place.num_batches and place.batch is not None):
+            return None
+        num_read = (place.epoch - 1) * place.num_batches + place.batch
+        batches_per_step = max(1, round(num_read / done))
+        return max(int(done), -(-place.epochs * place.num_batches // batches_per_step))
 
     @staticmethod
     def from_json(raw: object) -> SessionRecord:

@@ -21,6 +21,8 @@ from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.session import write_session
 from jackline.rundir.reserves import reserve_session
 from jackline.session.metrics.scalars import MetricsFile, Scalars
+from jackline.session.phase import terminal_width
+from jackline.units import fold
 
 EVERY_S = 1.0
 _MAX_WAITING = 10_000  # events that a full disk has not taken yet
@@ -29,7 +31,7 @@ _MAX_WAITING = 10_000  # events that a full disk has not taken yet
 def say(text: str) -> None:
     """Print a line for the user on stderr. Never raises: stderr may be closed."""
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"[jackline] {text}\n")
+        sys.stderr.write(fold(f"[jackline] {text}", terminal_width(os.environ), len("[jackline] ")) + "\n")
         sys.stderr.flush()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jackline.machine.protections import find_libstdbuf
 from jackline.memory.guard.allocator_settings import allocator_environment
-from jackline.rundir.layout import DISK_BUDGET_VARIABLE, AttemptDir, RunDir
+from jackline.rundir.layout import DISK_BUDGET_VARIABLE, LIVE_VARIABLE, AttemptDir, RunDir
 from jackline.supervisor.options import SuperviseOptions
 
 INJECT_FOLDER = Path(__file__).parent / "inject"
@@ -86,6 +86,7 @@ def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOpti
     env["JACKLINE_ATTEMPT"] = str(attempt.number)
     env[DISK_BUDGET_VARIABLE] = str(options.disk_budget or "")
     # Always set: an inherited value would belong to another run.
+    env[LIVE_VARIABLE] = "1" if options.is_live else ""
     env["JACKLINE_TYPED"] = options.typed
     env["JACKLINE_MIRROR"] = options.mirror or ""
     env["JACKLINE_MIRROR_PATIENCE"] = f"{options.mirror_patience_s:g}"

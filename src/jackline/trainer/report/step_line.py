@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,7 @@ TENSORBOARD_PORT = 6006
 TOKENS = "tokens"
 _SHORT = {TOKENS: "tok"}
 _MAX_EXPONENT = 80.0  # past e^80 a perplexity says nothing
-# What the two losses read without a number.
-EVERYTHING = "everything since the start"
+UNUSUAL_S = 900.0  # of unsaved work
 
 
 @dataclass(frozen=True)
@@ -43,40 +42,50 @@ class StepLine:
     place: str = ""  # '(epoch 2/50, batch 34/437)'
 
 
-def step_line(facts: StepLine) -> str:
-    """step 1,200/10,000  loss 3.4121  ppl 30.33  lr 2.9e-04  grad 0.84  489,803 tok/s  MFU 53.7 %  wait 0.3 % ..."""
-    parts = [f"step {facts.step:,}/{facts.total_steps:,}" if facts.total_steps else f"step {facts.step:,}"]
-    parts += [facts.place] if facts.place else []
-    if facts.loss is not None:
-        parts += [f"loss {facts.loss:.4f}", *([f"ppl {format_ppl(facts.loss)}"] if facts.unit == TOKENS else [])]
-    if facts.lr is not None:
-        parts.append(f"lr {facts.lr:.2e}")
-    if facts.grad_norm is not None:
-        parts.append(f"grad {facts.grad_norm:.3g}")
-    if facts.tokens_per_s is not None:
-        parts.append(f"{format_rate(facts.tokens_per_s)} {_SHORT.get(facts.unit, facts.unit)}/s")
-    if facts.mfu is not None:
-        parts.append(f"MFU {100 * facts.mfu:.1f} %")
-    if facts.data_wait_share is not None:
-        parts.append(f"wait {100 * facts.data_wait_share:.1f} %")
-    if facts.memory_bytes is not None:
-        limit = f" of {format_bytes(facts.memory_limit_bytes)}" if facts.memory_limit_bytes else ""
-        parts.append(f"mem {format_bytes(facts.memory_bytes)}{limit}")
-    if facts.eta_s is not None:
-        parts.append(f"ETA {format_duration(facts.eta_s)}")
-    if facts.bounds is not None:
-        parts.append(bounds_text(facts.bounds))
-    return "  ".join([*parts, *facts.notes])
+def step_line(facts: StepLine, columns: int | None = None) -> str:
+    """step 1,200/10,000  loss 3.4121  ppl 30.33  lr 2.9e-04  grad 0.84  489,803 tok/s  MFU 53.7 %  wait 0.3 % ...
+
+    Where it is longer than `columns`, what matters least is left out.
+    """
+    parts = [part for part in _step_parts(facts) if part[1]]
+    while columns is not None and len("  ".join(text for _, text in parts)) > columns and len(parts) > 1:
+        parts.remove(max(parts, key=lambda part: part[0]))
+    return "  ".join(text for _, text in parts)
 
 
-def bounds_text(bounds: LossBounds) -> str:
-    """'at risk 41 s (6 min if the machine is lost)'."""
-    process, machine = (EVERYTHING if s is None else format_duration(s) for s in (bounds.process_s, bounds.machine_s))
-    if process == machine == EVERYTHING:
-        return f"at risk: {EVERYTHING}"
-    if machine == EVERYTHING:
-        return f"at risk {process} (no off-machine copy)"
-    return f"at risk {process} ({machine} if the machine is lost)"
+def _step_parts(facts: StepLine) -> list[tuple[int, str]]:
+    """Each part with its rank; the highest is left out first."""
+    of = f"/{facts.total_steps:,}" if facts.total_steps else ""
+    limit = f" of {format_bytes(facts.memory_limit_bytes)}" if facts.memory_limit_bytes else ""
+    unit = _SHORT.get(facts.unit, facts.unit)
+    is_text = facts.unit == TOKENS
+    return [
+        (0, f"step {facts.step:,}{of}"),
+        (7, facts.place),
+        (1, _told(facts.loss, lambda loss: f"loss {loss:.4f}")),
+        (8, _told(facts.loss if is_text else None, lambda loss: f"ppl {format_ppl(loss)}")),
+        (5, _told(facts.lr, lambda lr: f"lr {lr:.2e}")),
+        (9, _told(facts.grad_norm, lambda norm: f"grad {norm:.3g}")),
+        (3, _told(facts.tokens_per_s, lambda rate: f"{format_rate(rate)} {unit}/s")),
+        (10, _told(facts.mfu, lambda share: f"MFU {100 * share:.1f} %")),
+        (11, _told(facts.data_wait_share, lambda share: f"wait {100 * share:.1f} %")),
+        (6, _told(facts.memory_bytes, lambda size: f"mem {format_bytes(size)}{limit}")),
+        (2, _told(facts.eta_s, lambda left_s: f"ETA {format_duration(left_s)}")),
+        (4, unusual_risk(facts.bounds)),
+        *((12, note) for note in facts.notes),
+    ]
+
+
+def _told(value: float | None, text: Callable[[float], str]) -> str:
+    """'' for what is not known."""
+    return "" if value is None else text(value)
+
+
+def unusual_risk(bounds: LossBounds | None) -> str:
+    """'at risk 41 min': what a crash would cost, where that is unusually much; `jackline status` always has it."""
+    if bounds is None or bounds.process_s is None or bounds.process_s < UNUSUAL_S:
+        return ""
+    return f"at risk {format_duration(bounds.process_s)}"
 
 
 def format_ppl(loss: float) -> str:

@@ -2,7 +2,7 @@
 
 Owns the commentary of one attempt. It is told about every step and reads the numbers when they have arrived; it
 decides nothing about the training but that a fatal alarm ends it with sentinels=stop. Lines are at most 1.5 s apart
-as long as steps end; inside a longer step the console speaks by itself.
+as long as steps end, or a minute where a live view draws what is between; inside a longer step the console speaks.
 
 Loss and gradient norm are those that the loop logged. The session hands them back when they have arrived from the
 device: reading them at once would make the loop wait.
@@ -28,7 +28,7 @@ from jackline.machine.memory import effective_limit
 from jackline.rundir.layout import RunDir
 from jackline.session.off import OffRun
 from jackline.session.run import Run
-from jackline.trainer.report.console import Console
+from jackline.trainer.report.console import MINUTE_S, Console
 from jackline.trainer.report.flops import mfu, peak_flops
 from jackline.trainer.report.step_line import FinalFacts, StepLine, final_lines, step_line
 from jackline.trainer.report.tensorboard import Board
@@ -141,7 +141,8 @@ class Watch:
         config = self.task.config
         is_asked = config.verbose or (config.log_every > 0 and step.step % config.log_every == 0)
         is_edge = step.step == self._first_step + 1 or step.step == self.task.total_steps
-        if is_asked or is_edge or self._step_s - self._line_s >= LINE_EVERY_S:
+        every_s = MINUTE_S if self.console.is_live else LINE_EVERY_S
+        if is_asked or is_edge or self._step_s - self._line_s >= every_s:
             self._say_line(step.step)
         if config.verbose:
             ids = ", ".join(f"{window:,}" for window in step.windows)
@@ -211,7 +212,8 @@ class Watch:
                 unit=self.task.counting.unit,
                 place=self.task.place_text(),
                 notes=(f"(loss of step {newest.facts.step:,})",) if newest and newest.facts.step != step else (),
-            )
+            ),
+            self.console.columns,
         )
         self.console.say(text)
         self._line_s, self._line_step, self._line_wait_s = now_s, step, self._wait_s

@@ -1,0 +1,225 @@
+"""The live line: how far, how well, how fast, when done, how long since the last save, how much memory. Pure.
+
+Owns the wording, which parts are left out on a narrow terminal, and what its colour says. The numbers come from the
+session inside the training; without one, from what the command prints; without that, from what the supervisor sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from jackline.cli.text.paint import Tone, num_cells, shorten
+from jackline.cli.text.safety import safe_text
+from jackline.rundir.records.session import SessionRecord
+from jackline.rundir.records.supervisor import GpuRecord, ProgressRecord, SupervisorRecord
+from jackline.supervisor.attempt.heartbeat import heartbeat_line, pause_words
+from jackline.units import format_bytes, format_duration, format_short
+
+GAP = "  "
+AT_RISK_S = 900.0  # so much unsaved work is unusual, and said
+STILL_AFTER_S = 5.0  # a count that has not changed for so long is shown with what is going on instead
+_NEAR_LIMIT = 0.85
+_EVALUATIONS = ("val", "eval", "test", "dev")
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
+class _Part:
+    """`rank`: the part with the highest goes first where there is no room; 0 always stays, and is cut if need be."""
+
+    text: str
+    rank: int
+
+
+def live_line(
+    state: SupervisorRecord,
+    session: SessionRecord,
+    now_s: float,
+    *,
+    columns: int | None = None,
+    still_s: float = 0.0,
+) -> Line:
+    """`still_s`: how long the count has not changed. `columns` None: everything, as in a pipe."""
+    session = session if session.attempt in (None, state.attempt) else SessionRecord()
+    progress = session.progress if session.done is not None else state.progress
+    parts = [_Part(text, 0) for text in _alarm(state)]
+    counted = _count(progress, session)
+    if not counted and columns is None:
+        return Line(heartbeat_line(state), tone_of(state, is_counted=False))
+    parts += [_Part(text, rank) for rank, text in counted]
+    parts += [_Part(text, rank) for rank, text in _numbers(state, session)]
+    parts += [_Part(text, rank) for rank, text in _pace(progress, now_s)]
+    if not counted or still_s >= STILL_AFTER_S or state.verdict.is_alarm:
+        parts += _activity(state, session, now_s, is_all=not counted)
+    parts += _safety(state, session, now_s)
+    parts += [_Part(text, rank) for rank, text in _memory(state)]
+    return Line(_fit([part for part in parts if part.text], columns), tone_of(state, is_counted=bool(counted)))
+
+
+def tone_of(state: SupervisorRecord, *, is_counted: bool) -> Tone:
+    """Green: something is counted and moves. Yellow: suspect. Red: stuck."""
+    if state.verdict.kind == "STUCK":
+        return "bad"
+    if state.verdict.is_alarm or state.verdict.is_pause:
+        return "warn"
+    return "good" if is_counted else "dim"
+
+
+def _fit(parts: list[_Part], columns: int | None) -> str:
+    while columns is not None and num_cells(GAP.join(part.text for part in parts)) > columns:
+        optional = [part for part in parts if part.rank]
+        if not optional:
+            break
+        parts.remove(max(optional, key=lambda part: part.rank))
+    text = GAP.join(part.text for part in parts)
+    return text if columns is None else shorten(text, columns)
+
+
+def _alarm(state: SupervisorRecord) -> Iterable[str]:
+    verdict = state.verdict
+    if verdict.is_alarm:
+        yield f"{verdict.kind} for {format_duration(verdict.for_s or 0.0)}"
+    elif verdict.is_pause:
+        yield pause_words(state)
+
+
+def _count(progress: ProgressRecord, session: SessionRecord) -> list[tuple[int, str]]:
+    """'step 1,230/10,000', its share, and the epoch; nothing where nothing was counted."""
+    done, total = progress.done, progress.total
+    if done is None or (not done and not total):
+        return [(0, safe_text(progress.phase, 60))] if progress.phase and progress.source == "protocol" else []
+    word = _counted_word(progress)
+    width = len(f"{total:,.0f}") if total else 0
+    of = f"/{_number(total)}" if total else ""
+    parts = [(1, f"{word} {_number(done):>{width}}{of}")]
+    if total and not progress.is_part:
+        parts.append((7, f"{min(100.0, 100 * done / total):.0f}%"))
+    place = session.place
+    epoch, epochs = (place.epoch, place.epochs) if session.done is not None else (progress.epoch, progress.epochs)
+    if epoch is not None and (epochs or progress.is_part or place.num_batches):
+        parts.append((6, f"epoch {_number(epoch)}" + (f"/{_number(epochs)}" if epochs else "")))
+    return parts
+
+
+def _counted_word(progress: ProgressRecord) -> str:
+    """What is counted, in the singular: 'step'; with the phase where that is not the training itself."""
+    unit, phase = safe_text(progress.unit or "", 20), safe_text(progress.phase or "", 40)
+    word = {"steps": "step", "batches": "batch", "epochs": "epoch", "it": "step", "its": "step", "": "step"}.get(unit)
+    if phase.lower() in ("", "train", "training", "step", "steps", "batch", "iter", "epoch"):
+        return word or unit
+    return phase if word else f"{phase} {unit}"
+
+
+def _numbers(state: SupervisorRecord, session: SessionRecord) -> Iterable[tuple[int, str]]:
+    """The loss first; others where there is room."""
+    known = session.metrics or {
+        str(entry.name): entry.value for entry in state.printed if entry.name and entry.value is not None
+    }
+    names = sorted(known, key=lambda name: (_order(name), list(known).index(name)))
+    for place, name in enumerate(names[:4]):
+        yield (2 if place == 0 else 7 + place), f"{safe_text(name, 24)} {_value(known[name])}"
+
+
+def _order(name: str) -> int:
+    lower = name.lower()
+    is_loss = "loss" in lower
+    if is_loss and not is_evaluation(name):
+        return 0 if lower in ("loss", "train_loss", "train/loss") else 1
+    return 2 if is_loss else 4 if lower in ("lr", "learning_rate", "grad_norm") else 3
+
+
+def is_evaluation(name: str) -> bool:
+    return name.lower().replace("/", "_").split("_")[0] in _EVALUATIONS
+
+
+def evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those of the metrics that an evaluation logged."""
+    return {name: value for name, value in metrics.items() if is_evaluation(name)}
+
+
+def _pace(progress: ProgressRecord, now_s: float) -> Iterable[tuple[int, str]]:
+    rate, eta_s = progress.rate_per_s, progress.eta_s
+    if rate:
+        unit = _counted_word(progress).split(" ")[-1]
+        yield 4, f"{_rate(rate)}/s" if rate >= 0.1 else f"{format_short(1 / rate)}/{unit}"
+    if eta_s is not None and progress.done is not None and progress.done != progress.total:
+        waited_s = max(0.0, now_s - progress.at_s) if progress.at_s is not None else 0.0
+        where = {"epoch": " in this epoch", "bar": " of this bar"}.get(progress.of or "", "")
+        yield 3, f"{format_short(max(0.0, eta_s - waited_s))} left{where}"
+
+
+def _activity(state: SupervisorRecord, session: SessionRecord, now_s: float, *, is_all: bool) -> list[_Part]:
+    """What it is doing and where; `is_all`: nothing is counted, so this is all there is to say."""
+    now = state.now
+    elapsed_s = max(0.0, now_s - state.started_at_s) if state.started_at_s is not None else None
+    parts = [_Part(format_short(elapsed_s), 1)] if is_all and elapsed_s is not None else []
+    doing = safe_text(session.doing, 40) if session.doing else ""
+    parts.append(_Part(doing or safe_text(now.what or "running", 80), 0 if is_all else 5))
+    if now.file:
+        source = f" `{safe_text(now.source, 80)}`" if now.source and is_all else ""
+        parts.append(_Part(f"{safe_text(now.file.rsplit('/', 1)[-1], 60)}:{now.line}{source}", 3 if is_all else 5))
+    if is_all:
+        parts.append(_Part(f"cpu {state.cpu_cores or 0.0:.1f}", 4))
+        for name, rate in (("disk", state.disk_bytes_per_s), ("net", state.net_bytes_per_s)):
+            if rate is not None and rate >= 1024:
+                parts.append(_Part(f"{name} {format_bytes(rate)}/s", 6))
+    return parts
+
+
+def _safety(state: SupervisorRecord, session: SessionRecord, now_s: float) -> list[_Part]:
+    """The age of the last save; what is at risk only where that is unusually much."""
+    at_s = session.last_checkpoint.at_s if session.last_checkpoint.at_s is not None else state.checkpoint.at_s
+    bound_s = session.loss_bounds.process_s
+    if bound_s is not None and bound_s >= AT_RISK_S:
+        return [_Part(f"at risk: {format_short(bound_s)}", 2)]
+    return [] if at_s is None else [_Part(f"saved {format_short(max(0.0, now_s - at_s))} ago", 5)]
+
+
+def _memory(state: SupervisorRecord) -> Iterable[tuple[int, str]]:
+    memory = state.memory
+    # Workers share most of their pages with the process they were forked from, so a sum of RSS would be far too high.
+    own, limit, used = memory.own_bytes or memory.tree_rss_bytes, memory.limit_bytes, memory.used_bytes
+    gpus = [gpu for gpu in state.gpu if gpu.used_bytes is not None]
+    for gpu in gpus[:8]:
+        yield 6, _gpu(gpu)
+    if memory.seconds_to_limit is not None:
+        yield 2, f"memory full in {format_short(memory.seconds_to_limit)}"
+    elif used is not None and limit and used >= _NEAR_LIMIT * limit:
+        yield 3, f"ram {_bytes(used)} of {_bytes(limit)}"
+    elif own is not None:
+        yield (8 if gpus else 6), f"ram {_bytes(own)}"
+
+
+def _gpu(gpu: GpuRecord) -> str:
+    of = f"/{_bytes(gpu.total_bytes)}" if gpu.total_bytes else ""
+    busy = f" {gpu.utilisation_percent}%" if gpu.utilisation_percent is not None else ""
+    name = "gpu" if gpu.index in (None, 0) else f"gpu{gpu.index}"
+    return f"{name} {_bytes(gpu.used_bytes or 0)}{of}{busy}"
+
+
+def _bytes(count: float) -> str:
+    return format_bytes(count).replace(" ", "").replace("iB", "")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _value(value: float) -> str:
+    """Five characters or so: 2.314, 0.0312, 1.2e-05, 12,345."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e6):
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.{3 if size >= 1 else 4}f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
