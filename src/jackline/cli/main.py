@@ -31,6 +31,7 @@ COMMANDS = {
     "mcp": ("jackline.cli.programs.server", "A read-only MCP server on stdio: runs, status, why, wait."),
     "logs": ("jackline.cli.commands.logs", "Its output, with times."),
     "runs": ("jackline.cli.commands.runs", "All runs that can be found from here; runs rm, runs prune."),
+    "plot": ("jackline.cli.plot.command", "Curves in the terminal: loss, learning rate, throughput, memory."),
     "validate": (
         "jackline.cli.commands.validate",
         "Validate a running training on all its validation data, now.",

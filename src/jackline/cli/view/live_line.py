@@ -6,7 +6,7 @@ session inside the training; without one, from what the command prints; without 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jackline.cli.text.paint import Tone, num_cells, shorten
@@ -20,6 +20,8 @@ GAP = "  "
 AT_RISK_S = 900.0  # so much unsaved work is unusual, and said
 STILL_AFTER_S = 5.0  # a count that has not changed for so long is shown with what is going on instead
 _NEAR_LIMIT = 0.85
+_NUMBERS = 4
+_GPUS = 8
 _EVALUATIONS = ("val", "eval", "test", "dev")
 
 
@@ -31,10 +33,12 @@ class Line:
 
 @dataclass(frozen=True)
 class _Part:
-    """`rank`: the part with the highest goes first where there is no room; 0 always stays, and is cut if need be."""
+    """`rank`: where there is little room, parts with a lower one are taken first; 0 always stays, and is cut if need
+    be. `short`: its text where not everything fits."""
 
     text: str
     rank: int
+    short: str = ""
 
 
 def live_line(
@@ -48,18 +52,15 @@ def live_line(
     """`still_s`: how long the count has not changed. `columns` None: everything, as in a pipe."""
     session = session if session.attempt in (None, state.attempt) else SessionRecord()
     progress = session.progress if session.done is not None else state.progress
-    parts = [_Part(text, 0) for text in _alarm(state)]
-    counted = _count(progress, session)
+    counted = list(_count(progress, session))
+    tone = tone_of(state, is_counted=bool(counted))
     if not counted and columns is None:
-        return Line(heartbeat_line(state), tone_of(state, is_counted=False))
-    parts += [_Part(text, rank) for rank, text in counted]
-    parts += [_Part(text, rank) for rank, text in _numbers(state, session)]
-    parts += [_Part(text, rank) for rank, text in _pace(progress, now_s)]
+        return Line(heartbeat_line(state), tone)
+    parts = [*_alarm(state), *counted, *_numbers(state, session), *_pace(progress, now_s)]
     if not counted or still_s >= STILL_AFTER_S or state.verdict.is_alarm:
         parts += _activity(state, session, now_s, is_all=not counted)
-    parts += _safety(state, session, now_s)
-    parts += [_Part(text, rank) for rank, text in _memory(state)]
-    return Line(_fit([part for part in parts if part.text], columns), tone_of(state, is_counted=bool(counted)))
+    parts += [*_safety(state, session, now_s), *_memory(state)]
+    return Line(_fit([part for part in parts if part.text], columns), tone)
 
 
 def tone_of(state: SupervisorRecord, *, is_counted: bool) -> Tone:
@@ -72,39 +73,47 @@ def tone_of(state: SupervisorRecord, *, is_counted: bool) -> Tone:
 
 
 def _fit(parts: list[_Part], columns: int | None) -> str:
-    while columns is not None and num_cells(GAP.join(part.text for part in parts)) > columns:
-        optional = [part for part in parts if part.rank]
-        if not optional:
-            break
-        parts.remove(max(optional, key=lambda part: part.rank))
+    """Their texts in their order. Where they do not all fit: short texts; of rank 0, then in the order of rank each
+    that has room."""
     text = GAP.join(part.text for part in parts)
-    return text if columns is None else shorten(text, columns)
+    if columns is None or num_cells(text) <= columns:
+        return text
+    short = [_Part(part.short or part.text, part.rank) for part in parts]
+    shown = {at for at, part in enumerate(short) if not part.rank}
+    for at in sorted((at for at, part in enumerate(short) if part.rank), key=lambda at: short[at].rank):
+        if sum(num_cells(short[one].text) + len(GAP) for one in (*shown, at)) - len(GAP) <= columns:
+            shown.add(at)
+    return shorten(GAP.join(part.text for at, part in enumerate(short) if at in shown), columns)
 
 
-def _alarm(state: SupervisorRecord) -> Iterable[str]:
+def _alarm(state: SupervisorRecord) -> Iterator[_Part]:
     verdict = state.verdict
     if verdict.is_alarm:
-        yield f"{verdict.kind} for {format_duration(verdict.for_s or 0.0)}"
+        yield _Part(f"{verdict.kind} for {format_duration(verdict.for_s or 0.0)}", 0)
     elif verdict.is_pause:
-        yield pause_words(state)
+        yield _Part(pause_words(state), 0)
 
 
-def _count(progress: ProgressRecord, session: SessionRecord) -> list[tuple[int, str]]:
+def _count(progress: ProgressRecord, session: SessionRecord) -> Iterator[_Part]:
     """'step 1,230/10,000', its share, and the epoch; nothing where nothing was counted."""
     done, total = progress.done, progress.total
     if done is None or (not done and not total):
-        return [(0, safe_text(progress.phase, 60))] if progress.phase and progress.source == "protocol" else []
+        if progress.phase and progress.source == "protocol":
+            yield _Part(safe_text(progress.phase, 60), 0)
+        return
     word = _counted_word(progress)
-    width = len(f"{total:,.0f}") if total else 0
-    of = f"/{_number(total)}" if total else ""
-    parts = [(1, f"{word} {_number(done):>{width}}{of}")]
+    yield _Part(_of(word, done, total, _number), 1, _of(word, done, total, _thousands))
     if total and not progress.is_part:
-        parts.append((7, f"{min(100.0, 100 * done / total):.0f}%"))
+        yield _Part(f"{min(100.0, 100 * done / total):3.0f}%", 7)
     place = session.place
     epoch, epochs = (place.epoch, place.epochs) if session.done is not None else (progress.epoch, progress.epochs)
     if epoch is not None and (epochs or progress.is_part or place.num_batches):
-        parts.append((6, f"epoch {_number(epoch)}" + (f"/{_number(epochs)}" if epochs else "")))
-    return parts
+        yield _Part(f"epoch {_number(epoch)}" + (f"/{_number(epochs)}" if epochs else ""), 6)
+
+
+def _of(word: str, done: float, total: float | None, number: Callable[[float], str]) -> str:
+    """'step  1,230/10,000': as wide from the first step to the last."""
+    return f"{word} {number(done):>{len(number(total))}}/{number(total)}" if total else f"{word} {number(done)}"
 
 
 def _counted_word(progress: ProgressRecord) -> str:
@@ -116,14 +125,13 @@ def _counted_word(progress: ProgressRecord) -> str:
     return phase if word else f"{phase} {unit}"
 
 
-def _numbers(state: SupervisorRecord, session: SessionRecord) -> Iterable[tuple[int, str]]:
+def _numbers(state: SupervisorRecord, session: SessionRecord) -> Iterator[_Part]:
     """The loss first; others where there is room."""
     known = session.metrics or {
         str(entry.name): entry.value for entry in state.printed if entry.name and entry.value is not None
     }
-    names = sorted(known, key=lambda name: (_order(name), list(known).index(name)))
-    for place, name in enumerate(names[:4]):
-        yield (2 if place == 0 else 7 + place), f"{safe_text(name, 24)} {_value(known[name])}"
+    for place, name in enumerate(sorted(known, key=_order)[:_NUMBERS]):
+        yield _Part(f"{safe_text(name, 24)} {_value(known[name])}", 2 if place == 0 else 7 + place)
 
 
 def _order(name: str) -> int:
@@ -143,15 +151,15 @@ def evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if is_evaluation(name)}
 
 
-def _pace(progress: ProgressRecord, now_s: float) -> Iterable[tuple[int, str]]:
+def _pace(progress: ProgressRecord, now_s: float) -> Iterator[_Part]:
     rate, eta_s = progress.rate_per_s, progress.eta_s
     if rate:
         unit = _counted_word(progress).split(" ")[-1]
-        yield 4, f"{_rate(rate)}/s" if rate >= 0.1 else f"{format_short(1 / rate)}/{unit}"
+        yield _Part(f"{_rate(rate)}/s" if rate >= 0.1 else f"{format_short(1 / rate)}/{unit}", 4)
     if eta_s is not None and progress.done is not None and progress.done != progress.total:
         waited_s = max(0.0, now_s - progress.at_s) if progress.at_s is not None else 0.0
-        where = {"epoch": " in this epoch", "bar": " of this bar"}.get(progress.of or "", "")
-        yield 3, f"{format_short(max(0.0, eta_s - waited_s))} left{where}"
+        where = {"epoch": " of this epoch", "bar": " of this bar"}.get(progress.of or "", "")
+        yield _Part(f"eta {_coarse(max(0.0, eta_s - waited_s))}{where}", 3)
 
 
 def _activity(state: SupervisorRecord, session: SessionRecord, now_s: float, *, is_all: bool) -> list[_Part]:
@@ -172,28 +180,30 @@ def _activity(state: SupervisorRecord, session: SessionRecord, now_s: float, *, 
     return parts
 
 
-def _safety(state: SupervisorRecord, session: SessionRecord, now_s: float) -> list[_Part]:
+def _safety(state: SupervisorRecord, session: SessionRecord, now_s: float) -> Iterator[_Part]:
     """The age of the last save; what is at risk only where that is unusually much."""
     at_s = session.last_checkpoint.at_s if session.last_checkpoint.at_s is not None else state.checkpoint.at_s
     bound_s = session.loss_bounds.process_s
     if bound_s is not None and bound_s >= AT_RISK_S:
-        return [_Part(f"at risk: {format_short(bound_s)}", 2)]
-    return [] if at_s is None else [_Part(f"saved {format_short(max(0.0, now_s - at_s))} ago", 5)]
+        yield _Part(f"at risk: {_coarse(bound_s)}", 2)
+    elif at_s is not None:
+        age = _coarse(max(0.0, now_s - at_s))
+        yield _Part(f"saved {age} ago", 5, f"saved {age}")
 
 
-def _memory(state: SupervisorRecord) -> Iterable[tuple[int, str]]:
+def _memory(state: SupervisorRecord) -> Iterator[_Part]:
     memory = state.memory
     # Workers share most of their pages with the process they were forked from, so a sum of RSS would be far too high.
     own, limit, used = memory.own_bytes or memory.tree_rss_bytes, memory.limit_bytes, memory.used_bytes
     gpus = [gpu for gpu in state.gpu if gpu.used_bytes is not None]
-    for gpu in gpus[:8]:
-        yield 6, _gpu(gpu)
+    for gpu in gpus[:_GPUS]:
+        yield _Part(_gpu(gpu), 6)
     if memory.seconds_to_limit is not None:
-        yield 2, f"memory full in {format_short(memory.seconds_to_limit)}"
+        yield _Part(f"memory full in {format_short(memory.seconds_to_limit)}", 2)
     elif used is not None and limit and used >= _NEAR_LIMIT * limit:
-        yield 3, f"ram {_bytes(used)} of {_bytes(limit)}"
+        yield _Part(f"ram {_bytes(used)} of {_bytes(limit)}", 3)
     elif own is not None:
-        yield (8 if gpus else 6), f"ram {_bytes(own)}"
+        yield _Part(f"ram {_bytes(own)}", 8 if gpus else 6)
 
 
 def _gpu(gpu: GpuRecord) -> str:
@@ -209,6 +219,18 @@ def _bytes(count: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _thousands(value: float) -> str:
+    """1,230 stays, 1,234,567 becomes 1.23M."""
+    if abs(value) < 1e5:
+        return _number(value)
+    return f"{value / 1e6:.2f}M" if abs(value) >= 1e6 else f"{value / 1e3:.0f}k"
+
+
+def _coarse(seconds: float) -> str:
+    """'6m40s', but '28m': nobody needs the seconds of an hour."""
+    return f"{seconds / 60:.0f}m" if 600 <= seconds < 3600 else format_short(seconds)
 
 
 def _value(value: float) -> str:

@@ -7,18 +7,19 @@ printed; its supervisor recognised it. Both have the same shape, so that every r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jackline.rundir.jsonl import JsonlWriter, read_lines
+from jackline.rundir.jsonl import JsonlWriter, Lines, read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import flag, moment, number
 
 MAX_NAME = 60
 # A file is read in portions, so that a long one never needs much memory at once.
 _PORTION_BYTES = 4 << 20
+_SAMPLE_BYTES = 8 << 10
 _FACTS = frozenset({"step", "epoch", "at_s", "is_guessed"})
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -96,31 +97,44 @@ class PrintedMetrics:
             self._writer = None
 
 
-def read_series(run: RunDir) -> tuple[Series, ...]:
-    """Every metric of a run; from the session where it logged any of that name, else from what was printed."""
+def read_series(run: RunDir, *, max_bytes: int | None = None) -> tuple[Series, ...]:
+    """Every metric of a run; from the session where it logged any of that name, else from what was printed. Of a file
+    with more than `max_bytes` only parts are read, evenly spread from its beginning to its end."""
     found: dict[str, Series] = {}
     ranks = sorted(run.path.glob("metrics-[0-9]*.jsonl"), key=lambda path: (len(path.name), path.name))
     for path, source in (*((path, "session") for path in ranks[:1]), (run.printed_metrics, "printed")):
-        for name, series in _read_file(path, source).items():
+        for name, series in _read_file(path, source, max_bytes).items():
             found.setdefault(name, series)
     return tuple(found.values())
 
 
-def _read_file(path: Path, source: str) -> dict[str, Series]:
+def _read_file(path: Path, source: str, max_bytes: int | None) -> dict[str, Series]:
     points: dict[str, list[Point]] = {}
     guessed: dict[str, bool] = {}
-    offset = 0
-    while True:
-        portion = read_lines(path, offset, max_bytes=_PORTION_BYTES)
+    for portion in _portions(path, max_bytes):
         for raw in portion.records:
             line = MetricsLine.from_json(raw)
             for name, value in line.values.items():
                 _add(points.setdefault(name, []), Point(value, line.step, line.at_s, line.epoch))
                 guessed[name] = guessed.get(name, True) and line.is_guessed
-        if portion.next_offset == offset:
-            break
-        offset = portion.next_offset
     return {name: Series(name, tuple(values), source, guessed[name]) for name, values in points.items()}
+
+
+def _portions(path: Path, max_bytes: int | None) -> Iterator[Lines]:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return
+    if max_bytes is not None and size > max_bytes:
+        count = max(2, max_bytes // _SAMPLE_BYTES)
+        for number in range(count):
+            # A portion begins and ends inside of a line, and such a line is left out.
+            yield read_lines(path, (size - _SAMPLE_BYTES) * number // (count - 1), max_bytes=_SAMPLE_BYTES)
+        return
+    offset = 0
+    while (portion := read_lines(path, offset, max_bytes=_PORTION_BYTES)).next_offset != offset:
+        yield portion
+        offset = portion.next_offset
 
 
 def _add(points: list[Point], point: Point) -> None:

@@ -1,0 +1,1 @@
+"""`jackline plot`: curves of one or several runs in the terminal."""
