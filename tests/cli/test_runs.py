@@ -202,7 +202,9 @@ def test_at_eighty_columns_a_run_is_one_row_and_what_matters_least_is_left_out(
     verdict = {"kind": "SUSPECT", "label": "SLEEPING", "for_s": 725.0}
     progress = {"done": 1_234_567, "total": 9_999_999}
     write_state(run, this_process(), at_s=NOW_S, progress=progress, verdict=verdict)
+    monkeypatch.setattr("jackline.cli.text.paint._is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
     narrow = call().stdout
     assert widest(narrow) <= 80
     assert len(narrow.splitlines()) == 2

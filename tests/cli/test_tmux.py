@@ -66,6 +66,13 @@ class Terminal:
         subprocess.run([*self._tmux, "kill-server"], capture_output=True)
 
 
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path / "shell")
+    yield made
+    made.close()
+
+
 @pytest.fixture(params=[80, 120])
 def terminal(request: pytest.FixtureRequest, shell: Shell, tmp_path: Path) -> Iterator[Terminal]:
     made = Terminal(shell, tmp_path, request.param)

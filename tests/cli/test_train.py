@@ -48,7 +48,7 @@ def test_a_quick_training_says_what_it_does_in_every_phase_and_is_a_run_like_any
     phases = [tag for tag in dict.fromkeys(re.findall(r"^\[(\w+)\]", done.out, re.M)) if tag != "jackline"]
     assert phases == ["start", "data", "model", "plan", "rehearsal", "train", "eval", "end"], done
     assert "[model] nano: 4 x 256, 4 heads, context 16, 3,245,568 parameters, head tied to" in done.out
-    assert re.search(r"^\[train\] step 6/6  loss \d.* at risk ", done.out, re.M)
+    assert re.search(r"^\[train\] step 6/6  loss \d.*  mem ", done.out, re.M)
     assert re.search(r"^\[rehearsal\] fits: .*; a step takes about .*, all 6 about ", done.out, re.M)
     assert f"[train] curves: tensorboard --logdir {shell.runs / 'first' / 'tb'} --port 6006\n" in done.out
     config = (shell.runs / "first" / "config.yaml").read_text()

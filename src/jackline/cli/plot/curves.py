@@ -18,7 +18,7 @@ from jackline.rundir.records.metrics import Point, Series, read_series
 from jackline.rundir.records.timeline import read_timeline
 
 Axis = Literal["step", "time", "epoch"]
-MAX_BYTES = 6 << 20  # of a longer file parts are read, evenly spread
+MAX_BYTES = 2 << 20  # of a longer file parts are read, evenly spread
 _RATES: tuple[str, ...] = ("tokens_per_s", "samples_per_s", "throughput", "steps_per_s")
 _LR = ("lr", "learning_rate", "learning-rate")
 _MEMORY: tuple[str, ...] = ("gpu_gib", "ram_gib")

@@ -40,8 +40,8 @@ def stdout_has_color() -> bool:
 
 
 def stdout_columns() -> int | None:
-    """The width of the terminal, or $COLUMNS; None for a pipe or a file, where nothing has to be cut."""
-    if not _is_terminal() and not os.environ.get("COLUMNS", "").isdigit():
+    """The width of the terminal; None for a pipe or a file, where nothing is cut, whatever $COLUMNS says."""
+    if not _is_terminal():
         return None
     return max(40, shutil.get_terminal_size().columns)
 

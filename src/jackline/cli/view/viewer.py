@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_output
@@ -36,6 +37,7 @@ from jackline.units import format_bytes, format_duration
 KEYBOARD_WORDS = "waiting for keyboard input"
 
 RAW_EVERY_S = 0.05
+RAW_SILENT_EVERY_S = 0.12  # while nothing comes: a line is still shown within a quarter of a second
 STATE_EVERY_S = 0.5
 READ_BUDGET_S = 0.25
 STATUS_AFTER_S = 1.0
@@ -72,7 +74,7 @@ def follow(
             if code is not None:
                 viewer.close()
                 return code
-            time.sleep(RAW_EVERY_S)
+            time.sleep(viewer.pause_s(time.monotonic()))
 
 
 def open_screen(*, is_quiet: bool = False) -> Screen:
@@ -112,7 +114,7 @@ def _mind_signals(
 
 
 class Viewer:
-    """Live state of one viewer. `step` is called twenty times a second."""
+    """Live state of one viewer. `step` is called about ten times a second, twice as often while output comes."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, screen: Screen, *, from_start: bool) -> None:
         self.run = run
@@ -125,6 +127,7 @@ class Viewer:
         self._keyboard = keyboard_of(attempt)
         self._state = SupervisorRecord()
         self._session = SessionRecord()
+        self._files: tuple[int | None, ...] = ()
         self._options = SuperviseOptions()
         self._next_state_s = 0.0
         now_s = time.monotonic()
@@ -148,7 +151,7 @@ class Viewer:
         # Check for the end before reading the last bytes; otherwise bytes written in between would be missed.
         code = self._final_code(now_s) if is_state_new else None
         is_caught_up = self._show_output(now_s)
-        if self._keyboard is not None:
+        if self._keyboard is not None and self._options.tty:
             self._keyboard.pass_on()
         if is_state_new or code is not None:
             self._say_notes(now_s)
@@ -161,6 +164,9 @@ class Viewer:
         if is_caught_up:
             self._give_sign_of_life(now_s)
         return None
+
+    def pause_s(self, now_s: float) -> float:
+        return RAW_EVERY_S if now_s - self._last_bytes_s < 1.0 or self._options.tty else RAW_SILENT_EVERY_S
 
     def close(self) -> None:
         for stream in self._streams:
@@ -218,6 +224,10 @@ class Viewer:
     # -- the supervisor's state --------------------------------------------------------------------------------------
 
     def _read_state(self) -> None:
+        files = tuple(_written_at(path) for path in (self.run.supervisor_file, self.run.session_file()))
+        if files == self._files:
+            return
+        self._files = files
         state = read_supervisor(self.run)
         # A state left by an earlier attempt of the same run says nothing about this one.
         if state.is_there and (state.attempt is None or state.attempt >= self._attempt.number):
@@ -333,6 +343,14 @@ def life_line(
         wait_s = max(0.0, (state.restart_at_s or now_s) - now_s)
         return Line(f"attempt {state.attempt} has ended; starting again in {format_duration(wait_s)}", "warn")
     return live_line(replace(state, at_s=now_s), session, now_s, columns=columns, still_s=still_s)
+
+
+def _written_at(path: Path) -> int | None:
+    """When it was replaced; None where that cannot be told."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _stale_text(state: SupervisorRecord, name: str, since: str, *, is_supervisor_alive: bool) -> str:
