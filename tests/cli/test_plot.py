@@ -117,7 +117,11 @@ def test_json_is_bounded_and_has_no_nan(runs: Path) -> None:
     run = make_run(runs / "mine")
     log(run, [{"step": k, "at_s": START_S + k, "loss": "nan" if k == 5000 else 0.5} for k in range(1, 5001)])
     found = json.loads(call("--json", "-m", "loss", "--points", "50").stdout)
-    assert (found["schema"], found["x"], found["runs"]) == (1, "step", [{"name": "mine", "path": str(run.path)}])
+    assert (found["schema"], found["x"], found["runs"]) == (
+        "jackline.plot/1",
+        "step",
+        [{"name": "mine", "path": str(run.path)}],
+    )
     (curve,) = found["panels"][0]["curves"]
     assert (curve["num_points"], len(curve["points"]), curve["points"][-1]) == (5000, 50, [5000.0, None])
     assert "1 not finite" in call("-m", "loss").stdout

@@ -7,6 +7,7 @@ import sys
 import click
 
 from jackline.cli.options import find, quiet_option, run_argument, runs_dir_option
+from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import trust_option
 from jackline.errors import UsageError
 from jackline.rundir.access.trust import judge
@@ -93,4 +94,4 @@ def take_over_gently(run: RunDir, *, is_trusted: bool = False) -> None:
 
 
 def say(text: str) -> None:
-    print(f"[jackline] {text}", file=sys.stderr, flush=True)
+    print_note(text)

@@ -146,7 +146,7 @@ def _figures(curve: Curve, axis: Axis) -> str:
 def _as_json(known: Sequence[RunCurves], panels: Sequence[Panel], axis: Axis, most: int) -> dict[str, Any]:
     """Bounded: every curve has at most `most` points."""
     return {
-        "schema": 1,
+        "schema": "jackline.plot/1",
         "x": axis,
         "runs": [{"name": run.name, "path": run.path} for run in known],
         "panels": [

@@ -68,6 +68,15 @@ def page(text: str, first: Tone = "") -> str:
     return "\n".join(shown)
 
 
+def print_note(text: str) -> None:
+    """Print a line of our own to stderr, so that stdout has only data and the command's output."""
+    try:
+        columns = os.get_terminal_size(2).columns or None
+    except OSError:
+        columns = None
+    print(fold(f"[jackline] {text}", columns, len("[jackline] ")), file=sys.stderr, flush=True)
+
+
 def print_out(text: str) -> None:
     """Print to stdout. Click would take the colours out of a pipe, also where FORCE_COLOR asks for them."""
     import click

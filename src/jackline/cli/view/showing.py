@@ -9,11 +9,11 @@ import contextlib
 import os
 import signal
 import stat
-import sys
 import time
 from dataclasses import dataclass
 
 from jackline.cli.programs.started import print_started
+from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import confirm
 from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError, UsageError
 from jackline.rundir.access.reading import read_part
@@ -165,7 +165,7 @@ def interrupt(run: RunDir) -> bool:
 
 def say(text: str) -> None:
     """Print our own messages to stderr, so that stdout has only the command's output."""
-    print(f"[jackline] {text}", file=sys.stderr, flush=True)
+    print_note(text)
 
 
 def passes_stdin() -> bool:

@@ -125,6 +125,7 @@ class Viewer:
         self._shown = Shown()
         self._is_ours = judge(run).is_ours
         self._keyboard = keyboard_of(attempt)
+        self._is_typed_to = False
         self._state = SupervisorRecord()
         self._session = SessionRecord()
         self._files: tuple[int | None, ...] = ()
@@ -148,10 +149,11 @@ class Viewer:
         if is_state_new:
             self._next_state_s = now_s + STATE_EVERY_S
             self._read_state()
+            self._is_typed_to = self._keyboard is not None and self._attempt.keyboard.exists()
         # Check for the end before reading the last bytes; otherwise bytes written in between would be missed.
         code = self._final_code(now_s) if is_state_new else None
         is_caught_up = self._show_output(now_s)
-        if self._keyboard is not None and self._options.tty:
+        if self._keyboard is not None and self._is_typed_to:
             self._keyboard.pass_on()
         if is_state_new or code is not None:
             self._say_notes(now_s)
@@ -166,7 +168,7 @@ class Viewer:
         return None
 
     def pause_s(self, now_s: float) -> float:
-        return RAW_EVERY_S if now_s - self._last_bytes_s < 1.0 or self._options.tty else RAW_SILENT_EVERY_S
+        return RAW_EVERY_S if now_s - self._last_bytes_s < 1.0 or self._is_typed_to else RAW_SILENT_EVERY_S
 
     def close(self) -> None:
         for stream in self._streams:
