@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from jackline.cli.options import SOME_TIME, ListByDefault, json_option, runs_dir_option
-from jackline.cli.text.paint import Tone, print_out, stdout_columns, stdout_has_color
+from jackline.cli.text.headline import state_tone
+from jackline.cli.text.paint import print_out, stdout_columns, stdout_has_color
 from jackline.cli.text.safety import safe_text
 from jackline.cli.text.table import Cell, Column, draw_table
 from jackline.cli.view import run_view
@@ -225,16 +226,6 @@ def logs_table(views: Sequence[RunView]) -> str:
         state = Cell(state_word(view), state_tone(view))
         rows.append([safe_text(view.name, 90), state, size, age, view.log_verdict.text, _path(log.path)])
     return draw_table(_LOGS, rows, width=stdout_columns(), use_color=stdout_has_color())
-
-
-def state_tone(view: RunView) -> Tone:
-    """Green moves, yellow wants a look, red is stuck or dead."""
-    if view.status.state == "dead" or view.problem or (view.is_live and view.state.verdict.kind == "STUCK"):
-        return "bad"
-    if view.status.state == "alive":
-        is_calm = not view.state.verdict.is_alarm and view.pause is None and not view.status.is_stale
-        return "good" if is_calm and not view.state.is_restarting else "warn"
-    return "warn" if view.status.state in ("unwatched", "elsewhere") else ""
 
 
 def state_word(view: RunView) -> str:

@@ -33,7 +33,7 @@ def command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     if as_json:
         click.echo(json.dumps(view_json(view), indent=1, default=str))
         return
-    from jackline.cli.commands.runs import state_tone
+    from jackline.cli.text.headline import state_tone
     from jackline.cli.text.status import status_text
 
     print_out(page(status_text(view), state_tone(view)))

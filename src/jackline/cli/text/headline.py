@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jackline.cli.text.clock import clock
+from jackline.cli.text.paint import Tone
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view.run_view import RunView
 from jackline.units import format_duration
@@ -26,6 +27,16 @@ def headline(view: RunView) -> str:
         return f"dead in {attempt}: {_gone(view)}; nobody saw how it ended"
     word = {"finished": "finished", "stopped": "stopped"}.get(state, "died")
     return f"{word}{_ago(view.status.exit.ended_at_s, view.now_s)} in {attempt}{_after(view)}"
+
+
+def state_tone(view: RunView) -> Tone:
+    """Green moves, yellow wants a look, red is stuck or dead."""
+    if view.status.state == "dead" or view.problem or (view.is_live and view.state.verdict.kind == "STUCK"):
+        return "bad"
+    if view.status.state == "alive":
+        is_calm = not view.state.verdict.is_alarm and view.pause is None and not view.status.is_stale
+        return "good" if is_calm and not view.state.is_restarting else "warn"
+    return "warn" if view.status.state in ("unwatched", "elsewhere") else ""
 
 
 def _alive(view: RunView, attempt: str) -> str:
