@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jackline.checkpoint.place import choose_place
-from jackline.cli.commands.runs import state_tone, state_word
+from jackline.cli.commands.runs import state_word
 from jackline.cli.commands.status import with_next_start
 from jackline.cli.text.checkpoints import read_rows
-from jackline.cli.text.headline import headline
+from jackline.cli.text.headline import headline, state_tone
 from jackline.cli.text.memory import gpu_line, others_beside
 from jackline.cli.text.origin import origin_lines
 from jackline.cli.text.safety import safe_lines, safe_text
