@@ -88,6 +88,7 @@ COMMAND_NAMES = [
     "logs",
     "mcp",
     "plan",
+    "plot",
     "report",
     "resume",
     "run",
