@@ -8,6 +8,7 @@ kernels written for one vendor. Importing it does not import torch.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -152,6 +153,24 @@ def new_stream(device: torch.device) -> Any:
 def new_event(*, is_blocking: bool = False) -> Any:
     """`is_blocking`: who waits for it sleeps instead of spinning, where the device can do that."""
     return backend().Event(blocking=True) if is_blocking and device_type() == "cuda" else backend().Event()
+
+
+def record(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor] | None:
+    """`work` recorded once: calling the first of the result repeats it without the cost of starting each kernel, into
+    the same tensor. None where the device cannot record. `work` must use the same tensors each time."""
+    kernels = backend()
+    if not hasattr(kernels, "CUDAGraph"):
+        return None
+    side, here = kernels.Stream(), kernels.current_stream()
+    side.wait_stream(here)
+    with kernels.stream(side):
+        for _ in range(2):  # libraries choose their kernels before they are recorded
+            work()
+    here.wait_stream(side)
+    graph = kernels.CUDAGraph()
+    with kernels.graph(graph):
+        result = work()
+    return graph.replay, result
 
 
 # -- random generators -----------------------------------------------------------------------------------------------

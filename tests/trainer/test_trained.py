@@ -93,6 +93,15 @@ def test_kept_keys_and_values_give_what_the_whole_text_gives() -> None:
         ids = torch.cat((ids, torch.tensor([[token]])), dim=1)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the recorded step needs one")
+def test_on_a_gpu_the_recorded_step_gives_what_the_cpu_gives() -> None:
+    start = torch.arange(10)[None] * 7 % 257
+    model = make_model()
+    here = list(sample(model, start, Sampling(60, temperature=0), vocab_size=320, eos_id=None))
+    model.to("cuda")
+    assert list(sample(model, start.cuda(), Sampling(60, temperature=0), vocab_size=320, eos_id=None)) == here
+
+
 def test_a_text_longer_than_the_context_continues_with_its_newer_half() -> None:
     made = list(
         sample(make_model(), torch.zeros(1, 40, dtype=torch.long), Sampling(60, seed=1), vocab_size=320, eos_id=None)

@@ -6,13 +6,14 @@ text each time: right, and slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from jackline import accelerator
 from jackline.errors import UsageError
 from jackline.models.gpt import GPT, Block
 from jackline.models.nsa.model import NSAModel
@@ -85,10 +86,14 @@ class CachedReader:
         shape = model.shape
         weight = model.tokens.weight
         size = (1, shape.num_heads, shape.context, shape.width // shape.num_heads)
-        self._keys = [torch.empty(size, dtype=weight.dtype, device=weight.device) for _ in range(shape.num_layers)]
-        self._values = [torch.empty_like(keys) for keys in self._keys]
+        self._keys = [torch.zeros(size, dtype=weight.dtype, device=weight.device) for _ in range(shape.num_layers)]
+        self._values = [torch.zeros_like(keys) for keys in self._keys]
         self._ids: list[int] = []
         self._length = 0
+        self._all_places = torch.arange(shape.context, device=weight.device)[None]
+        self._token = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
+        self._place = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self._recorded: tuple[Callable[[], None], Tensor] | None = None
 
     def read(self, ids: Tensor) -> Tensor:
         self._ids += ids[0].tolist()
@@ -96,33 +101,48 @@ class CachedReader:
         if self._length + ids.shape[1] > context:
             kept = self._ids[-max(1, context // 2) :]
             ids, self._length = torch.tensor([kept], device=ids.device), 0
-        logits = self._run(ids)
+        if ids.shape[1] == 1 and self._length and accelerator.is_on_gpu(ids):
+            logits = self._replay(ids)
+        else:
+            logits = self._run(ids, torch.arange(self._length, self._length + ids.shape[1], device=ids.device))
         self._length += ids.shape[1]
         return logits
 
-    def _run(self, ids: Tensor) -> Tensor:
-        model, begin = self._model, self._length
-        places = torch.arange(begin, begin + ids.shape[1], device=ids.device)
+    def _replay(self, ids: Tensor) -> Tensor:
+        """One token on a GPU: the kernels are recorded once, because starting each costs more than running it."""
+        self._token.copy_(ids)
+        self._place.fill_(self._length)
+        if self._recorded is None:
+            self._recorded = accelerator.record(lambda: self._run(self._token, self._place, is_fixed=True))
+        if self._recorded is None:
+            return self._run(ids, self._place)
+        repeat, logits = self._recorded
+        repeat()
+        return logits
+
+    def _run(self, ids: Tensor, places: Tensor, *, is_fixed: bool = False) -> Tensor:
+        """`is_fixed`: no shape depends on how long the text is."""
+        model = self._model
         stream = model.tokens(ids) + model.positions(places)
+        mask = (self._all_places <= places)[None, None] if is_fixed else None
         for number, block in enumerate(model.blocks):
             assert isinstance(block, Block)
-            stream = stream + self._attend(block, number, block.attention_norm(stream))
+            stream = stream + self._attend(block, number, block.attention_norm(stream), places, mask)
             stream = stream + block.down(block.activation(block.up(block.mlp_norm(stream))))
         logits: Tensor = model.head(model.norm(stream[:, -1]))[0]
         return logits
 
-    def _attend(self, block: Block, number: int, normed: Tensor) -> Tensor:
+    def _attend(self, block: Block, number: int, normed: Tensor, places: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = normed.shape
         heads = (batch, length, block.num_heads, width // block.num_heads)
         query, key, value = (part.view(heads).transpose(1, 2) for part in block.qkv(normed).split(width, dim=2))
-        end = self._length + length
-        keys, values = self._keys[number], self._values[number]
-        keys[:, :, self._length : end] = key
-        values[:, :, self._length : end] = value
+        keys = self._keys[number].index_copy_(2, places, key)
+        values = self._values[number].index_copy_(2, places, value)
+        if mask is None:
+            end = self._length + length
+            keys, values = keys[:, :, :end], values[:, :, :end]
         # More than one token at once comes only first, when the cache is empty: then each sees those before it.
-        mixed = functional.scaled_dot_product_attention(
-            query, keys[:, :, :end], values[:, :, :end], is_causal=length > 1
-        )
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=length > 1)
         projected: Tensor = block.projection(mixed.transpose(1, 2).reshape(batch, length, width))
         return projected
 
