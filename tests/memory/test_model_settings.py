@@ -79,11 +79,11 @@ def test_a_file_that_is_no_config_says_so(tmp_path: Path) -> None:
 def test_a_model_of_the_hub_comes_from_the_cache_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = pytest.importorskip("huggingface_hub")
+    constants = pytest.importorskip("huggingface_hub.constants")
     folder = tmp_path / "models--org--name"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc").mkdir(parents=True)
     (folder / "snapshots" / "abc" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert read_config(find_config("hf:org/name")) == {"model_type": "gpt2"}

@@ -103,7 +103,7 @@ def test_a_trace_serves_every_gpu_that_differs_in_its_processors_alone() -> None
     job = gpt_job(GPTShape(1, 4, 256, context=1024, vocab_size=97), length=1024)
     one, other = (trace_step(job, 16, GPU_MODELS[name], options) for name in ("RTX4090", "L4"))
     assert one.allocations != other.allocations
-    assert one.on(GPU_MODELS["L4"].processors) == other
+    assert one.on(GPU_MODELS["L4"]) == other
 
 
 def test_a_real_run_on_the_cpu_allocates_what_was_predicted() -> None:

@@ -11,7 +11,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
@@ -20,13 +21,16 @@ from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.oom_report import other_users
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
 from jackline.memory.plan.explain import fit_table, plan_json, plan_text, table_text
+from jackline.memory.plan.gpu_table import COMMON
 from jackline.memory.plan.gpus import GPU_MODELS, GpuModel, find_gpu, match_gpu
+from jackline.memory.plan.pace import Until
 from jackline.memory.plan.probe import has_gpu, plan_by_measuring
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace
 from jackline.pipes import drop_output
 from jackline.units import format_bytes, format_duration
 
+_TRACES_OF_A_PLAN = 4
 _TABLE_BATCHES = (2, 4, 8, 16, 32, 64)
 # How often a progress line is printed while a plan is computed.
 _TELL_EVERY_S = 2.0
@@ -35,8 +39,8 @@ _TELL_EVERY_S = 2.0
 def main(argv: Sequence[str]) -> int:
     request: dict[str, Any] = json.loads(argv[0])
     try:
-        with _sign_of_life(), explained("this plan"):
-            code = _answer(request)
+        with _sign_of_life() as life, explained("this plan"):
+            code = _answer(request, life)
             sys.stdout.flush()
             return code
     except JacklineError as error:
@@ -47,34 +51,51 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_DONE
 
 
+@dataclass
+class Life:
+    """What a plan is doing, for the lines that it prints meanwhile."""
+
+    total: int = 0  # about how many traces there will be; 0: unknown
+    done: int = 0
+    what: str = "importing PyTorch and building the model"
+
+    def traced(self, micro_batch: int) -> None:
+        self.done += 1
+        self.total = max(self.total, self.done)
+        self.what = f"trace {self.done} of {self.total}: a step with micro-batch {micro_batch}"
+
+
 @contextlib.contextmanager
-def _sign_of_life() -> Iterator[None]:
+def _sign_of_life() -> Iterator[Life]:
     """Print a line to stderr every 2 s: planning a large model takes ten seconds, and silence looks like a hang."""
     is_over = threading.Event()
     started_s = time.monotonic()
+    life = Life()
 
     def tell() -> None:
         while not is_over.wait(_TELL_EVERY_S):
-            _say(f"tracing on the meta device, {format_duration(time.monotonic() - started_s)}")
+            _say(f"{life.what}, {format_duration(time.monotonic() - started_s)}")
 
     thread = threading.Thread(target=tell, name="jackline-life", daemon=True)
     thread.start()
     try:
-        yield
+        yield life
     finally:
         is_over.set()
         thread.join()
 
 
-def _answer(request: dict[str, Any]) -> int:
+def _answer(request: dict[str, Any], life: Life) -> int:
     words = request["words"]
     if request["output"] == "table":
-        _print_table(request["target"], request["gpu"], words)
+        _print_table(request["target"], request["gpu"], words, life)
         return EXIT_DONE
     gpu, room = _gpu_and_room(request["gpu"])
     found = load_candidates(request["target"], gpu, words)
     try:
-        chosen, made = choose(found, gpu, room)
+        life.total = _TRACES_OF_A_PLAN * len(found)
+        chosen, made = choose(found, gpu, room, life.traced)
+        life.what = "looking for savings"
         if made.fit != "fits" or request["output"] != "text":
             made = add_savings(chosen.job, made)
     except CannotTrace as error:
@@ -83,10 +104,12 @@ def _answer(request: dict[str, Any]) -> int:
         _say(f"{error.message}; measuring on the GPU instead")
         chosen = found[0]
         made = plan_by_measuring(chosen.job, gpu, room=room)
+    steps = chosen.shown.get("steps", 0)
+    until = Until(steps if isinstance(steps, int) else 0, float(request.get("price", 0.0)))
     if request["output"] == "json":
-        print(json.dumps(plan_json(made, chosen.shown), indent=1))
+        print(json.dumps(plan_json(made, chosen.shown, until), indent=1))
     else:
-        print(plan_text(made, chosen.shown, is_explaining=request["output"] == "explain"))
+        print(plan_text(made, chosen.shown, is_explaining=request["output"] == "explain", until=until))
     return EXIT_DONE if made.fit != "no" else EXIT_FAILED
 
 
@@ -109,21 +132,25 @@ def _gpu_and_room(text: str | None) -> tuple[GpuModel, Room]:
     return gpu, room_of(gpu, free_bytes=gpus[0].total_bytes - gpus[0].used_bytes)
 
 
-def choose(found: Sequence[Candidate], gpu: GpuModel, room: Room) -> tuple[Candidate, Plan]:
+def choose(
+    found: Sequence[Candidate], gpu: GpuModel, room: Room, on_trace: Callable[[int], None] | None = None
+) -> tuple[Candidate, Plan]:
     """The largest candidate that fits without being cut into many slices; the smallest when none does."""
     for candidate in found:
-        made = plan(candidate.job, gpu, room=room)
+        made = plan(candidate.job, gpu, room=room, on_trace=on_trace)
         if candidate is found[-1] or (made.fit == "fits" and made.accumulation <= MAX_ACCUMULATION):
             return candidate, made
         _say(f"{candidate.job.name}: {made.fit}, accumulated {made.accumulation} times; trying a smaller size")
     raise UsageError("there is nothing to plan")
 
 
-def _print_table(target: str, gpu: str | None, words: Sequence[str]) -> None:
-    gpus = [find_gpu(gpu)] if gpu else list(GPU_MODELS.values())
+def _print_table(target: str, gpu: str | None, words: Sequence[str], life: Life) -> None:
+    gpus = [find_gpu(gpu)] if gpu else [GPU_MODELS[name] for name in COMMON]
     candidates = _all_sizes(target, gpus[0], words)
     jobs = {str(candidate.shown.get("model_size", candidate.job.name)): candidate.job for candidate in candidates}
-    print(table_text(fit_table(jobs, _TABLE_BATCHES, gpus), gpus))
+    kinds = {(one.precision, one.has_flash_attention, one.has_cudnn_attention) for one in gpus}
+    life.total = len(jobs) * len(kinds) * 4
+    print(table_text(fit_table(jobs, _TABLE_BATCHES, gpus, life.traced), gpus))
 
 
 def _all_sizes(target: str, gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:

@@ -16,6 +16,7 @@ from jackline.errors import UsageError
 from jackline.extras import TRAINING, require
 from jackline.memory.plan.gpus import GPU_MODELS, detect_gpu, find_gpu
 from jackline.memory.plan.hub import is_config_target
+from jackline.memory.plan.model_settings import parse_price
 from jackline.trainer.recipe import find_recipe
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -27,20 +28,26 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 @click.option("--gpu", metavar="GPU", help="T4, L4, A100-40, H100 ... or GiB; default: the GPU of this machine.")
 @click.option("--table", "is_table", is_flag=True, help="Sizes and batches against all GPUs, or the one of --gpu.")
 @click.option("--explain", "is_explaining", is_flag=True, help="Where each byte goes, and what would save some.")
+@click.option("--price", metavar="PRICE/h", help="Money for an hour of one GPU: prints what the steps cost.")
 @click.option("--json", "is_json", is_flag=True, help="The plan as JSON.")
-def command(
-    target: str, settings: tuple[str, ...], gpu: str | None, is_table: bool, is_explaining: bool, is_json: bool
-) -> None:
-    """Plan memory for a RECIPE or a file.py:function, without a GPU and without starting anything.
+def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str | None, **flags: bool) -> None:
+    """Plan memory and time for a RECIPE, a file.py:function, or a transformers model by its config, without a GPU and
+    without starting anything.
 
     \b
     jackline plan sparsae --gpu T4
     jackline plan sparsae --gpu L4 --model_size auto --explain
     jackline plan sparsae --table
     jackline plan train.py:make_model --gpu A100-40 batch_size=256
+    jackline plan hf:Qwen/Qwen2.5-7B --gpu a100 --seq-len 2048 --lora r=16,targets=q_proj,v_proj --quantize nf4
+    jackline plan ./config.json --gpu "H100 x8" --gradient-checkpointing --optimizer adamw8bit
 
-    The function returns (model, batch) or (model, batch, loss). Exit code 1: it does not fit.
+    \b
+    For a config: --seq-len --batch-size --precision --lora --quantize --freeze --gradient-checkpointing
+    --optimizer --attention --steps. The function returns (model, batch) or (model, batch, loss).
+    Exit code 1: it does not fit.
     """
+    is_table, is_explaining, is_json = (flags[name] for name in ("is_table", "is_explaining", "is_json"))
     if is_table and (is_json or is_explaining):
         raise UsageError("--table goes alone: it cannot be joined with --json or --explain")
     reference = target if ":" in target or is_config_target(target) else find_recipe(target)
@@ -55,6 +62,7 @@ def command(
         "target": reference,
         "gpu": gpu,
         "words": list(settings),
+        "price": parse_price(price) if price else 0.0,
         "output": "table" if is_table else "json" if is_json else "explain" if is_explaining else "text",
     }
     require("`jackline plan`", "train", TRAINING)

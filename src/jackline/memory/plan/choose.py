@@ -16,6 +16,8 @@ from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import Prediction, replay, trace_step
 from jackline.memory.predict.trace import Trace
+from jackline.memory.predict.work import StepTime, estimate
+from jackline.units import format_bytes
 
 Fit = Literal["fits", "tight", "no"]
 
@@ -25,6 +27,7 @@ MARGIN_AFTER_REHEARSAL = 0.015
 CHUNK_ROWS = 2048
 MAX_ACCUMULATION = 4  # a model size whose batch needs more slices than this counts as too large for the GPU
 _LINE_THROUGH = (2, 4)
+_MOST_MICRO_BATCH = 2**16
 # Without accumulation no gradients exist during the forward pass: a whole batch this many times larger may still fit.
 _WHOLE_MAY_FIT = 1.4
 
@@ -66,12 +69,13 @@ class Plan:
     global_batch: int
     micro_batch: int
     accumulation: int
-    max_micro_batch: int  # the largest that fits, 0 when none does
+    max_micro_batch: int  # the largest that fits, also beyond the batch; 0 when none does
     fit: Fit
     prediction: Prediction
     room: Room
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
+    time: StepTime | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -116,10 +120,13 @@ def largest_that(fits: Callable[[int], bool], at_most: int) -> int:
     return low
 
 
-def plan(job: Job, gpu: GpuModel, *, room: Room | None = None) -> Plan:
-    """Trace, search, then trace the chosen micro-batch itself: 3 or 4 traces."""
+def plan(job: Job, gpu: GpuModel, *, room: Room | None = None, on_trace: Callable[[int], None] | None = None) -> Plan:
+    """Trace, search, then trace the chosen micro-batch itself: 3 or 4 traces. `on_trace` is called before each with
+    its micro-batch."""
     room = room or room_of(gpu)
-    ladder = _Ladder(job, gpu, job.options)
+    if gpu.count > 1:
+        job = _for_a_rank(job, gpu.count)
+    ladder = _Ladder(job, gpu, job.options, on_trace)
     largest = ladder.largest(room.budget_bytes)
     micro_batch, accumulation = split_batch(job.global_batch, largest)
     prediction, fit = ladder.verdict(micro_batch, accumulation, room)
@@ -135,26 +142,48 @@ def plan(job: Job, gpu: GpuModel, *, room: Room | None = None) -> Plan:
         global_batch=job.global_batch,
         micro_batch=micro_batch,
         accumulation=accumulation,
-        max_micro_batch=largest,
+        max_micro_batch=ladder.largest_beyond(room.budget_bytes, largest),
         fit=fit,
         prediction=prediction,
         room=room,
-        notes=tuple(_notes(job, gpu, prediction)),
+        notes=tuple(_notes(job, gpu, prediction, ladder.trace(micro_batch, accumulation > 1).wire_bytes)),
+        time=ladder.time(micro_batch, accumulation),
     )
+
+
+def _for_a_rank(job: Job, num_ranks: int) -> Job:
+    """Each rank takes its part of the batch."""
+    batch = -(-job.global_batch // num_ranks)
+    return replace(job, global_batch=batch, options=replace(job.options, num_ranks=num_ranks))
 
 
 def add_savings(job: Job, made: Plan) -> Plan:
     """The plan with the options that would need less memory; each takes two traces."""
+    if made.gpu.count > 1:
+        job = _for_a_rank(job, made.gpu.count)
     return replace(made, savings=tuple(_savings(job, made)))
 
 
-def _notes(job: Job, gpu: GpuModel, prediction: Prediction) -> Iterator[str]:
+def _rank_notes(job: Job, wire_bytes: int) -> Iterator[str]:
+    ranks, how = job.options.num_ranks, job.options.parallel
+    other = "fsdp" if how == "ddp" else "ddp"
+    yield (
+        f"figures are for one of {ranks} {how.upper()} ranks, estimated; it takes {job.global_batch} samples a step"
+        f" and sends {format_bytes(wire_bytes)} (parallel={other} is the other way)"
+    )
+
+
+def _notes(job: Job, gpu: GpuModel, prediction: Prediction, wire_bytes: int = 0) -> Iterator[str]:
     if job.note:
         yield job.note
     if gpu.is_assumed:
         yield f"{gpu.name} is not in the table: taken as a GPU with bf16 and flash attention"
     for assumed in prediction.assumptions:
         yield f"assumed: {assumed}"
+    if gpu.is_amd:
+        yield f"{gpu.name}: kernels are assumed to need what NVIDIA's need, so this is an estimate"
+    if job.options.num_ranks > 1:
+        yield from _rank_notes(job, wire_bytes)
     if prediction.unknowns:
         names = ", ".join(prediction.unknowns[:3])
         yield f"{names} may need memory that cannot be foretold: an estimate, the rehearsal decides"
@@ -163,14 +192,19 @@ def _notes(job: Job, gpu: GpuModel, prediction: Prediction) -> Iterator[str]:
 class _Ladder:
     """The predictions of one job under one set of options, at any micro-batch, with as few traces as possible."""
 
-    def __init__(self, job: Job, gpu: GpuModel, options: StepOptions) -> None:
+    def __init__(
+        self, job: Job, gpu: GpuModel, options: StepOptions, on_trace: Callable[[int], None] | None = None
+    ) -> None:
         self._job, self._gpu_model, self._options = job, gpu, options
+        self._on_trace = on_trace
         self._traces: dict[tuple[int, bool], Trace] = {}
         self._line: Line | None = None
 
     def trace(self, micro_batch: int, is_accumulating: bool) -> Trace:
         key = (micro_batch, is_accumulating)
         if key not in self._traces:
+            if self._on_trace is not None:
+                self._on_trace(micro_batch)
             self._traces[key] = trace_step(
                 self._job, micro_batch, self._gpu_model, self._options, is_accumulating=is_accumulating
             )
@@ -184,12 +218,26 @@ class _Ladder:
             return whole
         return found
 
-    def _at(self, micro_batch: int) -> Trace:
+    def largest_beyond(self, budget_bytes: int, largest: int) -> int:
+        """The largest micro-batch that would fit if the batch were larger; `largest` fits within the batch."""
+        if largest < self._job.global_batch:
+            return largest
+        self._make_line()
+        line = self._line
+        if line is None:
+            return largest
+        return max(largest, largest_that(lambda n: self._fits(line.at(n), budget_bytes), _MOST_MICRO_BATCH))
+
+    def _make_line(self) -> None:
         first, second = _LINE_THROUGH
-        if micro_batch < first or self._job.global_batch <= second:
-            return self.trace(micro_batch, self._job.global_batch > 1)
         if self._line is None:
             self._line = make_line(self.trace(first, True), first, self.trace(second, True), second)
+
+    def _at(self, micro_batch: int) -> Trace:
+        _, second = _LINE_THROUGH
+        if self._job.global_batch <= second:
+            return self.trace(micro_batch, self._job.global_batch > 1)
+        self._make_line()
         return self._line.at(micro_batch) if self._line is not None else self.trace(micro_batch, True)
 
     def _fits(self, trace: Trace, cap_bytes: int) -> bool:
@@ -210,6 +258,10 @@ class _Ladder:
             except ArenaFull:
                 continue
         return replay(trace, micro_batch, is_expandable=self._options.is_expandable), "no"
+
+    def time(self, micro_batch: int, accumulation: int) -> StepTime:
+        trace = self.trace(micro_batch, accumulation > 1)
+        return estimate(trace, self._gpu_model, accumulation)
 
     def reserved_bytes(self, micro_batch: int, is_accumulating: bool) -> int:
         trace = self.trace(micro_batch, is_accumulating)

@@ -5,12 +5,13 @@ Owns the wording of plans and tables of plans. `oom_report` owns the report afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jackline.memory.plan.choose import Plan, Room, Saving, largest_that, room_of
 from jackline.memory.plan.gpus import GpuModel
+from jackline.memory.plan.pace import Until, time_json, time_lines
 from jackline.memory.plan.scale import Line, make_line
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
@@ -27,6 +28,7 @@ _PART_WORDS = {
     "logits": "logits and loss",
     "temporaries": "temporaries",
     "workspace": "cuBLAS workspace",
+    "communication": "communication between GPUs",
     "measured": "measured as a whole",
     "fragmentation": "reserved but unused (fragmentation)",
     "context": "CUDA context and driver",
@@ -42,9 +44,13 @@ _NUM_FIXES = 3
 _WORTH_A_LINE = 2**20
 
 
-def plan_text(made: Plan, shown: Mapping[str, object], *, is_explaining: bool = False) -> str:
+def plan_text(
+    made: Plan, shown: Mapping[str, object], *, is_explaining: bool = False, until: Until | None = None
+) -> str:
     """The choice and whether it fits; with `is_explaining` also where the bytes go and what would save some."""
-    lines = [f"{made.job} on {made.gpu.name}: {_verdict(made)}", *_choice(made, shown), _peaks(made)]
+    gpu = made.gpu.name if made.gpu.count == 1 else f"{made.gpu.count} x {made.gpu.name}"
+    lines = [f"{made.job} on {gpu}: {_verdict(made)}", *_choice(made, shown), _peaks(made)]
+    lines += time_lines(made, until or Until())
     lines += [f"note: {note}" for note in made.notes]
     if is_explaining:
         lines += ["", *_parts(made), "", *_savings(_useful(made))]
@@ -63,8 +69,9 @@ def _verdict(made: Plan) -> str:
 
 def _choice(made: Plan, shown: Mapping[str, object]) -> Iterator[str]:
     times = "once" if made.accumulation == 1 else f"{made.accumulation} times"
+    ranks = f"{made.gpu.count} GPUs x " if made.gpu.count > 1 else ""
     yield (
-        f"  batch {made.global_batch} = micro-batch {made.micro_batch}, accumulated {times}"
+        f"  batch {made.global_batch * made.gpu.count} = {ranks}micro-batch {made.micro_batch}, accumulated {times}"
         f" (up to {made.max_micro_batch} would fit)"
     )
     yield f"  precision {_PRECISION_WORDS[made.options.precision]}"
@@ -116,7 +123,7 @@ def _savings(savings: tuple[Saving, ...]) -> Iterator[str]:
         yield f"  {format_bytes(saving.saved_bytes):>10}  {saving.name} (price: {saving.price}; {fitting})"
 
 
-def plan_json(made: Plan, shown: Mapping[str, object]) -> dict[str, Any]:
+def plan_json(made: Plan, shown: Mapping[str, object], until: Until | None = None) -> dict[str, Any]:
     peak = made.prediction
     return {
         "job": made.job,
@@ -135,6 +142,8 @@ def plan_json(made: Plan, shown: Mapping[str, object]) -> dict[str, Any]:
         "parts": made.parts(),
         "savings": [asdict(saving) for saving in made.savings],
         "settings": dict(shown),
+        "time": time_json(made, until or Until()),
+        "num_gpus": made.gpu.count,
         "notes": list(made.notes),
     }
 
@@ -164,14 +173,13 @@ class _Kind:
     options: StepOptions
     has_flash: bool
     has_cudnn: bool
-    workspace_bytes: int
 
 
 class Fits:
     """Answers for one job on any GPU. Traces are made once for all GPUs that allocate alike."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, on_trace: Callable[[int], None] | None = None) -> None:
+        self._job, self._on_trace = job, on_trace
         self._lines: dict[tuple[_Kind, bool], Line | None] = {}
 
     def cell(self, gpu: GpuModel, batch: int) -> str:
@@ -203,25 +211,33 @@ class Fits:
 
     def _trace(self, gpu: GpuModel, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
         key = (
-            _Kind(options, gpu.has_flash_attention, gpu.has_cudnn_attention, gpu.workspace_bytes),
+            _Kind(options, gpu.has_flash_attention, gpu.has_cudnn_attention),
             is_accumulating,
         )
         if key not in self._lines:
-            first, second = (
-                trace_step(self._job, n, gpu, options, is_accumulating=is_accumulating) for n in _THROUGH
-            )
+            first, second = (self._traced(gpu, options, n, is_accumulating) for n in _THROUGH)
             self._lines[key] = make_line(first, _THROUGH[0], second, _THROUGH[1])
         line = self._lines[key]
         if line is not None:
-            return line.at(batch).on(gpu.processors)
+            return line.at(batch).on(gpu)
+        return self._traced(gpu, options, batch, is_accumulating)
+
+    def _traced(self, gpu: GpuModel, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
+        if self._on_trace is not None:
+            self._on_trace(batch)
         return trace_step(self._job, batch, gpu, options, is_accumulating=is_accumulating)
 
 
-def fit_table(jobs: dict[str, Job], batches: Iterable[int], gpus: list[GpuModel]) -> dict[tuple[str, int, str], str]:
+def fit_table(
+    jobs: dict[str, Job],
+    batches: Iterable[int],
+    gpus: list[GpuModel],
+    on_trace: Callable[[int], None] | None = None,
+) -> dict[tuple[str, int, str], str]:
     """(size, batch, GPU) -> 'fits', 'at N', 'tight' or 'no'."""
     cells = {}
     for size, job in jobs.items():
-        fits = Fits(job)
+        fits = Fits(job, on_trace)
         for batch in batches:
             for gpu in gpus:
                 cells[size, batch, gpu.name] = fits.cell(gpu, batch)

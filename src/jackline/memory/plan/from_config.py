@@ -94,7 +94,12 @@ def job_from_config(file: ConfigFile, settings: ModelSettings, gpu: GpuModel) ->
     precision: Precision = settings.precision or gpu.precision
     low = torch.float16 if precision == "fp16" else torch.bfloat16
     model = ConfigModel(file, settings, low)
-    options = StepOptions(precision, is_recomputing=settings.gradient_checkpointing, algorithm=settings.optimizer)
+    options = StepOptions(
+        precision,
+        is_recomputing=settings.gradient_checkpointing,
+        algorithm=settings.optimizer,
+        parallel=settings.parallel,
+    )
     job = Job(
         name=file.name,
         build=model.build,
@@ -105,7 +110,11 @@ def job_from_config(file: ConfigFile, settings: ModelSettings, gpu: GpuModel) ->
         can_recompute=True,
         note=_note(settings),
     )
-    return job, {"seq_len": model.seq_len, "batch_size": job.global_batch, "optimizer": settings.optimizer}
+    shown: dict[str, object] = {"seq_len": model.seq_len, "batch_size": job.global_batch}
+    shown["optimizer"] = settings.optimizer
+    if settings.steps:
+        shown["steps"] = settings.steps
+    return job, shown
 
 
 def count_weights(job: Job) -> tuple[int, int]:

@@ -1,19 +1,19 @@
 """The GPUs people train on: how much memory of each is usable, and what it can do. No torch.
 
-Owns the table and the parsing of `--gpu`. What the driver reports about a GPU of this machine (`detect_gpu`) takes
-precedence over the table. Usable bytes are what `torch.cuda.get_device_properties` shows. Context is what the driver
-takes in addition to torch's own figure: 0.76 GiB was measured on an H200, the others are estimates until a rehearsal
-has measured them.
+Owns the parsing of `--gpu`. What the driver reports about a GPU of this machine (`detect_gpu`) takes precedence over
+the table, which is in `gpu_table`.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from jackline.errors import UsageError
 from jackline.machine.gpu.watch import read_gpus
+from jackline.memory.plan.gpu_table import ROWS, SHORT_NAMES, Row
 
 GIB = 2**30
 MIB = 2**20
@@ -37,6 +37,16 @@ class Processors:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """What the manufacturer promises: TFLOP/s of dense products, and GB/s of memory. The defaults are an A100's."""
+
+    half: float = 312.0
+    tf32: float = 156.0
+    single: float = 19.5
+    bandwidth: float = 1555.0
+
+
+@dataclass(frozen=True)
 class GpuModel:
     """One GPU model."""
 
@@ -46,6 +56,9 @@ class GpuModel:
     context_bytes: int
     is_assumed: bool = False  # the user gave a memory size, not a GPU
     num_multiprocessors: int = 108
+    rates: Rates = Rates()
+    count: int = 1  # how many of them train together
+    is_amd: bool = False
 
     @property
     def has_bf16(self) -> bool:
@@ -57,8 +70,8 @@ class GpuModel:
 
     @property
     def has_cudnn_attention(self) -> bool:
-        """PyTorch prefers cuDNN's attention on Hopper; elsewhere it prefers its own where both exist."""
-        return self.compute_capability // 10 == 9
+        """PyTorch prefers cuDNN's attention on Hopper and data-centre Blackwell, elsewhere its own."""
+        return self.compute_capability // 10 in (9, 10)
 
     @property
     def processors(self) -> Processors:
@@ -71,66 +84,80 @@ class GpuModel:
     @property
     def workspace_bytes(self) -> int:
         """The cuBLAS workspace of each thread that multiplies matrices: the main thread and the backward thread."""
-        return _WORKSPACE_HOPPER if self.compute_capability // 10 == 9 else _WORKSPACE
+        return _WORKSPACE_HOPPER if self.compute_capability // 10 in (9, 10) else _WORKSPACE
 
 
-def _gpu_model(
-    name: str, usable_gib: float, compute_capability: int, context_gib: float, processors: int
-) -> GpuModel:
+def _gpu_model(row: Row) -> GpuModel:
     return GpuModel(
-        name, int(usable_gib * GIB), compute_capability, int(context_gib * GIB), num_multiprocessors=processors
+        row.name,
+        int(row.usable_gib * GIB),
+        row.compute_capability,
+        int(row.context_gib * GIB),
+        num_multiprocessors=row.processors,
+        rates=Rates(row.half, row.tf32, row.single, row.bandwidth),
+        is_amd=row.is_amd,
     )
 
 
-GPU_MODELS: dict[str, GpuModel] = {
-    gpu.name: gpu
-    for gpu in (
-        _gpu_model("T4", 14.56, 75, 0.45, 40),
-        _gpu_model("P100", 15.88, 60, 0.45, 56),
-        _gpu_model("V100-16", 15.77, 70, 0.45, 80),
-        _gpu_model("V100-32", 31.73, 70, 0.45, 80),
-        _gpu_model("L4", 22.03, 89, 0.5, 58),
-        _gpu_model("A10G", 22.06, 86, 0.5, 80),
-        _gpu_model("RTX4090", 23.52, 89, 0.5, 128),
-        _gpu_model("L40S", 44.31, 89, 0.5, 142),
-        _gpu_model("A100-40", 39.38, 80, 0.6, 108),
-        _gpu_model("A100-80", 79.14, 80, 0.6, 108),
-        _gpu_model("H100", 79.10, 90, 0.76, 132),
-        _gpu_model("H200", 139.72, 90, 0.76, 132),
-    )
-}
+GPU_MODELS: dict[str, GpuModel] = {row.name: _gpu_model(row) for row in ROWS}
 _ASSUMED_CAPABILITY = 80
 _ASSUMED_CONTEXT = int(0.6 * GIB)
 
 
 def find_gpu(text: str) -> GpuModel:
-    """'T4', 'a100-80', 'NVIDIA L4' or a size in GiB: '15', '23.5GiB'. A bare size means a GPU with bf16."""
-    wanted = _letters(text)
-    for name, gpu in GPU_MODELS.items():
-        if _letters(name) == wanted:
-            return gpu
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", text.strip().lower())
+    """'T4', 'a100-80', 'NVIDIA L4', '4090', two of them as 'T4 x2' or '2xT4', or a size in GiB: '15', '23.5GiB'. A
+    bare size means a GPU with bf16."""
+    name, count = _counted(text)
+    found = _named(name)
+    if found is not None:
+        return replace(found, count=count) if count > 1 else found
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", name.strip().lower())
     if size is not None and float(size[1]) > 0:
         usable = int(float(size[1]) * GIB)
-        return GpuModel(f"{size[1]} GiB", usable, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
+        return GpuModel(f"{size[1]} GiB", usable, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True, count=count)
+    near = difflib.get_close_matches(_letters(name), [_letters(known) for known in GPU_MODELS], n=1)
+    also = f"did you mean {next(known for known in GPU_MODELS if _letters(known) == near[0])}? " if near else ""
     raise UsageError(
         f"there is no GPU '{text}' in the table",
         detail=("known GPUs: " + ", ".join(GPU_MODELS),),
-        hint="or give its memory in GiB: --gpu 15",
+        hint=f"{also}or give its memory in GiB: --gpu 15",
     )
 
 
+def _counted(text: str) -> tuple[str, int]:
+    for pattern in (r"(?P<name>.*\S)\s*[x*]\s*(?P<count>\d{1,4})", r"(?P<count>\d{1,4})\s*[x*]\s*(?P<name>\S.*)"):
+        found = re.fullmatch(pattern, text.strip(), flags=re.IGNORECASE)
+        if found is not None and int(found["count"]) > 0 and _named(text) is None:
+            return found["name"], int(found["count"])
+    return text, 1
+
+
+def _named(text: str) -> GpuModel | None:
+    wanted = re.sub(r"gi?b$", "", _letters(text))
+    for name, gpu in GPU_MODELS.items():
+        if wanted in (_letters(name), _letters(name).removeprefix("rtx")):
+            return gpu
+    short = SHORT_NAMES.get(wanted, "")
+    return GPU_MODELS.get(short)
+
+
 def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower().replace("nvidia", "").replace("tesla", ""))
+    lower = re.sub(r"nvidia|tesla|geforce|amd|instinct|generation", "", text.lower())
+    return re.sub(r"[^a-z0-9]", "", lower)
 
 
 def match_gpu(name: str, total_bytes: int) -> GpuModel:
     """The table's entry for the driver's name ('NVIDIA A100-SXM4-80GB'), with the memory the driver reports."""
     wanted = _letters(name)
-    near = [gpu for gpu in GPU_MODELS.values() if wanted.startswith(_letters(gpu.name.split("-")[0]))]
+    starts = {gpu.name: _letters(gpu.name.split("-")[0]) for gpu in GPU_MODELS.values()}
+    longest = max((len(start) for start in starts.values() if wanted.startswith(start)), default=0)
+    near = [
+        GPU_MODELS[known] for known, start in starts.items() if wanted.startswith(start) and len(start) == longest
+    ]
     if not near:
         return GpuModel(name, total_bytes, _ASSUMED_CAPABILITY, _ASSUMED_CONTEXT, is_assumed=True)
-    best = min(near, key=lambda gpu: abs(gpu.usable_bytes - total_bytes))
+    has_slot = "pcie" in wanted
+    best = min(near, key=lambda gpu: (abs(gpu.usable_bytes - total_bytes), ("PCIe" in gpu.name) != has_slot))
     return replace(best, usable_bytes=total_bytes)
 
 

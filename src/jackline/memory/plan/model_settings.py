@@ -6,6 +6,7 @@ Owns their names, their parsing and their errors. No torch.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -15,6 +16,7 @@ from jackline.memory.plan.gpus import Precision
 
 Quantized = Literal["nf4", "fp4", "int8"]
 AttentionKind = Literal["sdpa", "eager", "flash"]
+Parallel = Literal["ddp", "fsdp"]
 Algorithm = Literal["adamw", "adamw8bit", "paged-adamw8bit", "adafactor", "muon", "sgd", "lion"]
 
 
@@ -42,6 +44,8 @@ class ModelSettings:
     attention: AttentionKind = "sdpa"
     longest: int = 0
     image_size: int = 0
+    steps: int = 0
+    parallel: Parallel = "ddp"
 
 
 _FLAGS = frozenset({"gradient_checkpointing"})
@@ -67,6 +71,14 @@ def parse_model_settings(words: Sequence[str], target: str) -> ModelSettings:
         changed: dict[str, Any] = {key: (*old, *made) if isinstance(old, tuple) else made}
         found = replace(found, **changed)
     return found
+
+
+def parse_price(text: str) -> float:
+    """'2.1/h', '2.1' or '$2.1/h': money for an hour of one GPU."""
+    found = re.fullmatch(r"[^\d.]*(\d+(?:\.\d+)?)\s*[^\d.]*?(?:/\s*h(?:our)?)?", text.strip())
+    if found is None:
+        raise UsageError(f"a price is money for an hour of one GPU, not '{text}'", hint="--price 2.1/h")
+    return float(found[1])
 
 
 def _unknown(name: str, target: str) -> UsageError:
@@ -139,4 +151,6 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "attention": _one_of(AttentionKind),
     "longest": _number,
     "image_size": _number,
+    "steps": _number,
+    "parallel": _one_of(Parallel),
 }

@@ -69,10 +69,11 @@ def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) ->
         loss,
         name=f"{Path(path).name}:{name}",
         global_batch=settings.batch_size or size,
-        options=StepOptions(precision=precision, algorithm=settings.optimizer),
+        options=StepOptions(precision=precision, algorithm=settings.optimizer, parallel=settings.parallel),
     )
     count = sum(weight.numel() for weight in model.parameters())
-    return Candidate(job, {"parameters": count, "batch_size": job.global_batch})
+    steps = {"steps": settings.steps} if settings.steps else {}
+    return Candidate(job, {"parameters": count, "batch_size": job.global_batch, **steps})
 
 
 def _called(path: str, name: str) -> tuple[Any, ...]:

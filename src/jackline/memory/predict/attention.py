@@ -7,12 +7,14 @@ take inside it, which no tracer at the dispatcher can see.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 Fused = Literal["cudnn", "flash", "efficient"]
+OnWork = Callable[..., None]  # (operations, the tensors that are read and written, how many starts)
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _FLASH_MAX_HEAD = 256
 _CUDNN_MAX_HEAD = 128
@@ -21,7 +23,14 @@ _TILE = 64  # rows, and columns, of a tile of the query's gradient in the memory
 _LOCK_BYTES = 16
 
 
-def attend(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, fused: Fused) -> Any:
+def attend(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    fused: Fused,
+    on_work: OnWork | None = None,
+) -> Any:
     """`func` is the function the model called. It is called itself where CUDA would also use the unfused
     implementation. `fused` is the GPU's best kernel for half precision without a mask."""
     given = dict(zip(_NAMES, args, strict=False)) | kwargs
@@ -40,8 +49,9 @@ def attend(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if fused != "efficient" and query.shape[-1] % 8:
         width = query.shape[-1]
         padded = [torch.nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value)]
-        return _Attention.apply(*padded, mask, "flash")[..., :width]  # type: ignore[no-untyped-call]
-    return _Attention.apply(query, key, value, mask, fused)  # type: ignore[no-untyped-call]
+        return _Attention.apply(*padded, mask, _How("flash", on_work))[..., :width]  # type: ignore[no-untyped-call]
+    how = _How(fused, on_work, bool(given.get("is_causal")))
+    return _Attention.apply(query, key, value, mask, how)  # type: ignore[no-untyped-call]
 
 
 def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, best: Fused) -> Fused:
@@ -97,10 +107,19 @@ def _as_bias(mask: Tensor, query: Tensor, key: Tensor, *, is_aligned: bool) -> T
     return mask
 
 
+@dataclass(frozen=True)
+class _How:
+    fused: Fused
+    on_work: OnWork | None = None
+    is_causal: bool = False
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, fused: Fused) -> Tensor:
-        batch, heads, length, _ = query.shape
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: _How) -> Tensor:
+        batch, heads, length, width = query.shape
+        fused, ctx.on_work = how.fused, how.on_work
+        ctx.operations = batch * heads * length * key.shape[2] * 2 * (width + value.shape[-1]) // (1 + how.is_causal)
         if fused == "efficient":
             out = _like(value, batch, heads, length)
         else:
@@ -109,6 +128,8 @@ class _Attention(torch.autograd.Function):
         log_sums = _float32(query, batch, heads, rows)
         ctx.fused = fused
         ctx.save_for_backward(query, key, value, mask, out, log_sums)
+        if ctx.on_work is not None:
+            ctx.on_work(ctx.operations, (query, key, value, out))
         return out
 
     @staticmethod
@@ -119,6 +140,8 @@ class _Attention(torch.autograd.Function):
         else:
             grads = tuple(_laid_out_as(part, tuple(part.shape)) for part in saved[:3])
         _BACKWARD[ctx.fused](saved[0])
+        if ctx.on_work is not None:  # five products instead of two
+            ctx.on_work(ctx.operations * 5 // 2, (*saved[:3], grad, *grads))
         return *grads, None, None
 
 

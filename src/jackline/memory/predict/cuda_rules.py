@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from jackline.memory.predict.attention import Fused, attend
+from jackline.memory.predict.attention import Fused, OnWork, attend
 from jackline.memory.predict.recurrent import RECURRENT, recur
 
 # PyTorch's documented lists of CUDA autocast, by the name of the function that does the work.
@@ -82,12 +82,14 @@ class CudaRules(TorchFunctionMode):
         has_flash: bool = True,
         has_cudnn: bool = False,
         on_weight_copy: Callable[[Tensor], None] | None = None,
+        on_work: OnWork | None = None,
     ) -> None:
         super().__init__()
         self._base = low
         self._nested: list[torch.dtype | None] = []  # the autocast contexts that the program itself entered
         self._fused: Fused = "cudnn" if has_cudnn else "flash" if has_flash else "efficient"
         self._on_weight_copy = on_weight_copy
+        self._on_work = on_work
         self._copies: dict[int, Tensor] | None = None
         self.class_sizes: set[int] = set()  # the numbers of classes of the losses seen so far
 
@@ -176,11 +178,13 @@ class CudaRules(TorchFunctionMode):
                 return self._cross_entropy(func, args, kwargs)
             args, kwargs = self._cast(name, args, kwargs)
         if name == "scaled_dot_product_attention":
-            return attend(func, args, kwargs, fused=self._fused)
+            return attend(func, args, kwargs, fused=self._fused, on_work=self._on_work)
         if name == "rms_norm":
             return rms_norm(func, args, kwargs)
         if name in RECURRENT and isinstance(args[1], Tensor | tuple | list):
-            return recur(name, func, args, lambda weight: self._to(weight, self._low) if self._low else weight)
+            return recur(
+                name, func, args, lambda weight: self._to(weight, self._low) if self._low else weight, self._on_work
+            )
         if name in ("dropout", "feature_dropout"):
             return _dropout(func, args, kwargs)
         if name in _LOSSES:

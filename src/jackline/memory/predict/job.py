@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from jackline.memory.plan.gpus import Precision
-from jackline.memory.plan.model_settings import Algorithm
+from jackline.memory.plan.model_settings import Algorithm, Parallel
 from jackline.memory.predict.values import Routing
 
 OptimizerKind = Literal["fused", "foreach", "for-loop"]
@@ -28,6 +28,8 @@ class StepOptions:
     loss_chunk_rows: int = 0
     is_expandable: bool = True  # the allocator's expandable segments
     algorithm: Algorithm = "adamw"
+    num_ranks: int = 1
+    parallel: Parallel = "ddp"  # how several ranks share the work
     routing: Routing = "even"  # which experts a mixture of experts is assumed to choose
 
 

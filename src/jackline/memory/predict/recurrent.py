@@ -12,12 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jackline.memory.predict.attention import OnWork
+
 # Numbers kept per hidden unit: four gates and the cell of an LSTM; three gates and three parts before them of a GRU.
 RECURRENT = {"lstm": 5, "gru": 6, "rnn_tanh": 2, "rnn_relu": 2}
 
 
 def recur(
-    name: str, func: Callable[..., Any], args: tuple[Any, ...], cast: Callable[[Tensor], Tensor]
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    cast: Callable[[Tensor], Tensor],
+    on_work: OnWork | None = None,
 ) -> tuple[Tensor, ...]:
     """`func` is torch.lstm or one of its like: (input, state, weights, has_biases, layers, dropout, is_training,
     is_bidirectional, is_batch_first). Packed sequences come as (data, batch_sizes, ...) and run as they are."""
@@ -31,6 +37,12 @@ def recur(
     kept = shape.kept_bytes if is_training else (lambda *_: 0)
     low = [cast(weight) for weight in weights]
     out = _Recurrent.apply(cast(value), shape, kept, dropout if is_training else 0.0, *low)  # type: ignore[no-untyped-call]
+    if on_work is not None:
+        operations = 2 * sum(weight.numel() for weight in low) * value.shape[0] * value.shape[1]
+        steps = value.shape[1] if is_batch_first else value.shape[0]
+        on_work(
+            3 * operations, (out, *low), 2 * layers * steps
+        )  # one step after the other; backward is twice as much
     last = [torch.empty(one.shape, dtype=out.dtype, device=out.device) for one in states]
     return (out, *last)
 

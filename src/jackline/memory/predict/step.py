@@ -12,7 +12,7 @@ import copy
 import gc
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.optimizers import MetaOptimizer
 from jackline.memory.predict.questions import Questions
+from jackline.memory.predict.ranks import add_buckets, block_bytes, shard, wire_bytes
 from jackline.memory.predict.shortcuts import Unfilled
 from jackline.memory.predict.trace import Part, Recorder, Trace
 from jackline.memory.predict.values import Values, keep_value, own_chance
@@ -68,6 +69,7 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
         has_flash=gpu.has_flash_attention,
         has_cudnn=gpu.has_cudnn_attention,
         on_weight_copy=lambda copy: recorder.add(copy, "weight_copies"),
+        on_work=recorder.counter.add,
     )
     with torch.device("meta"), Unfilled(values), Questions(values):
         model = job.build(options).train()
@@ -76,12 +78,16 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
     for tensor in _weights(model):
         recorder.add(tensor, "weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]
+    if options.num_ranks > 1 and options.parallel == "ddp":
+        add_buckets(recorder, trained)
     has_kept = False
     with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules, Questions(values):
         optimizer = MetaOptimizer(trained, options)
         for step in range(_NUM_STEPS):
             gc.collect(0)
+            recorder.counter.is_on = step == 0
             _slice(recorder, rules, job, model, micro_batch)
+            recorder.counter.is_on = False
             _label_gradients(recorder, trained)
             if step and is_accumulating and not has_kept:
                 _slice(recorder, rules, job, model, micro_batch)
@@ -96,7 +102,24 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
                     weight.grad = None
         for weight in trained:
             weight.grad = None  # the next trace may use the same model
-    return recorder.finish(rules.class_sizes)
+        state_bytes = sum(tensor.nbytes for tensor in optimizer.state_tensors())
+        trained_bytes = sum(weight.nbytes for weight in trained)
+    # Gradients and weights are read, weights written; the state is read and written.
+    update_bytes = 3 * trained_bytes + 2 * state_bytes
+    return _on_ranks(replace(recorder.finish(rules.class_sizes), update_bytes=update_bytes), model, options)
+
+
+def _on_ranks(trace: Trace, model: nn.Module, options: StepOptions) -> Trace:
+    if options.num_ranks == 1:
+        return trace
+    gradients = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    sent = wire_bytes(options.parallel, options.num_ranks, gradients, weights)
+    trace = replace(trace, wire_bytes=sent)
+    if options.parallel == "ddp":
+        return trace
+    share = trace.update_bytes // options.num_ranks
+    return shard(replace(trace, update_bytes=share), options.num_ranks, block_bytes(model))
 
 
 @contextlib.contextmanager

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jackline.memory.plan.gpus import GPU_MODELS, Processors
+from jackline.memory.plan.gpus import GPU_MODELS, GpuModel, Processors
 from jackline.memory.predict.kernels import Scratch, scratch_of
 from jackline.memory.predict.shapes import run_with_values
 from jackline.memory.predict.shortcuts import run_meta
 from jackline.memory.predict.values import Values
+from jackline.memory.predict.work import Counter, Work
 
 # 'measured' is the only part where a real run was measured as a whole and not traced.
 Part = Literal[
@@ -38,6 +39,7 @@ Part = Literal[
     "logits",
     "temporaries",
     "workspace",
+    "communication",
     "measured",
 ]
 
@@ -69,6 +71,10 @@ class Trace:
     processors: Processors = GPU_MODELS["A100-80"].processors
     assumptions: tuple[str, ...] = ()  # what was assumed where a shape or a branch depends on real data
     is_routed: bool = False  # one of them is the choice of experts
+    work: tuple[Work, ...] = ()  # of one slice: forward and backward
+    num_views: int = 0  # operators of that slice that start no kernel
+    update_bytes: int = 0  # what the optimizer reads and writes in a step
+    wire_bytes: int = 0  # what a rank sends in a step
 
     def in_warm_process(self) -> Trace:
         """The trace in a process that has multiplied matrices before: the libraries already have their workspaces, in
@@ -77,15 +83,18 @@ class Trace:
         kept = [index for index, made in enumerate(self.allocations) if made.part == "workspace"]
         return replace(self, events=(*kept, *(event for event in self.events if event not in kept)))
 
-    def on(self, processors: Processors) -> Trace:
-        """The trace on a GPU that differs only in its processors: kernels take other amounts of scratch memory."""
-        if processors == self.processors:
-            return self
-        made = tuple(
-            one if one.scratch is None else replace(one, num_bytes=one.scratch.num_bytes(processors))
-            for one in self.allocations
-        )
-        return replace(self, allocations=made, processors=processors)
+    def on(self, gpu: GpuModel) -> Trace:
+        """The trace on a GPU that differs only in processors and cuBLAS workspace: kernels take other amounts
+        of scratch memory."""
+        made = tuple(self._moved(one, gpu) for one in self.allocations)
+        return replace(self, allocations=made, processors=gpu.processors)
+
+    def _moved(self, one: Allocation, gpu: GpuModel) -> Allocation:
+        if one.scratch is not None:
+            return replace(one, num_bytes=one.scratch.num_bytes(gpu.processors))
+        if one.part == "workspace" and one.num_bytes > _LT_WORKSPACE:
+            return replace(one, num_bytes=gpu.workspace_bytes)
+        return one
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -116,6 +125,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parts: list[Part] = []
         self._phases: list[str] = []
         self._unknowns: dict[str, None] = {}
+        self.counter = Counter()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -141,6 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.add(tensor)
         name = func.overloadpacket.__name__
         if self._is_meta and func.namespace == "aten":
+            self.counter.count(name, args, result)
             self._pass_through(scratch_of(name, args))
             if name in _PRODUCTS:
                 self._reserve_for_products(name)
@@ -193,10 +204,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._has_workspace.add((kind, is_in_backward))
                 self.reserve((size,))
 
-    def reserve(self, sizes: Iterable[int]) -> None:
+    def reserve(self, sizes: Iterable[int], part: Part = "workspace") -> None:
         """Record memory that is taken once and kept, such as cuBLAS's workspaces."""
         for size in sizes:
-            self._note(size, 0, "workspace")
+            self._note(size, 0, part)
 
     def survivors(self, since: int) -> list[int]:
         """Indices of the storages made since event `since` that are still alive."""
@@ -227,6 +238,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._processors,
             tuple(self._values.notes),
             self._values.is_routed,
+            tuple(self.counter.done),
+            self.counter.num_views,
         )
 
 
