@@ -11,6 +11,7 @@ import re
 import time
 from dataclasses import dataclass
 from stat import S_ISREG
+from typing import Literal
 
 from jackline.machine.net import tree_sockets
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
@@ -284,6 +285,22 @@ def catches_signal(pid: int, signum: int) -> bool:
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
+
+
+SignalAnswer = Literal["caught", "ignored", "default", "unknown"]
+
+
+def signal_answer(pid: int, signum: int) -> SignalAnswer:
+    """What the process does about a signal. Python itself always catches SIGINT and raises KeyboardInterrupt."""
+    masks = {}
+    for line in (read_bytes(f"/proc/{pid}/status") or b"").split(b"\n"):
+        if line.startswith((b"SigCgt:", b"SigIgn:")):
+            masks[line[:6]] = int(line.split()[1], 16) >> (signum - 1) & 1
+    if len(masks) < 2:
+        return "unknown"
+    if masks[b"SigCgt"]:
+        return "caught"
+    return "ignored" if masks[b"SigIgn"] else "default"
 
 
 def uses_gpu(pid: int) -> bool:

@@ -120,19 +120,24 @@ def take_over_unless_watched(run: RunDir) -> bool:
     return True
 
 
-def request_stop(run: RunDir, *, by: str, grace_s: float | None = None) -> ProcessId | None:
-    """Ask the supervisor to stop the run, or the command itself if there is none. Returns the process asked."""
+def request_stop(
+    run: RunDir, *, by: str, grace_s: float | None = None, number: int | None = None
+) -> ProcessId | None:
+    """Ask the supervisor to stop the run, or the command itself if there is none. Returns the process asked.
+
+    `number` is the signal for the command; the supervisor itself always gets SIGTERM and passes that one on."""
     import signal
 
     status = read_status(run)
     with contextlib.suppress(OSError):  # who asks is worth knowing, but the signal counts
-        write_stop_request(run, StopRequest(time.time(), by, grace_s, identify(os.getpid())))
+        write_stop_request(run, StopRequest(time.time(), by, grace_s, identify(os.getpid()), number))
     for process in (status.supervisor, status.child):
         if process is not None and is_alive(process) and may_be_signalled(process, run):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+                is_supervisor = process is status.supervisor
+                os.kill(process.pid, signal.SIGTERM if is_supervisor else number or signal.SIGTERM)
                 # A paused process would not handle the signal. The supervisor itself continues a paused command.
-                continue_paused([process.pid] if process is status.supervisor else list_tree(process.pid))
+                continue_paused([process.pid] if is_supervisor else list_tree(process.pid))
                 return process
     return None
 

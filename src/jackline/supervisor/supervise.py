@@ -38,7 +38,8 @@ from jackline.rundir.reserves import release_records, reserve_records
 from jackline.rundir.run_file import read_run_file
 from jackline.supervisor.attempt.autopsy import Autopsy, examine, is_over
 from jackline.supervisor.attempt.heartbeat import HeartbeatNotes
-from jackline.supervisor.attempt.stopping import Stopping, next_step, press
+from jackline.supervisor.attempt.reaction import step_words
+from jackline.supervisor.attempt.stopping import Stopping, asked_to_stop, next_step, press
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.child.environment import attempt_environment
 from jackline.supervisor.child.process import Command, Ending, adopt_command, start_command
@@ -301,15 +302,15 @@ class Supervisor:
         self.stopping, step = next_step(self.stopping, now_s)
         if step is not None:
             self.sent.append(SentSignal(time.time(), int(step.signal), self.stopping.why))
+            self.events.emit("note", step_words(self.run, watch.command, step, self.stopping.stage))
             watch.send(step.signal, step.target)
-            self.events.emit("note", step.text)
 
     def _stop_asked_for(self) -> Stopping:
         """`jackline stop` writes a file beside its signal; a SIGTERM without one came from the system or others."""
         request = read_stop_request(self.run)
         if time.time() - (request.at_s or 0.0) < 30.0:
             self.stop_requested_by = request.by or "jackline stop"
-            return Stopping("stop", request.grace_s if request.grace_s is not None else self.options.grace_s)
+            return asked_to_stop(request, self.options.grace_s)
         self.stop_requested_by = "SIGTERM to the supervisor"
         return Stopping("sigterm", min(PREEMPTION_GRACE_S, self.options.grace_s))
 
@@ -335,10 +336,9 @@ class Supervisor:
         only if it can resume from a checkpoint: a user's own script might still succeed."""
         if self.stopping is not None or not watch.memory.must_end():
             return
-        if read_intent(watch.command.attempt) is not None:
-            return  # it reached a boundary: it is saving and does not use more memory
         checkpoint = self.checkpoints.newest_path()
-        if checkpoint is None:
+        # An intent: it reached a boundary, is saving and does not use more memory.
+        if checkpoint is None or read_intent(watch.command.attempt) is not None:
             return
         self.sent.append(SentSignal(time.time(), int(signal.SIGKILL), "memory"))
         # Signal the group, not the tree: the checkpoint writer has a group of its own and can finish.

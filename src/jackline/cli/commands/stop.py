@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -15,16 +16,27 @@ from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
 from jackline.rundir.run_file import DamagedRun, read_run_file
-from jackline.rundir.status import read_status
+from jackline.rundir.status import RunStatus, read_status
 from jackline.units import format_duration
+
+GROUP_PATIENCE_S = 5.0  # after the grace SIGTERM goes to all its processes, and this later SIGKILL
 
 
 @click.command(short_help="Save and end.")
 @click.argument("run", required=False)
 @click.option("--grace", type=DURATION, help="How long saving may take before it is killed; default: as started.")
+@click.option(
+    "--signal",
+    "signal_name",
+    type=click.Choice(["TERM", "INT"], case_sensitive=False),
+    help="What to send first; default: TERM, and INT (as Ctrl-C) to a script that handles only that.",
+)
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
-def command(run: str | None, grace: float | None, runs_dir: str | None) -> None:
-    """Ask a run to save and end (SIGTERM), and wait until it has.
+def command(run: str | None, grace: float | None, signal_name: str | None, runs_dir: str | None) -> None:
+    """Ask a run to save and end, and wait until it has.
+
+    Says first what will happen: an attached script saves; another one saves only if it handles the signal itself. A
+    run that has not ended when the grace is over is killed.
 
     Without RUN it must be clear which one is meant: with several alive this is an error.
     """
@@ -38,7 +50,8 @@ def command(run: str | None, grace: float | None, runs_dir: str | None) -> None:
             f"run '{found.name}' is not running: it is {status.state}", hint=f"jackline why {found.name}"
         )
     refuse_another_users(found)
-    asked = request_stop(found, by="jackline stop", grace_s=grace)
+    number, words = _foresee(found, status, signal_name)
+    asked = request_stop(found, by="jackline stop", grace_s=grace, number=number)
     if asked is None and read_status(found).state in ("alive", "unwatched"):
         process = status.supervisor or status.child
         raise UsageError(
@@ -48,11 +61,33 @@ def command(run: str | None, grace: float | None, runs_dir: str | None) -> None:
         )
     if asked is None:
         raise UsageError(f"run '{found.name}' ended just now", hint=f"jackline why {found.name}")
-    _say(f"asked run '{found.name}' to save and end; waiting (Ctrl-C leaves it to end by itself)")
-    code = _wait(found.name, lambda: _is_over(found))
+    _say(f"asked run '{found.name}' to end{words}")
+    _say("waiting (Ctrl-C leaves it to end by itself)")
+    code = _wait(found.name, lambda: _is_over(found), _grace_s(status, grace))
     for text in not_uploaded(found) if code == EXIT_DONE else ():
         _say(text)
     sys.exit(code)
+
+
+def _foresee(run: RunDir, status: RunStatus, signal_name: str | None) -> tuple[int, str]:
+    """The signal to send, and what it will do to this script."""
+    from jackline.supervisor.attempt.reaction import choose_signal, reaction
+
+    child = status.child
+    if child is None or not is_alive(child):
+        return int(signal.SIGTERM), ""
+    chosen = choose_signal(run, status.attempt, child.pid)
+    number = int(signal.Signals[f"SIG{signal_name.upper()}"]) if signal_name else chosen
+    why = " because its script handles Ctrl-C and not SIGTERM" if not signal_name and number != signal.SIGTERM else ""
+    return number, f" ({signal.Signals(number).name}{why}): {reaction(run, status.attempt, child.pid, number)}"
+
+
+def _grace_s(status: RunStatus, grace_s: float | None) -> float | None:
+    """How long until it is killed; None where nobody would kill it, because nobody watches it."""
+    if not is_alive(status.supervisor):
+        return None
+    told = status.supervisor_state.options.get("grace_s") if grace_s is None else grace_s
+    return float(told) + GROUP_PATIENCE_S if isinstance(told, int | float) else None
 
 
 def refuse_another_users(run: RunDir) -> None:
@@ -83,7 +118,7 @@ def _is_over(run: RunDir) -> bool:
     return status.state not in ("alive", "unwatched") and not is_alive(status.supervisor)
 
 
-def _wait(name: str, is_over: object) -> int:
+def _wait(name: str, is_over: object, killed_after_s: float | None = None) -> int:
     started_s = time.monotonic()
     told_s = started_s
     try:
@@ -91,7 +126,12 @@ def _wait(name: str, is_over: object) -> int:
             now_s = time.monotonic()
             if now_s - told_s >= 2.0:
                 told_s = now_s
-                _say(f"still ending after {format_duration(now_s - started_s)}")
+                waited_s = now_s - started_s
+                left_s = max(0.0, killed_after_s - waited_s) if killed_after_s is not None else None
+                left = (
+                    f"; it is killed in {format_duration(left_s)} if it has not ended" if left_s is not None else ""
+                )
+                _say(f"still ending after {format_duration(waited_s)}{left}")
             time.sleep(0.1)
     except KeyboardInterrupt:
         _say(f"not waiting any longer; `jackline status {name}` tells when it is over")

@@ -8,7 +8,7 @@ from typing import Any
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId
-from jackline.rundir.records.fields import decode, encode
+from jackline.rundir.records.fields import decode, encode, left_out
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class StopRequest:
     by: str | None = None
     grace_s: float | None = None
     asker: ProcessId | None = None
+    signal: int | None = left_out()  # SIGINT where that was asked for; None: SIGTERM
 
     @staticmethod
     def from_json(raw: object) -> StopRequest:

@@ -9,6 +9,8 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jackline.rundir.records.stop_request import StopRequest
+
 Target = Literal["main", "group", "tree"]
 GROUP_PATIENCE_S = 5.0
 
@@ -31,6 +33,7 @@ class Stopping:
     presses: int = 0  # Ctrl-C
     stage: int = 0  # how many steps were taken
     last_step_at_s: float = 0.0
+    first: int = signal.SIGTERM  # SIGINT for a script that saves on Ctrl-C
 
 
 # A person at the keyboard decides when to escalate. Other callers get a grace period that is known beforehand.
@@ -39,11 +42,18 @@ _BY_PRESS = (
     Step(signal.SIGTERM, "group", "sent SIGTERM to all its processes; press again to kill them"),
     Step(signal.SIGKILL, "tree", "killed all its processes"),
 )
+_INTERRUPT = Step(signal.SIGINT, "main", "sent SIGINT (as Ctrl-C does) to the main process")
 _BY_CLOCK = (
-    Step(signal.SIGTERM, "main", "asked it to save and end (SIGTERM)"),
+    Step(signal.SIGTERM, "main", "sent SIGTERM to the main process"),
     Step(signal.SIGTERM, "group", "the grace is over: SIGTERM to all its processes"),
     Step(signal.SIGKILL, "tree", "it did not end: killed all its processes"),
 )
+
+
+def asked_to_stop(request: StopRequest, grace_s: float) -> Stopping:
+    """The stop that `jackline stop` asks for; `grace_s` is the run's own setting."""
+    own_s = grace_s if request.grace_s is None else request.grace_s
+    return Stopping("stop", own_s, first=int(request.signal or signal.SIGTERM))
 
 
 def press(stopping: Stopping | None, *, grace_s: float) -> Stopping:
@@ -59,7 +69,8 @@ def next_step(stopping: Stopping, now_s: float) -> tuple[Stopping, Step | None]:
     if stopping.why == "ctrl-c":
         step = _BY_PRESS[stopping.stage] if stopping.presses > stopping.stage else None
     else:
-        step = _BY_CLOCK[stopping.stage] if _is_due(stopping, now_s) else None
+        by_clock = (_INTERRUPT, *_BY_CLOCK[1:]) if stopping.first == signal.SIGINT else _BY_CLOCK
+        step = by_clock[stopping.stage] if _is_due(stopping, now_s) else None
     if step is None:
         return stopping, None
     return replace(stopping, stage=stopping.stage + 1, last_step_at_s=now_s), step

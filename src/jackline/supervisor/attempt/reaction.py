@@ -1,0 +1,80 @@
+"""What a polite signal will do to this command: save and end, end at once, or nothing.
+
+Owns the words. Read from the kernel (which signals the process catches or ignores) and from the session's record.
+Does not own: sending signals (stopping.py).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from jackline.machine.proc import SignalAnswer, signal_answer
+from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.session import read_session
+from jackline.rundir.run_file import DamagedRun, read_run_file
+from jackline.supervisor.attempt.stopping import Step
+from jackline.supervisor.child.process import Command
+
+_MAX_SOURCE_BYTES = 1 << 20
+_HANDLES_CTRL_C = re.compile(rb"except\s*\(?[^\n:]*\bKeyboardInterrupt\b|signal\.SIGINT")
+
+
+def reaction(run: RunDir, attempt: int, pid: int, number: int) -> str:
+    return stop_words(signal_answer(pid, number), number, is_attached=is_attached(run, attempt))
+
+
+def step_words(run: RunDir, command: Command, step: Step, stage: int) -> str:
+    """The text of a step; with its first, polite signal what that will do. Call it before the signal is sent."""
+    if stage != 1:
+        return step.text
+    return f"{step.text}: {reaction(run, command.attempt.number, command.child.pid, step.signal)}"
+
+
+def is_attached(run: RunDir, attempt: int) -> bool:
+    """Whether a session inside the command will hear the request."""
+    session = read_session(run)
+    return session.attempt == attempt and session.process is not None and is_alive(session.process)
+
+
+def choose_signal(run: RunDir, attempt: int, pid: int) -> int:
+    """SIGTERM, unless the script would end of it at once and its source shows that it handles Ctrl-C."""
+    if is_attached(run, attempt) or signal_answer(pid, signal.SIGTERM) != "default":
+        return signal.SIGTERM
+    handles = signal_answer(pid, signal.SIGINT) == "caught" and script_handles_ctrl_c(run)
+    return signal.SIGINT if handles else signal.SIGTERM
+
+
+def script_handles_ctrl_c(run: RunDir) -> bool:
+    """Whether a script named in the command mentions KeyboardInterrupt or SIGINT."""
+    try:
+        contents = read_run_file(run)
+    except DamagedRun:
+        return False
+    for word in contents.argv:
+        if word.endswith(".py"):
+            try:
+                with open(Path(contents.cwd) / word, "rb") as source:
+                    if _HANDLES_CTRL_C.search(source.read(_MAX_SOURCE_BYTES)):
+                        return True
+            except OSError:
+                continue
+    return False
+
+
+def stop_words(answer: SignalAnswer, number: int, *, is_attached: bool) -> str:
+    """What a signal will do to a command, by what it does about that signal."""
+    name = signal.Signals(number).name
+    if is_attached:
+        return "it saves after its current step and ends"
+    if answer == "caught" and number == signal.SIGINT:
+        return "Python raises KeyboardInterrupt; what the script does then decides whether it saves"
+    if answer == "caught":
+        return f"it has its own handler for {name}, which decides whether it saves"
+    if answer == "ignored":
+        return f"it ignores {name}, so it is killed when the grace is over"
+    if answer == "default":
+        return f"it has no handler for {name}, so it ends at once and saves nothing"
+    return f"how it answers {name} cannot be read here"
