@@ -131,7 +131,9 @@ class HangWatch:
         # Counted from the start of the attempt, not from minus infinity: otherwise the first stack would be taken
         # right after the first print, and none would be due a second later, when the program falls silent.
         is_due = now_s - max(self.requested_at_s, self._began_s) >= always_every_s
-        is_due = is_due or (is_silent and since_stacks_s >= STACKS_SILENT_EVERY_S)
+        # In a proved deadlock nothing will change, so looking often would only cost CPU.
+        is_proved = self.judge.has_proof()
+        is_due = is_due or (is_silent and not is_proved and since_stacks_s >= STACKS_SILENT_EVERY_S)
         if is_first or is_due:
             self.ask(now_s, pids)
 

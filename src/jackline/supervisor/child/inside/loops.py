@@ -16,7 +16,7 @@ def list_loops(stacks):
             file, function = frame.f_code.co_filename, frame.f_code.co_name
             if function == "run_forever" and file.endswith(("asyncio/base_events.py", "asyncio/windows_events.py")):
                 found.append(_asyncio_loop(ident, slots.local(frame, "self")))
-            elif function == "unrolled_run" and file.endswith("trio/_core/_run.py"):
+            elif function in ("run", "unrolled_run") and file.endswith("trio/_core/_run.py"):
                 found.append(_trio_loop(ident, slots.local(frame, "runner")))
     return [loop for loop in found if loop is not None]
 
@@ -54,7 +54,7 @@ def _awaited_words(waiter):
 
 
 def _coroutine_place(coroutine):
-    """The innermost line of the chain of awaits outside the standard library."""
+    """The innermost line of the chain of awaits, outside the standard library and other packages if there is one."""
     frames, seen = [], 0
     name = str(getattr(coroutine, "__qualname__", "") or "")
     while coroutine is not None and seen < 60:
@@ -68,7 +68,8 @@ def _coroutine_place(coroutine):
             or getattr(coroutine, "gi_yieldfrom", None)
             or getattr(coroutine, "ag_await", None)
         )
-    file, line = awaited.place_of(frames)
+    own = [frame for frame in frames if "-packages" not in frame.f_code.co_filename]
+    file, line = awaited.place_of(own or frames)
     return {"coroutine": name[:80], "file": file, "line": line}
 
 

@@ -1,0 +1,130 @@
+"""What only a process itself knows: tasks of event loops, roles of workers; and when it is asked."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
+from jackline.diagnosis.waiting import effective_wait
+from jackline.machine.readings import Wait
+from jackline.machine.ties import FileLock, read_file_locks
+from jackline.supervisor.attempt.hang_watch import AskedBefore
+from jackline.supervisor.stacks.dumps import without_inherited
+from jackline.supervisor.stacks.standing import Standing, read_standing
+from jackline.supervisor.stacks.take import sample_stacks, with_reports
+from tests.supervisor.hanging import Hanging, hanging, wait_until
+
+ASYNCIO = """
+import asyncio
+async def fetch(batches):
+    async with asyncio.timeout(1000):
+        await batches.get()  # HERE
+async def main():
+    batches = asyncio.Queue()
+    async with asyncio.TaskGroup() as group:
+        for number in range(2): group.create_task(fetch(batches), name=f"fetch-{number}")
+asyncio.run(main())
+"""
+IN_A_THREAD = """
+import asyncio, threading
+class Client:
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+    async def get(self):
+        await asyncio.Event().wait()  # HERE
+client = Client()
+asyncio.run_coroutine_threadsafe(client.get(), client.loop).result()
+"""
+POOL = """
+import multiprocessing, time
+def work(number): time.sleep(1000)  # HERE
+if __name__ == "__main__":
+    multiprocessing.get_context("fork").Pool(2).map(work, [1])
+"""
+
+
+def answered(program: Hanging, num_reports: int = 1) -> Standing:
+    def ask() -> Standing | None:
+        standing = read_standing(program.pids(), program.stacks)
+        return standing if len(standing.reports) >= num_reports else None
+
+    return wait_until(ask, "an answer")
+
+
+@pytest.mark.parametrize(
+    ("text", "waits", "name"), [(ASYNCIO, "local_socket", "fetch-"), (IN_A_THREAD, "lock", "Task-")]
+)
+def test_the_tasks_of_a_loop_are_listed_with_their_awaits(text: str, waits: str, name: str, tmp_path: Path) -> None:
+    with hanging(tmp_path, text, waits=waits) as program:
+        place = f"{program.script}:{program.line()}"
+        wait_until(lambda: place in str(answered(program)).replace("', line=", ":"), "the task")
+        stacks = sample_stacks([program.pid], stacks_folder=program.stacks)
+        (stack,) = with_reports(stacks, answered(program).reports)
+        assert f"task '{name}" in stack.tasks[0]
+        assert f"awaits a future at {place}" in stack.tasks[0]
+        lines = [thread.awaiting for thread in stack.threads if thread.awaiting]
+        assert [f"{line.file}:{line.line}" for line in lines] == [place]
+
+
+def test_a_worker_is_not_placed_at_a_line_of_its_parent_and_has_a_role(tmp_path: Path) -> None:
+    with hanging(tmp_path, POOL, waits="lock") as program:
+        wait_until(lambda: len(program.pids()) == 3, "two workers")
+        reports = {report.pid: report for report in answered(program, 3).reports}
+        workers = [pid for pid in program.pids() if pid != program.pid]
+        assert {reports[pid].role for pid in workers} == {"worker of a Pool"}
+        here = program.line()
+
+        def places() -> set[int]:
+            stacks = sample_stacks(workers, stacks_folder=program.stacks)
+            found = [innermost_user_frame(stack.main) for stack in stacks]
+            return {frame.line for frame in found if frame and frame.is_user}
+
+        wait_until(lambda: here in places(), "the task")
+        assert places() == {here}
+
+
+def test_the_frames_of_the_parent_are_cut_off() -> None:
+    own = Frame("work", "/me/a.py", 3, "", True)
+    launch = Frame("_launch", "/usr/lib/python3.11/multiprocessing/popen_fork.py", 71)
+    parent = Frame("<module>", "/me/a.py", 9, "", True)
+    assert without_inherited(ThreadStack(1, "", (own, launch, parent))).frames == (own,)
+    assert without_inherited(ThreadStack(1, "", (own, parent))).frames == (own, parent)
+
+
+@pytest.mark.parametrize(
+    ("file", "wait", "kind"),
+    [
+        ("/p/fsspec/asyn.py", "network 10.0.0.3:443", "network"),
+        ("/lib/concurrent/futures/_base.py", "network 10.0.0.3:443", "network"),
+        ("/p/fsspec/asyn.py", "network listening on 0.0.0.0:80", "lock"),
+        ("/p/fsspec/asyn.py", "sleep", "lock"),
+        ("/me/train.py", "network 10.0.0.3:443", "lock"),
+    ],
+)
+def test_a_wait_for_a_thread_that_waits_for_the_network_is_network(file: str, wait: str, kind: str) -> None:
+    main = ThreadStack(1, "MainThread", (Frame("sync", file, 1),), True, "lock")
+    helper = ThreadStack(2, "fsspecIO", (Frame("select", "/lib/selectors.py", 1),), False, wait)
+    found = effective_wait(ProcessStack(1, "", (main, helper)), Wait("lock"))
+    assert found.kind == kind
+
+
+def test_a_process_is_asked_after_a_standstill_and_then_ever_more_rarely() -> None:
+    asked = AskedBefore(60.0)
+    times = []
+    for second in range(300):
+        if asked.is_due(float(second), 0.0):
+            asked.note(float(second))
+            times.append(second)
+    assert times[:4] == [5, 20, 43, 77]
+    assert max(after - before for before, after in itertools.pairwise(times)) <= 61
+    assert not AskedBefore(60.0).is_due(100.0, None)
+    assert not AskedBefore(60.0).is_due(100.0, 97.0)
+
+
+def test_file_locks_are_read_with_their_waiters() -> None:
+    text = b"1: FLOCK  ADVISORY  WRITE 708 08:01:1234 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 709 08:01:1234 0 EOF\nx\n"
+    assert read_file_locks(text) == [FileLock(1, 708, "08:01:1234", False), FileLock(1, 709, "08:01:1234", True)]
