@@ -520,3 +520,22 @@ def test_a_time_is_that_of_the_logs_stamps_wherever_it_is_read_and_has_its_date_
         assert clock(now_s - 3600, now_s) == "11:00:00 UTC"
         assert clock(now_s - 86400, now_s) == "2026-11-14 12:00:00 UTC"
     time.tzset()
+
+
+def test_the_evidence_of_a_verdict_can_be_shown_and_kept(tmp_path: Path) -> None:
+    """A process that nobody watches: looked at, explained, and kept as a case that can be replayed."""
+    from jackline.supervisor.hang.case import read_case
+    from tests.supervisor.hanging import LOCK_ABBA, hanging
+
+    kept = tmp_path / "case.json"
+    with hanging(tmp_path / "p", LOCK_ABBA, waits="lock") as program:
+        command = [sys.executable, "-m", "jackline", "why", "--pid", str(program.pid), "--for", "3s", "--evidence"]
+        done = subprocess.run([*command, "--save-case", str(kept)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "STUCK, as far as" in done.stdout
+    assert "they wait for each other" in done.stdout
+    assert "What the verdict rests on\n  rule: deadlocked\n" in done.stdout
+    assert "what would change its mind: one of the threads named runs again" in done.stdout
+    samples, _, said = read_case(json.loads(kept.read_text()))
+    assert said["label"] == "DEADLOCK"
+    assert len(samples) >= 2

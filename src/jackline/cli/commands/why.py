@@ -54,6 +54,9 @@ def command(run: str | None, pid: int | None, runs_dir: str | None, **given: Any
         _show_live(found, status, status.child, look_s, **wanted)
     else:
         _show_ended(found, status, as_json=as_json)
+        _show_last_verdict(
+            found, status, with_evidence=given["with_evidence"] and not as_json, path=given["save_case"]
+        )
 
 
 def check_attempt(run: RunDir, number: int | None) -> int | None:
@@ -118,6 +121,19 @@ def _show_live(run: RunDir, status: RunStatus, child: ProcessId, look_s: float, 
     lines += evidence_section(evidence) if wanted["with_evidence"] else []
     clue = explain_log(run.out_log)
     _print([*lines, *([f"note: {clue}"] if clue else []), f"run folder: {run.path}"])
+
+
+def _show_last_verdict(run: RunDir, status: RunStatus, *, with_evidence: bool, path: Path | None) -> None:
+    """Of a run that has ended: what the last verdict rested on, if it was asked for."""
+    from jackline.cli.text.why_live import evidence_section
+
+    if with_evidence:
+        _print(
+            evidence_section(status.supervisor_state.evidence or {}) or ["there is no evidence of its last verdict"]
+        )
+    attempt = run.last_attempt()
+    if path is not None:
+        _save_case(path, atomic.read_json(attempt.case_file) if attempt else None)
 
 
 def _save_case(path: Path, case: object) -> None:
