@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from jackline.rundir import atomic, registry
+from jackline.rundir.access import patience
+from jackline.rundir.layout import RunDir
 from tests.cli.fuzz import COMMANDS, GOLDEN, HEALTHY, VICTIM, make_base, run_inside
 from tests.deadline import HANGS_S
 
@@ -95,3 +100,35 @@ def test_150_mutations_of_run_files_are_survived_by_all_commands(tmp_path: Path)
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert GOLDEN.exists() and "150 mutations" in done.stdout
+
+
+@pytest.fixture
+def stuck_mount(tmp_path: Path) -> Iterator[Path]:
+    """A mounted file system whose server never answers, as a network mount after its server is gone."""
+    folder = tmp_path / "mnt"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        pytest.skip("this machine has no /dev/fuse, so no mount can be made that hangs")
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"stuck", bytes(folder), b"fuse", 0, options) != 0:
+        os.close(fd)
+        pytest.skip("this process may not mount anything")
+    yield folder
+    os.close(fd)  # everybody who waits is released
+    libc.umount2(bytes(folder), 2)
+
+
+def test_a_run_on_a_mount_that_hangs_does_not_hide_the_others(
+    runs: Path, stuck_mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience.ask_each, "__defaults__", (0.5,))
+    entry = registry.RegistryEntry(str(stuck_mount / "far"), 1.0, registry.NOT_VOUCHED)
+    assert registry.register(RunDir(runs / HEALTHY), vouched=False)
+    atomic.write_json(registry.state_folder() / "runs" / "far.json", entry.to_json())
+    said, trouble = run_inside(["runs", "--runs-dir", str(runs)])
+    assert not trouble
+    assert HEALTHY in said and VICTIM in said
+    assert f"{stuck_mount / 'far'} does not answer: its disk or mount hangs" in said

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from jackline.errors import UsageError
+from jackline.rundir.access.patience import ask_each
 from jackline.rundir.layout import RunDir
-from jackline.rundir.registry import registered_runs
+from jackline.rundir.registry import registered_places
 from jackline.rundir.status import read_status
 
 _NAMED = 5
@@ -21,15 +23,27 @@ def runs_folder(option: str | os.PathLike[str] | None = None) -> Path:
     return Path(option or os.environ.get("JACKLINE_RUNS") or "runs").absolute()
 
 
-def list_runs(folder: Path) -> list[RunDir]:
-    """Runs in `folder`, then runs registered from elsewhere; each once, newest first."""
+def list_runs(folder: Path, hung: list[RunDir] | None = None) -> list[RunDir]:
+    """Runs in `folder`, then runs registered from elsewhere; each once, newest first. A run on a mount that does not
+    answer is left out, and added to `hung`."""
     try:
-        local = [run for run in map(RunDir, folder.iterdir()) if run.has_run_file]
+        local = [RunDir(path) for path in folder.iterdir()]
     except OSError:  # no such folder, or no permission to read it
         local = []
-    seen = {run.path.resolve() for run in local}
-    everywhere = local + [run for run in registered_runs() if run.path.resolve() not in seen]
-    return sorted(everywhere, key=_last_change_s, reverse=True)
+    candidates = local + registered_places()
+    answers = ask_each([functools.partial(_look, run) for run in candidates])
+    if hung is not None:
+        hung += [candidates[number] for number in answers.hung]
+    once: dict[Path, tuple[float, RunDir]] = {}
+    for number, found in sorted(answers.found.items()):
+        if found is not None:
+            once.setdefault(found[0], (found[1], candidates[number]))
+    return [run for _, run in sorted(once.values(), key=lambda pair: pair[0], reverse=True)]
+
+
+def _look(run: RunDir) -> tuple[Path, float] | None:
+    """Where the run really is, and when it last changed; None for what is no run."""
+    return (run.path.resolve(), _last_change_s(run)) if run.has_run_file else None
 
 
 def find_run(word: str | None, folder: Path) -> RunDir:

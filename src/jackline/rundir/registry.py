@@ -91,9 +91,13 @@ def digest_of(run: RunDir) -> str:
 
 def registered_runs() -> list[RunDir]:
     """Runs whose folder still exists, newest registration first."""
+    return [run for run in registered_places() if run.has_run_file]
+
+
+def registered_places() -> list[RunDir]:
+    """Where runs were, newest registration first. Nobody has looked whether they still are."""
     newest = sorted(entries(), key=lambda known: known.registered_at_s or 0.0, reverse=True)
-    runs = [RunDir(Path(known.path)) for known in newest if known.path is not None]
-    return [run for run in runs if run.has_run_file]
+    return [RunDir(Path(known.path)) for known in newest if known.path is not None]
 
 
 def entry_of(run: RunDir) -> RegistryEntry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from jackline.cli.text.table import Cell, Column, draw_table
 from jackline.cli.view import run_view
 from jackline.cli.view.run_view import RunView, read_view
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
+from jackline.rundir.access.patience import ask_each
 from jackline.rundir.find import find_run, list_runs, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.units import format_bytes, format_duration
@@ -61,10 +63,14 @@ def command() -> None:
 def list_command(shows_logs: bool, shows_all: bool, as_json: bool, runs_dir: str | None) -> None:
     """List the runs of the runs folder and those registered from other folders, newest first."""
     folder = runs_folder(runs_dir)
-    found = list_runs(folder)
+    hung: list[RunDir] = []
+    found = list_runs(folder, hung)
     shown = found if shows_all else found[:SHOWN]
     now_s = run_view.wall_clock_s()
-    views = [read_view(run, now_s=now_s) for run in shown]
+    answers = ask_each([functools.partial(read_view, run, now_s=now_s) for run in shown])
+    views = [view for _, view in sorted(answers.found.items())]
+    _say_missing([*hung, *(shown[number] for number in answers.hung)], "does not answer: its disk or mount hangs")
+    _say_missing([run for number, run in enumerate(shown) if number not in {*answers.found, *answers.hung}])
     if as_json:
         from jackline.cli.commands.status import view_json
 
@@ -204,6 +210,11 @@ def _delete_one(run: RunDir) -> None:
 
 
 # -- the tables ------------------------------------------------------------------------------------------------------
+
+
+def _say_missing(runs: Sequence[RunDir], why: str = "cannot be read; `jackline status PATH` tells more") -> None:
+    for run in runs:
+        print(f"{safe_text(run.path, 400)} {why}", file=sys.stderr)
 
 
 def runs_table(views: Sequence[RunView]) -> str:
