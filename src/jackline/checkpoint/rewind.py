@@ -30,10 +30,12 @@ from jackline.checkpoint.writer.lock import AnotherWriter, WriterLock
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_text
+from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import host_name, identify
 from jackline.rundir.records.mirror import read_mirror
+from jackline.rundir.registry import entry_of
 
 Say = Callable[[str], None]
 
@@ -101,7 +103,9 @@ def go_back(run: RunDir, text: str, *, mirror: str | None, say: Say) -> Name:
 def mirror_of(run: RunDir) -> str | None:
     """Where the run's checkpoints are copied to, as the mirror noted at its first upload."""
     place = choose_place(run)
-    return read_mirror(place.folder / catalogue.MIRROR).store or place.mirror
+    known = read_mirror(place.folder / catalogue.MIRROR).store or place.mirror
+    told = (entry_of(run).options or {}).get("mirror")  # the same address, with its password
+    return told if isinstance(told, str) and without_secrets(told) == known else known
 
 
 def tell_rewinds(store: Store, run: str, folder: Path, told: Collection[Rewind] = ()) -> set[Rewind]:
@@ -193,7 +197,7 @@ def _find(choice: Choice, run: RunDir, folder: Path, mirrored: Mirrored | None, 
         wanted.sort(key=lambda generation: is_left_behind(generation.name, rewinds))  # stable: newest first in both
         fetched, damaged = fetch.fetch_first(mirrored.store, run.name, folder, wanted)
         if fetched is not None:
-            say(f"fetched {fetched.name} from the mirror {mirrored.place}")
+            say(f"fetched {fetched.name} from the mirror {without_secrets(mirrored.place)}")
             name_here = parse_name(fetched.path.name)
             assert name_here is not None
             return name_here

@@ -22,6 +22,7 @@ from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.machine.disk import explain_refusal
 from jackline.machine.memory import effective_limit
+from jackline.rundir.access.secrets import HIDDEN, without_secrets
 from jackline.rundir.intent import write_intent
 from jackline.session.attachment import Attachment
 from jackline.session.feeds.choose import choose_feed
@@ -136,7 +137,9 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     if home.is_supervised:
         own, settings = settings.mirror, settings.with_supervisor(os.environ)
         if own is not None and own != settings.mirror:
-            say(f"the mirror is {settings.mirror} (jackline run --mirror); attach(mirror={own!r}) is not used")
+            place = without_secrets(settings.mirror or "")
+            if HIDDEN not in own:  # else it is the same one, with its password
+                say(f"the mirror is {place} (jackline run --mirror); attach(mirror={own!r}) is not used")
     scalars = Scalars()
     reporter = _open_reports(home, scalars)  # before the writer is started: it may raise
     engine = CheckpointEngine(home.run, _engine_settings(settings))

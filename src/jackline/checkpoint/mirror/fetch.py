@@ -35,6 +35,7 @@ from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.checkpoint.writer.commit import free_place
 from jackline.checkpoint.writer.disk import Disk
 from jackline.errors import CannotResume
+from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name
 
@@ -122,7 +123,7 @@ def fetch_run(place: str, name: str, run: RunDir) -> Fetched:
             break
     fetched = fetch_newest(store, name, run.checkpoints)
     if fetched is None:
-        raise CannotResume(f"the mirror {place} holds no checkpoint of '{name}'")
+        raise CannotResume(f"the mirror {without_secrets(place)} holds no checkpoint of '{name}'")
     return fetched
 
 
@@ -147,9 +148,9 @@ def bring_newer(place: str, run: str, folder: Path) -> list[str]:
         raise
     except Exception as problem:  # a store may raise any exception
         if newest is None and isinstance(problem, OSError):
-            raise CannotResume(f"the mirror {place} cannot be read: {problem}") from None
+            raise CannotResume(f"the mirror {without_secrets(place)} cannot be read: {problem}") from None
         return [f"the mirror cannot be read: {problem}; continuing with what is here"]
-    return [] if fetched is None else [f"fetched {fetched.name} from the mirror {place}"]
+    return [] if fetched is None else [f"fetched {fetched.name} from the mirror {without_secrets(place)}"]
 
 
 def _newest_here(folder: Path) -> Name | None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from jackline.errors import UsageError
 from jackline.machine.disk import read_disk
 from jackline.rundir.access.reading import open_plain, read_whole
+from jackline.rundir.access.secrets import without_secrets
 
 _BLOCK_BYTES = 8 << 20
 MAX_READ_BYTES = 1 << 30
@@ -103,14 +104,15 @@ class FsspecStore:
     """S3, GCS, a hub, sftp ... through fsspec."""
 
     def __init__(self, url: str) -> None:
+        shown = without_secrets(url)
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise UsageError(f"the mirror {url} needs the package fsspec", hint="pip install fsspec") from None
+            raise UsageError(f"the mirror {shown} needs the package fsspec", hint="pip install fsspec") from None
         try:
             self._system, self._root = url_to_fs(url)
         except (ImportError, ValueError) as problem:
-            raise UsageError(f"the mirror {url} cannot be used: {problem}") from None
+            raise UsageError(f"the mirror {shown} cannot be used: {without_secrets(str(problem))}") from None
 
     def put(self, local: Path, name: str, moved: Moved | None = None) -> None:
         path = self._path(name)

@@ -21,6 +21,7 @@ from jackline.cli.commands.run import check_mirror, full_place, read_options, st
 from jackline.cli.options import DURATION, SOME_TIME, detach_options, quiet_option
 from jackline.errors import EXIT_DONE, EXIT_USAGE, JacklineError, UsageError
 from jackline.extras import TRAINING, require
+from jackline.rundir.access.secrets import has_secrets, without_secrets
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import default_name
 from jackline.rundir.layout import RunDir
@@ -132,9 +133,13 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
         read_options({**_NOT_ASKED, **given}),
         time_limit_s=config["time_limit_s"] or None,
         disk_budget=config["disk_budget"] or None,
-        typed=click.get_current_context().meta[_TYPED],
+        typed=without_secrets(click.get_current_context().meta[_TYPED]),
     )
     words = with_full_mirror(settings, config["mirror"])
+    if has_secrets(config["mirror"] or ""):
+        # A command line can be read by every user, and run.json is copied: the trainer gets it in its environment.
+        options = replace(options, mirror=config["mirror"])
+        words = [word.replace(config["mirror"], without_secrets(config["mirror"])) for word in words]
     if not given["name"] and not given["is_new"]:
         for line in runs_of_other_length(recipe, found["identity"], runs_folder(given["runs_dir"])):
             click.echo(line, err=True)

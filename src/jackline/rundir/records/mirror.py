@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.rundir import atomic
+from jackline.rundir.access.secrets import hide_in
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.fields import decode, encode, left_out
 
@@ -103,4 +104,4 @@ def read_mirror(path: Path) -> MirrorRecord:
 
 def write_mirror(path: Path, record: MirrorRecord) -> None:
     """Only the mirror process that owns the file calls this, while it holds the mirror's lock."""
-    atomic.write_json(path, record.to_json())
+    atomic.write_json(path, hide_in(record.to_json()))

@@ -130,7 +130,7 @@ def _refuse_to_begin_anew(draft: RunDir, place: str, name: str, own: Name | None
     else:
         return
     raise CannotResume(
-        f"run '{name}' {reached}, and the mirror {place} has {has}",
+        f"run '{name}' {reached}, and the mirror {without_secrets(place)} has {has}",
         hint=f"resume it where it ran, or begin anew: jackline resume {place}/{name} --from-scratch",
     )
 
