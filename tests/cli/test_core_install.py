@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import jackline
-from jackline import extras
 from jackline.diagnosis.preflight.environment import OtherPython, ask_python, compare_environments
 from jackline.extras import EXTRAS, MissingPackage, explained, install_line, require
 from tests.core_install import ROOT, make_core_install
@@ -138,7 +138,7 @@ def test_the_hint_installs_from_where_jackline_came(monkeypatch: pytest.MonkeyPa
             assert name == "direct_url.json"
             return origin
 
-    monkeypatch.setattr(extras.importlib.metadata, "distribution", lambda name: Found())
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Found())
     assert install_line("train") == f"{sys.executable} -m pip install {pip}"
 
 
