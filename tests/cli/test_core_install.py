@@ -46,6 +46,9 @@ def call(program: Path, *words: str, cwd: Path) -> tuple[int, str, str]:
         ("data show a.txt", "`jackline data show` needs numpy, which is not installed in"),
         ("data bench a.txt", "`jackline data bench` needs numpy, which is not installed in"),
         ("mcp", "`jackline mcp` needs mcp, which is not installed in"),
+        ("dash", "`jackline dash` needs starlette and uvicorn, which are not installed in"),
+        ("sample some-run hello", f"`jackline sample` {NEEDS_TORCH}"),
+        ("export some-run", f"`jackline export` {NEEDS_TORCH}"),
         ("demo", f"`jackline demo` {NEEDS_TORCH}"),
         ("run --mirror s3://bucket/x -- true", "the mirror s3://bucket/x needs fsspec, which is not installed in"),
     ],
@@ -54,7 +57,7 @@ def test_a_command_that_needs_more_names_the_extra(core: Path, tmp_path: Path, w
     (tmp_path / "a.txt").write_text("some text\n")
     code, out, err = call(core, *words.split(), cwd=tmp_path)
     env = core.parents[1]
-    extra = "mcp" if words == "mcp" else "train"
+    extra = words if words in EXTRAS else "train"
     hint = f"hint: uv pip install --python {env}/bin/python 'jackline[{extra}]'\n"
     assert (code, out, err) == (2, "", f"error: {what} {env}\n{hint}")
     assert not (tmp_path / "runs").exists()  # no run is left behind that could never have worked
