@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jackline.cli.commands.train import runs_of_other_length
-from jackline.errors import UsageError
+from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile, write_run_file
 from jackline.trainer.config import Resolved, identity, resolve, save_config
@@ -100,3 +100,22 @@ def test_more_steps_without_a_name_say_which_run_there_is_and_how_to_continue_it
     assert lines[0].startswith("run 'demo-1' has these settings with another length (max_steps=1000, now 2000)")
     assert "--name demo-1 --continue-with-changes" in lines[1]
     assert runs_of_other_length("demo", identity(resolve("demo", ["lr=2e-3"]).config), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "files"), [(["a.txt"], "1 file of 0 B matches"), (["a.txt", "b.txt"], "2 files of 0 B match")]
+)
+def test_empty_data_is_refused_before_anything_is_built(tmp_path: Path, names: list[str], files: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    data = f"{tmp_path}/*.txt"
+    config = resolve("demo", [f"data={data}", f"data_dir={tmp_path / 'cache'}", "val_fraction=0"]).config
+    with Console() as console, pytest.raises(JacklineError) as found:
+        open_corpus(config, console)
+    assert str(found.value) == (
+        f"error: the data of recipe 'demo' cannot be loaded: {data}\n"
+        f"       it is empty: {files} {data}\n"
+        "       there: was the download or the export complete?\n"
+        "hint: --data SOURCE trains on other data: a path, glob, http(s)://, hf://, or python-stdlib"
+    )
+    assert not (tmp_path / "cache").exists()

@@ -165,6 +165,7 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
     with _explained(config):
         if (own := config.open_text(console)) is not None:
             return Corpus(own, None)
+        refuse_empty(config)
         with _told(console, "training data") as report:
             train = open_data(spec_of(config, "train"), settings, report)
         if config.val_fraction == 0:
@@ -185,6 +186,20 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
     for line in notes(validation.cache.folder):
         console.say(line, "data")
     return corpus
+
+
+def refuse_empty(config: TrainConfig) -> None:
+    """Raise where all files of the data are empty, before anything is tokenised or rehearsed. Local files only: the
+    first one with a byte in it ends the search."""
+    if "://" in config.data:
+        return
+    count = 0
+    for count, file in enumerate(list_files(config.data, needs_known_ending=True), 1):  # noqa: B007
+        if file.size != 0:
+            return
+    if count:
+        files = "1 file of 0 B matches" if count == 1 else f"{count:,} files of 0 B match"
+        raise UsageError(f"it is empty: {files} {config.data}", hint="was the download or the export complete?")
 
 
 def _check_validation(config: TrainConfig, validation: Data) -> None:
