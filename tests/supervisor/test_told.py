@@ -51,6 +51,17 @@ def test_a_resumed_bar_does_not_promise_an_end_that_its_jump_implies() -> None:
     assert later.eta_s == pytest.approx(44 * 5.0, rel=0.05)
 
 
+def test_a_resumed_bar_that_is_seldom_redrawn_does_not_promise_too_much_either() -> None:
+    """tqdm learns from the jump that it may skip redraws; its own rate recovers only after many steps."""
+    told = Told()
+    bars = ["  0%|          | 0/60 [00:00<?, ?it/s]", " 53%|█████▎    | 32/60 [00:01<00:00, 31.97it/s]"]
+    hear(told, *bars)
+    later = [" 60%|██████    | 36/60 [00:03<00:02,  9.77it/s]", " 63%|██████▎   | 38/60 [00:04<00:03,  7.08it/s]"]
+    found = hear(told, later[0], start_s=3.0)
+    found = hear(told, later[1], start_s=4.0)
+    assert found.eta_s == pytest.approx(11.0, rel=0.3), "two steps a second, 22 to go"
+
+
 def test_a_fast_bar_from_the_start_keeps_its_pace() -> None:
     texts = draw(100, 20, 20, 20, 20)
     found = hear(Told(), *texts[:4], every_s=5.0)
@@ -87,6 +98,17 @@ def test_the_loss_of_an_epochs_batch_gets_a_step_of_the_run(tmp_path: Path) -> N
     assert [point.epoch for point in series.points] == [1, 1, 1, 1, 2, 2, 2, 2]
     assert told.progress is not None
     assert (told.progress.done, told.progress.total, told.progress.of) == (8, 12, "run")
+
+
+def test_a_line_about_the_end_of_an_epoch_does_not_turn_batches_into_epochs(tmp_path: Path) -> None:
+    told = Told(RunDir(tmp_path))
+    told.take_lines(
+        ["| epoch   1 |   240/  249 batches | lr 20.00 | loss  5.63", "| end of epoch   1 | valid loss  5.90"], NOW_S
+    )
+    assert told.progress is not None
+    assert (told.progress.done, told.progress.total, told.progress.unit) == (240, 249, "batches")
+    found = {series.name: series.points[0].step for series in read_series(RunDir(tmp_path))}
+    assert found == {"lr": 240, "loss": 240, "valid_loss": 240}
 
 
 def test_a_validation_line_without_a_count_gets_the_step_before_it(tmp_path: Path) -> None:

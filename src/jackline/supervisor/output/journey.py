@@ -43,6 +43,7 @@ class Journey:
         self._epoch: float | None = None  # from a line such as 'Epoch 3/10', which Keras prints before its bars
         self._epochs: float | None = None
         self._first_epoch = 1.0
+        self._fine: Progress | None = None  # the newest report of something finer than epochs
         self.step: float | None = None  # counts through the whole run
 
     def take(self, progress: Progress, now_s: float) -> Progress:
@@ -50,11 +51,16 @@ class Journey:
             self.step = progress.done
             return replace(self._pace.update(progress, now_s), at_s=now_s)
         told = self._with_epoch(progress)
+        if told.unit == "epochs" and told.source == "line" and self._fine is not None:
+            return self._fine  # '| end of epoch 3 | valid loss 5.9': the batches say more, and have counted on
         counter = self._count(told, now_s)
         whole = self._as_run(told, counter, now_s)
         if not _ASIDE.search(told.phase):
             self.step = self._step(told, counter)
-        return replace(self._pace.update(whole, now_s), at_s=now_s)
+        found = replace(self._pace.update(whole, now_s), at_s=now_s)
+        if told.unit != "epochs" and told.total is not None and not _ASIDE.search(told.phase):
+            self._fine = found
+        return found
 
     def _with_epoch(self, progress: Progress) -> Progress:
         """The report with the epoch that it is in, and the first and last epoch remembered."""

@@ -6,6 +6,7 @@ progress is worse than none. Does not own: reading bars (bars.py) and lines (lin
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import deque
@@ -111,13 +112,14 @@ class Pace:
 
 
 def _has_leapt(samples: deque[tuple[float, float]], total: float | None) -> bool:
-    """Whether its first gain is a jump (a resume) and not work: far larger than any gain since."""
+    """Whether its first gain is a jump (a resume) and not work: far faster than anything since."""
     if total is None or len(samples) < 2 or samples[0][1] > 0.02 * total:
         return False
-    gains = [after[1] - before[1] for before, after in zip(samples, list(samples)[1:], strict=False)]
-    if gains[0] < max(3.0, 0.05 * total):
+    pairs = list(itertools.pairwise(samples))
+    if pairs[0][1][1] - pairs[0][0][1] < max(3.0, 0.05 * total):
         return False
-    return len(gains) == 1 or gains[0] > 10 * max(gains[1:])
+    rates = [(after[1] - before[1]) / max(1e-3, after[0] - before[0]) for before, after in pairs]
+    return len(rates) == 1 or rates[0] > 3 * max(rates[1:])
 
 
 def median_rate(samples: list[tuple[float, float]]) -> float | None:
