@@ -297,20 +297,21 @@ class Pool:
 class Stopper: bad = 0
 def main():
     global run
-    pool, stopper, losses, count, mean, others = Pool(), Stopper(), [], 0, 0.0, iter(make_loader())
+    pool, stopper, losses, count, mean, others, best = Pool(), Stopper(), [], 0, 0.0, iter(make_loader()), 9.0
     with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="x") as run:
         for epoch in run.epochs(3):
             for i, batch in enumerate(bar := tqdm(run.steps())):
                 loss = train(batch); value = loss.item(); now = time.time()
                 pool.images.append(batch[0][0]); losses.append(value); count += 1; mean = 0.9 * mean + value
-            stopper.bad += 1
+            stopper.bad += 1; seen = [value for value in losses]; worst = max(seen)
+            if value < best: best = value
 main()
 """
     ended = nursery.run(HEAD + script, [], tmp_path)
     assert ended.code == 0, ended.output
     lines = re.findall(r"is in no checkpoint, so a resume starts it over: (.*?)\. Attach it", ended.output)
     named = [sorted(re.findall(r"(\S+) \(", line)) for line in lines]
-    assert named == [["count", "losses", "mean", "others", "pool.images"], ["stopper.bad"]], ended.output
+    assert named == [["count", "losses", "mean", "others", "pool.images"], ["best", "stopper.bad"]], ended.output
 
 
 # -- the program changes ---------------------------------------------------------------------------------------------

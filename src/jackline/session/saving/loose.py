@@ -152,7 +152,7 @@ def _add(found: Seen, name: str, value: Any, known: set[int], depth: int) -> Non
     if id(value) in known or isinstance(value, type) or type(value).__module__.startswith("jackline."):
         return
     if isinstance(value, _PLAIN):
-        found[name] = value, _shown(value)
+        found[name] = value if value == value else "nan", _shown(value)
     elif (summary := _summary(value, known)) is not None:
         found[name] = summary, f"a {type(value).__name__}"
     elif depth and _is_own(value):
@@ -192,46 +192,90 @@ def _is_own(value: Any) -> bool:
 
 
 def _fleeting(frame: FrameType) -> set[str]:
-    """Names that every pass of the loop around the current line sets anew, without their old value."""
+    """Names that each pass of the loops around the current line sets before it reads them."""
     tree = source_of(frame)
     if tree is None:
         return {name for name, value in frame.f_locals.items() if not isinstance(value, Dataset)}
-    set_anew: set[str] = set()
-    kept: set[str] = set()
+    stored: set[str] = set()
+    read_first: set[str] = set()
     for loop in [node for node in ast.walk(tree) if isinstance(node, _LOOPS)]:
-        if not loop.lineno <= frame.f_lineno <= (loop.end_lineno or loop.lineno):
-            continue
-        for node in ast.walk(loop):
-            names, value = _set_by(node)
-            read = {part.id for part in ast.walk(value) if isinstance(part, ast.Name)} if value is not None else set()
-            set_anew |= names - read
-            kept |= names & read
-    return set_anew - kept
+        if loop.lineno <= frame.f_lineno <= (loop.end_lineno or loop.lineno):
+            flow = _Flow()
+            flow.visit(loop)
+            stored |= flow.stored
+            read_first |= flow.read_first
+    return stored - read_first
 
 
-def _set_by(node: ast.AST) -> tuple[set[str], ast.AST | None]:
-    """The names that a statement sets, and from what."""
-    if isinstance(node, ast.AugAssign):
-        return set(_names(node.target)), node.target
-    if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-        return set(_names(node.target)), None
-    if isinstance(node, ast.Assign):
-        return {name for target in node.targets for name in _names(target)}, node.value
-    if isinstance(node, ast.AnnAssign | ast.NamedExpr):
-        return set(_names(node.target)), node.value
-    if isinstance(node, ast.withitem) and node.optional_vars is not None:
-        return set(_names(node.optional_vars)), None
-    return set(), None
+class _Flow(ast.NodeVisitor):
+    """In which order a piece of code reads and sets names. Bodies of inner loops are taken to run."""
 
+    def __init__(self) -> None:
+        self.stored: set[str] = set()
+        self.read_first: set[str] = set()
+        self._is_set: set[str] = set()
 
-def _names(target: ast.AST) -> Iterator[str]:
-    if isinstance(target, ast.Name):
-        yield target.id
-    elif isinstance(target, ast.Tuple | ast.List):
-        for part in target.elts:
-            yield from _names(part)
-    elif isinstance(target, ast.Starred):
-        yield from _names(target.value)
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.read_first |= {node.id} - self._is_set
+        else:
+            self.stored.add(node.id)
+            self._is_set.add(node.id)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._visit(node.value, *node.targets)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._visit(*([node.value] if node.value is not None else []), node.target)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._visit(node.value, node.target)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self.read_first |= {node.target.id} - self._is_set
+        self._visit(node.value, node.target)
+
+    def visit_For(self, node: ast.For) -> None:
+        self._visit(node.iter, node.target, *node.body, *node.orelse)
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        before = set(self._is_set)
+        self._visit(*node.body)
+        after, self._is_set = self._is_set, before
+        self._visit(*node.orelse)
+        self._is_set &= after
+
+    def visit_ListComp(self, node: ast.ListComp) -> None:
+        self._visit_inside(node.generators, node.elt)
+
+    def visit_SetComp(self, node: ast.SetComp) -> None:
+        self._visit_inside(node.generators, node.elt)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
+        self._visit_inside(node.generators, node.elt)
+
+    def visit_DictComp(self, node: ast.DictComp) -> None:
+        self._visit_inside(node.generators, node.key, node.value)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """What a function reads is not known before it is called."""
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        pass
+
+    def _visit(self, *nodes: ast.AST) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    def _visit_inside(self, generators: list[ast.comprehension], *values: ast.AST) -> None:
+        """A comprehension has names of its own."""
+        before, stored = set(self._is_set), set(self.stored)
+        for one in generators:
+            self._visit(one.iter, one.target, *one.ifs)
+        self._visit(*values)
+        self._is_set, self.stored = before, stored
 
 
 def _shown(value: Any) -> str:
