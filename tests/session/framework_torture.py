@@ -266,7 +266,7 @@ def main() -> int:
             nurseries = [Nursery(IMPORTS[library]) for _ in range(given.jobs)]
             shares = [cells[number :: given.jobs] for number in range(given.jobs)]
             for _ in pool.map(
-                run_share, [folder / str(n) for n in range(given.jobs)], nurseries, shares, [tally] * 9
+                run_share, [folder / f"{library}-{n}" for n in range(given.jobs)], nurseries, shares, [tally] * 9
             ):
                 pass
             for nursery in nurseries:

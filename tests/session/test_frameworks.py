@@ -20,7 +20,7 @@ from tests.session.nursery import EVERY_SAVE, Ended, Nursery
 from tests.session.test_integrations import is_installed, needs
 
 pytestmark = pytest.mark.xdist_group("integrations")
-# Six cells each: both accumulations, workers, a kill and a stop at the end of an epoch, and what people add.
+# Some cells each: both accumulations, workers, a kill and a stop at the end of an epoch, and what people add.
 CELLS = {
     "transformers": (
         Cell("transformers", 5, accumulate=3, workers=2, scheduler="plateau"),
@@ -29,6 +29,7 @@ CELLS = {
         Cell("transformers", 7, extra="iterable"),
         Cell("transformers", 9, extra="early stopping"),
         Cell("transformers", 16, extra="counting callback"),
+        Cell("transformers", 5, workers=1, scheduler="plateau", how="term", extra="short epochs"),
     ),
     "lightning": (
         Cell("lightning", 5, accumulate=3, workers=2, scheduler="plateau"),

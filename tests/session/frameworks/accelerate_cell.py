@@ -29,7 +29,7 @@ if EXTRA == "iterable":
 elif EXTRA == "weighted sampler":
     loader = DataLoader(data, sampler=WeightedRandomSampler(weights_for_samples(), SAMPLES), **options)
 elif EXTRA == "subset sampler":
-    loader = DataLoader(data, sampler=SubsetRandomSampler(range(0, SAMPLES, 2)), **options)
+    loader = DataLoader(data, sampler=SubsetRandomSampler(range(0, SAMPLES - 2, 2)), **options)
 elif EXTRA == "fewer samples":
     loader = DataLoader(data, sampler=RandomSampler(data, num_samples=15), **options)
 else:

@@ -118,7 +118,7 @@ if EXTRA == "early stopping":
 if EXTRA in ("iterable", "stateful stream", "max_steps"):
     options["max_steps"] = 20
 if EXTRA == "persistent evaluation":
-    options["dataloader_persistent_workers"] = True
+    options.update(dataloader_persistent_workers=True, dataloader_num_workers=1)
 if EXTRA == "evaluation at start":
     options.update(eval_on_start=True)
     callbacks = [EarlyStoppingCallback(20)]

@@ -80,6 +80,10 @@ class HandedOut:
                 self._places.append(self._read())
         return batch
 
+    def leave_epoch(self) -> None:
+        """The framework ends this epoch before its data do; the next one follows."""
+        self._is_over = True
+
     @property
     def place(self) -> Place:
         """The position at a step's end: everything handed out was trained on, except what is held ahead."""

@@ -248,6 +248,8 @@ class Link(TrainerCallback):
         if not self._is_step_over or self._batches is None:
             return
         self._is_step_over = False
+        if self._trainer.control.should_epoch_stop:
+            return  # a callback ends the epoch here: what is due is saved behind it, and not in the middle of it
         if self._is_due or self._is_wanted():
             self._is_due = False
             self._save(self._batches.place)
@@ -259,7 +261,10 @@ class Link(TrainerCallback):
         state, control = self._trainer.state, self._trainer.control
         if control.should_training_stop or self._batches.epoch + 1 >= state.num_train_epochs:
             self._save(self._batches.next_place, complete={"total": state.max_steps})
-        elif self._is_wanted():
+        elif self._is_due or self._is_wanted():
+            self._is_due = False
+            if control.should_epoch_stop:
+                self._batches.leave_epoch()
             self._save(self._batches.next_place)
             self._leave_if_asked()
 

@@ -20,6 +20,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from jackline.checkpoint.state.attributes import summarise
@@ -32,7 +33,7 @@ _MAX_DEPTH = 3
 _NAMED = 5
 _PLAIN = (bool, int, float, complex, str)
 _CONTAINERS = (list, dict, set, deque)
-_STATES = (Tensor, numpy.ndarray, Optimizer, torch.Generator, random.Random, numpy.random.Generator)
+_STATES = (Tensor, numpy.ndarray, Optimizer, nn.Module, torch.Generator, random.Random, numpy.random.Generator)
 _LONG = 10_000
 _MAX_KNOWN = 200_000
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -166,10 +167,8 @@ def _summary(value: Any, known: set[int]) -> Any:
     """What compares equal as long as the value is the same; None for a value that is no state, or has attributes."""
     if is_iterator(value):
         return object()  # how far it is cannot be seen, but a loop that keeps one moves it on
-    if isinstance(value, nn.Module):
-        # A wrapper of a module that is saved has no parameters of its own.
-        is_wrapper = all(id(one) in known for one in value.parameters()) and any(True for _ in value.parameters())
-        return None if is_wrapper else summarise(value, known, [_MAX_LEAVES])
+    if _is_wrapper(value, known):
+        return None
     if isinstance(value, Tensor) and value.grad_fn is not None:
         return None  # made in this step
     if isinstance(value, _CONTAINERS) and len(value) > _LONG:
@@ -178,6 +177,17 @@ def _summary(value: Any, known: set[int]) -> Any:
         return summarise(value, known, [_MAX_LEAVES])
     is_stateful = callable(getattr(value, "state_dict", None))
     return summarise(value.state_dict(), known, [_MAX_LEAVES]) if is_stateful else None
+
+
+def _is_wrapper(value: Any, known: set[int]) -> bool:
+    """Whether it is another form of an object that is saved: a compiled module, accelerate's optimizer."""
+    if isinstance(value, nn.Module):
+        parameters = list(value.parameters())
+        return bool(parameters) and all(id(one) in known for one in parameters)
+    held = [part for part in getattr(value, "__dict__", {}).values() if id(part) in known]
+    if isinstance(value, Optimizer):
+        return any(isinstance(part, Optimizer) for part in held)
+    return any(isinstance(part, LRScheduler) for part in held)
 
 
 def _is_own(value: Any) -> bool:
