@@ -14,7 +14,7 @@ const SHAPES = {
 const main = document.getElementById("main"), lost = document.getElementById("lost");
 const news = document.getElementById("news"), place = document.getElementById("place");
 
-let token = "", page = null, timer = 0, wait = EVERY_MS, heardAt = 0, isLost = false;
+let token = "", page = null, asking = null, timer = 0, wait = EVERY_MS, heardAt = 0, isLost = false;
 
 // -- small parts -------------------------------------------------------------------------------------------------------
 
@@ -74,16 +74,18 @@ async function ask(path) {
 
 async function poll() {
   const asked = page;
+  if (asking === asked) return; // its answer is on the way, and asks again
+  asking = asked;
   let isMore = false;
   try {
     isMore = await asked.update();
-    heard();
+    if (asked === page) heard();
   } catch (error) {
     if (asked !== page) return;
-    if (error.isToken) askForToken();
-    else if (error.isGone) { heard(); show(main, say("This run is not there any more."), make("a", { href: "#/", text: "All runs" })); return; }
-    else unheard();
-  }
+    if (error.isToken) { askForToken(); return; }
+    if (error.isGone) { heard(); show(main, say("This run is not there any more."), make("a", { href: "#/", text: "All runs" })); return; }
+    unheard();
+  } finally { if (asking === asked) asking = null; }
   if (asked !== page) return;
   const calm = document.hidden ? HIDDEN_MS : EVERY_MS;
   wait = isLost ? Math.min(MOST_MS, wait * 2) : calm;
@@ -182,12 +184,13 @@ function row(run, now) {
 
 function runPage(key) {
   const part = (title, ...inside) => make("section", {}, make("h2", { text: title }), ...inside);
-  const holders = Object.fromEntries(["verdict", "cards", "charts", "time", "told", "facts"].map((name) => [name, make("div")]));
+  const holders = Object.fromEntries(["cards", "charts", "time", "told", "facts"].map((name) => [name, make("div")]));
+  holders.verdict = verdictPart();
   holders.cards.className = "cards"; holders.charts.className = "charts";
   const chartState = { curves: new Map(), cursor: "", others: new Map(), x: "step", log: false, smoothing: 0.6, machine: [], attempts: [], share: 1 };
   const tools = chartTools(chartState, () => drawCharts(holders.charts, chartState, key), key);
   const timeline = timelinePart(key, holders.told), stacks = stacksPart(key), log = logPart(key);
-  main.replaceChildren(holders.verdict, holders.cards,
+  main.replaceChildren(holders.verdict.element, holders.cards,
     part("Charts", tools.element, holders.charts),
     part("Where the time went", holders.time),
     part("What happened", timeline.tools, holders.told),
@@ -212,17 +215,28 @@ function runPage(key) {
   };
 }
 
+// The sentence stays the same element, so that a screen reader says it when it changes and only then.
+function verdictPart() {
+  const name = make("h1"), sign = make("span", { kind: "sign", "aria-hidden": "true" }), words = make("span"), more = make("div");
+  const box = make("section", { kind: "verdict" }, name, make("p", { kind: "say", role: "status" }, sign, words), more);
+  const put = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+  return {
+    element: box,
+    fill(told, ...parts) {
+      if (box.className !== "verdict " + told.tone) box.className = "verdict " + told.tone;
+      put(name, told.name); put(sign, SIGNS[told.tone] + " "); put(words, told.sentence);
+      show(more, ...parts);
+    },
+  };
+}
+
 function showVerdict(holders, found) {
   const told = found.told, share = told.share === null ? "" : make("progress", { max: 1, value: told.share, "aria-label": "progress" });
   place.textContent = told.name;
   icon(told.tone);
   const far = told.share === null ? told.word : Math.round(told.share * 100) + " %";
   document.title = `${SIGNS[told.tone]} ${far} - ${told.name}`;
-  show(holders.verdict, make("section", { kind: "verdict " + told.tone },
-    make("h1", { text: told.name }),
-    make("p", { kind: "say", role: "status" }, make("span", { kind: "sign", "aria-hidden": "true", text: SIGNS[told.tone] + " " }), told.sentence),
-    share, ...told.details.map((line) => say(line)),
-    told.hint ? say("What to do: " + told.hint, "dim") : ""));
+  holders.verdict.fill(told, share, ...told.details.map((line) => say(line)), told.hint ? say("What to do: " + told.hint, "dim") : "");
   const cards = told.cards.map((card) => {
     const meter = card.share === null ? "" : make("meter", { min: 0, max: 1, high: 0.85, value: card.share, "aria-label": card.title + ": share in use" });
     return make("div", { kind: "box " + card.tone }, make("h2", { text: card.title }), ...card.lines.map((line) => say(line)), meter);
@@ -426,8 +440,6 @@ function timelinePart(key, holder) {
   }
 
   const leave = () => { if (newest) stores.write(local, mark, String(newest)); };
-  document.addEventListener("visibilitychange", () => { if (document.hidden) leave(); });
-  window.addEventListener("pagehide", leave);
   return {
     tools: make("div", { kind: "tools" }, make("label", {}, only, "only warnings")),
     leave,
@@ -529,7 +541,6 @@ function readToken() {
 }
 
 function go() {
-  if (location.hash === "#main") return;
   readToken();
   clearTimeout(timer);
   if (page) page.leave();
@@ -542,6 +553,10 @@ function go() {
 }
 
 window.addEventListener("hashchange", go);
-document.addEventListener("visibilitychange", () => { if (!document.hidden && page) { clearTimeout(timer); poll(); } });
+window.addEventListener("pagehide", () => page.leave());
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) page.leave(); else { clearTimeout(timer); poll(); }
+});
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 setInterval(tellTime, 1000);
 go();

@@ -1,0 +1,164 @@
+"""What the page of `jackline dash` costs: its weight, a run with a million steps, 200 runs, a change of state.
+
+    .venv/bin/python bench/dash.py [--steps 1000000] [--runs 200]
+
+Starts the real server on made run folders and asks it as the page does. CPU time is the server's, from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "format1-finished"
+STATIC = ("", "app.css", "app.js", "charts.js", "icon.svg")
+
+
+class Server:
+    """`jackline dash`, and the CPU time that it has used."""
+
+    def __init__(self, runs: Path, state: Path) -> None:
+        env = {**os.environ, "XDG_STATE_HOME": str(state)}
+        command = [sys.executable, "-m", "jackline", "dash", "--port", "0", "--runs-dir", str(runs)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, text=True
+        )
+        assert self.process.stdout is not None
+        self.base, _, self.token = self.process.stdout.readline().strip().partition("#token=")
+        for _ in range(600):
+            try:
+                self.get("icon.svg")
+                return
+            except OSError:
+                time.sleep(0.05)
+
+    def get(self, path: str) -> bytes:
+        headers = {"X-Jackline-Token": self.token, "Accept-Encoding": "gzip"}
+        with urllib.request.urlopen(urllib.request.Request(self.base + path, headers=headers), timeout=60) as answer:
+            body: bytes = answer.read()
+            self.is_packed = answer.headers.get("Content-Encoding") == "gzip"
+        return body
+
+    def json(self, path: str) -> Any:
+        body = self.get(path)
+        return json.loads(gzip.decompress(body) if self.is_packed else body)
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_mib(self) -> float:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def make_run(path: Path, steps: int, seed: int) -> None:
+    shutil.copytree(GOLDEN, path)
+    rng = random.Random(seed)
+    contents = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**contents, "name": path.name}))
+    with open(path / "metrics-0.jsonl", "w") as file:
+        for step in range(steps):
+            loss = 3 * math.exp(-step / steps * 4) + 0.9 + rng.gauss(0, 0.03) + (9 if step == steps * 2 // 3 else 0)
+            lr = 3e-4 * (1 - step / steps)
+            file.write(f'{{"step":{step},"at_s":{1.79e9 + step * 0.1:.1f},"loss":{loss:.5f},"lr":{lr:.6g}}}\n')
+
+
+def timed(server: Server, what: str, limit: str, call: Any) -> Any:
+    before, began = server.cpu_s(), time.monotonic()
+    found = call()
+    wall_s, cpu_s = time.monotonic() - began, server.cpu_s() - before
+    print(f"{what:<58} {wall_s:6.2f} s wall  {cpu_s:5.2f} s CPU of the server   {limit}")
+    return found
+
+
+def open_run(server: Server, key: str) -> Any:
+    for part in ("", "/events", "/log"):
+        server.get(f"api/runs/{key}{part}")
+    return server.json(f"api/runs/{key}/curves")
+
+
+def read_whole(server: Server, key: str, cursor: str) -> Any:
+    while True:
+        found = server.json(f"api/runs/{key}/curves?since={cursor}")
+        if found["is_whole"]:
+            return found
+        cursor = found["cursor"]
+
+
+def state_change(server: Server, runs: Path, key: str) -> float:
+    """From the moment in which exit.json says it failed until a page that asks every two seconds knows it."""
+    exit_file = next((runs / "run-000" / "attempts").glob("*/exit.json"))
+    record = json.loads(exit_file.read_text())
+    server.get(f"api/runs/{key}")
+    time.sleep(0.3)
+    exit_file.write_text(json.dumps({**record, "exit_code": 1, "cause": "own_exception", "is_stopped": False}))
+    began = time.monotonic()
+    while server.json(f"api/runs/{key}")["told"]["state"] != "dead":
+        time.sleep(2.0)
+    return time.monotonic() - began + 2.0  # at worst it had asked just before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=200)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder) / "runs"
+        make_run(runs / "long", asked.steps, 0)
+        for number in range(asked.runs - 1):
+            make_run(runs / f"run-{number:03d}", 2000, number)
+        size_mb = (runs / "long" / "metrics-0.jsonl").stat().st_size / 1e6
+        server = Server(runs, Path(folder) / "state")
+        try:
+            listed = timed(
+                server, f"list of {asked.runs} runs, first answer", "<= 1 s, 0.5 s", lambda: server.json("api/runs")
+            )
+            while not listed["is_whole"]:
+                listed = timed(server, "  the rest of its curves and goodput", "", lambda: server.json("api/runs"))
+            timed(server, "  asked again", "", lambda: server.json("api/runs"))
+            keys = {row["name"]: row["key"] for row in listed["runs"]}
+            title = f"open a run with {asked.steps:,} steps ({size_mb:.0f} MB)"
+            first = timed(server, title, "<= 1 s, 0.5 s", lambda: open_run(server, keys["long"]))
+            whole = first
+            if not first["is_whole"]:
+                title = "  until every line is read (samples are shown before)"
+                whole = timed(server, title, "", lambda: read_whole(server, keys["long"], first["cursor"]))
+            peak = max(
+                max(curve.get("high") or curve["last"]) for curve in whole["curves"] if curve["name"] == "loss"
+            )
+            print(f"  the spike of one step among {asked.steps:,} is shown: {peak > 9}")
+            again = f"api/runs/{keys['long']}/curves?since={whole['cursor']}"
+            timed(server, "  asked again", "", lambda: server.json(again))
+            weight = sum(len(server.get(name)) for name in STATIC)
+            data = sum(
+                len(server.get(f"api/runs/{keys['long']}{part}")) for part in ("", "/events", "/log", "/curves")
+            )
+            print(f"page weight, compressed: {weight / 1e3:.1f} KB page + {data / 1e3:.1f} KB data   <= 150 KB")
+            print(
+                f"a state change is shown after at most {state_change(server, runs, keys['run-000']):.1f} s   <= 3 s"
+            )
+            print(f"memory of the server: {server.rss_mib():.0f} MiB")
+        finally:
+            server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The page in a real browser, on real run folders. Skipped in words without playwright or Debian's chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jackline.rundir.layout import RunDir
+from tests.dashboard.asking import Served
+from tests.dashboard.conftest import write_metrics
+from tests.deadline import HANGS_S
+
+pytest.importorskip("starlette", reason="the extra 'dash' is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+if not Path(CHROMIUM).exists():
+    pytest.skip("there is no chromium: apt-get install chromium", allow_module_level=True)
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as found:
+        started = found.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Page:
+    """A tab that counts what must never happen: dialogs, errors, requests to other hosts."""
+
+    def __init__(self, browser: Any, served: Served, **options: Any) -> None:
+        context = browser.new_context(**options)
+        context.set_default_timeout(HANGS_S * 1000)
+        self.tab = context.new_page()
+        self.wrong: list[str] = []
+        self.tab.on("dialog", lambda dialog: (self.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.tab.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
+        self.tab.on(
+            "request", lambda asked: None if asked.url.startswith(served.base) else self.wrong.append(asked.url)
+        )
+        served.get("api/runs")  # it answers
+        self.tab.goto(served.url)
+
+    def open(self, name: str) -> None:
+        self.tab.get_by_role("link", name=name, exact=True).click()
+        self.tab.wait_for_selector(".cards .box")
+
+    def wait_for(self, script: str) -> None:
+        """Asks from outside: the page's own policy forbids to evaluate text inside it."""
+        deadline_s = time.monotonic() + HANGS_S
+        while not self.tab.evaluate(script):
+            assert time.monotonic() < deadline_s, (
+                f"in vain: {script}; the page says {self.tab.inner_text('body')[:3000]}"
+            )
+            self.tab.wait_for_timeout(50)
+
+
+def hostile(run: RunDir) -> None:
+    """Text that a page must not take for its own, in every place that the page shows."""
+    contents = json.loads(run.run_file.read_text())
+    contents.update(name=EVIL, argv=["python", EVIL], cwd=EVIL, git={"commit": EVIL, "branch": EVIL})
+    run.run_file.write_text(json.dumps(contents))
+    write_metrics(run, [{"step": step, EVIL: step, f"loss {EVIL}": 1.0} for step in range(60)])
+    run.out_log.write_text(f"2026-11-16T09:00:00.0Z {EVIL}\n" * 30)
+    run.config_file.write_text(f"name: {EVIL}\n")
+    event = {"at_s": time.time(), "event": "died", "text": f"{EVIL}\n{EVIL}"}
+    run.supervisor_events.write_text(json.dumps(event) + "\n")
+
+
+def test_hostile_text_stays_text_and_a_phone_needs_no_sideways_scrolling(
+    browser: Any, served: Served, runs: Path
+) -> None:
+    hostile(RunDir(runs / "format1-finished"))
+    page = Page(browser, served, viewport=PHONE)
+    page.tab.wait_for_selector("table.runs")
+    sideways = "document.documentElement.scrollWidth <= window.innerWidth"
+    assert page.tab.evaluate(sideways)
+    page.open(EVIL)
+    page.wait_for("document.querySelectorAll('figure svg path').length > 0 && document.querySelector('pre span')")
+    page.tab.get_by_text("Config", exact=True).click()
+    page.wait_for("[...document.querySelectorAll('pre')].some((one) => one.textContent.startsWith('name: '))")
+    page.tab.locator("figure details summary").first.click()
+    page.tab.get_by_label("Search the log").fill("onerror")
+    page.wait_for(
+        "[...document.querySelectorAll('.tools .dim')].some((one) => one.textContent.startsWith('30 lines'))"
+    )
+    assert page.tab.evaluate(sideways)
+    assert page.tab.locator("main img, main script").count() == 0
+    assert EVIL in page.tab.inner_text("h1") and page.wrong == []
+    assert "#token" not in page.tab.url and page.tab.evaluate("document.cookie") == ""
+
+
+def test_the_page_follows_a_live_run_and_turns_grey_when_its_server_dies(
+    browser: Any, runs: Path, tmp_path: Path
+) -> None:
+    """A real command under a real supervisor. It goes on when the test tells it to."""
+    go_on = tmp_path / "go-on"
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "for step in range(1, 41):\n"
+        "    print(f'step {step}/100 loss {5 / step:.3f}', flush=True); time.sleep(0.01)\n"
+        f"while not os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
+        "print('step 77/100 loss 0.077', flush=True)\n"
+        f"while os.path.exists({str(go_on)!r}): time.sleep(0.05)\n"
+    )
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "JACKLINE_RUNS": str(runs)}
+    jackline = [sys.executable, "-m", "jackline"]
+    command = [*jackline, "run", "--name", "live", "--detach", "--", sys.executable, str(script)]
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=HANGS_S)
+    served = Served(runs, tmp_path / "state")
+    try:
+        page = Page(browser, served)
+        page.tab.wait_for_selector("table.runs")
+        page.open("live")
+        page.wait_for("document.querySelector('.verdict').textContent.includes('40 of 100 steps')")
+        page.wait_for("document.querySelectorAll('figure svg path').length > 0")
+        go_on.touch()
+        page.wait_for("document.querySelector('.verdict').textContent.includes('77 of 100 steps')")
+        page.wait_for("[...document.querySelectorAll('pre span')].some((one) => one.textContent.includes('step 77'))")
+        page.tab.get_by_role("button", name="Look now").click()
+        page.wait_for("[...document.querySelectorAll('pre')].some((one) => one.textContent.includes('train.py'))")
+        go_on.unlink()
+        page.wait_for("document.querySelector('.say').textContent.includes('Finished')")
+        assert page.wrong == []
+        served.process.kill()
+        page.wait_for("document.body.classList.contains('lost')")
+        assert page.tab.inner_text("#lost").startswith("No news since ")
+        assert "Finished" in page.tab.inner_text(".say")  # what was known stays, marked as the past
+    finally:
+        served.close()
+        subprocess.run([*jackline, "stop", "live"], env=env, capture_output=True, timeout=HANGS_S)
+
+
+def test_since_you_last_looked_is_marked_and_another_site_learns_nothing(
+    browser: Any, served: Served, runs: Path, tmp_path: Path
+) -> None:
+    run = RunDir(runs / "format1-finished")
+    contents = json.loads(run.run_file.read_text())
+    contents["name"] = name = "only-this-one"
+    run.run_file.write_text(json.dumps(contents))
+    page = Page(browser, served, color_scheme="dark")
+    page.tab.wait_for_selector("table.runs")
+    page.open(name)
+    page.tab.wait_for_selector("ol.told li, main section p.dim")
+    page.tab.get_by_role("link", name="Jackline").click()
+    page.tab.wait_for_selector("table.runs")
+    with open(run.supervisor_events, "a") as file:
+        file.write(json.dumps({"at_s": time.time(), "event": "note", "text": "while you were away"}) + "\n")
+    page.open(name)
+    page.tab.wait_for_selector("li.since")
+    assert "1 new above" in page.tab.inner_text("li.since")
+    assert page.tab.locator("ol.told li").first.inner_text().endswith("while you were away")
+    page.tab.reload()  # the token is kept for the tab
+    page.tab.wait_for_selector(".cards .box")
+    assert page.wrong == []
+
+    other = browser.new_context().new_page()
+    other.goto("data:text/html,<p>another site</p>")
+    ask = "(address) => fetch(address, {mode: 'cors'}).then((one) => one.text()).catch(() => 'refused')"
+    assert other.evaluate(ask, served.base + "api/runs") == "refused"
+    assert other.evaluate(ask, served.base) == "refused"
