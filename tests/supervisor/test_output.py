@@ -192,6 +192,19 @@ def test_a_real_tqdm_and_a_real_rich_bar_leave_few_lines_and_full_progress(attem
     assert not any("\x1b" in text for text in texts)
 
 
+def test_an_epoch_heading_between_bars_makes_their_end_the_runs(attempt: Attempt) -> None:
+    """Keras: the heading of an epoch and the first states of its bar come in one poll."""
+    bars = [f"\r{step:3d}/40 ━━━━━━━━━━━━━━━━━━━━ 1s 50ms/step - loss: 0.5" for step in (1, 20, 40)]
+    for epoch in (1, 2):
+        attempt.print(f"Epoch {epoch}/3\n{''.join(bars)}\n".encode())
+        news = attempt.tail.poll(NOW_S + epoch)
+    attempt.print(f"Epoch 3/3\n{bars[0]}{bars[1]}".encode())
+    news = attempt.tail.poll(NOW_S + 3)
+    assert news.progress is not None
+    assert (news.progress.done, news.progress.total, news.progress.of) == (100, 120, "run")
+    assert (news.progress.epoch, news.progress.epochs) == (3, 3)
+
+
 # -- protocol ------------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from jackline.supervisor.output.progress import Pace, Progress
 
 _EPOCH = re.compile(r"(?<![a-z])epochs?\b[\s:#(\[]*(\d+)(?!\.\d)(?:\s*/\s*(\d+))?", re.IGNORECASE)
+_HEADING = re.compile(r"^\W*epoch[\s:#]*\[?(\d+)\s*/\s*(\d+)\W*$", re.IGNORECASE)
 _LEADING = re.compile(r"^\s*(\d+)/(\d+)\s")  # ultralytics puts the epoch first: '  3/100  2.5G  1.2  ...'
 _EPOCH_WORD = re.compile(r"(?<![a-z])epochs?(?![a-z])", re.IGNORECASE)
 _ASIDE = re.compile(
@@ -61,6 +62,13 @@ class Journey:
         if told.unit != "epochs" and told.total is not None and not _ASIDE.search(told.phase):
             self._fine = found
         return found
+
+    def note_heading(self, text: str) -> None:
+        """'Epoch 3/10' alone on a line: Keras prints it before the bar of that epoch."""
+        heading = _HEADING.match(text) if len(text) < 40 else None
+        if heading is not None:
+            self._epoch, self._epochs = float(heading[1]), float(heading[2])
+            self._first_epoch = 0.0 if self._epoch < 1 else self._first_epoch
 
     def _with_epoch(self, progress: Progress) -> Progress:
         """The report with the epoch that it is in, and the first and last epoch remembered."""

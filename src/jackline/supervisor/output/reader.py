@@ -281,6 +281,7 @@ class OutputTail:
             return self._bars.refresh(f"[jackline] {self._last_text}", said, now_s)
         self._num_lines += 1
         self._lines.append(text)
+        self._told.take_heading(text)
         self._last_text = text or self._last_text
         if self._is_after_bar:
             self._is_after_bar = False

@@ -94,6 +94,10 @@ class Told:
         self.progress = self._journey.take(progress, now_s)
         self.progress_s = now_s
 
+    def take_heading(self, text: str) -> None:
+        """A line between bars, at the place where it came; the lines themselves are looked at after the poll."""
+        self._journey.note_heading(text)
+
     def take_bar(self, text: str, now_s: float) -> None:
         """The newest state of a bar, for the metrics behind it."""
         self._keep(read_numbers(text), now_s, is_guessed=False)
