@@ -101,6 +101,10 @@ VALUES: tuple[Any, ...] = (
     [None] * 1000,
     {"pid": 1, "start_ticks": 0, "host": "x", "boot_id": "y"},
 )
+# Nine lines of YAML that stand for 9^10 words.
+LAUGHS = b"a: &a [x, x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (98 + n, 98 + n, b", ".join([b"*%c" % (97 + n)] * 9)) for n in range(9)
+)
 WHOLE = (
     b"",
     b"[1]",
@@ -116,6 +120,7 @@ WHOLE = (
     b"9" * 5000,
     b'"' + b"x" * 5_000_000 + b'"',
     b"\n" * 1_000_000,
+    LAUGHS,
 )
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import yaml
 
 from jackline.rundir import atomic
+from jackline.rundir.access.reading import read_text
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.surroundings import read_surroundings
 from jackline.rundir.run_file import DamagedRun, read_run_file
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_VALUES = 2000
+_ALIAS = re.compile(r"(?m)(?:^|[:,\[{?-])\s*\*\w")
 Facts = dict[str, dict[str, str]]  # section -> name -> value
 SECTIONS = ("command", "settings", "code", "data", "training", "packages", "machine")
 
@@ -78,9 +80,10 @@ def _add_attempt(found: Facts, run: RunDir) -> None:
 
 def _read_config(path: Path) -> dict[str, str]:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return _flat(yaml.safe_load(file.read(MAX_CONFIG_BYTES)))
-    except (OSError, yaml.YAMLError, RecursionError):
+        text = read_text(path, MAX_CONFIG_BYTES)
+        # An alias can make a few lines stand for billions; the trainer writes none.
+        return {} if _ALIAS.search(text) else _flat(yaml.safe_load(text))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
 
 
