@@ -31,7 +31,7 @@ elif EXTRA == "weighted sampler":
 elif EXTRA == "subset sampler":
     loader = DataLoader(data, sampler=SubsetRandomSampler(range(0, SAMPLES - 2, 2)), **options)
 elif EXTRA == "fewer samples":
-    loader = DataLoader(data, sampler=RandomSampler(data, num_samples=15), **options)
+    loader = DataLoader(data, sampler=RandomSampler(data, num_samples=16), **options)
 else:
     loader = DataLoader(data, shuffle=True, **options)
 model = Net()
