@@ -187,6 +187,9 @@ def risk_card(view: RunView) -> Card:
 
 def memory_card(view: RunView) -> Card:
     memory, gpus = view.state.memory, view.state.gpu
+    if not view.is_live:
+        peak = f"at most {format_bytes(memory.peak_bytes)} of host RAM" if memory.peak_bytes else "not measured"
+        return Card("Memory", tuple(filter(None, (peak, gpu_line(view.session)))))
     shares = [memory.used_bytes / memory.limit_bytes] if memory.used_bytes and memory.limit_bytes else []
     shares += [gpu.used_bytes / gpu.total_bytes for gpu in gpus if gpu.used_bytes and gpu.total_bytes]
     lines = [f"GPU {index}: {line}" for index, line in gpu_lines(view)]
@@ -202,9 +205,9 @@ def memory_card(view: RunView) -> Card:
     lines += filter(None, host)
     share = max(shares, default=None)
     tone = "" if share is None else "bad" if share >= FULL else "warn" if share >= NEARLY_FULL else "good"
-    if memory.seconds_to_limit is not None and view.is_live:
+    if memory.seconds_to_limit is not None:
         tone = "bad"
-    return Card("Memory", tuple(lines) or ("not measured",), tone if view.is_live else "", share)
+    return Card("Memory", tuple(lines) or ("not measured",), tone, share)
 
 
 def time_card(view: RunView) -> Card:
@@ -252,7 +255,7 @@ def speed_card(view: RunView) -> Card:
         lines.append(f"waiting for data {100 * spent['fetch'] / running_s:.0f} %")
     if spent.get("save") is not None and running_s:
         lines.append(f"saving {100 * spent['save'] / running_s:.1f} %")
-    if rates := rates_line(view):
+    if view.is_live and (rates := rates_line(view)):
         lines.append(rates)
     return Card("Speed", tuple(lines) or ("not known yet",))
 

@@ -36,7 +36,9 @@ export function number(value) {
   return s !== 0 && (s < 1e-3 || s >= 1e6) ? value.toExponential(2) : Number(value.toPrecision(4)).toString();
 }
 
-export const UNITS = { bytes: size, s: duration, "": number };
+const short = (seconds) => (Math.abs(seconds) < 1 ? number(Math.round(seconds * 1e4) / 10) + " ms" : duration(seconds));
+
+export const UNITS = { bytes: size, s: short, "": number };
 
 const STEPS = {
   bytes: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].flatMap((part) => [0, 1, 2, 3, 4, 5].map((power) => part * 1024 ** power)),
@@ -47,7 +49,7 @@ for (const steps of Object.values(STEPS)) steps.sort((one, two) => one - two);
 function ticks(low, high, count, unit = "") {
   if (!(high > low)) return [low];
   const raw = (high - low) / count, ten = 10 ** Math.floor(Math.log10(raw));
-  const step = (STEPS[unit] || []).find((part) => part >= raw) || [1, 2, 5, 10].map((part) => part * ten).find((part) => part >= raw);
+  const step = (raw >= 0.1 && (STEPS[unit] || []).find((part) => part >= raw)) || [1, 2, 2.5, 5, 10].map((part) => part * ten).find((part) => part >= raw);
   const found = [];
   for (let at = Math.ceil(low / step); at * step <= high + step * 1e-9; at += 1) found.push(at * step);
   return found;
