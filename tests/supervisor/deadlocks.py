@@ -175,6 +175,64 @@ threads["x"].join()  # HERE
          "thread 'y' waits for the end of thread 'x'", "they wait for each other"),
     ),
     Case(
+        "contextmanager_and_a_dictionary",
+        """
+import contextlib, threading
+locks = {"db": threading.Lock(), "cache": threading.Lock()}
+gate = threading.Barrier(2)
+@contextlib.contextmanager
+def locked(name):
+    with locks[name]:  # HERE
+        yield
+def make(first, second):
+    def run():
+        with locked(first):
+            gate.wait()
+            with locked(second): print("never")
+    return run
+threads = [threading.Thread(target=make(*names), name=names[0]) for names in (("db", "cache"), ("cache", "db"))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+""",
+        ("the main thread waits for the end of thread 'db'", "thread 'db' holds lock 'locks[name]'",
+         "waits for lock 'locks[name]' at", ":{HERE}; thread 'cache' holds lock", "they wait for each other"),
+    ),
+    Case(
+        "lock_of_a_guard_object",
+        """
+import threading
+class Guard:
+    def __init__(self): self.inner = threading.Lock()
+    def __enter__(self): self.inner.acquire(); return self  # HERE
+    def __exit__(self, *error): self.inner.release()
+a, b, gate = Guard(), Guard(), threading.Barrier(2)
+def other():
+    with b:
+        gate.wait()
+        with a: pass
+threading.Thread(target=other, name="other", daemon=True).start()
+with a:
+    gate.wait()
+    with b: pass
+""",
+        ("the main thread holds lock 'self.inner'", ":{HERE}; thread 'other' holds lock", "they wait for each other"),
+    ),
+    Case(
+        "taken_in_a_function_that_has_returned",
+        """
+import threading
+lock = threading.Lock()
+def take(): lock.acquire()
+def other(): take(); stop.wait()
+stop = threading.Event()
+thread = threading.Thread(target=other, name="other", daemon=True); thread.start()
+while not lock.locked(): pass
+lock.acquire()  # HERE
+""",
+        ("the main thread waits for lock 'lock' at", ":{HERE}", "who holds lock 'lock' is not known",
+         "every thread that could release it waits too"),
+    ),
+    Case(
         "a_logger_keeps_talking",
         _MEET
         + """

@@ -124,7 +124,8 @@ def _tell(path: tuple[Node, ...], is_cycle: bool, waiters: Mapping[Node, Waiter]
         hold = before.owner_holds if before else None
         waiter = waiters[node]
         held_at = f"{hold.file}:{hold.line}" if hold and hold.file else ""
-        holds = before.wants if before is not None and before.wants.startswith(("lock", "file lock")) else ""
+        is_held = before is not None and (hold is not None or before.wants.startswith("file lock"))
+        holds = before.wants.partition(", held by")[0] if before is not None and is_held else ""
         members.append(Member(*node, waiter.who, waiter.wants, waiter.place, holds, held_at))
     sentences = [_sentence(member) for member in members]
     if len(members) == 1 and is_cycle:
@@ -133,7 +134,8 @@ def _tell(path: tuple[Node, ...], is_cycle: bool, waiters: Mapping[Node, Waiter]
         text = "; ".join(sentences) + ": they wait for each other"
     else:
         text = "; ".join(sentences) + ": nobody is left who could end this wait"
-    return Deadlock(tuple(members), is_cycle, text + (f"; {last.remark}" if last.remark else ""), has_main)
+    remark = next((waiters[node].remark for node in reversed(path) if waiters[node].remark), "")
+    return Deadlock(tuple(members), is_cycle, text + (f"; {remark}" if remark else ""), has_main)
 
 
 def _sentence(member: Member) -> str:
@@ -204,11 +206,15 @@ class _Tree:
         if wait.kind == "semaphore":
             return Waiter(node, who, wait.what, place, None)
         if wait.lock.startswith("sem:"):
-            return Waiter(node, who, wait.what, place, self._holders_of(wait.lock))
+            holders = self._holders_of(wait.lock)
+            held = Hold(wait.lock) if holders else None
+            return Waiter(node, who, wait.what, place, holders, owner_holds=held)
         if wait.owner:
             held = wait.held_at or Hold(wait.lock)
             return Waiter(node, who, wait.what, place, frozenset({(pid, wait.owner)}), owner_holds=held)
-        return Waiter(node, who, wait.what, place, frozenset(others), remark=_fork_remark(report))
+        unknown = f"who holds {wait.what} is not known, but every thread that could release it waits too"
+        remark = _fork_remark(report) or (unknown if others else "")
+        return Waiter(node, who, wait.what, place, frozenset(others), remark=remark)
 
     def _python_threads(self, report: InsideReport) -> set[Node]:
         return {(report.pid, one.tid) for one in report.threads}

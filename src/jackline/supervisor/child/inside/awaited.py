@@ -10,6 +10,7 @@ import _thread
 import os
 import re
 import sys
+import types
 
 from _jackline_inside import code as codes
 from _jackline_inside import processes, slots
@@ -222,7 +223,16 @@ def holds_of(frames):
             continue
         for manager, name, line in codes.entered_blocks(frame):
             found += [_hold(lock, name, frame, line) for lock in locks_in(manager) if lock not in released]
+            found += _held_by_generator(manager)
     return found
+
+
+def _held_by_generator(manager):
+    """What `with f():` holds, if contextlib.contextmanager made f: its generator waits at its yield."""
+    generator = codes.plain_attribute(manager, "gen") if manager is not None else None
+    if not isinstance(generator, types.GeneratorType) or generator.gi_frame is None or generator.gi_running:
+        return []
+    return holds_of([generator.gi_frame])
 
 
 def _released_by_wait(frames):
