@@ -128,3 +128,24 @@ def test_a_process_is_asked_after_a_standstill_and_then_ever_more_rarely() -> No
 def test_file_locks_are_read_with_their_waiters() -> None:
     text = b"1: FLOCK  ADVISORY  WRITE 708 08:01:1234 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 709 08:01:1234 0 EOF\nx\n"
     assert read_file_locks(text) == [FileLock(1, 708, "08:01:1234", False), FileLock(1, 709, "08:01:1234", True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import ctypes\nctypes.PyDLL(None).sleep(10_000)\n",
+        "import ctypes\nctypes.CDLL(None).usleep(1_000_000_000)\n",
+        "import signal\nsignal.pause()\n",
+    ],
+)
+def test_a_wait_that_a_signal_would_end_is_left_alone(text: str, tmp_path: Path) -> None:
+    with hanging(tmp_path, text, waits="sleep") as program:
+        for _ in range(3):
+            assert read_standing([program.pid], program.stacks).reports == ()
+        assert (program.process.poll(), program.wait_kind()) == (None, "sleep")
+
+
+def test_a_sleep_of_python_is_asked_and_goes_on(tmp_path: Path) -> None:
+    with hanging(tmp_path, "import time\ntime.sleep(10_000)\n", waits="sleep") as program:
+        answered(program)
+        wait_until(lambda: program.wait_kind() == "sleep", "its sleep")

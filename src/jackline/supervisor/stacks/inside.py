@@ -153,11 +153,22 @@ def _ask(pid: int, folder: Path) -> bool:
     return True
 
 
+# Calls that a signal ends early, which C code may not expect: pause, sigsuspend, sigtimedwait, nanosleep.
+_FRAGILE = {"x86_64": (34, 35, 128, 130), "aarch64": (101, 133, 137)}
+_CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}
+_TIMER_ABSTIME = 1
+
+
 def _pauses(pid: int) -> bool:
-    """Whether its main thread waits for a signal (pause, sigsuspend, sigtimedwait): ours would end that wait."""
+    """Whether our signal would end the wait of its main thread. Python's own time.sleep goes back to sleep, and is
+    known by its absolute end; sleep() of the C library returns early."""
     words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
-    calls = {"x86_64": (34, 128, 130), "aarch64": (133, 137)}.get(os.uname().machine, ())
-    return not words or words[0] in [str(call).encode() for call in calls]
+    machine = os.uname().machine
+    if not words or not words[0].lstrip(b"-").isdigit():
+        return not words
+    number = int(words[0])
+    is_relative = len(words) > 2 and not int(words[2], 16) & _TIMER_ABSTIME
+    return number in _FRAGILE.get(machine, ()) or (number == _CLOCK_NANOSLEEP.get(machine) and is_relative)
 
 
 def parse_report(data: bytes, pid: int) -> InsideReport | None:
