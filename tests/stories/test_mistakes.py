@@ -21,10 +21,11 @@ from jackline.data.sources.bytefile import SourceUnavailable
 from jackline.data.sources.hub import refuse_without_network
 from jackline.data.tokenise.tokenizer import NoTokenizer, load_tokenizer
 from jackline.errors import UsageError
+from jackline.memory.plan.gpus import GPU_MODELS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NO_RUN = "error: there is no run 'kiled' in WORK/runs\nhint: did you mean 'killed'?"
-GPUS = "       known GPUs: T4, P100, V100-16, V100-32, L4, A10G, RTX4090, L40S, A100-40, A100-80, H100, H200"
+GPUS = f"       known GPUs: {', '.join(GPU_MODELS)}"
 RECIPES = "       known recipes: demo, sparsae, agab, slimpajama, m7c"
 
 

@@ -25,7 +25,15 @@ MAX_RUNS = len(COLORS)
 @click.command(short_help="Curves in the terminal: loss, learning rate, throughput, memory.")
 @click.argument("runs", nargs=-1, metavar="[RUN...]")
 @click.option("-m", "--metric", "metrics", multiple=True, help="Only this one: loss, 'val_*'; may be repeated.")
-@click.option("-x", "--x", "axis", type=click.Choice(["step", "time", "epoch"]), default="step", show_default=True)
+@click.option(
+    "-x",
+    "--x",
+    "axis",
+    type=click.Choice(["step", "time", "epoch"]),
+    default="step",
+    show_default=True,
+    help="What runs from left to right.",
+)
 @click.option("--log", "is_log", is_flag=True, help="Logarithmic y axis.")
 @click.option("--height", type=click.IntRange(3, 100), help="Rows of each drawing.")
 @click.option("--ascii", "is_ascii", is_flag=True, help="Letters instead of braille dots.")
