@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 COMMAND = """\
 jackline run --checkpoints 'ckpt/*' --resume-arg '--resume {checkpoint}' \\
       --on-stuck restart --stuck-after 5 -- python train.py"""
-COLUMNS = 100
+COLUMNS = 106
 LONGEST_PAUSE_S = 0.7
 CHAR_WIDTH, LINE_HEIGHT, PADDING, TOP = 7.83, 18, 16, 44
 COLOURS = {"31": "#f38ba8", "32": "#a6e3a1", "33": "#f9e2af", "34": "#89b4fa", "35": "#cba6f7", "36": "#94e2d5"}
@@ -148,8 +148,8 @@ def last_screen(versions: Sequence[Version]) -> str:
 
 def structure(text: str) -> list[str]:
     """Its lines without what differs from run to run: numbers, names, places. The same shape again is one line."""
-    lines = []
-    for line in text.splitlines():
+    lines: list[str] = []
+    for line in re.sub(r"\n {11,}", " ", text).splitlines():  # a wrapped line is one line
         plain = re.sub(r"train-[0-9a-f]+", "RUN", line)
         plain = re.sub(r"\d[\d.,:]*( (ms|s|min|h|B|KiB|MiB|GiB|TiB|%)\b)?", "N", plain)
         plain = re.sub(r"\(limit [^)]*\)", "(limit)", plain)
@@ -204,7 +204,7 @@ def _span(style: str, text: str) -> str:
 
 def make_scene(folder: Path) -> tuple[Path, dict[str, str]]:
     """A person's project in `folder`, and a shell whose `jackline` and `python` are those that run this."""
-    project, programs = folder / "project", folder / "bin"
+    project, programs = folder / "p", folder / "bin"
     shutil.copytree(FOLDER / "project", project, ignore=shutil.ignore_patterns("__pycache__"))
     (project / "ckpt").mkdir()
     programs.mkdir()
@@ -221,16 +221,17 @@ def make_scene(folder: Path) -> tuple[Path, dict[str, str]]:
     return project, env
 
 
-def film(command: str, folder: Path) -> list[Version]:
-    project, env = make_scene(folder)
-    chunks = record(shlex.split(command.replace("\\\n", " ")), project, env)
+def film(command: str) -> list[Version]:
+    # Lines are wrapped where the screen ends, so the folder's name is always equally long.
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as folder:
+        project, env = make_scene(Path(folder))
+        chunks = record(shlex.split(command.replace("\\\n", " ")), project, env)
     # The folder's name is long and says nothing.
     return play([(at_s, text.replace(str(project), "~/project")) for at_s, text in chunks], command)
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        versions = film(COMMAND, Path(folder))
+    versions = film(COMMAND)
     (FOLDER / "run.svg").write_text(
         draw(versions, "jackline run: a crash is explained, the run resumes, a hang is named")
     )

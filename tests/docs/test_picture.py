@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
-from tests.docs.picture import COMMAND, FOLDER, Screen, draw, film, last_screen, play, structure
+from tests.docs.picture import COLUMNS, COMMAND, FOLDER, Screen, draw, film, last_screen, play, structure
 
 HINT = "[jackline] hint: "
 
@@ -22,23 +21,23 @@ def until_hint(lines: list[str]) -> list[str]:
     return lines[begin : next(at for at, line in enumerate(lines) if line.startswith(HINT)) + 1]
 
 
-def test_the_same_crash_looks_the_same_today(tmp_path: Path) -> None:
+def test_the_same_crash_looks_the_same_today() -> None:
     """Until the first restart, which takes seconds. The whole picture is recorded again by a slow test."""
-    today = structure(last_screen(film(COMMAND.replace("run ", "run --restart 0 ", 1), tmp_path)))
+    today = structure(last_screen(film(COMMAND.replace("run ", "run --restart 0 ", 1))))
     assert until_hint(today) == until_hint(shown()), "the picture is out of date: scripts/picture"
     assert len(until_hint(today)) > 5
 
 
 @pytest.mark.slow
 @pytest.mark.zoo
-def test_the_whole_run_looks_the_same_today(tmp_path: Path) -> None:
+def test_the_whole_run_looks_the_same_today() -> None:
     def lasting(lines: list[str]) -> list[str]:
         # A suspicion comes before the verdict or not, as the machine is busy or not.
         return [
             line for line in lines if not line.startswith(("[jackline] SUSPECT", "[jackline] stacks of", "step N/N"))
         ]
 
-    assert lasting(structure(last_screen(film(COMMAND, tmp_path)))) == lasting(shown()), "scripts/picture"
+    assert lasting(structure(last_screen(film(COMMAND)))) == lasting(shown()), "scripts/picture"
 
 
 def test_the_picture_is_whole_and_needs_nothing_from_elsewhere() -> None:
@@ -64,4 +63,4 @@ def test_a_line_that_is_overwritten_is_shown_for_a_while_and_its_successor_stays
 def test_a_long_line_wraps_as_in_a_terminal() -> None:
     screen = Screen()
     screen.feed("x" * 130)
-    assert [len(row) for row in screen.rows] == [100, 30]
+    assert [len(row) for row in screen.rows] == [COLUMNS, 130 - COLUMNS]
