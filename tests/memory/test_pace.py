@@ -13,6 +13,7 @@ from jackline.memory.plan.gpus import GpuModel, find_gpu
 from jackline.memory.plan.model_settings import parse_price
 from jackline.memory.plan.pace import Until
 from jackline.memory.predict.job import Job, StepOptions
+from tests.memory.test_values import Experts
 
 MIB = 2**20
 
@@ -86,3 +87,26 @@ def test_the_largest_micro_batch_is_told_also_beyond_the_batch() -> None:
     assert small.max_micro_batch > 1000
     checked = plan(job(small.max_micro_batch * 2), GpuModel("test", 200 * MIB, 80, 0))
     assert checked.max_micro_batch == pytest.approx(small.max_micro_batch, rel=0.01)
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self.layers(value).sum()
+
+
+def test_convolutions_get_a_range() -> None:
+    images = Job("mine", lambda _: Convolutions(), lambda n: torch.zeros(n, 3, 64, 64), lambda model, x: model(x), 8)
+    (note,) = (note for note in plan(images, find_gpu("L4")).notes if "cuDNN" in note)
+    assert note.startswith("cuDNN chooses how its convolutions work: ")
+    assert note.endswith(" allocated, the rehearsal decides")
+
+
+def test_a_mixture_of_experts_is_told_with_its_worst_case() -> None:
+    experts = Job("mine", lambda _: Experts(), lambda n: torch.zeros(n, 128, 64), lambda model, x: model(x), 8)
+    notes = plan(experts, find_gpu("L4")).notes
+    assert any(note.startswith("assumed: tokens spread evenly over the experts (test_values.py:") for note in notes)
+    assert any(note.startswith("if all tokens chose the same experts: ") for note in notes)

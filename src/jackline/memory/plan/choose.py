@@ -28,6 +28,8 @@ CHUNK_ROWS = 2048
 MAX_ACCUMULATION = 4  # a model size whose batch needs more slices than this counts as too large for the GPU
 _LINE_THROUGH = (2, 4)
 _MOST_MICRO_BATCH = 2**16
+# cuDNN's workspaces were up to an eighth larger than what is assumed for them.
+_MOST_REORDERING = 1.25
 # Without accumulation no gradients exist during the forward pass: a whole batch this many times larger may still fit.
 _WHOLE_MAY_FIT = 1.4
 
@@ -146,7 +148,10 @@ def plan(job: Job, gpu: GpuModel, *, room: Room | None = None, on_trace: Callabl
         fit=fit,
         prediction=prediction,
         room=room,
-        notes=tuple(_notes(job, gpu, prediction, ladder.trace(micro_batch, accumulation > 1).wire_bytes)),
+        notes=(
+            *_notes(job, gpu, prediction, ladder.wire_bytes(micro_batch, accumulation)),
+            *ladder.ranges(micro_batch, accumulation),
+        ),
         time=ladder.time(micro_batch, accumulation),
     )
 
@@ -184,8 +189,9 @@ def _notes(job: Job, gpu: GpuModel, prediction: Prediction, wire_bytes: int = 0)
         yield f"{gpu.name}: kernels are assumed to need what NVIDIA's need, so this is an estimate"
     if job.options.num_ranks > 1:
         yield from _rank_notes(job, wire_bytes)
-    if prediction.unknowns:
-        names = ", ".join(prediction.unknowns[:3])
+    unknowns = [name for name in prediction.unknowns if not name.startswith("aten::convolution")]
+    if unknowns:
+        names = ", ".join(unknowns[:3])
         yield f"{names} may need memory that cannot be foretold: an estimate, the rehearsal decides"
 
 
@@ -258,6 +264,29 @@ class _Ladder:
             except ArenaFull:
                 continue
         return replay(trace, micro_batch, is_expandable=self._options.is_expandable), "no"
+
+    def wire_bytes(self, micro_batch: int, accumulation: int) -> int:
+        return self.trace(micro_batch, accumulation > 1).wire_bytes
+
+    def ranges(self, micro_batch: int, accumulation: int) -> Iterator[str]:
+        """How far off the peak may be where a library or the data decides: one sentence for each cause."""
+        trace = self.trace(micro_batch, accumulation > 1)
+        if any(one.scratch is not None and one.scratch.is_chosen for one in trace.allocations):
+            low, high = (self._allocated(trace.with_reordering(share)) for share in (0.0, _MOST_REORDERING))
+            yield (
+                f"cuDNN chooses how its convolutions work: {format_bytes(low)} to {format_bytes(high)} allocated,"
+                " the rehearsal decides"
+            )
+        if trace.is_routed:
+            options = replace(self._options, routing="one-sided")
+            other = trace_step(self._job, micro_batch, self._gpu_model, options, is_accumulating=accumulation > 1)
+            yield (
+                f"if all tokens chose the same experts: {format_bytes(self._allocated(other))} allocated"
+                f" instead of {format_bytes(self._allocated(trace))}"
+            )
+
+    def _allocated(self, trace: Trace) -> int:
+        return replay(trace, 0, is_expandable=self._options.is_expandable).peak_allocated_bytes
 
     def time(self, micro_batch: int, accumulation: int) -> StepTime:
         trace = self.trace(micro_batch, accumulation > 1)

@@ -38,6 +38,11 @@ class Scratch:
     def num_bytes(self, processors: Processors) -> int:
         return self.rule(processors, *self.numbers, *self.how)
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a library chooses how much it takes, so that the bytes are an estimate."""
+        return self.rule is _reordered_bytes
+
 
 def scratch_of(name: str, args: tuple[Any, ...]) -> list[Scratch]:
     """What the operator allocates beside its result, in order; it is freed in the reverse order. The list has the

@@ -89,6 +89,14 @@ class Trace:
         made = tuple(self._moved(one, gpu) for one in self.allocations)
         return replace(self, allocations=made, processors=gpu.processors)
 
+    def with_reordering(self, share: float) -> Trace:
+        """The trace if cuDNN's convolutions took this share of the workspace that is assumed for them."""
+        made = tuple(
+            replace(one, num_bytes=int(one.num_bytes * share)) if one.scratch and one.scratch.is_chosen else one
+            for one in self.allocations
+        )
+        return replace(self, allocations=made)
+
     def _moved(self, one: Allocation, gpu: GpuModel) -> Allocation:
         if one.scratch is not None:
             return replace(one, num_bytes=one.scratch.num_bytes(gpu.processors))
