@@ -44,7 +44,7 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
 
     \b
     For a config: --seq-len --batch-size --precision --lora --quantize --freeze --gradient-checkpointing
-    --optimizer --attention --steps. The function returns (model, batch) or (model, batch, loss).
+    --optimizer --attention --steps. The function returns (model, batch[, loss]) or step(n).
     Exit code 1: it does not fit.
     """
     is_table, is_explaining, is_json = (flags[name] for name in ("is_table", "is_explaining", "is_json"))

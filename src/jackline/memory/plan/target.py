@@ -23,7 +23,8 @@ from jackline.memory.plan.own_file import load_file
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import meta_copy
 
-_CONTRACT = "it returns (model, batch) or (model, batch, loss); loss(model, batch) is a scalar"
+_CONTRACT = "it returns (model, batch) or (model, batch, loss), or step(n), which does one whole step with n samples"
+_OWN_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def _from_config(target: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
 
 def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
     made = _called(path, name)
+    if callable(made):
+        return _from_step(path, name, words)
     model, batch, loss = made if len(made) == 3 else (*made, call_model)
     settings = parse_model_settings(words, f"{path}:{name}")
     precision = settings.precision or gpu.precision
@@ -76,7 +79,25 @@ def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) ->
     return Candidate(job, {"parameters": count, "batch_size": job.global_batch, **steps})
 
 
-def _called(path: str, name: str) -> tuple[Any, ...]:
+def _from_step(path: str, name: str, words: Sequence[str]) -> Candidate:
+    """A function that builds everything and returns step(n)."""
+    settings = parse_model_settings(words, f"{path}:{name}")
+    function = getattr(load_file(path, example="jackline plan train.py:make_step"), name)
+    job = Job(
+        name=f"{Path(path).name}:{name}",
+        build=lambda _: nn.Module(),
+        batch=lambda _: None,
+        loss=call_model,
+        global_batch=settings.batch_size or _OWN_BATCH,
+        options=StepOptions(settings.precision or "fp32", algorithm=settings.optimizer),
+        note="your own step: its precision, accumulation and optimizers are those of its code",
+        own_step=function,
+    )
+    steps = {"steps": settings.steps} if settings.steps else {}
+    return Candidate(job, {"batch_size": job.global_batch, **steps})
+
+
+def _called(path: str, name: str) -> Any:
     function = getattr(load_file(path, example="jackline plan train.py:make_model"), name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function '{name}'", hint=_CONTRACT)
@@ -86,6 +107,8 @@ def _called(path: str, name: str) -> tuple[Any, ...]:
             made = function()
     except (RuntimeError, NotImplementedError):
         made = function()
+    if callable(made) and not isinstance(made, nn.Module):
+        return made
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise UsageError(f"{path}:{name} returned {type(made).__name__}, which cannot be planned", hint=_CONTRACT)
     return made

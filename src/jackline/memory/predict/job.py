@@ -48,3 +48,5 @@ class Job:
     can_recompute: bool = False
     can_chunk_loss: bool = False
     note: str = ""
+    # Instead of all of the above: builds everything and returns step(n), which does one whole step with n samples.
+    own_step: Callable[[], Callable[[int], object]] | None = None

@@ -25,6 +25,7 @@ from jackline.memory.predict.allocator import Arena
 from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.optimizers import MetaOptimizer
+from jackline.memory.predict.own_step import trace_own_step
 from jackline.memory.predict.questions import Questions
 from jackline.memory.predict.ranks import add_buckets, block_bytes, shard, wire_bytes
 from jackline.memory.predict.shortcuts import Unfilled
@@ -58,6 +59,8 @@ def trace_step(
     """Trace two training steps. When gradients are accumulated, those of the first step stay for the second, because
     every slice of a step but the first one finds gradients. Two slices a step would take twice the time to trace."""
     with _explained(job.name), own_chance(), _no_collections():
+        if job.own_step is not None:
+            return trace_own_step(job.own_step, micro_batch, gpu)
         return _trace(job, micro_batch, gpu, options, is_accumulating)
 
 
