@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from jackline.rundir.layout import RunDir
+from jackline.rundir.records.metrics import read_series
 from jackline.supervisor.output import reader as output
 from jackline.supervisor.output.reader import LogWriter, OutputTail, make_reserve, release_reserve
 from jackline.supervisor.output.room import Space, first_data, low_bytes, shortage
+from jackline.supervisor.output.told import Told
 from tests.deadline import HANGS_S
 
 NOW_S = 1794708819.17
@@ -203,6 +206,18 @@ def test_an_epoch_heading_between_bars_makes_their_end_the_runs(attempt: Attempt
     assert news.progress is not None
     assert (news.progress.done, news.progress.total, news.progress.of) == (100, 120, "run")
     assert (news.progress.epoch, news.progress.epochs) == (3, 3)
+
+
+def test_the_numbers_at_the_end_of_a_keras_epoch_belong_to_that_epoch(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    attempt = Attempt(tmp_path)
+    tail = OutputTail(attempt.raw, attempt.log, told=Told(run))
+    bar = "40/40 ━━━━━━━━━━━━━━━━━━━━ 1s 50ms/step - loss: 0.5"
+    for epoch in (1, 2):
+        attempt.print(f"Epoch {epoch}/3\n\r{bar}\r{bar} - val_loss: 0.{epoch}\n".encode())
+    tail.poll(NOW_S)
+    points = {series.name: series.points for series in read_series(run)}["val_loss"]
+    assert [(point.step, point.value) for point in points] == [(40, 0.1), (80, 0.2)]
 
 
 # -- protocol ------------------------------------------------------------------------------------------------------

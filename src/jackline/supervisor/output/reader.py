@@ -285,7 +285,13 @@ class OutputTail:
         self._last_text = text or self._last_text
         if self._is_after_bar:
             self._is_after_bar = False
-            if self._bars.end(text, parse_bar(text)):
+            progress = parse_bar(text)
+            if progress is not None and "━" in text:
+                # Keras ends its bar with the numbers of the epoch, and the next epoch's heading follows at once.
+                self._told.offer(progress, now_s)
+                self._told.take_bar(text, now_s)
+                self._lines.pop()
+            if self._bars.end(text, progress):
                 return []
         return [f"{text} [the line continues below]" if piece.is_continued else text]
 
