@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jackline.errors import UsageError
-from jackline.rundir.access.patience import ask_each
 from jackline.rundir.layout import RunDir
 from jackline.rundir.registry import registered_places
 from jackline.rundir.status import read_status
@@ -26,16 +25,18 @@ def runs_folder(option: str | os.PathLike[str] | None = None) -> Path:
 def list_runs(folder: Path, hung: list[RunDir] | None = None) -> list[RunDir]:
     """Runs in `folder`, then runs registered from elsewhere; each once, newest first. A run on a mount that does not
     answer is left out, and added to `hung`."""
+    from jackline.rundir.access.patience import ask_each  # imports `queue`, which a named run does not need
+
     try:
         local = [RunDir(path) for path in folder.iterdir()]
     except OSError:  # no such folder, or no permission to read it
         local = []
     candidates = local + registered_places()
-    answers = ask_each([functools.partial(_look, run) for run in candidates])
+    answers, silent = ask_each([functools.partial(_look, run) for run in candidates])
     if hung is not None:
-        hung += [candidates[number] for number in answers.hung]
+        hung += [candidates[number] for number in silent]
     once: dict[Path, tuple[float, RunDir]] = {}
-    for number, found in sorted(answers.found.items()):
+    for number, found in sorted(answers.items()):
         if found is not None:
             once.setdefault(found[0], (found[1], candidates[number]))
     return [run for _, run in sorted(once.values(), key=lambda pair: pair[0], reverse=True)]

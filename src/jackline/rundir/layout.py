@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = 1
 MAX_ENTRIES = 100_000  # of one folder; a run never comes near it
 MAX_RANKS = 4096
-_ATTEMPT = re.compile(r"([0-9]{1,9})")
-_SESSION = re.compile(r"session-([0-9]{1,9})\.json")
-_INCIDENT = re.compile(r"incident-([0-9]{1,9})\.txt")
+MAX_DIGITS = 9
+_ATTEMPT, _SESSION, _INCIDENT = ("", ""), ("session-", ".json"), ("incident-", ".txt")  # around a number
 LIVE_VARIABLE = "JACKLINE_LIVE"  # set by the supervisor where viewers draw the signs of life
 DISK_BUDGET_VARIABLE = "JACKLINE_DISK_BUDGET"  # bytes; from the supervisor to a session
 
@@ -231,11 +229,17 @@ class AttemptDir:
         return _numbered(self.path, _INCIDENT)
 
 
-def _numbered(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """The entries whose name is `name`, in the order of its number. Empty when the folder cannot be read."""
+def _numbered(folder: Path, around: tuple[str, str]) -> list[Path]:
+    """The entries named by a number between these two texts, in its order. Empty when the folder cannot be read."""
+    found: list[tuple[int, str]] = []
     try:
         with os.scandir(folder) as entries:
-            matches = [name.fullmatch(entry.name) for entry in itertools.islice(entries, MAX_ENTRIES)]
+            for entry in itertools.islice(entries, MAX_ENTRIES):
+                name = entry.name
+                digits = name[len(around[0]) : len(name) - len(around[1])]
+                is_ours = name == f"{around[0]}{digits}{around[1]}" and digits.isascii() and digits.isdigit()
+                if is_ours and len(digits) <= MAX_DIGITS:
+                    found.append((int(digits), name))
     except OSError:
         return []
-    return [folder / match[0] for match in sorted(filter(None, matches), key=lambda match: int(match[1]))]
+    return [folder / name for _, name in sorted(found)]

@@ -67,10 +67,10 @@ def list_command(shows_logs: bool, shows_all: bool, as_json: bool, runs_dir: str
     found = list_runs(folder, hung)
     shown = found if shows_all else found[:SHOWN]
     now_s = run_view.wall_clock_s()
-    answers = ask_each([functools.partial(read_view, run, now_s=now_s) for run in shown])
-    views = [view for _, view in sorted(answers.found.items())]
-    _say_missing([*hung, *(shown[number] for number in answers.hung)], "does not answer: its disk or mount hangs")
-    _say_missing([run for number, run in enumerate(shown) if number not in {*answers.found, *answers.hung}])
+    answers, silent = ask_each([functools.partial(read_view, run, now_s=now_s) for run in shown])
+    views = [view for _, view in sorted(answers.items())]
+    _say_missing([*hung, *(shown[number] for number in silent)], "does not answer: its disk or mount hangs")
+    _say_missing([run for number, run in enumerate(shown) if number not in {*answers, *silent}])
     if as_json:
         from jackline.cli.commands.status import view_json
 

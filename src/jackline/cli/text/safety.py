@@ -27,8 +27,8 @@ _INVISIBLE = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\ue000-\uf8ff\U000e0000-\U000e0fff\U000f0000-\U0010ffff]"
 )
-# Bytes that may need a change: controls, anything beyond ASCII, and URLs. All else is passed on as it is.
-_DOUBTFUL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f-\xff]|://")
+# Text without these, all ASCII and without URLs is passed on as it is.
+_CONTROLS = bytes([*range(9), *range(11, 32), 127])
 # Colours and weight, without blinking, hiding (8) and fonts.
 _PLAIN = r"(?:0|1|2|3|4|7|2[1-7]|[349][0-7]|[34]9|10[0-7]|[34]8;5;\d{1,3}|[34]8;2(?:;\d{1,3}){3}|)"
 _COLOR = rf"(\x1b\[{_PLAIN}(?:;{_PLAIN})*m)"
@@ -45,7 +45,7 @@ def safe_text(text: Any, max_chars: int = 300) -> str:
 def safe_output(data: bytes, encoding: str = "utf-8", *, with_colors: bool = False) -> bytes:
     """Bytes for a terminal: several lines and tabs, but nothing that controls the terminal, hides text or reverses
     it, and no password of a URL. `with_colors`: plain colours stay, for a program's own output."""
-    if not _DOUBTFUL.search(data):
+    if data.isascii() and b"://" not in data and len(data.translate(None, _CONTROLS)) == len(data):
         return data
     text = data.decode(encoding, "backslashreplace")
     if with_colors:

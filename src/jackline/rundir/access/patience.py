@@ -8,23 +8,17 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 LIMIT_S = 5.0
 T = TypeVar("T")
 
 
-class Answers(Generic[T]):
-    """`found`: what each call returned, by its number. `hung`: the numbers of those that did not answer in time."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, T] = {}
-        self.hung: list[int] = []
-
-
-def ask_each(calls: Sequence[Callable[[], T]], limit_s: float = LIMIT_S) -> Answers[T]:
-    """Make all calls, one after another. One that raises has no answer: what it reads may be damaged in any way."""
-    answers: Answers[T] = Answers()
+def ask_each(calls: Sequence[Callable[[], T]], limit_s: float = LIMIT_S) -> tuple[dict[int, T], list[int]]:
+    """Make all calls, one after another. Returns the answers by number, and the numbers of those that did not answer
+    in time. A call that raises has no answer: what it reads may be damaged in any way."""
+    found: dict[int, T] = {}
+    hung: list[int] = []
     begun = 0
     while begun < len(calls):
         news: queue.SimpleQueue[tuple[int, T | None, bool]] = queue.SimpleQueue()
@@ -33,13 +27,13 @@ def ask_each(calls: Sequence[Callable[[], T]], limit_s: float = LIMIT_S) -> Answ
             try:
                 number, value, is_answer = news.get(timeout=limit_s)
             except queue.Empty:
-                answers.hung.append(begun)
+                hung.append(begun)
                 begun += 1
                 break
             if is_answer:
-                answers.found[number] = value  # type: ignore[assignment]
+                found[number] = value  # type: ignore[assignment]
             begun = number + 1
-    return answers
+    return found, hung
 
 
 def _serve(calls: Sequence[Callable[[], T]], start: int, news: queue.SimpleQueue[tuple[int, T | None, bool]]) -> None:

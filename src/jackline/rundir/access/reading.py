@@ -11,7 +11,6 @@ import errno
 import json
 import math
 import os
-import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,16 @@ MAX_DEPTH = 40
 MAX_NODES = 500_000  # lists and objects: 4 MiB of `{},` would be 1.4 million
 MAX_NUMBER = 2**63  # a larger number means damage: no size, time or count of a run comes near it
 _BLOCK = 1 << 20
-# Only text that can hold a value of these kinds is examined value by value; most files cannot.
-_DOUBTFUL = re.compile(rb"NaN|Infinity|\d{19}|[eE]\+?\d{2}")
+# Only text that may hold NaN, infinity, an exponent or a very long number is examined value by value.
+_DOUBTFUL = (
+    b"NaN",
+    b"nfinity",
+    b"e+",
+    b"E+",
+    *(b"%c%d" % (letter, digit) for letter in b"eE" for digit in range(10)),
+)
+_DIGITS_ALONE = bytes([sign if 48 <= sign <= 57 else 32 for sign in range(256)])
+_MANY_DIGITS = 19
 
 
 class NotPlain(OSError):
@@ -102,7 +109,14 @@ def parse_json(data: bytes, *, with_all_numbers: bool = False) -> Any:
         raise ValueError("nested too deeply") from None
     if with_all_numbers:
         return _shallow(value, MAX_DEPTH) if num_openings > MAX_DEPTH else value
-    return _sane(value, MAX_DEPTH) if num_openings > MAX_DEPTH or _DOUBTFUL.search(data) else value
+    return _sane(value, MAX_DEPTH) if num_openings > MAX_DEPTH or _is_doubtful(data) else value
+
+
+def _is_doubtful(data: bytes) -> bool:
+    for word in _DOUBTFUL:  # a loop, because `any` would call a generator for every word of every file
+        if word in data:
+            return True
+    return max(map(len, data.translate(_DIGITS_ALONE).split()), default=0) >= _MANY_DIGITS
 
 
 def _shallow(value: Any, depth: int) -> Any:

@@ -12,7 +12,6 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.rundir import registry
@@ -24,11 +23,13 @@ MAX_LINKS_LOOKED_FOR = 20_000
 _MAX_PARENTS = 50
 
 
-@dataclass(frozen=True)
 class Trust:
     """`why_not` is empty for a run that this user has made or accepted."""
 
-    why_not: str = ""
+    __slots__ = ("why_not",)  # a dataclass would cost `status` a millisecond
+
+    def __init__(self, why_not: str = "") -> None:
+        self.why_not = why_not
 
     @property
     def is_ours(self) -> bool:
