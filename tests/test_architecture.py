@@ -240,10 +240,9 @@ OTHER_FILES = {
     "dashboard/server.py",  # the pages that come with Jackline
     "dashboard/token.py",  # a new file of its own
     "cli/view/screen.py",  # /proc
-    "dashboard/server.py",  # the files of the page, in this package
-    "dashboard/token.py",  # a new file
     "cli/commands/demo.py",  # the files that the demo itself has made
     "cli/pages/report.py",  # the report that it writes
+    "notebook/report.py",  # the same
     "notebook/place.py",  # a probe file in a mounted folder
     "checkpoint/mirror/store.py",  # new files in a store, and files that are uploaded
     "checkpoint/mirror/upload.py",  # checkpoints of the running training

@@ -21,7 +21,7 @@ from jackline.cli.main import COMMANDS
 from jackline.session.settings import Settings
 
 PUBLIC = ["Loader", "Stopped", "__version__", "attach", "load", "notebook", "peek", "phase"]
-NOTEBOOK = ["Run", "plan", "run", "setup", "train", "watch", "why"]
+NOTEBOOK = ["Run", "plan", "report", "run", "setup", "train", "watch", "why"]
 RUN = [
     "at_risk",
     "batch",

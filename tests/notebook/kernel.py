@@ -26,14 +26,14 @@ class Cell:
 
     id: str
     printed: str = ""
-    gpus: list[str] = field(default_factory=list)  # every state of the block that is replaced
+    blocks: list[str] = field(default_factory=list)  # every state of the block that is replaced
     num_displays: int = 0
     error: list[str] = field(default_factory=list)
     is_idle: bool = False
 
     @property
     def text(self) -> str:
-        return "\n".join([self.printed, *self.gpus[-1:], *self.error])
+        return "\n".join([self.printed, *self.blocks[-1:], *self.error])
 
 
 class Kernel:
@@ -95,8 +95,8 @@ class Kernel:
         if kind == "stream":
             cell.printed += content["text"]
         elif kind in ("display_data", "update_display_data"):
-            assert set(content["data"]) == {"text/plain"}
-            cell.gpus.append(content["data"]["text/plain"])
+            assert set(content["data"]) in ({"text/plain"}, {"text/plain", "text/html"})  # no widgets
+            cell.blocks.append(content["data"]["text/plain"])
             cell.num_displays += kind == "display_data"
         elif kind == "error":
             cell.error = content["traceback"]

@@ -49,7 +49,7 @@ def test_a_stopped_cell_and_a_restarted_kernel_leave_the_run_alive_and_the_same_
 ) -> None:
     first = kernel.start(CELL)
     kernel.wait(first, lambda: "step " in first.text, "lines of the run")
-    kernel.wait(first, lambda: len(first.gpus) >= 3, "the GPU to be replaced")
+    kernel.wait(first, lambda: len(first.blocks) >= 3, "the block to be replaced")
     assert not first.is_idle, "the cell must stay busy while the run continues"
     kernel.interrupt()
     kernel.wait(first, lambda: first.is_idle, "the cell to end")
@@ -61,7 +61,7 @@ def test_a_stopped_cell_and_a_restarted_kernel_leave_the_run_alive_and_the_same_
     )
     # However long it is watched, there is one block and not a line for every step.
     assert first.num_displays == 1
-    assert all(len(gpu.splitlines()) < 30 for gpu in first.gpus)
+    assert all(len(block.splitlines()) < 30 for block in first.blocks)
     pid = person.run_dir("counting").child_pid()
     assert is_running(pid)
 
@@ -73,7 +73,7 @@ def test_a_stopped_cell_and_a_restarted_kernel_leave_the_run_alive_and_the_same_
     (person.work / "go").touch()
     kernel.wait(second, lambda: second.is_idle, "the cell to end")
     assert second.printed.endswith("[jackline] run 'counting' has finished\n")
-    assert "continued" in second.gpus[-1].splitlines()
+    assert "continued" in second.blocks[-1].splitlines()
     assert [path.name for path in (person.runs / "counting" / "attempts").iterdir()] == ["001"]
 
     third = kernel.run(CELL)
@@ -111,9 +111,12 @@ def test_errors_are_our_own_text_and_a_death_fails_the_cell(person: Shell, kerne
     assert died.error[0].startswith("error: run 'dying' died: ")
     assert "RuntimeError: the end" in "\n".join(died.error)
     assert died.error[-1] == ("hint: run.why() tells more; running its cell again resumes from the last checkpoint")
-    assert "before" in died.gpus[-1]
+    assert "before" in died.blocks[-1]
     why = kernel.run("run.why()")
     assert why.error == [] and "RuntimeError: the end" in why.printed
+    page = kernel.run("path = notebook.report(run); print(path.read_text().count('Post-mortem'))")
+    assert page.error == [] and page.num_displays == 1
+    assert page.printed == "[jackline] the report of run 'dying' is in dying-report.html\n1\n"
 
 
 SETUP_AND_TRAIN = """

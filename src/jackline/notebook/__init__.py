@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from jackline.notebook.look import Run, watch, why
 from jackline.notebook.place import setup
+from jackline.notebook.report import report
 from jackline.notebook.start import plan, run, train
 
-__all__ = ["Run", "plan", "run", "setup", "train", "watch", "why"]
+__all__ = ["Run", "plan", "report", "run", "setup", "train", "watch", "why"]
