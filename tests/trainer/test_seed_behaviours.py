@@ -85,7 +85,9 @@ def test_a_source_that_makes_the_training_wait_is_named_while_it_does(
     ), told
 
 
-def test_a_quick_validation_is_a_tenth_and_always_the_same_windows(tmp_path: Path) -> None:
+def test_a_quick_validation_is_a_tenth_and_always_the_same_windows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text").mkdir()
     for number, text in enumerate(make_texts(60)):
         (tmp_path / "text" / f"{number:03d}.txt").write_text(text)
@@ -97,6 +99,12 @@ def test_a_quick_validation_is_a_tenth_and_always_the_same_windows(tmp_path: Pat
     num_windows = count_windows(corpus.validation, 16)
     num_quick = subset_size(num_windows, config.eval_share)
     assert num_quick == -(-num_windows // 10) > 1
+    said = capsys.readouterr().out  # documents, tokens and windows of both sets
+    counted = r"\[data\] {} data: (\d+) documents? read, [\d,]+ tokens, ([\d,]+) windows of 16"
+    train, held_out = (re.search(counted.format(name), said) for name in ("training", "validation"))
+    assert train and held_out, said
+    assert held_out[2].replace(",", "") == str(num_windows)
+    assert int(train[1]) + int(held_out[1]) <= 60
 
     def read(batch_size: int, count: int) -> list[list[int]]:
         assert corpus.validation is not None

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from jackline.rundir.layout import RunDir
+from jackline.session.metrics.tensorboard import event_files
 from jackline.trainer.report.facts import next_commands
-from jackline.trainer.report.tensorboard import event_files
 from tests.data.corpora import make_texts
 from tests.session.nursery import EVERY_SAVE, Ended, Nursery
 

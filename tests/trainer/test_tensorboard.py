@@ -13,8 +13,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from jackline.trainer.report import tensorboard
-from jackline.trainer.report.tensorboard import Board, event_files
+from jackline.rundir.layout import RunDir
+from jackline.session.metrics import tensorboard
+from jackline.session.metrics.tensorboard import Board, Curves, event_files, few_of_each
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
@@ -92,7 +93,7 @@ def test_a_reader_that_was_open_all_the_while_forgets_the_steps_that_were_done_a
 
 def test_a_kill_in_the_middle_leaves_a_file_that_is_read_and_gone_on_with(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom jackline.trainer.report.tensorboard import Board\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom jackline.session.metrics.tensorboard import Board\n"
         "board = Board(Path(sys.argv[1]))\n"
         "for step in range(1, 6): board.add(step, {'loss': 1.0})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -150,3 +151,39 @@ def test_a_clock_that_was_set_back_does_not_put_the_new_file_first(
     write(tmp_path, range(4, 6), 2.0)
     assert [step for step, _ in points(tmp_path)] == [1, 2, 3, 4, 5]
     assert os.path.basename(event_files(tmp_path)[-1]) > os.path.basename(event_files(tmp_path)[0])
+
+
+# -- curves of an attached loop --------------------------------------------------------------------------------------
+
+
+def logged(first: int, last: int, value: float) -> list[tuple[int, float, dict[str, float]]]:
+    return [(step, 100.0 + step, {"loss": value}) for step in range(first, last + 1)]
+
+
+def test_what_an_attached_loop_logs_is_in_its_curves_each_step_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    curves = Curves(run, print)
+    curves.take(logged(1, 10, 1.0))
+    curves.take([])
+    curves.close()
+    resumed = Curves(run, print)
+    resumed.take([*logged(7, 12, 2.0), (12, 113.0, {"val_loss": 3.0})])
+    resumed.close()
+    assert points(run.tensorboard) == [*((step, 1.0) for step in range(1, 7)), *((s, 2.0) for s in range(7, 13))]
+    assert points(run.tensorboard, "val_loss") == [(12, 3.0)]
+
+
+def test_a_loop_that_logs_very_often_gets_a_few_points_a_second(tmp_path: Path) -> None:
+    lines = [*logged(1, 1000, 1.0), (1000, 1.0, {"val_loss": 3.0})]
+    found = few_of_each(lines, 20)
+    assert [values for _, _, values in found].count({"loss": 1.0}) == 20
+    assert (1000, 1.0, {"val_loss": 3.0}) in found
+    assert [step for step, _, _ in found] == sorted(step for step, _, _ in found)
+    assert few_of_each(logged(1, 20, 1.0), 20) == logged(1, 20, 1.0)
+
+
+def test_our_own_trainer_writes_its_curves_itself(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.config_file.write_text("recipe: demo\n")
+    Curves(run, print).take(logged(1, 3, 1.0))
+    assert not run.tensorboard.exists()

@@ -19,6 +19,7 @@ from jackline import accelerator
 from jackline.data.build.builder import cache_folder, run_builder
 from jackline.data.build.choose import Enough, Full
 from jackline.data.build.supply import Data, open_data
+from jackline.data.cache.eras import WindowShape
 from jackline.data.command_line import describe_cache, encodings_text, first_text
 from jackline.data.loader.loader import Batch, Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
@@ -32,7 +33,7 @@ from jackline.session.phase import phase
 from jackline.trainer.config import Resolved, TrainConfig
 from jackline.trainer.report.console import Console
 from jackline.trainer.task import BatchSource
-from jackline.units import format_bytes
+from jackline.units import count_of, format_bytes
 
 _LOOK_AGAIN_S = 0.5
 _FIRST_PATIENCE_S = 45.0
@@ -169,6 +170,7 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
         with _told(console, "training data") as report:
             train = open_data(spec_of(config, "train"), settings, report)
         if config.val_fraction == 0:
+            console.say(size_line("training data", train, config.seq_len), "data")
             return Corpus(CachedText(train), None)
         with contextlib.ExitStack() as opened, _told(console, "validation data") as report:
             opened.callback(train.close)  # its tokenising process is at work by now
@@ -183,6 +185,8 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
     except BaseException:
         corpus.close()
         raise
+    console.say(size_line("training data", train, config.seq_len), "data")
+    console.say(size_line("validation data", validation, config.seq_len), "data")
     for line in notes(validation.cache.folder):
         console.say(line, "data")
     return corpus
@@ -200,6 +204,16 @@ def refuse_empty(config: TrainConfig) -> None:
     if count:
         files = "1 file of 0 B matches" if count == 1 else f"{count:,} files of 0 B match"
         raise UsageError(f"it is empty: {files} {config.data}", hint="was the download or the export complete?")
+
+
+def size_line(what: str, data: Data, seq_len: int) -> str:
+    """'training data: 1,204 documents read, 310,000 tokens, 4,843 windows of 64; tokenising continues'."""
+    facts = describe_cache(data.cache.folder)
+    shape = WindowShape(seq_len + 1, seq_len)
+    windows = sum(shape.count_in(record.tokens) for record in data.cache.ledger.records.values())
+    documents = count_of(facts["documents"], "document")
+    counted = f"{documents} read, {count_of(facts['tokens'], 'token')}, {count_of(windows, 'window')} of {seq_len:,}"
+    return f"{what}: {counted}" + ("" if facts["is_finished"] else " so far; tokenising continues")
 
 
 def _check_validation(config: TrainConfig, validation: Data) -> None:

@@ -205,3 +205,13 @@ def test_a_wish_to_end_is_heard_while_data_is_waited_for_and_moves_no_position(t
         assert loader.state() == state
         far_end.released.set()
         loader.close()
+
+
+def test_once_a_chunk_is_there_the_sign_of_life_is_the_trainings_again(tmp_path: Path) -> None:
+    made = DataSpec(sources=(Source(str(write_jsonl(tmp_path / "a.jsonl", TEXTS))),), tokenizer="bytes")
+    console = Console()
+    loader = ChunkLoader(ChunkSource(open_live(made, Patience(), lambda text: None), console), SETTINGS)
+    console.now("step 3, backward")
+    next(loader)
+    assert console.detail == "step 3, backward"
+    loader.close()

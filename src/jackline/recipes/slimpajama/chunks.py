@@ -231,21 +231,9 @@ class ChunkLoader:
             self._console.say(
                 f"accumulating chunk {number:,}: {settings.num_tokens:,} tokens before the step", "data"
             )
-        pieces: list[Piece] = []
-        bar: Phase | None = None
-        try:
-            while not facts.is_full:
-                if bar is None and time.monotonic() - began_s >= _PHASE_AFTER_S:
-                    bar = _entered(number, settings.num_tokens)
-                piece = self._next_piece(facts)
-                pieces.append(piece)
-                if line := facts.add(piece, self._stream.file_name):
-                    self._console.say(line, "data")
-                if bar is not None:
-                    bar.update(facts.tokens)
-        finally:
-            if bar is not None:
-                bar.__exit__(None, None, None)
+        # When the chunk is there, the sign of life tells again what the training does with it.
+        with self._console.during(f"accumulating chunk {number:,}"):
+            pieces = self._gather(facts, began_s)
         self.total_samples += facts.samples
         self.total_skipped += facts.skipped
         seconds = time.monotonic() - began_s
@@ -255,6 +243,24 @@ class ChunkLoader:
             self._console.say(
                 f"chunk {number:,} complete after {seconds:.1f} s: {self.last.text}; training on it", "data"
             )
+        return pieces
+
+    def _gather(self, facts: _Filling, began_s: float) -> list[Piece]:
+        pieces: list[Piece] = []
+        bar: Phase | None = None
+        try:
+            while not facts.is_full:
+                if bar is None and time.monotonic() - began_s >= _PHASE_AFTER_S:
+                    bar = _entered(facts.number, self.settings.num_tokens)
+                piece = self._next_piece(facts)
+                pieces.append(piece)
+                if line := facts.add(piece, self._stream.file_name):
+                    self._console.say(line, "data")
+                if bar is not None:
+                    bar.update(facts.tokens)
+        finally:
+            if bar is not None:
+                bar.__exit__(None, None, None)
         return pieces
 
     def _next_piece(self, facts: _Filling) -> Piece:

@@ -21,6 +21,7 @@ from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.session import write_session
 from jackline.rundir.reserves import reserve_session
 from jackline.session.metrics.scalars import MetricsFile, Scalars
+from jackline.session.metrics.tensorboard import Curves
 from jackline.session.phase import terminal_width
 from jackline.units import fold
 
@@ -58,6 +59,7 @@ class Reporter:
         self.read_state: Callable[[], dict[str, Any]] = dict
         self._events = JsonlWriter(run.session_events(rank))
         self._metrics = MetricsFile(JsonlWriter(run.metrics(rank)))
+        self._curves = Curves(run, say, is_on=rank == 0)
         reserve_session(run, rank)
         self._waiting: deque[EventRecord] = deque(maxlen=_MAX_WAITING)
         self._wake = threading.Event()
@@ -89,6 +91,7 @@ class Reporter:
             self._thread.join(timeout=10.0)
         self._scalars.send(float("inf"))
         self._tick(wait=True)
+        self._curves.close()
         self._events.close()
         self._metrics.close()
 
@@ -104,6 +107,7 @@ class Reporter:
         try:
             lines = self._scalars.resolve(wait=wait)
             self._metrics.write(lines)
+            self._curves.take(lines)
             for notice in self.on_lines:
                 notice(lines)
             while self._waiting and self._events.append(self._waiting[0].to_json()):

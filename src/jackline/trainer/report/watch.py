@@ -26,12 +26,12 @@ from jackline import accelerator
 from jackline.errors import JacklineError
 from jackline.machine.memory import effective_limit
 from jackline.rundir.layout import RunDir
+from jackline.session.metrics.tensorboard import Board
 from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.trainer.report.console import MINUTE_S, Console
 from jackline.trainer.report.flops import mfu, peak_flops
 from jackline.trainer.report.step_line import FinalFacts, StepLine, final_lines, step_line
-from jackline.trainer.report.tensorboard import Board
 from jackline.trainer.sentinels.watch import Alarm, EvalFacts, PairFacts, Sentinels, StepFacts
 from jackline.trainer.task import Task
 from jackline.trainer.validate.evaluate import Evaluation
