@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping
@@ -43,7 +42,12 @@ def stdout_columns() -> int | None:
     """The width of the terminal; None for a pipe or a file, where nothing is cut, whatever $COLUMNS says."""
     if not _is_terminal():
         return None
-    return max(40, shutil.get_terminal_size().columns)
+    wanted = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(wanted) if wanted.isdigit() else os.get_terminal_size(1).columns
+    except OSError:
+        columns = 0
+    return max(40, columns or 80)
 
 
 def stdout_takes(sample: str) -> bool:
