@@ -61,8 +61,10 @@ def make_server(folder: Path) -> Any:
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
 
+    # By the names of the protocol: those of the SDK's fields differ between its versions.
+    read_only = ToolAnnotations.model_validate({"readOnlyHint": True, "openWorldHint": False})
     server = MCPServer("jackline", instructions=_ABOUT, version=jackline.__version__)
-    tool = server.tool(annotations=ToolAnnotations(readOnlyHint=True, openWorldHint=False), structured_output=False)
+    tool = server.tool(annotations=read_only, structured_output=False)
 
     async def runs(limit: int = 10) -> str:
         """The newest runs, each with state, step, total, eta_s and one sentence."""
