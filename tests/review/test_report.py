@@ -96,6 +96,16 @@ def test_a_damaged_run_still_has_a_report(damage: str, tmp_path: Path) -> None:
     assert "</html>" in report_of(run)
 
 
+@pytest.mark.parametrize("value", [5, None, {"a": 1}, [3, None], "text"])
+def test_findings_of_another_shape_still_have_a_report(value: object, tmp_path: Path) -> None:
+    run = copy_of("format1-killed-oom", tmp_path)
+    ending = json.loads(run.attempt(1).exit_file.read_text())
+    ending["findings"] = [{"cause": value, "title": value, "detail": value, "hint": value, "confidence": value}]
+    ending["evidence"]["output_tail"] = value
+    run.attempt(1).exit_file.write_text(json.dumps(ending))
+    assert "</html>" in report_of(run)
+
+
 def test_secrets_and_home_folders_are_hidden() -> None:
     for secret in (
         "HF_TOKEN=hf_abcdefghijkl",

@@ -83,7 +83,8 @@ def _post_mortem(summary: Summary) -> Iterator[Block]:
     ending, finding = summary.ending, first_finding(summary.ending)
     last = summary.history.attempts[-1] if summary.history.attempts else None
     when = _clock(last.ended_at_s) if last is not None else "unknown"
-    details = [str(line) for line in finding.get("detail", ()) if isinstance(line, str)]
+    detail = finding.get("detail")
+    details = [line for line in detail if isinstance(line, str)] if isinstance(detail, list) else []
     cause = str(finding.get("title") or "the end was not seen: neither a supervisor nor the keeper recorded it")
     sure = str(finding.get("confidence") or "not sure")
     found = "its supervisor saw the end" if ending.is_there else "nobody was watching when it ended"
