@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_a_section_that_one_run_did_not_record_is_not_a_difference(tmp_path: Pat
     older.attempt(1).surroundings_file.unlink()
     older.config_file.unlink()
     assert "settings" not in {name.partition(":")[0] for name in names_of(make_run(tmp_path, "new"), older)}
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 50_000, "- " * 60_000, "a: &a [x]\nb: *a\n", "\x00", "? " * 9]
+)
+def test_a_hostile_config_has_no_settings_and_takes_no_time(text: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "hostile")
+    run.config_file.write_text(text)
+    began_s = time.process_time()
+    assert len(read_facts(run)["settings"]) <= 1
+    print(f"{time.process_time() - began_s:.3f} s of CPU")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.records.surroundings import read_surroundings
 from jackline.rundir.run_file import DamagedRun, read_run_file
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 16
+MAX_NESTED = 1000  # marks that open a list or a mapping: the trainer writes a few
 MAX_VALUES = 2000
 _ALIAS = re.compile(r"(?m)(?:^|[:,\[{?-])\s*\*\w")
 Facts = dict[str, dict[str, str]]  # section -> name -> value
@@ -81,8 +82,9 @@ def _add_attempt(found: Facts, run: RunDir) -> None:
 def _read_config(path: Path) -> dict[str, str]:
     try:
         text = read_text(path, MAX_CONFIG_BYTES)
-        # An alias can make a few lines stand for billions; the trainer writes none.
-        return {} if _ALIAS.search(text) else _flat(yaml.safe_load(text))
+        # An alias can make a few lines stand for billions, and the parser's time grows with the square of the depth.
+        num_nested = sum(text.count(mark) for mark in ("[", "{", "- ", "? "))
+        return {} if num_nested > MAX_NESTED or _ALIAS.search(text) else _flat(yaml.safe_load(text))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
 
