@@ -37,7 +37,7 @@ from jackline.trainer.recipe import is_own_file
 from jackline.trainer.trained.sample import Sampling, sample
 
 MODEL = "model"
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 64 << 10  # the trainer writes 5 KiB; a megabyte of brackets takes PyYAML minutes
 
 
 @dataclass(frozen=True)
