@@ -106,4 +106,7 @@ def test_an_unknown_recipe_is_a_usage_error(folder: Path) -> None:
 def test_the_table_goes_alone(folder: Path) -> None:
     done = jackline("sparsae", "--table", "--json", cwd=folder)
     assert done.returncode == 2
-    assert done.stderr == "error: --table goes alone: it cannot be joined with --json or --explain\n"
+    assert done.stderr == (
+        "error: --table goes alone: it cannot be joined with --json or --explain\n"
+        "hint: `jackline plan --help` shows its options\n"
+    )

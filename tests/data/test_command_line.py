@@ -40,7 +40,7 @@ def test_prepare_show_and_bench(tmp_path: Path) -> None:
 
     shown = run("show", facts["folder"], "--verify").stdout.splitlines()
     assert shown[0].startswith(f"cache     {facts['folder']} (finished, ")
-    assert shown[2] == f"tokens    {facts['tokens']:,} in 1 eras, 300 documents"
+    assert shown[2] == f"tokens    {facts['tokens']:,} in 1 era, 300 documents"
     assert shown[3] == "left out  0 empty, 0 too short, 0 of the other split; damaged: none"
     assert shown[4] == "tokenizer bytes, vocabulary 257, made by bytes"
     assert shown[5].startswith(f"begins    {texts[0][:40]!r}"[:-1])

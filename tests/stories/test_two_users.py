@@ -6,6 +6,7 @@ Needs root, to become two users, and an interpreter that every user may execute.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -23,6 +24,15 @@ from jackline.rundir.process_id import ProcessId, identify
 from tests.deadline import HANGS_S
 from tests.rundir.made import make_run, write_start, write_state
 from tests.shell import wait_for
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """One test after another, whichever worker runs it: each ends all processes of the second user."""
+    with open(Path(tempfile.gettempdir(), f"jackline-two-users-{os.getuid()}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
 
 SRC = Path(__file__).parents[2] / "src"
 SECRET = "secret-" + "word"

@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from jackline.units import format_duration
 
 SAVE_EVERY = 5
 POLL_S = 0.02
+MAX_PRINTED = 4000
 SHOW_EVERY_S = 0.5
 QUIET_S = 10.0
 MAX_SIGNS = 2  # of each of the three waits, so that the demo stays within 25 lines
@@ -117,20 +119,25 @@ def training(run: RunDir, settings: list[str], *, is_shown: bool = False) -> Ite
         told(f"$ jackline {shlex.join(words)}")
     # Two trainings share the cores. Every part of the demo computes with as many threads, else bits may differ.
     threads = max(1, int(describe_host()["effective_cpus"]) // 2)
+    printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, after the process
     process = subprocess.Popen(
         [sys.executable, "-m", "jackline", *words, "--runs-dir", str(run.path.parent)],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=printed,
     )
     try:
         yield process
     except BaseException:
+        if process.poll() is not None and not run.has_run_file:  # there is no log: say what it said itself
+            printed.seek(0)
+            told(printed.read(MAX_PRINTED).decode("utf-8", "replace").rstrip())
         process.send_signal(signal.SIGINT)  # a viewer passes it on as a stop
         raise
     finally:
         process.wait()
+        printed.close()
 
 
 def finish(run: RunDir, process: subprocess.Popen[bytes]) -> None:

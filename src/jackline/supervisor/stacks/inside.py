@@ -153,8 +153,9 @@ def _ask(pid: int, folder: Path) -> bool:
     return True
 
 
-# Calls that a signal ends early, which C code may not expect: pause, sigsuspend, sigtimedwait, nanosleep.
-_FRAGILE = {"x86_64": (34, 35, 128, 130), "aarch64": (101, 133, 137)}
+# Calls that a signal ends early, which C code may not expect: pause, sigsuspend, sigtimedwait, nanosleep; and
+# restart_syscall, which is what a sleep is called after a debugger (our own stack reader) had paused it.
+_FRAGILE = {"x86_64": (34, 35, 128, 130, 219), "aarch64": (101, 128, 133, 137)}
 _CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}
 _TIMER_ABSTIME = 1
 
