@@ -30,9 +30,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 ballast = os.path.join(os.environ["JACKLINE_RUNS"], "ballast")
 
 def fill():
-    with open(ballast, "wb") as file:
+    with open(ballast, "wb", buffering=0) as file:  # closing it has nothing left to write
         try:
-            while True: file.write(bytes(1 << 16)); file.flush()
+            while True: file.write(bytes(1 << 16))
         except OSError:
             pass
 
