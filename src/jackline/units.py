@@ -8,6 +8,7 @@ from jackline.errors import UsageError
 
 _BYTE_STEPS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _BYTE_WORDS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_MAX_PRICE = 1e9
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -88,6 +89,14 @@ def parse_duration(text: str) -> float:
     if not parts or joined or (bare and len(parts) > 1):
         raise UsageError(f"'{text}' is not a duration", hint="write 90, 90s, 15m, 1h30m or 2d")
     return sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
+
+
+def parse_price(text: str) -> float:
+    """'2.1/h', '2.1', '$2.1/h', '0.5 EUR/h' or '60/d' -> money for an hour."""
+    match = re.fullmatch(r"[^\d.\-+]*(\d+(?:\.\d+)?)\s*[^\d./]*(?:/\s*(h|hour|d|day|min|s))?", text.strip().lower())
+    if match is None or float(match[1]) >= _MAX_PRICE:
+        raise UsageError(f"'{text}' is not a price", hint="write 2.1/h, 2.1 (an hour) or 60/d")
+    return float(match[1]) * 3600 / _SECONDS[{"hour": "h", "day": "d"}.get(match[2], match[2]) or "h"]
 
 
 def parse_bytes(text: str) -> int:

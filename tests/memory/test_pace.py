@@ -10,9 +10,9 @@ from jackline.errors import UsageError
 from jackline.memory.plan.choose import Plan, plan
 from jackline.memory.plan.explain import plan_json, plan_text
 from jackline.memory.plan.gpus import GpuModel, find_gpu
-from jackline.memory.plan.model_settings import parse_price
 from jackline.memory.plan.pace import Until
 from jackline.memory.predict.job import Job, StepOptions
+from jackline.units import parse_price
 from tests.memory.test_values import Experts
 
 MIB = 2**20
@@ -38,7 +38,7 @@ def test_a_price_is_read_as_people_write_it(text: str, price: float) -> None:
     assert parse_price(text) == price
 
 
-@pytest.mark.parametrize("text", ["cheap", "", "/h"])
+@pytest.mark.parametrize("text", ["cheap", "", "/h", "-1", "nan", "2.5/week"])
 def test_a_price_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         parse_price(text)

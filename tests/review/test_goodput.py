@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from jackline.cli.pages.goodput import parse_price
 from jackline.errors import UsageError
 from jackline.review.goodput import MICRO, account, best_saving, use_of
 from jackline.review.history import AttemptSpan
 from jackline.rundir.records.timeline import TimelineRecord
+from jackline.units import parse_price
 
 BEGIN = 1_794_000_000.0
 
@@ -136,9 +136,10 @@ def test_every_history_adds_up_to_the_wall_time_and_counts_each_second_once(seed
 
 
 def test_prices_are_read_and_bad_ones_refused() -> None:
-    assert parse_price("3.6/h") == pytest.approx(0.001)
-    assert parse_price("$3.6") == pytest.approx(0.001)
-    assert parse_price("86.4/d") == pytest.approx(0.001)
+    assert parse_price("3.6/h") == 3.6
+    assert parse_price("$3.6") == 3.6
+    assert parse_price("0.5 EUR/h") == 0.5
+    assert parse_price("86.4/d") == pytest.approx(3.6)
     for bad in ("x", "2.5/week", "-1", "nan", "inf/h", ""):
         with pytest.raises(UsageError):
             parse_price(bad)

@@ -121,7 +121,7 @@ class Site:
         known = kept.history
         if known is not None and (known[1] == stamp or now_s - known[0] < HISTORY_S) and known[1][2] == is_live:
             return known[2], known[3]
-        history = read_history(kept.run, now_s=now_s, is_alive=is_live)
+        history = read_history(kept.run, now_s=now_s)
         found = account(history.attempts, history.marks)
         kept.history = (now_s, stamp, history, found)
         return history, found

@@ -5,7 +5,9 @@ Reads only. An end that nobody recorded is the last moment at which the attempt 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.exit import ExitRecord, read_exit
@@ -13,6 +15,7 @@ from jackline.rundir.records.session import read_session
 from jackline.rundir.records.start import read_start, read_wait
 from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.records.timeline import TimelineRecord, read_timeline
+from jackline.rundir.status import read_status
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,9 @@ class History:
     marks: tuple[TimelineRecord, ...] = ()
 
 
-def read_history(run: RunDir, *, now_s: float, is_alive: bool) -> History:
-    """`is_alive`: its last attempt is still running, so that it lasts until `now_s`."""
+def read_history(run: RunDir, *, now_s: float) -> History:
+    """The last attempt of a run that is alive lasts until `now_s`."""
+    is_alive = read_status(run, now_s=now_s).state in ("alive", "unwatched")
     marks = read_timeline(run)
     dirs = run.list_attempts()
     spans = []
@@ -48,6 +52,16 @@ def read_history(run: RunDir, *, now_s: float, is_alive: bool) -> History:
         if span is not None:
             spans.append(span)
     return History(tuple(spans), marks)
+
+
+def steps_per_s(marks: Sequence[TimelineRecord]) -> tuple[tuple[float, float], ...]:
+    """The time of a line, and the speed from there to the next one of its attempt."""
+    return tuple(
+        (one.at_s, (two.step - one.step) / (two.at_s - one.at_s))
+        for one, two in pairwise(marks)
+        if one.attempt == two.attempt and one.step is not None and two.step is not None and two.step > one.step
+        if one.at_s is not None and two.at_s is not None and two.at_s - one.at_s >= 1.0
+    )
 
 
 def _read_attempt(

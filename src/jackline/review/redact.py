@@ -1,7 +1,7 @@
 """Removes secrets and private paths from text that leaves this machine: a report that is sent to somebody.
 
-Works on shapes, not on a list of known values: names that promise a secret, prefixes of known tokens, user info in
-addresses, home folders. What looks like none of these stays.
+Works on shapes, not on a list of known values: names that promise a secret, prefixes of known tokens, home folders.
+Passwords in addresses are hidden by `rundir/access/secrets`, as everywhere. What looks like none of these stays.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-HIDDEN = "[hidden]"
+from jackline.rundir.access.secrets import HIDDEN, without_secrets
+
 _SECRET_NAME = r"[\w.-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)s?[\w.-]*"
 _RULES = (
     # --api-key VALUE, HF_TOKEN=VALUE, "password": "VALUE", Authorization: Bearer VALUE
@@ -23,6 +24,7 @@ _RULES = (
     ),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"), HIDDEN),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), HIDDEN),
+    # Stricter than what is stored: keys without an address before them, and bare user names.
     (re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|x-amz-credential|key)=)[^&\s\"']+"), rf"\1{HIDDEN}"),
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@\"']+@"), rf"\1{HIDDEN}@"),
     # home folders, also of other machines: the name of a person stays private
@@ -31,7 +33,7 @@ _RULES = (
 
 
 def redact(text: Any) -> str:
-    found = str(text)
+    found = without_secrets(str(text))
     home = str(Path.home())
     if len(home) > 1:
         found = re.sub(re.escape(home) + r"(?=[/\s\"':]|$)", "~", found)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from jackline.review.chart import Chart, Line
 from jackline.review.goodput import Account, account
-from jackline.review.history import History, read_history
+from jackline.review.history import History, read_history, steps_per_s
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
@@ -75,7 +74,7 @@ def summarise(run: RunDir, *, now_s: float) -> Summary:
     except (DamagedRun, OSError) as error:
         problems.append(str(error).partition("\n")[0])
     status = read_status(run, now_s=now_s)
-    history = read_history(run, now_s=now_s, is_alive=status.state in ("alive", "unwatched"))
+    history = read_history(run, now_s=now_s)
     return Summary(
         run=run,
         now_s=now_s,
@@ -130,15 +129,7 @@ def _machine_charts(summary: Summary) -> list[Chart]:
     if any(line.gpu_bytes for line in marks):
         memory.append(Line("GPU", _known(times, [line.gpu_bytes for line in marks])))
     found = [Chart("memory", tuple(memory), "time", format_bytes, restarts, starts_at_zero=True)]
-    speed = tuple(
-        ((one.at_s or 0.0) - begin_s, (two.step - one.step) / ((two.at_s or 0.0) - (one.at_s or 0.0)))
-        for one, two in pairwise(marks)
-        if one.attempt == two.attempt
-        and one.step is not None
-        and two.step is not None
-        and two.step > one.step
-        and (two.at_s or 0.0) - (one.at_s or 0.0) >= 1.0
-    )
+    speed = tuple((at_s - begin_s, rate) for at_s, rate in steps_per_s(marks))
     if speed:
         found.append(Chart("steps a second", (Line("steps/s", speed),), "time", breaks=restarts, starts_at_zero=True))
     return found

@@ -16,8 +16,8 @@ from jackline.errors import UsageError
 from jackline.extras import TRAINING, require
 from jackline.memory.plan.gpus import GPU_MODELS, detect_gpu, find_gpu
 from jackline.memory.plan.hub import is_config_target
-from jackline.memory.plan.model_settings import parse_price
 from jackline.trainer.recipe import find_recipe
+from jackline.units import parse_price
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 

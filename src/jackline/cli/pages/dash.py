@@ -63,7 +63,7 @@ def command(port: int | None, proxy_hosts: tuple[str, ...], runs_dir: str | None
     click.echo(address)
     for host in proxy_hosts:
         print(f"through the proxy: add #token={token} to its address of port {taken} ({host})", file=sys.stderr)
-    print("Ctrl-C ends the page; the runs go on", file=sys.stderr)
+    print("Ctrl-C ends the page; the runs continue", file=sys.stderr)
     sys.stdout.flush()
     if given["opens"]:
         import webbrowser

@@ -10,16 +10,15 @@ from typing import Any
 import click
 
 from jackline.cli.options import find, json_option, runs_dir_option
-from jackline.cli.pages.goodput import read_account
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
 from jackline.review.compare import Difference, Parting, Values, differences, part
 from jackline.review.facts import read_facts
-from jackline.review.history import read_history
+from jackline.review.goodput import account
+from jackline.review.history import read_history, steps_per_s
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.metrics import Series, read_series
 from jackline.rundir.records.supervisor import read_supervisor
-from jackline.rundir.status import read_status
 from jackline.units import format_bytes
 
 SCHEMA = 1
@@ -88,19 +87,12 @@ def _difference_lines(found: list[Difference]) -> list[str]:
 
 
 def _measured(run: RunDir) -> dict[str, Any]:
-    now_s = run_view.wall_clock_s()
-    is_alive = read_status(run, now_s=now_s).state in ("alive", "unwatched")
-    history = read_history(run, now_s=now_s, is_alive=is_alive)
-    rates = sorted(
-        (two.step - one.step) / (two.at_s - one.at_s)
-        for one, two in zip(history.marks, history.marks[1:], strict=False)
-        if one.attempt == two.attempt and one.step is not None and two.step is not None and two.step > one.step
-        if one.at_s is not None and two.at_s is not None and two.at_s - one.at_s >= 1.0
-    )
+    history = read_history(run, now_s=run_view.wall_clock_s())
+    rates = sorted(rate for _, rate in steps_per_s(history.marks))
     return {
         "steps_per_s": rates[len(rates) // 2] if rates else None,
         "peak_bytes": read_supervisor(run).memory.peak_bytes,
-        "goodput": read_account(run).goodput,
+        "goodput": account(history.attempts, history.marks).goodput,
         "attempts": len(history.attempts),
     }
 

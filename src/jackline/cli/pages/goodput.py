@@ -10,12 +10,10 @@ import click
 from jackline.cli.options import find, json_option, runs_dir_option
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
-from jackline.errors import UsageError
 from jackline.review.goodput import MICRO, Account, account, best_saving
 from jackline.review.history import read_history
 from jackline.rundir.layout import RunDir
-from jackline.rundir.status import read_status
-from jackline.units import format_duration
+from jackline.units import format_duration, parse_price
 
 BAR = 24
 SCHEMA = 1
@@ -32,7 +30,7 @@ def command(runs: tuple[str, ...], price: str | None, as_json: bool, runs_dir: s
     Without RUNS the only live one, else the newest. `stopped` is time in which a person wanted it to stand still: it
     is shown and not counted as a loss. `unseen` is time in which no supervisor was there to look.
     """
-    rate = parse_price(price) if price is not None else None
+    rate = parse_price(price) / 3600 if price is not None else None
     found = [(run, read_account(run)) for run in (find(name, runs_dir) for name in runs or (None,))]
     if as_json:
         click.echo(json.dumps([account_json(run, each, rate) for run, each in found], indent=1))
@@ -41,9 +39,7 @@ def command(runs: tuple[str, ...], price: str | None, as_json: bool, runs_dir: s
 
 
 def read_account(run: RunDir) -> Account:
-    now_s = run_view.wall_clock_s()
-    is_alive = read_status(run, now_s=now_s).state in ("alive", "unwatched")
-    history = read_history(run, now_s=now_s, is_alive=is_alive)
+    history = read_history(run, now_s=run_view.wall_clock_s())
     return account(history.attempts, history.marks)
 
 
@@ -80,19 +76,6 @@ def account_text(run: RunDir, found: Account, price_per_s: float | None) -> str:
         cost = _costs(found, price_per_s)
         rows.append(f"  cost: {cost['all']:,.2f}, of which {cost['not_productive']:,.2f} was not productive")
     return "\n".join(rows)
-
-
-def parse_price(text: str) -> float:
-    """'2.5/h', '2.5' or '60/d' -> the price of a second."""
-    number, _, unit = text.strip().partition("/")
-    lengths = {"": 3600, "h": 3600, "hour": 3600, "d": 86400, "day": 86400, "min": 60, "s": 1}
-    try:
-        price = float(number.strip().lstrip("$€"))
-    except ValueError:
-        price = -1.0
-    if not 0 <= price < 1e9 or unit.strip() not in lengths:
-        raise UsageError(f"'{text}' is not a price", hint="write 2.5/h, 2.5 or 60/d")
-    return price / lengths[unit.strip()]
 
 
 def _costs(found: Account, price_per_s: float) -> dict[str, float]:

@@ -11,10 +11,11 @@ import click
 
 from jackline.cli.options import json_option, runs_dir_option
 from jackline.cli.plot.canvas import COLORS, LABEL, MARKS, Curve, Style, draw, format_x, format_y, frame_of, x_axis
-from jackline.cli.plot.curves import Axis, Panel, RunCurves, choose, panel_of, read_run_curves, summary, thin
+from jackline.cli.plot.curves import Axis, Panel, RunCurves, choose, panel_of, read_run_curves, summary
 from jackline.cli.text.paint import print_out, shorten, stdout_columns, stdout_has_color, stdout_takes
 from jackline.cli.text.safety import safe_text
 from jackline.errors import UsageError
+from jackline.review.chart import thin
 from jackline.rundir.find import find_run, nearest_name, runs_folder
 
 _PIPE_COLUMNS = 80
@@ -171,4 +172,9 @@ def _as_json(known: Sequence[RunCurves], panels: Sequence[Panel], axis: Axis, mo
 
 
 def _json_points(curve: Curve, most: int) -> list[list[float | None]]:
-    return [[x, y if math.isfinite(y) else None] for x, y in thin(curve.points, most)]
+    """Peaks are kept, and the first values that are not finite (null)."""
+    if len(curve.points) <= most:
+        return [[x, y if math.isfinite(y) else None] for x, y in curve.points]
+    bad = [(x, y) for x, y in curve.points if not math.isfinite(y)][: most // 10]
+    kept = thin(curve.points, max(1, (most - len(bad)) // 3))
+    return [[x, y if math.isfinite(y) else None] for x, y in sorted([*kept, *bad], key=lambda point: point[0])]

@@ -154,13 +154,6 @@ def _points(series: Series, axis: Axis) -> tuple[tuple[float, float], ...]:
     return tuple((float(at), p.value) for at, p in enumerate(series.points))  # it printed no count: in their order
 
 
-def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """At most `most` points, evenly chosen, the first and the last among them."""
-    if len(points) <= most:
-        return list(points)
-    return [points[round(k * (len(points) - 1) / (most - 1))] for k in range(most)]
-
-
 def summary(curve: Curve) -> tuple[float, float, float, float] | None:
     """The last value, the lowest and the highest, and where the lowest is; None without a finite value."""
     finite = [(x, y) for x, y in curve.points if math.isfinite(y)]

@@ -50,7 +50,7 @@ class Happened:
 
 @click.command(short_help="What happened to a run; with --since, what is new.")
 @run_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run is over.")
 @click.option(
     "--since", metavar="CURSOR", help="Only what is newer: the cursor of an earlier event, or 'start' for all."
 )

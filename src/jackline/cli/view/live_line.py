@@ -18,7 +18,7 @@ from jackline.units import format_bytes, format_duration, format_short
 
 GAP = "  "
 AT_RISK_S = 900.0  # so much unsaved work is unusual, and said
-STILL_AFTER_S = 5.0  # a count that has not changed for so long is shown with what is going on instead
+STILL_AFTER_S = 5.0  # a count that has not changed for so long is shown with what it is doing instead
 _NEAR_LIMIT = 0.85
 _NUMBERS = 4
 _GPUS = 8

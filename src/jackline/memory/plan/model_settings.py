@@ -6,7 +6,6 @@ Owns their names, their parsing and their errors. No torch.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -71,14 +70,6 @@ def parse_model_settings(words: Sequence[str], target: str) -> ModelSettings:
         changed: dict[str, Any] = {key: (*old, *made) if isinstance(old, tuple) else made}
         found = replace(found, **changed)
     return found
-
-
-def parse_price(text: str) -> float:
-    """'2.1/h', '2.1' or '$2.1/h': money for an hour of one GPU."""
-    found = re.fullmatch(r"[^\d.]*(\d+(?:\.\d+)?)\s*[^\d.]*?(?:/\s*h(?:our)?)?", text.strip())
-    if found is None:
-        raise UsageError(f"a price is money for an hour of one GPU, not '{text}'", hint="--price 2.1/h")
-    return float(found[1])
 
 
 def _unknown(name: str, target: str) -> UsageError:

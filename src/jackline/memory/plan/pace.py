@@ -28,16 +28,24 @@ def time_lines(made: Plan, until: Until) -> Iterator[str]:
         return
     low, high = made.time.range_s
     waits = {"products": "matrix products", "memory": "memory traffic", "Python": "Python, which starts the kernels"}
-    between = f"{format_duration(low)} to {format_duration(high)}"
+    between = f"{_step_text(low)} to {_step_text(high)}"
     samples = made.global_batch * made.gpu.count / made.time.seconds
     yield (
-        f"  a step takes about {format_duration(made.time.seconds)} ({between}),"
-        f" most of it {waits[made.time.bound]}; {samples:.3g} samples/s"
+        f"  a step takes about {_step_text(made.time.seconds)} ({between}),"
+        f" most of it {waits[made.time.bound]}; {_rate_text(samples)} samples/s"
     )
     steps = until.steps or (1000 if until.price_an_hour else 0)
     if steps:
         cost = f", {_money(made, until, steps)}" if until.price_an_hour else ""
         yield f"  {steps:,} steps: about {format_duration(made.time.seconds * steps)}{cost}"
+
+
+def _step_text(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)
+
+
+def _rate_text(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _money(made: Plan, until: Until, steps: int) -> str:
