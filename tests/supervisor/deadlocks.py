@@ -353,13 +353,13 @@ take("a.lock", "b.lock")
         """
 import fcntl, os
 one, two = open("one", "w"), open("two", "w")
+fcntl.lockf(one, fcntl.LOCK_EX)  # a child does not inherit it
 reader, writer = os.pipe()
 if (pid := os.fork()) == 0:
     fcntl.lockf(two, fcntl.LOCK_EX)
     os.write(writer, b"x")
     fcntl.lockf(one, fcntl.LOCK_EX)  # THERE
     os._exit(0)
-fcntl.lockf(one, fcntl.LOCK_EX)
 os.read(reader, 1)
 os.waitpid(pid, 0)  # HERE
 """,

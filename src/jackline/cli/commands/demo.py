@@ -111,6 +111,12 @@ def clear_live() -> None:
         sys.stderr.write("\r\x1b[2K")
 
 
+class TrainingFailed(JacklineError):
+    def __init__(self, run: RunDir, text: str, *, hint: str) -> None:
+        super().__init__(text, hint=hint)
+        self.run = run
+
+
 @contextlib.contextmanager
 def training(run: RunDir, settings: list[str], *, is_shown: bool = False) -> Iterator[subprocess.Popen[bytes]]:
     """An ordinary `jackline train`, whose output is in the run's log. It does not outlive the demo's own error."""
@@ -129,8 +135,9 @@ def training(run: RunDir, settings: list[str], *, is_shown: bool = False) -> Ite
     )
     try:
         yield process
-    except BaseException:
-        if process.poll() is not None and not run.has_run_file:  # there is no log: say what it said itself
+    except BaseException as error:
+        # Of two trainings that could not start only the one that ended the demo is told. There is no log to name.
+        if isinstance(error, TrainingFailed) and error.run == run and not run.has_run_file:
             printed.seek(0)
             told(printed.read(MAX_PRINTED).decode("utf-8", "replace").rstrip())
         process.send_signal(signal.SIGINT)  # a viewer passes it on as a stop
@@ -149,7 +156,7 @@ def finish(run: RunDir, process: subprocess.Popen[bytes]) -> None:
     if process.returncode != EXIT_DONE:
         clear_live()
         hint = f"jackline logs {run.name}" if run.path.exists() else f"jackline train demo --quick --name {run.name}"
-        raise JacklineError(f"the training ended with code {process.returncode}", hint=hint)
+        raise TrainingFailed(run, f"the training ended with code {process.returncode}", hint=hint)
 
 
 def kill_half_way(run: RunDir, process: subprocess.Popen[bytes], step: int) -> None:
@@ -170,7 +177,8 @@ def kill_half_way(run: RunDir, process: subprocess.Popen[bytes], step: int) -> N
     if process.returncode == EXIT_DONE:
         raise JacklineError("the training was over before it could be killed", hint="jackline demo --steps 400")
     hint = f"jackline logs {run.name}" if run.path.exists() else "jackline train demo --quick"
-    raise JacklineError(f"the training ended with code {process.returncode} before it could be killed", hint=hint)
+    text = f"the training ended with code {process.returncode} before it could be killed"
+    raise TrainingFailed(run, text, hint=hint)
 
 
 def progress_of(run: RunDir) -> str:
