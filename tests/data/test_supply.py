@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jackline.data.build.builder import cache_folder
-from jackline.data.build.supply import BackgroundSupply, is_era_ready, open_data
+from jackline.data.build.supply import BackgroundSupply, begin_data, end_begun, is_era_ready, open_data
 from jackline.data.cache.directory import Cache, era_path
 from jackline.data.cache.readers import Reading, Registration, living_readers
 from jackline.data.loader.loader import Batch, Loader, LoaderSettings
@@ -23,6 +23,7 @@ from jackline.data.progress import Progress
 from jackline.data.spec import CacheSettings, DataSpec
 from jackline.errors import JacklineError
 from jackline.rundir.atomic import read_json, write_json
+from jackline.rundir.lock import RunLock
 from tests.data.corpora import build_cache, make_texts, spec_of, write_jsonl
 
 SETTINGS = LoaderSettings(seq_len=64, batch_size=8, seed=3, epochs=2)
@@ -55,6 +56,27 @@ def test_batches_do_not_depend_on_how_far_the_tokeniser_has_come(tmp_path: Path)
     ready = whole_cache_batches(spec, tmp_path / "ready")
     growing = read_all(spec, CacheSettings(root=tmp_path / "growing", eras_ahead=2))
     assert same(ready, growing)
+
+
+def test_what_was_begun_before_it_is_opened_is_built_by_one_process(tmp_path: Path) -> None:
+    spec, settings = corpus(tmp_path), CacheSettings(root=tmp_path / "begun")
+    ready = whole_cache_batches(spec, tmp_path / "ready")
+    begin_data(spec, settings)
+    begun = [reading.era for reading in living_readers(cache_folder(spec, settings))]
+    assert begun == [0]
+    assert same(ready, read_all(spec, settings))
+    assert living_readers(cache_folder(spec, settings)) == []
+    end_begun()
+
+
+def test_what_was_begun_and_never_opened_leaves_nothing_behind(tmp_path: Path) -> None:
+    spec, settings = corpus(tmp_path), CacheSettings(root=tmp_path / "begun")
+    begin_data(spec, settings)
+    end_begun()
+    assert living_readers(cache_folder(spec, settings)) == []
+    lock = RunLock(cache_folder(spec, settings) / "builder.lock")
+    assert lock.try_acquire()
+    lock.release()
 
 
 def test_a_corpus_ten_times_larger_than_the_disk_allowed_is_read_twice(tmp_path: Path) -> None:

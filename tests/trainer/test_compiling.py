@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from jackline.errors import UsageError
+from jackline.trainer.startup import shared_code
 from jackline.trainer.startup.compiling import cache_folder, decide, is_warm, use_cache
 from jackline.trainer.startup.precision import autocast, choose_attention, choose_precision, make_scaler
+from jackline.trainer.startup.process import own_cache
 
 ON_GPU: dict[str, Any] = {"has_gpu": True, "can_compile": "", "eager_step_s": 0.1, "is_warm": False}
 
@@ -41,7 +43,7 @@ ON_GPU: dict[str, Any] = {"has_gpu": True, "can_compile": "", "eager_step_s": 0.
         (
             "auto",
             {"steps_left": 500, "is_warm": True},
-            (True, "compiled: about 8 s with the cache of an earlier attempt, saves about 18 s in all"),
+            (True, "compiled: about 8 s with the code of an earlier one, saves about 18 s in all"),
         ),
         (
             "auto",
@@ -103,6 +105,61 @@ def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
     )
     kept = tmp_path / "run" / "compiled" / "plain"
     assert done.stdout.splitlines()[-1] == f"{kept} {kept / 'triton'}"
+
+
+def test_a_second_run_of_the_same_model_begins_with_the_code_of_the_first(tmp_path: Path, cache: Path) -> None:
+    first, second, other = (tmp_path / name / "compiled" / "plain" for name in ("first", "second", "other"))
+    assert not shared_code.take(first, "a" * 32)
+    graph = first / "fxgraph" / "ab" / "graph"
+    graph.parent.mkdir(parents=True)
+    graph.write_bytes(b"code")
+    shared_code.give(tmp_path / "first")
+    assert shared_code.take(second, "a" * 32)
+    assert (second / "fxgraph" / "ab" / "graph").read_bytes() == b"code"
+    assert not shared_code.take(other, "b" * 32)
+    # What the second run changes or deletes is its own.
+    (second / "fxgraph" / "ab" / "graph").write_bytes(b"changed")
+    assert graph.read_bytes() == b"code"
+    assert (cache / ("a" * 32) / "fxgraph" / "ab" / "graph").read_bytes() == b"code"
+
+
+def test_the_cache_of_compiled_code_keeps_those_used_last(tmp_path: Path, cache: Path) -> None:
+    for number in range(shared_code.MAX_KEPT + 3):
+        own = tmp_path / f"run-{number}" / "compiled" / "plain"
+        shared_code.take(own, f"{number:032}")
+        (own / "fxgraph").mkdir()
+        (own / "fxgraph" / "graph").write_bytes(b"code")
+        shared_code.give(tmp_path / f"run-{number}")
+        os.utime(cache / f"{number:032}", (1000 + number, 1000 + number))
+    kept = sorted(int(path.name) for path in cache.iterdir())
+    assert kept == list(range(3, shared_code.MAX_KEPT + 3))
+
+
+def test_code_of_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.parent.chmod(0o777)
+    assert own_cache("compiled") is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "environ"),
+    [
+        ({"micro_batch": 4}, {}),
+        ({"micro_batch": 8, "precision": "fp32"}, {}),
+        ({"micro_batch": 8}, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
+    ],
+)
+def test_whatever_changes_the_code_changes_its_key(facts: dict[str, object], environ: dict[str, str]) -> None:
+    cpu = torch.device("cpu")
+    plain = shared_code.key_of({"micro_batch": 8}, cpu, {"TORCHINDUCTOR_CACHE_DIR": "/somewhere", "HOME": "/a"})
+    assert plain == shared_code.key_of({"micro_batch": 8}, cpu, {"HOME": "/b"})
+    assert plain != shared_code.key_of(facts, cpu, environ)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "jackline" / "compiled"
 
 
 def test_a_cpu_trains_in_float32_and_refuses_fp16() -> None:

@@ -24,10 +24,16 @@ from jackline.pipes import drop_output
 from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import read_run_file
-from jackline.trainer.config import A_TENTH, TrainConfig, identity, resolve_words
+from jackline.trainer.config import A_TENTH, Resolved, TrainConfig, identity, resolve_words
 from jackline.trainer.recipe import load_recipe
 from jackline.trainer.report.console import Console
-from jackline.trainer.startup.process import drop_unready_workers, keep_bytecode, leave, without_collecting
+from jackline.trainer.startup.process import (
+    compile_ahead,
+    drop_unready_workers,
+    keep_bytecode,
+    leave,
+    without_collecting,
+)
 
 _SHORT_LIVED = ("colab", "kaggle")
 
@@ -66,20 +72,35 @@ def _train(run: RunDir, target: str, words: Sequence[str]) -> int:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if folder := keep_bytecode():
             console.say(f"torch came without bytecode, and none may be written beside it: kept in {folder}")
+            compile_ahead()
         console.now("getting ready")
-        with console.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
-            from jackline.trainer.corpus import settle_split
-            from jackline.trainer.loop import train
-            from jackline.trainer.startup.device import usable_device
-            from jackline.trainer.startup.sizing import settle_size
         try:
-            resolved = settle_size(resolved, run, usable_device(resolved.config), console)
-            resolved = settle_split(resolved, run)
-            train(resolved, run, console)
+            _train_resolved(resolved, run, console)
         except JacklineError as error:
             _forbid_restart(run, error.message)
             raise
     return EXIT_DONE
+
+
+def _train_resolved(resolved: Resolved, run: RunDir, console: Console) -> None:
+    from jackline.data.build.supply import end_begun
+    from jackline.trainer.corpus import begin_corpus, settle_split
+
+    resolved = settle_split(resolved, run)
+    try:
+        begin_corpus(resolved.config)
+        with console.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
+            from jackline.trainer.loop import train
+            from jackline.trainer.startup.device import usable_device
+            from jackline.trainer.startup.shared_code import give
+            from jackline.trainer.startup.sizing import settle_size
+        resolved = settle_size(resolved, run, usable_device(resolved.config), console)
+        try:
+            train(resolved, run, console)
+        finally:
+            give(run.path)  # what was compiled since the rehearsal, for the validation say
+    finally:
+        end_begun()
 
 
 def _forbid_restart(run: RunDir, why: str) -> None:

@@ -7,6 +7,7 @@ micro-batch is right is decided in modules of their own; what a step is stands i
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from jackline.trainer.optim.schedule import describe_schedule, schedule_of
 from jackline.trainer.planning.plan import Chosen, choose_micro_batch
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import peak_flops
-from jackline.trainer.startup import compiling, process
+from jackline.trainer.startup import compiling, process, shared_code
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_attention, choose_precision
 from jackline.trainer.task import Task
@@ -155,17 +156,35 @@ def plan_text(config: TrainConfig, chosen: Chosen, precision: str, total_steps: 
 def compile_if_it_pays(task: LanguageTask, console: Console, folder: Path) -> None:
     config, device = task.config, task.learner.device
     cache = compiling.cache_folder(folder, task.attention)
+    is_warm = compiling.is_warm(cache)
+    if not is_warm and config.compile_cache == "shared" and _may_compile(config, device):
+        is_warm = shared_code.take(cache, shared_code.key_of(compiled_facts(task), device, os.environ))
     decision = compiling.decide(
         config.compile,
         has_gpu=accelerator.is_gpu(device),
         can_compile=compiling.why_not(device) if config.compile != "off" else "",
         steps_left=task.total_steps - steps_done(folder),
         eager_step_s=guess_step_s(task),
-        is_warm=compiling.is_warm(cache),
+        is_warm=is_warm,
     )
     console.say(decision.reason, "plan")
     if decision.is_compiled:
         compiling.compile_in_place(task.learner.model)
+
+
+def compiled_facts(task: LanguageTask) -> dict[str, object]:
+    """What decides which code torch's compiler makes of this training, besides the machine."""
+    config = task.config
+    return {
+        "shape": task.shape,
+        "precision": task.learner.precision,
+        "attention": task.attention,
+        "micro_batch": task.chosen.micro_batch,
+        "seq_len": config.seq_len,
+        "recompute": config.recompute,
+        "loss_chunk_rows": config.loss_chunk_rows,
+        "exact": config.exact,
+    }
 
 
 def steps_done(folder: Path) -> int:

@@ -1,7 +1,7 @@
 """The data of a config: training and validation split, opened with signs of life, and the words when it fails.
 
 Owns the way from config to data engine. Nothing is substituted: a source that cannot be reached is an error that
-says how to give another.
+says how to give another. Imports torch only for the loader: the trainer starts tokenising before it loads torch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from jackline import accelerator
 from jackline.data.build.builder import cache_folder, run_builder
 from jackline.data.build.choose import Enough, Full
-from jackline.data.build.supply import Data, open_data
+from jackline.data.build.supply import Data, begin_data, open_data
 from jackline.data.cache.eras import WindowShape
 from jackline.data.command_line import describe_cache, encodings_text, first_text
-from jackline.data.loader.loader import Batch, Loader, LoaderSettings
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.sources.listing import list_files
 from jackline.data.sources.sections import enough_bytes
@@ -31,9 +28,15 @@ from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.session.phase import phase
 from jackline.trainer.config import Resolved, TrainConfig
+from jackline.trainer.recipe import RecipeHooks
 from jackline.trainer.report.console import Console
-from jackline.trainer.task import BatchSource
 from jackline.units import count_of, format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from jackline.data.loader.loader import Batch
+    from jackline.trainer.task import BatchSource
 
 _LOOK_AGAIN_S = 0.5
 _FIRST_PATIENCE_S = 45.0
@@ -68,6 +71,8 @@ class CachedText:
         return self.data.cache.meta.vocab_size
 
     def make_loader(self, config: TrainConfig, device: torch.device) -> BatchSource:
+        from jackline.data.loader.loader import Loader, LoaderSettings
+
         settings = LoaderSettings(
             seq_len=config.seq_len,
             batch_size=config.batch_size,
@@ -156,6 +161,19 @@ def cache_settings(config: TrainConfig) -> CacheSettings:
         max_cache_bytes=config.max_cache_bytes or None,
         max_damaged_fraction=config.max_damaged,
     )
+
+
+def begin_corpus(config: TrainConfig) -> None:
+    """Start tokenising before torch is imported: a tokenizer that is trained takes as long as torch takes to load.
+
+    Whatever is wrong with the data is left for `open_corpus` to say, in its place.
+    """
+    has_own_text = type(config).open_text is not RecipeHooks.open_text
+    if not config.is_language or has_own_text or str(config.model) == "auto" or "://" in config.data:
+        return  # nothing is tokenised, or what is may depend on the GPU or on an answer from elsewhere
+    with contextlib.suppress(JacklineError, OSError):
+        refuse_empty(config)
+        begin_data(spec_of(config, "train"), cache_settings(config))
 
 
 def open_corpus(config: TrainConfig, console: Console) -> Corpus:

@@ -39,6 +39,7 @@ from jackline.trainer.report.watch import AlarmRaised, Step, Watch, plain_number
 from jackline.trainer.sentinels.machine import read_surroundings
 from jackline.trainer.sentinels.tensors import first_bad_tensor
 from jackline.trainer.sentinels.watch import Sentinels
+from jackline.trainer.startup import shared_code
 from jackline.trainer.task import Between, Task
 from jackline.trainer.validate.validation import best_of
 
@@ -61,6 +62,7 @@ def _write_down(
         run_dir.path.mkdir(parents=True, exist_ok=True)  # with JACKLINE=off nobody else has
         save_config(run_dir, resolved)
         remember(run_dir, task, rehearsed)
+        shared_code.give(run_dir.path)
     except OSError as error:
         console.say(f"the settings cannot be written to {run_dir.path}: {explain_refusal(error, run_dir.path)}")
 

@@ -123,6 +123,9 @@ class ComputeSettings:
     compile: Literal["auto", "on", "off"] = setting(
         "auto", "Use torch.compile; auto: if the remaining steps gain more than compiling costs."
     )
+    compile_cache: Literal["shared", "run"] = setting(
+        "shared", "Start with what an earlier run of the same model compiled; run: this run's own code alone."
+    )
     attention: Literal["auto", "cudnn", "flash", "plain"] = setting(
         "auto", "Attention kernel on a GPU; auto: by the GPU's generation."
     )

@@ -9,6 +9,7 @@ process's own monotonic clock from the moment the file last changed, so setting 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -74,7 +75,7 @@ class BackgroundSupply:
     """A builder process beside the reader, so that tokenising takes neither the reader's memory nor its GIL."""
 
     def __init__(self, folder: Path, settings: CacheSettings, reporter: Reporter = silent) -> None:
-        self._folder, self._settings, self._reporter = folder, settings, reporter
+        self._folder, self._settings, self.reporter = folder, settings, reporter
         self._lock = threading.Lock()  # a loading thread may have to wait for an era too
         self._process: subprocess.Popen[bytes] | None = None
         self._num_deaths = 0
@@ -110,7 +111,7 @@ class BackgroundSupply:
             now_s = time.monotonic()
             if now_s - last_report_s >= TICK_S:
                 last_report_s = now_s
-                self._reporter(watch.describe(what))
+                self.reporter(watch.describe(what))
             time.sleep(_POLL_S)
         self._num_deaths = self._num_idle_ends = 0
 
@@ -200,11 +201,10 @@ def open_cache(
 def _open(
     folder: Path, settings: CacheSettings, reporter: Reporter, state: dict[str, Any] | None, *, inline: bool
 ) -> Data:
-    kept_place = Registration(folder)
+    kept_place, supply = _begin(folder, settings, reporter, inline=inline)
     kept_place.move_to(Reading(int(state["era"]) if state else 0, repeats=True))
     if state is not None:
         adopt_era(folder, state)
-    supply: Supply = (InlineSupply if inline else BackgroundSupply)(folder, settings, reporter)
     try:
         supply.wait_until((folder / "meta.json").exists, "the tokenizer")
     except BaseException:
@@ -221,6 +221,42 @@ def _open(
         supply.stop()
         raise
     return Data(cache, supply, kept_place, settings.eras_ahead)
+
+
+_BEGUN: dict[Path, tuple[Registration, BackgroundSupply]] = {}
+
+
+def begin_data(spec: DataSpec, settings: CacheSettings) -> None:
+    """Start tokenising for an `open_data` that follows in this process, after seconds of imports say.
+
+    It waits for nothing and reports nothing: what goes wrong is told by whoever opens it. Does nothing when there is
+    a tokenizer already: the reader decides then whether more is needed.
+    """
+    folder = cache_folder(spec, settings)
+    if folder in _BEGUN or (folder / "meta.json").exists():
+        return
+    kept_place, supply = Registration(folder), BackgroundSupply(folder, settings.limited_by(spec))
+    kept_place.move_to(Reading(0, repeats=True))
+    _BEGUN[folder] = kept_place, supply
+    with contextlib.suppress(JacklineError):
+        supply.start()
+
+
+def end_begun() -> None:
+    """End what was begun and never opened."""
+    while _BEGUN:
+        kept_place, supply = _BEGUN.popitem()[1]
+        kept_place.remove()
+        supply.stop()
+
+
+def _begin(folder: Path, settings: CacheSettings, reporter: Reporter, *, inline: bool) -> tuple[Registration, Supply]:
+    if inline:
+        return Registration(folder), InlineSupply(folder, settings, reporter)
+    if (begun := _BEGUN.pop(folder, None)) is not None:
+        begun[1].reporter = reporter
+        return begun
+    return Registration(folder), BackgroundSupply(folder, settings, reporter)
 
 
 def is_running_low(cache: Cache, reading: Reading, eras_ahead: int) -> bool:

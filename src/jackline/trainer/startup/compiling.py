@@ -48,7 +48,7 @@ def decide(
         return Decision(False, "not compiled: on a CPU it saves little; compile=on does it all the same")
     cost_s = WARM_S if is_warm else COLD_S
     saved_s = steps_left * eager_step_s * GAIN
-    cache = "with the cache of an earlier attempt" if is_warm else "for the first time"
+    cache = "with the code of an earlier one" if is_warm else "for the first time"
     if saved_s > cost_s:
         return Decision(True, f"compiled: about {cost_s:.0f} s {cache}, saves about {_span(saved_s)} in all")
     return Decision(
