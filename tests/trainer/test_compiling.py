@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from jackline.trainer.startup import shared_code
 from jackline.trainer.startup.compiling import cache_folder, decide, is_warm, use_cache
 from jackline.trainer.startup.precision import autocast, choose_attention, choose_precision, make_scaler
 from jackline.trainer.startup.process import own_cache
+from tests.deadline import HANGS_S
 
 ON_GPU: dict[str, Any] = {"has_gpu": True, "can_compile": "", "eager_step_s": 0.1, "is_warm": False}
 
@@ -107,31 +109,55 @@ def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == f"{kept} {kept / 'triton'}"
 
 
+# One real compilation on a CPU, in a process with a cache folder of its own, as two runs of a model have.
+COMPILING = """
+import sys, torch
+from jackline.trainer.startup import shared_code
+from torch._dynamo.utils import counters
+is_there = shared_code.take(sys.argv[1])
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.gelu(x) * 2
+model = Model()
+model.compile(dynamic=False)
+model(torch.ones(2, 4))
+shared_code.give()
+print(is_there, counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+@pytest.mark.slow
 def test_a_second_run_of_the_same_model_begins_with_the_code_of_the_first(tmp_path: Path, cache: Path) -> None:
-    first, second, other = (tmp_path / name / "compiled" / "plain" for name in ("first", "second", "other"))
-    assert not shared_code.take(first, "a" * 32)
-    graph = first / "fxgraph" / "ab" / "graph"
-    graph.parent.mkdir(parents=True)
-    graph.write_bytes(b"code")
-    shared_code.give(tmp_path / "first")
-    assert shared_code.take(second, "a" * 32)
-    assert (second / "fxgraph" / "ab" / "graph").read_bytes() == b"code"
-    assert not shared_code.take(other, "b" * 32)
-    # What the second run changes or deletes is its own.
-    (second / "fxgraph" / "ab" / "graph").write_bytes(b"changed")
-    assert graph.read_bytes() == b"code"
-    assert (cache / ("a" * 32) / "fxgraph" / "ab" / "graph").read_bytes() == b"code"
+    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        pytest.skip("there is no C compiler on this machine")
+    said = []
+    for name, key in (("first", "a"), ("second", "a"), ("other", "b")):
+        environ = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        command = [sys.executable, "-c", COMPILING, key]
+        done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True, timeout=HANGS_S)
+        said.append(done.stdout.strip())
+        if name == "first":
+            shutil.rmtree(tmp_path / "first")  # what the second one needs is not in the first one's folder
+    assert said == ["False 0", "True 1", "False 0"]
+    assert sorted(path.name for path in cache.iterdir()) == ["a", "b"]
 
 
-def test_the_cache_of_compiled_code_keeps_those_used_last(tmp_path: Path, cache: Path) -> None:
+def test_compiled_code_that_is_damaged_is_not_used(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / "a").write_bytes(bytes(100))
+    assert not shared_code.take("a")
+
+
+def test_the_cache_of_compiled_code_keeps_those_used_last(tmp_path: Path) -> None:
     for number in range(shared_code.MAX_KEPT + 3):
-        own = tmp_path / f"run-{number}" / "compiled" / "plain"
-        shared_code.take(own, f"{number:032}")
-        (own / "fxgraph").mkdir()
-        (own / "fxgraph" / "graph").write_bytes(b"code")
-        shared_code.give(tmp_path / f"run-{number}")
-        os.utime(cache / f"{number:032}", (1000 + number, 1000 + number))
-    kept = sorted(int(path.name) for path in cache.iterdir())
+        (tmp_path / str(number)).write_bytes(b"code")
+        os.utime(tmp_path / str(number), (1000 + number, 1000 + number))
+    shared_code.thin(tmp_path)
+    kept = sorted(int(path.name) for path in tmp_path.iterdir())
     assert kept == list(range(3, shared_code.MAX_KEPT + 3))
 
 

@@ -98,7 +98,7 @@ def _train_resolved(resolved: Resolved, run: RunDir, console: Console) -> None:
         try:
             train(resolved, run, console)
         finally:
-            give(run.path)  # what was compiled since the rehearsal, for the validation say
+            give()  # what was compiled since the rehearsal, for the validation say
     finally:
         end_begun()
 

@@ -158,7 +158,7 @@ def compile_if_it_pays(task: LanguageTask, console: Console, folder: Path) -> No
     cache = compiling.cache_folder(folder, task.attention)
     is_warm = compiling.is_warm(cache)
     if not is_warm and config.compile_cache == "shared" and _may_compile(config, device):
-        is_warm = shared_code.take(cache, shared_code.key_of(compiled_facts(task), device, os.environ))
+        is_warm = shared_code.take(shared_code.key_of(compiled_facts(task), device, os.environ))
     decision = compiling.decide(
         config.compile,
         has_gpu=accelerator.is_gpu(device),

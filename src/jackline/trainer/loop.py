@@ -62,7 +62,7 @@ def _write_down(
         run_dir.path.mkdir(parents=True, exist_ok=True)  # with JACKLINE=off nobody else has
         save_config(run_dir, resolved)
         remember(run_dir, task, rehearsed)
-        shared_code.give(run_dir.path)
+        shared_code.give()
     except OSError as error:
         console.say(f"the settings cannot be written to {run_dir.path}: {explain_refusal(error, run_dir.path)}")
 

@@ -1,10 +1,11 @@
 """Compiled code that one run hands to the next of the same model, so that only the first one compiles.
 
 A run keeps its compiled code in its own folder (compiling.py), so that an attempt after a kill starts with exactly
-what the first one used. `take` fills that folder from a copy in the person's cache, and `give` leaves such a copy
-there. Copies, not one folder for all: no run can change or delete what another one uses. A copy is found by a key
-over all that decides what is compiled: model, precision, batch, kernels and their sources, torch, Triton, Python,
-driver, GPU, and torch's own variables. The cache belongs to this person alone, because its content is executed.
+what the first one used. `take` fills that folder from a file in the person's cache, and `give` leaves such a file
+there, both in the portable form that torch has for it: copied folders made a training on an H200 crash. A file is
+found by a key over all that decides what is compiled: model, precision, batch, kernels and their sources, torch,
+Triton, Python, GPU, and torch's own variables. The cache belongs to this person alone, because its content is
+executed.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ import contextlib
 import hashlib
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from jackline import accelerator
+from jackline.rundir import atomic
 from jackline.trainer.startup.process import own_cache
 
 MAX_KEPT = 12
 MAX_BYTES = 4 << 30
-_KEY_FILE = "key"
+_DIGEST = hashlib.sha256().digest_size
 _DECIDING = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "TRITON_")
 _PLACES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_keys: list[str] = []  # of this process's models: the last one is trained
 
 
 def key_of(facts: Mapping[str, object], device: torch.device, environ: Mapping[str, str]) -> str:
@@ -38,62 +40,42 @@ def key_of(facts: Mapping[str, object], device: torch.device, environ: Mapping[s
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def take(own: Path, key: str) -> bool:
-    """Fill a run's empty folder; returns whether there is compiled code in it now."""
-    if any(own.glob("fxgraph/*")):
-        return True
+def take(key: str) -> bool:
+    """Fill torch's cache folder, which is the run's, with what an earlier run compiled; False: there is nothing."""
+    _keys.append(key)
     with contextlib.suppress(OSError):
-        own.mkdir(parents=True, exist_ok=True)
-        (own / _KEY_FILE).write_text(key)
-        if (root := _root()) is not None and (root / key).is_dir():
-            os.utime(root / key)  # those that are used stay longest
-            shutil.copytree(root / key, own, dirs_exist_ok=True, symlinks=True)
-            return True
+        if (root := own_cache("compiled")) is None:
+            return False
+        found = (root / key).read_bytes()
+        if hashlib.sha256(found[_DIGEST:]).digest() != found[:_DIGEST]:
+            return False
+        os.utime(root / key)  # those that are used stay longest
+        return torch.compiler.load_cache_artifacts(found[_DIGEST:]) is not None
     return False
 
 
-def give(run_folder: Path) -> None:
-    """Leave a copy of what the run compiled. A disk that refuses it stops no training."""
-    for key_file in (run_folder / "compiled").glob(f"*/{_KEY_FILE}"):
-        own = key_file.parent
-        with contextlib.suppress(OSError):
-            root, key = _root(), key_file.read_text()
-            if root is None or not any(own.glob("fxgraph/*")) or _count(own) <= _count(root / key):
-                continue
-            made = root / f"{key}.{os.getpid()}.new"
-            try:
-                shutil.copytree(own, made, symlinks=True, ignore=shutil.ignore_patterns(_KEY_FILE))
-                shutil.rmtree(root / key, ignore_errors=True)
-                made.rename(root / key)
-            finally:
-                shutil.rmtree(made, ignore_errors=True)
-            _thin(root)
+def give() -> None:
+    """Leave what this process compiled for the next run. A disk that refuses it stops no training."""
+    root = own_cache("compiled") if _keys else None
+    made = torch.compiler.save_cache_artifacts() if root is not None else None
+    if root is None or made is None:
+        return
+    with contextlib.suppress(OSError):
+        path, content = root / _keys[-1], made[0]
+        if path.exists() and path.stat().st_size >= _DIGEST + len(content):
+            return  # as much is there already
+        atomic.write_whole(path, hashlib.sha256(content).digest() + content)
+        thin(root)
 
 
-def _thin(root: Path) -> None:
-    """The copies that were used last, as many as may stay. What a killed process left half-written goes too."""
-    found = sorted((path for path in root.iterdir() if path.is_dir()), key=_used_at_s, reverse=True)
+def thin(root: Path) -> None:
+    """Delete all but the files that were used last, as many as may stay."""
+    known = [(path.stat().st_mtime, path.stat().st_size, path) for path in root.iterdir() if path.is_file()]
     total = 0
-    for number, path in enumerate(found):
-        total += sum(file.lstat().st_size for file in path.rglob("*"))
-        is_left_over = path.name.endswith(".new") and not path.name.endswith(f".{os.getpid()}.new")
-        if number >= MAX_KEPT or total > MAX_BYTES or is_left_over:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _used_at_s(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _root() -> Path | None:
-    return own_cache("compiled")
-
-
-def _count(folder: Path) -> int:
-    return sum(1 for path in folder.rglob("*") if path.is_file() and path.name != _KEY_FILE)
+    for number, (_, size, path) in enumerate(sorted(known, reverse=True)):
+        total += size
+        if number >= MAX_KEPT or total > MAX_BYTES:
+            path.unlink(missing_ok=True)
 
 
 def _triton() -> str:
