@@ -73,9 +73,12 @@ def test_the_tasks_of_a_loop_are_listed_with_their_awaits(text: str, waits: str,
 def test_a_worker_is_not_placed_at_a_line_of_its_parent_and_has_a_role(tmp_path: Path) -> None:
     with hanging(tmp_path, POOL, waits="lock") as program:
         wait_until(lambda: len(program.pids()) == 3, "two workers")
-        reports = {report.pid: report for report in answered(program, 3).reports}
         workers = [pid for pid in program.pids() if pid != program.pid]
-        assert {reports[pid].role for pid in workers} == {"worker of a Pool"}
+
+        def roles() -> set[str]:
+            return {report.role for report in answered(program, 3).reports if report.pid in workers}
+
+        wait_until(lambda: roles() == {"worker of a Pool"}, "both workers at their work")
         here = program.line()
 
         def places() -> set[int]:

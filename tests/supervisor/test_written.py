@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 from jackline.rundir.layout import RunDir
@@ -54,6 +55,7 @@ def test_growth_in_every_part_of_the_time_is_a_leak() -> None:
     assert steady_growth(spike) is None
     assert steady_growth(leak[:3]) is None
     assert steady_growth([]) is None
+    assert steady_growth(deque(leak, maxlen=900)) == found  # as the supervisor keeps them
 
 
 def test_lines_that_keep_a_tensor_are_found_in_the_scripts_of_the_traceback(tmp_path: Path) -> None:

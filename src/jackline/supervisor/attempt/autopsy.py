@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 from jackline.diagnosis.deaths.collect import last_output, oom_delta, read_fault_text
 from jackline.diagnosis.deaths.diagnose import diagnose
@@ -19,6 +21,7 @@ from jackline.errors import EXIT_FAILED, EXIT_STOPPED
 from jackline.machine.disk import explain_refusal, read_disk
 from jackline.machine.kernel_log import read_kernel_kills
 from jackline.machine.memory import read_oom_counters, shm_free_bytes
+from jackline.machine.proc import read_command
 from jackline.rundir.intent import Intent, read_intent
 from jackline.rundir.records.exit import ExitRecord, write_exit
 from jackline.rundir.records.fields import decode
@@ -33,6 +36,7 @@ from jackline.supervisor.policy import AttemptSummary
 
 TAIL_LINES = 200
 SURVIVORS_NAMED_AFTER_S = 2.5
+_PACKAGE = Path(__file__).parents[2]
 DEBRIS_PATIENCE_S = 15.0
 CLOCK_JUMP_S = 5.0
 RECENT_END_S = 60.0
@@ -87,12 +91,18 @@ def is_over(watch: AttemptWatch, ending: Ending, events: Events) -> bool:
     ended_for_s = time.time() - ending.ended_at_s
     if ending.exit_code != 0:
         return ended_for_s > DEBRIS_PATIENCE_S
-    if ended_for_s > SURVIVORS_NAMED_AFTER_S and not watch.are_survivors_named:
+    # Our own writer and mirror end by themselves when what they hold is safe.
+    count = sum(not _is_helper(process.pid) for process in watch.tree.processes)
+    if count and ended_for_s > SURVIVORS_NAMED_AFTER_S and not watch.are_survivors_named:
         watch.are_survivors_named = True
-        count = len(watch.tree.processes)
         noun = "1 process it started continues" if count == 1 else f"{count} processes it started continue"
         events.emit("note", f"the command itself ended well, but {noun}; watching on, `jackline stop` ends it")
     return False
+
+
+def _is_helper(pid: int) -> bool:
+    command = read_command(pid)
+    return f"{_PACKAGE}/" in command or " -m jackline." in command
 
 
 def examine(
@@ -105,8 +115,14 @@ def examine(
     made_progress: bool,
 ) -> Autopsy:
     """Gather the evidence, diagnose, write the files. Called after the last output was read."""
-    evidence = gather(watch, ending, sent=sent, stop_requested_by=stop_requested_by)
-    findings = diagnose(evidence)
+    try:
+        evidence = gather(watch, ending, sent=sent, stop_requested_by=stop_requested_by)
+        findings = diagnose(evidence)
+    except Exception as error:  # a fault of ours must not hide how a training ended
+        traceback.print_exc()  # to supervisor.log
+        watch.events.emit("note", f"not all evidence of its end could be read: {type(error).__name__}: {error}")
+        evidence = _bare_evidence(watch, ending, sent=sent, stop_requested_by=stop_requested_by)
+        findings = diagnose(evidence)
     code = exit_code_of(ending, findings[0].cause, has_checkpoint=checkpoint_after is not None)
     autopsy = Autopsy(
         exit_code=code,
@@ -124,6 +140,24 @@ def examine(
         why = explain_refusal(error, watch.run.path)
         watch.events.emit("note", f"how it ended cannot be written down: {why}; exit code {code}")
     return autopsy
+
+
+def _bare_evidence(
+    watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...], stop_requested_by: str
+) -> Evidence:
+    """What needs nothing but the end itself and the files of the run."""
+    attempt = watch.command.attempt
+    return Evidence(
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        duration_s=duration_of(watch, ending),
+        ended_at_s=ending.ended_at_s,
+        output_tail=last_output(watch.run.out_log, (attempt.raw_out, attempt.raw_err), TAIL_LINES),
+        sent_signals=sent,
+        stop_requested_by=stop_requested_by,
+        peak_memory_bytes=max(watch.memory.peak_bytes, ending.max_rss_bytes),
+        command=watch.written.command,
+    )
 
 
 def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...], stop_requested_by: str) -> Evidence:

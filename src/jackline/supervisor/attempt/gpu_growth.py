@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from jackline.diagnosis.deaths.evidence import GpuGrowth
@@ -29,12 +29,9 @@ _KEEPS = re.compile(
 )
 
 
-def steady_growth(points: Sequence[tuple[float, int]]) -> GpuGrowth | None:
+def steady_growth(points: Collection[tuple[float, int]]) -> GpuGrowth | None:
     """`points`: (time, bytes), oldest first. None for a spike, for a warm-up, or where too little was seen."""
-    if len(points) < _LEAST_POINTS or points[-1][0] - points[0][0] < _LEAST_S:
-        return None
-    low = next((at for at, (_, used) in enumerate(points) if used > 0), len(points))
-    used = points[low:]
+    used = list(itertools.dropwhile(lambda point: point[1] <= 0, points))
     if len(used) < _LEAST_POINTS:
         return None
     grew, over_s = used[-1][1] - used[0][1], used[-1][0] - used[0][0]
