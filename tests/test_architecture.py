@@ -238,11 +238,11 @@ OTHER_FILES = {
     "rundir/atomic.py",  # syncs folders
     "cli/main.py",  # /dev/null
     "dashboard/server.py",  # the pages that come with Jackline
-    "dashboard/token.py",  # a new file of its own
+    "dashboard/guard.py",  # the new file of its token
     "cli/view/screen.py",  # /proc
     "cli/commands/demo.py",  # the files that the demo itself has made
     "cli/pages/report.py",  # the report that it writes
-    "notebook/report.py",  # the same
+    "notebook/look.py",  # the same
     "notebook/place.py",  # a probe file in a mounted folder
     "checkpoint/mirror/store.py",  # new files in a store, and files that are uploaded
     "checkpoint/mirror/upload.py",  # checkpoints of the running training

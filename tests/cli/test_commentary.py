@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jackline.cli.view.commentary import Commentary
+from jackline.cli.view.notes import Commentary
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import SupervisorRecord

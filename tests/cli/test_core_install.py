@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import jackline
-from jackline.diagnosis.preflight.environment import OtherPython, ask_python, compare_environments
+from jackline.diagnosis.preflight.check import OtherPython, ask_python, compare_environments
 from jackline.extras import EXTRAS, MissingPackage, explained, install_line, require
 from tests.core_install import ROOT, make_core_install
 from tests.deadline import HANGS_S

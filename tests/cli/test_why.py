@@ -524,7 +524,7 @@ def test_a_time_is_that_of_the_logs_stamps_wherever_it_is_read_and_has_its_date_
 
 def test_the_evidence_of_a_verdict_can_be_shown_and_kept(tmp_path: Path) -> None:
     """A process that nobody watches: looked at, explained, and kept as a case that can be replayed."""
-    from jackline.supervisor.hang.case import read_case
+    from jackline.supervisor.hang.verdict import read_case
     from tests.supervisor.hanging import LOCK_ABBA, hanging
 
     kept = tmp_path / "case.json"

@@ -13,9 +13,8 @@ import pytest
 
 from jackline.cli.pages.told import RunTeller
 from jackline.dashboard import tails
-from jackline.dashboard.guard import Rules, is_our_host, is_proxy_host
+from jackline.dashboard.guard import NAME, Rules, is_our_host, is_proxy_host, read_token
 from jackline.dashboard.server import PARTS, STATIC, make_app
-from jackline.dashboard.token import NAME, read_token
 from jackline.dashboard.views import Site
 from jackline.rundir.layout import RunDir
 from tests.dashboard.asking import HOST, PORT, TOKEN, Served, ask

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from jackline.cli.pages.diff import command
-from jackline.machine.packages import list_packages, package_folders
+from jackline.machine.procfs import list_packages, package_folders
 from jackline.review.compare import differences, part
 from jackline.review.facts import parse_command, read_facts
 from jackline.rundir.layout import RunDir

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jackline.supervisor.hang.case import case_json, read_case
 from jackline.supervisor.hang.evidence import evidence_lines
-from jackline.supervisor.hang.verdict import Judge, verdict
+from jackline.supervisor.hang.verdict import Judge, case_json, read_case, verdict
 from tests.supervisor.worlds import Proc, World, play
 
 CASES = sorted((Path(__file__).parents[1] / "cases").glob("*.json"))

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 
 from jackline.rundir.layout import RunDir
-from jackline.supervisor.attempt.gpu_growth import lines_that_keep, steady_growth
+from jackline.supervisor.attempt.autopsy import lines_that_keep, steady_growth
 from jackline.supervisor.attempt.written import WrittenFiles, measure
 from tests.shell import wait_for
 

@@ -12,7 +12,7 @@ import torch
 
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
-from jackline.trainer.sentinels.machine import read_surroundings
+from jackline.trainer.sentinels.speed import read_surroundings
 from jackline.trainer.sentinels.tensors import first_bad_tensor, weights_without_gradient
 from jackline.trainer.sentinels.watch import Facts, Sentinels, StepFacts
 

@@ -1,7 +1,7 @@
 """The `jackline` command: imports a command's module on use, and turns errors into text and exit codes.
 
-Each command is in its own module as `command`. Nothing is imported for a command that was not called, so `--help`
-and `status` stay fast.
+Each command is in its own module as `command`, or under its own name in one that holds several. Nothing is imported
+for a command that was not called, so `--help` and `status` stay fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMANDS = {
     "runs": ("jackline.cli.commands.runs", "All runs that can be found from here; runs rm, runs prune."),
     "plot": ("jackline.cli.plot.command", "Curves in the terminal: loss, learning rate, throughput, memory."),
     "validate": (
-        "jackline.cli.commands.validate",
+        "jackline.cli.commands.model",
         "Validate a running training on all its validation data, now.",
     ),
     "dash": ("jackline.cli.pages.dash", "A page in the browser: all runs, curves, memory, logs. Reads only."),
@@ -42,8 +42,8 @@ COMMANDS = {
     "report": ("jackline.cli.pages.report", "One file that tells what a run did; for a failure, a post-mortem."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
-    "sample": ("jackline.cli.models.sample", "Text from the model that a run has trained."),
-    "export": ("jackline.cli.models.export", "The trained model for transformers, or as plain safetensors."),
+    "sample": ("jackline.cli.commands.model", "Text from the model that a run has trained."),
+    "export": ("jackline.cli.commands.model", "The trained model for transformers, or as plain safetensors."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),
     "plan": ("jackline.cli.commands.plan", "Will it fit, with which micro-batch; where the memory goes."),
     "checkpoints": ("jackline.cli.commands.checkpoints", "List, verify, prune, show and export checkpoints."),
@@ -68,7 +68,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        module = import_module(COMMANDS[cmd_name][0])
+        command: click.Command = getattr(module, "command", None) or getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

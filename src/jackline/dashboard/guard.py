@@ -2,15 +2,23 @@
 
 Any web page that a person has open can send requests to this machine, so listening on the loopback address protects
 nothing by itself. A request needs a method that only reads, a Host that is ours, no sign of another site, and for
-data the token.
+data the token: 256 random bits in a file that only its owner can read, kept so that an open page continues when the
+server is started again.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
 import re
+import secrets
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from jackline.rundir.access.reading import open_plain
+from jackline.rundir.access.writing import FOLDER_MODE
 
 TOKEN_HEADER = "x-jackline-token"
 READING = ("GET", "HEAD")
@@ -114,3 +122,39 @@ def answer_headers(rules: Rules) -> dict[str, str]:
 
 def _values(headers: Sequence[Header], name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in headers if key == name]
+
+
+NAME = "dash-token"
+_SHAPE = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+def read_token(folder: Path, *, is_new: bool = False) -> str:
+    """The token in `folder`, made when it is absent, damaged or readable by others. Raises OSError."""
+    path = folder / NAME
+    known = None if is_new else _read(path)
+    if known is not None:
+        return known
+    folder.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
+    token = secrets.token_urlsafe(32)
+    temporary = folder / f".{NAME}.{os.getpid()}.{secrets.token_hex(4)}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, token.encode() + b"\n")
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+    return token
+
+
+def _read(path: Path) -> str | None:
+    try:
+        fd = open_plain(path)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+        is_private = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+        text = os.read(fd, 200).decode("ascii", "replace").strip() if is_private else ""
+    finally:
+        os.close(fd)
+    return text if _SHAPE.fullmatch(text) else None

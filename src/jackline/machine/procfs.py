@@ -1,12 +1,15 @@
 """Reads one small file of /proc or /sys, fast and without raising.
 
-Owns the system calls; knows no format. The kernel answers these reads at once, so plain descriptors are used: 3 to
-6 us per file, where `Path.read_text` takes 25.
+Owns the system calls, and knows one format: the mapped files, which tell what packages a process uses. The kernel
+answers these reads at once, so plain descriptors are used: 3 to 6 us per file, where `Path.read_text` takes 25.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
 
 _CHUNK_BYTES = 65536
 
@@ -68,3 +71,34 @@ def list_numbers(folder: str) -> list[int]:
         return [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208
     except OSError:
         return []
+
+
+_FOLDER = re.compile(rb"(/[^\0\n]*?/(?:site|dist)-packages)/")
+_INSTALLED = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*?)-(?P<version>\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info"
+)
+
+
+def package_folders(pids: Iterable[int]) -> list[str]:
+    """The site-packages of which these processes have mapped a file. Nothing of them is imported or executed; a
+    process without compiled packages maps none."""
+    found: dict[str, None] = {}
+    for pid in pids:
+        for folder in _FOLDER.findall(read_bytes(f"/proc/{pid}/maps") or b""):
+            found[folder.decode("utf-8", "replace")] = None
+    return list(found)
+
+
+def list_packages(folders: Iterable[str]) -> dict[str, str]:
+    """Name and version of what is installed; in the first folder where a name is found, as Python would import it."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            names = sorted(path.name for path in Path(folder).iterdir())
+        except OSError:
+            continue
+        for name in names:
+            match = _INSTALLED.fullmatch(name)
+            if match is not None:
+                found.setdefault(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
+    return dict(sorted(found.items()))

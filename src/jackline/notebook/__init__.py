@@ -14,9 +14,8 @@ not import torch.
 
 from __future__ import annotations
 
-from jackline.notebook.look import Run, watch, why
+from jackline.notebook.look import Run, report, watch, why
 from jackline.notebook.place import setup
-from jackline.notebook.report import report
 from jackline.notebook.start import plan, run, train
 
 __all__ = ["Run", "plan", "report", "run", "setup", "train", "watch", "why"]

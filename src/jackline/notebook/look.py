@@ -1,4 +1,4 @@
-"""Looks at runs from a cell: `watch` while one runs, `why` at any time.
+"""Looks at runs from a cell: `watch` while one runs, `why` at any time, `report` as a page and a file.
 
 Owns what a stopped cell means (nothing, for the run) and when a cell fails (its run died). The words are those of
 `jackline status` and `why`.
@@ -9,6 +9,7 @@ because widgets die with a reloaded tab, and a new line for every step makes the
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import time
@@ -194,3 +195,30 @@ def last_lines(log: Path) -> list[str]:
     lines = data.decode("utf-8", "replace").splitlines()
     whole = lines[1:] if is_cut else lines
     return [safe_text(_STAMP.sub("", line), LINE_CHARS) for line in whole[-LAST_LINES:]]
+
+
+HEIGHT = 640
+
+
+@without_traceback
+def report(run: Which = None, out: str | os.PathLike[str] | None = None) -> Path:
+    """Write what a run did into one HTML file and show it. Without `run`: the only live one, else the newest."""
+    from jackline.review.document import to_html
+    from jackline.review.report import make_report
+    from jackline.review.summary import summarise
+
+    found = find(run)
+    page = to_html(make_report(summarise(found, now_s=time.time())))
+    path = Path(out) if out is not None else Path(f"{found.name}-report.html")
+    path.write_text(page, encoding="utf-8", errors="replace")
+    if is_notebook():
+        from IPython.display import display
+
+        frame = (
+            f'<iframe sandbox="" srcdoc="{html.escape(page, quote=True)}" width="100%" height="{HEIGHT}"'
+            f' style="border:0" title="report of {html.escape(found.name, quote=True)}"></iframe>'
+        )
+        plain = f"report of run '{found.name}': {path}"
+        display({"text/html": frame, "text/plain": plain}, raw=True)  # type: ignore[no-untyped-call]
+    say(f"the report of run '{found.name}' is in {path}")
+    return path

@@ -39,24 +39,25 @@ from jackline.session.home import (
 )
 from jackline.session.memory.gpu import GpuMemory, prepare_gpu
 from jackline.session.memory.host import loading_of, settings_to_start_with, use_less
-from jackline.session.metrics.outlook import Outlook
 from jackline.session.metrics.pulse import Pulse
-from jackline.session.metrics.reporting import Reporter, keep_standard_descriptors, say
+from jackline.session.metrics.reporting import Outlook, Reporter, keep_standard_descriptors, say
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import (
     Change,
+    announce_changes,
     compare_programs,
     copy_group_settings,
     describe_program,
+    receipt_lines,
     refuse_unknown_settings,
+    start_lines,
     use_new_settings,
 )
 from jackline.session.saving.exactness import make_exact
 from jackline.session.saving.finishing import Finish
-from jackline.session.saving.receipt import announce_changes, receipt_lines, start_lines
 from jackline.session.saving.retrained import Retrained
 from jackline.session.saving.roundtrip import UNFILLED, refuse_replaced
 from jackline.session.saving.saver import Saver

@@ -36,7 +36,7 @@ from jackline.trainer.report.facts import (
     session_settings,
 )
 from jackline.trainer.report.watch import AlarmRaised, Step, Watch, plain_numbers
-from jackline.trainer.sentinels.machine import read_surroundings
+from jackline.trainer.sentinels.speed import read_surroundings
 from jackline.trainer.sentinels.tensors import first_bad_tensor
 from jackline.trainer.sentinels.watch import Sentinels
 from jackline.trainer.startup import shared_code

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from jackline.models.nsa import blocks, kernel_check, reference
+from jackline.models.nsa import blocks, reference
+from jackline.models.nsa import model as nsa_model
 from jackline.models.nsa.model import NSAModel
 from jackline.models.nsa.reference import Memory
 from jackline.models.nsa.shape import NSAShape
@@ -185,7 +186,7 @@ def test_a_compiler_sees_the_kernels_as_operators_of_one_graph() -> None:
 
 @needs_triton
 def test_the_check_compares_outputs_gradients_and_choice() -> None:
-    off, same = kernel_check.compare(SMALL, DEVICE, torch.float32)
+    off, same = nsa_model.compare(SMALL, DEVICE, torch.float32)
     assert off < 1e-4
     assert same == 1.0
 
@@ -198,7 +199,7 @@ def test_the_tiles_made_for_a_gpu_read_the_same(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(band_kernel, "_WIDE_TILES", band_kernel.TILES["forward"])
     monkeypatch.setattr(choice_kernel, "_WIDE_TILES", choice_kernel.TILES["score"])
     monkeypatch.setattr(selected_kernel, "_WIDE_TILES", selected_kernel.TILES["backward"])
-    off, same = kernel_check.compare(replace(SMALL, block_length=32, num_heads=6, width=96), DEVICE, torch.float32)
+    off, same = nsa_model.compare(replace(SMALL, block_length=32, num_heads=6, width=96), DEVICE, torch.float32)
     assert off < 1e-4
     assert same == 1.0
 
@@ -206,7 +207,7 @@ def test_the_tiles_made_for_a_gpu_read_the_same(monkeypatch: pytest.MonkeyPatch)
 @needs_card
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_gpu_may_use_the_kernels_for_the_real_shape(dtype: torch.dtype) -> None:
-    assert kernel_check.why_no_kernels(NSAShape(), DEVICE, dtype) == ""
+    assert nsa_model.why_no_kernels(NSAShape(), DEVICE, dtype) == ""
 
 
 @needs_card
@@ -259,6 +260,6 @@ def test_what_the_kernels_cannot_do_goes_the_plain_way() -> None:
     assert model.use_kernels() == "they need bf16 or float32 on a GPU"
     assert not any(block.attention.has_kernels for block in model.blocks)
     odd = replace(SMALL, head_width=24)
-    assert kernel_check.why_no_kernels(odd, torch.device("cuda"), torch.bfloat16) == (
+    assert nsa_model.why_no_kernels(odd, torch.device("cuda"), torch.bfloat16) == (
         "their tiles are made for a head_width of 16, 32, 64 or 128, not 24"
     )

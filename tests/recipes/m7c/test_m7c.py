@@ -37,8 +37,7 @@ from jackline.trainer.corpus import spec_of
 from jackline.trainer.doctor.examine import Request, examine
 from jackline.trainer.doctor.findings import Finding, judge_context
 from jackline.trainer.optim.learner import make_learner
-from jackline.trainer.planning.nsa_memory import PlannedAttention
-from jackline.trainer.planning.plan import choose_micro_batch, job_of, shape_of
+from jackline.trainer.planning.plan import PlannedAttention, choose_micro_batch, job_of, shape_of
 from jackline.trainer.report.console import Console
 from jackline.trainer.sentinels.facts import StepFacts
 from jackline.trainer.sentinels.outputs import CollapsedGates

@@ -20,8 +20,14 @@ from typing import Any
 import click
 
 from jackline.cli.commands.doctor_recipe import RecipeRequest, check_recipe, read_recipe, start_recipe_line
-from jackline.diagnosis.preflight.check import Check, State, check_command
-from jackline.diagnosis.preflight.environment import OtherPython, ask_python, compare_environments
+from jackline.diagnosis.preflight.check import (
+    Check,
+    OtherPython,
+    State,
+    ask_python,
+    check_command,
+    compare_environments,
+)
 from jackline.diagnosis.preflight.target import read_command_line
 from jackline.errors import EXIT_DONE, EXIT_FAILED
 from jackline.extras import TRAINING, require

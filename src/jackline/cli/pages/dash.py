@@ -39,9 +39,8 @@ def command(port: int | None, proxy_hosts: tuple[str, ...], runs_dir: str | None
     token behind the #; without it nobody on this machine, and no web page, can read the runs. From another machine:
     ssh -L 7654:127.0.0.1:7654 HOST, then open the same address there. Ctrl-C ends it; runs are not affected.
     """
-    from jackline.dashboard.guard import Rules, is_proxy_host
+    from jackline.dashboard.guard import NAME, Rules, is_proxy_host, read_token
     from jackline.dashboard.server import PACKAGES, listen, make_app, serve
-    from jackline.dashboard.token import NAME, read_token
     from jackline.rundir.registry import state_folder
 
     require("`jackline dash`", "dash", PACKAGES)

@@ -2,7 +2,7 @@
 
 A viewer only reads. It may be closed, killed or disconnected at any time without affecting the run. Owns: what is
 shown when, and which exit code the user gets. Does not own: drawing (screen.py), the wording of the live
-line (live_line.py), which lines stay (commentary.py), or what Ctrl-C does to the run (the callback).
+line (live_line.py), which lines stay (notes.py), or what Ctrl-C does to the run (the callback).
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from pathlib import Path
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_output
-from jackline.cli.view.commentary import Commentary
-from jackline.cli.view.keys import Signals, keyboard_of, may_interrupt
 from jackline.cli.view.live_line import Line, live_line
-from jackline.cli.view.notes import Notes, Shown
+from jackline.cli.view.notes import Commentary, Notes, Shown
 from jackline.cli.view.raw_stream import RawStream
-from jackline.cli.view.screen import MARK, Screen, choose_color, detect_surface
+from jackline.cli.view.screen import MARK, Screen, Signals, choose_color, detect_surface, keyboard_of, may_interrupt
 from jackline.errors import EXIT_FAILED
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import AttemptDir, RunDir

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from jackline import accelerator
 from jackline.errors import JacklineError, UsageError
-from jackline.memory.guard.compiled import is_compiled_static, uses_cuda_graphs
 from jackline.memory.guard.oom import first_line, is_out_of_memory, read_numbers
-from jackline.memory.guard.step_state import Buffers, Generators, Scaler
+from jackline.memory.guard.step_state import Buffers, Generators, Scaler, is_compiled_static, uses_cuda_graphs
 
 _CONTRASTIVE = ("contrastive", "infonce", "ntxent", "cliploss", "tripletmargin")
 _MAX_TEXT = 1500

@@ -1,6 +1,6 @@
 """The attention module: projections, rotary positions, three branches and the gate that mixes them.
 
-Kernels compute the branches where `kernel_check.why_no_kernels` has no objection, plain torch elsewhere.
+Kernels compute the branches where `model.why_no_kernels` has no objection, plain torch elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SparseAttention(nn.Module):
     def __init__(self, shape: NSAShape) -> None:
         super().__init__()
         self.shape = shape
-        self.has_kernels = False  # set by a caller that has checked `kernel_check.why_no_kernels`, before compiling
+        self.has_kernels = False  # set by a caller that has checked `model.why_no_kernels`, before compiling
         heads = shape.num_heads * shape.head_width
         self.query = nn.Linear(shape.width, heads, bias=False)
         self.memory = nn.Linear(shape.width, 6 * shape.num_groups * shape.head_width, bias=False)

@@ -26,8 +26,14 @@ from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.session.driver import Driver
 from jackline.session.feeds.place import HandedOut, Place
-from jackline.session.integrations.lightning_data import FedLoader, choose_batches
-from jackline.session.integrations.lightning_state import LeftOut, describe_trainer, limits_of, refuse_unsupported
+from jackline.session.integrations.lightning_state import (
+    FedLoader,
+    LeftOut,
+    choose_batches,
+    describe_trainer,
+    limits_of,
+    refuse_unsupported,
+)
 from jackline.session.off import is_off
 
 _OURS = "jackline"  # the key of our own part in Lightning's checkpoint

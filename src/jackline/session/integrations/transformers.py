@@ -9,7 +9,7 @@ This is a mixin and not a callback, because a callback can neither position the 
 Saves go to the run's checkpoints at Jackline's own cadence, in addition to whatever `save_strategy` writes to
 `output_dir`. A save is made at the end of a step, after its evaluation; an epoch's end that was not reached is run at
 the resume. Batches come from the same feeds as in `attach`. Owns the connection; Trainer's own loop is unchanged, and
-trainer_callbacks.py owns what callbacks keep.
+trainer_state.py owns what callbacks keep.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from jackline.rundir import atomic
 from jackline.session.driver import Driver
 from jackline.session.feeds.choose import feed_of_prepared
 from jackline.session.feeds.place import HandedOut, Place
-from jackline.session.integrations.trainer_arguments import describe_arguments, refuse_unsupported
-from jackline.session.integrations.trainer_callbacks import CallbackStates
-from jackline.session.integrations.trainer_data import make_loader, num_samples
+from jackline.session.integrations.trainer_state import (
+    CallbackStates,
+    describe_arguments,
+    make_loader,
+    num_samples,
+    refuse_unsupported,
+)
 from jackline.session.off import is_off
 from jackline.session.settings import Settings
 

@@ -1,7 +1,7 @@
 """The session's reports: session-RANK.json once a second, events, metrics, and lines for people.
 
 A small thread writes all of them, so that a slow disk never delays a step. It also notices when a stop request meets
-a step that does not end in time. Owns those three files. Decides nothing about training.
+a step that does not end in time. Owns those three files and their contents. Decides nothing about training.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import identify
 from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.session import write_session
 from jackline.rundir.reserves import reserve_session
+from jackline.session.home import read_grace_s
 from jackline.session.metrics.scalars import MetricsFile, Scalars
 from jackline.session.metrics.tensorboard import Curves
-from jackline.session.phase import terminal_width
-from jackline.units import fold
+from jackline.session.phase import Phase, terminal_width
+from jackline.units import fold, format_duration
+
+if TYPE_CHECKING:
+    from jackline.session.attachment import Attachment
+
 
 EVERY_S = 1.0
 _MAX_WAITING = 10_000  # events that a full disk has not taken yet
@@ -119,3 +125,74 @@ class Reporter:
             if not self._has_complained:
                 self._has_complained = True
                 say(f"progress cannot be written ({type(problem).__name__}: {problem}); training continues")
+
+
+_PATIENCE = 0.7  # share of the grace period after which a warning says that it will not be enough
+
+
+class Outlook:
+    """One session, seen from the thread that reports it."""
+
+    def __init__(self, attached: Attachment) -> None:
+        self._attached = attached
+        self._bar: Phase | None = None
+        self._has_warned = False
+
+    def read_state(self) -> dict[str, Any]:
+        """The contents of session-RANK.json."""
+        at = self._attached
+        me, newest = identify(at.pid), at.saver.look_at_disk()
+        return {
+            "at_s": time.time(),
+            "process": me.to_json() if me else None,
+            "attempt": at.home.attempt.number if at.home.attempt else None,
+            **at.pulse.beat(time.monotonic(), at.stepper.steps_done),
+            "spent_s": at.pulse.spent_s(),
+            "step": at.stepper.steps_done,
+            "epoch": at.position.epoch,
+            "batch": at.position.batch,
+            "place": self._place(),
+            "best": at.saver.best(),
+            "loss_bounds": at.saver.bounds(newest),
+            "last_checkpoint": newest,
+            "metrics": dict(at.scalars.latest),
+            "memory": {**at.gpu.read(), "host": at.host.read() if at.host is not None else None},
+            "stop_requested_by": at.stop.by or None,
+            "protections_off": [at.saver.why_off] if at.saver.why_off else [],
+            "disk_budget": at.saver.engine.settings.disk_budget,
+        }
+
+    def look_around(self) -> None:
+        """Once a second: report progress to the supervisor, and warn the user when stopping in time is unlikely."""
+        at = self._attached
+        if at.home.is_supervised and at.pulse.name == "train":
+            self._bar = self._bar or Phase("train", None, total=at.pulse.total, unit="steps")
+            self._bar.update(at.stepper.steps_done)
+        if at.stop.is_made and not self._has_warned:
+            waited_s = time.monotonic() - at.stop.at_s
+            grace_s = read_grace_s(at.home.run, at.settings.grace_s)
+            if waited_s > _PATIENCE * grace_s and not at.is_over:
+                self._has_warned = True
+                left = at.saver.what_stands(at.stepper.steps_done)
+                text = (
+                    f"{at.stop.by} came {format_duration(waited_s)} ago and this step has not ended; the grace is "
+                    f"over after {format_duration(grace_s)}. If it is killed, {left}"
+                )
+                at.reporter.event("grace", text, is_loud=True)
+
+    def _place(self) -> dict[str, Any]:
+        """Which epoch of how many and which batch of how many, counted from 1.
+
+        A loader's own counts replace these.
+        """
+        at = self._attached
+        place = at.position
+        own: dict[str, Any] = getattr(at.feed, "place", dict)()
+        epochs = at.fingerprint["schedule"].get("epochs")
+        return {
+            "epoch": place.epoch + 1,
+            "epochs": epochs,
+            "batch": place.batch,
+            "num_batches": at.feed.num_batches,
+            **own,
+        }

@@ -1,7 +1,8 @@
 """Whether this is still the program that was saved: data, code, arguments, schedule, versions; before training.
 
 Each kind of change has a verdict: refuse, warn or continue. Owns the fingerprint that goes into every checkpoint and
-its comparison. It reads no data: a dataset is identified by its type, length and attributes.
+its comparison. It reads no data: a dataset is identified by its type, length and attributes. Also owns the text that
+a resumed run prints first: what was restored, what not, and what changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import platform
 import sys
 import sysconfig
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from typing import Any
 import numpy
 import torch
 
+from jackline.checkpoint.format.catalogue import list_left_behind, list_rewinds
 from jackline.checkpoint.state.dtypes import plain_bytes
-from jackline.errors import UsageError
+from jackline.checkpoint.state.load import Receipt
+from jackline.errors import CannotResume, UsageError
 from jackline.rundir.command import plain_command
+from jackline.session.feeds.feed import Feed
 from jackline.session.settings import Verdict
 from jackline.session.stepping import find_optimizers
+from jackline.units import format_bytes, format_duration
 
 _SAMPLED = 1024  # values of a tensor that go into the fingerprint
 _MAX_FILES = 200
@@ -277,3 +282,57 @@ def _word(kind: str, name: str, before: Mapping[str, Any], now: Mapping[str, Any
         stays = f"the saved one stays in use (on_change={{'{word}': 'use new'}} takes the new one)"
         return f"{name}: {before.get(name, '(not set)')} -> {now.get(name, '(not set)')} in the program; {stays}"
     return f"{name}: {before.get(name, '(not set)')} -> {now.get(name, '(not set)')}"
+
+
+OURS = ("session", "random", "values")
+
+
+def receipt_lines(receipt: Receipt, feed: Feed, session: dict[str, Any]) -> list[str]:
+    """The whole receipt, first line first."""
+    restored = receipt.restored
+    keys = [key for key in restored.keys if key not in OURS]
+    lines = [
+        f"resuming from {receipt.name}: {', '.join([*keys, 'all random generators'])}; "
+        f"{format_bytes(restored.manifest.size_bytes)}, checksums verified, in {format_duration(receipt.took_s)}"
+    ]
+    lines += [f"  {refusal.name} is not whole and was passed over: {refusal.why}" for refusal in receipt.refused]
+    lines += _left_behind_lines(receipt)
+    lines += [f"  not restored: {what}" for what in restored.not_restored if not what.startswith(OURS)]
+    lines += [f"  {note}" for note in restored.notes if not note.startswith(OURS)]
+    if feed.kind != "none":
+        of = f" of {feed.num_batches}" if feed.num_batches is not None else ""
+        lines.append(f"  data: epoch {session['epoch']}, batch {session['batch']}{of}; {'; '.join(feed.describe())}")
+    return lines
+
+
+def _left_behind_lines(receipt: Receipt) -> list[str]:
+    """Printed only by an attempt that starts at the step a user went back to."""
+    folder = receipt.path.parent
+    if not any(rewind.step == receipt.step for rewind in list_rewinds(folder)):
+        return []
+    names = [str(name) for name in list_left_behind(folder) if name.step > receipt.step]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [f"  left behind: {names[0]}{more}; numbers of later steps stay in metrics-0.jsonl, the new ones follow"]
+
+
+def start_lines(feed: Feed, how_often: str) -> list[str]:
+    """What a new run prints."""
+    data = f"; data: {'; '.join(feed.describe())}" if feed.kind != "none" else ""
+    return [f"saving {how_often}{data}"]
+
+
+def announce_changes(changes: list[Change], verdicts: dict[str, Verdict], tell: Callable[[str], None]) -> None:
+    """Report changes since the checkpoint; raise CannotResume if one forbids resuming."""
+    found = judge(changes, verdicts)
+    for change in found["warn"]:
+        tell(f"{change.kind} changed since it was saved: {change.text}")
+    if found["refuse"]:
+        kinds = sorted({change.kind for change in found["refuse"]})
+        settings = ", ".join(f"'{kind}': 'warn'" for kind in kinds)
+        raise CannotResume(
+            f"{' and '.join(kinds)} changed since it was saved",
+            detail=tuple(change.text for change in found["refuse"][:8]),
+            hint=f"attach(new=True) starts another run, on_change={{{settings}}} continues this one",
+        )

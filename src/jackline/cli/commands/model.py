@@ -1,0 +1,121 @@
+"""Commands about the model that a run trains: `jackline validate`, `sample` and `export`.
+
+`validate` asks the training itself. The other two start a process that may import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from jackline.cli.commands.plan import run_child
+from jackline.cli.options import json_option, runs_dir_option
+from jackline.errors import UsageError
+from jackline.extras import TRAINING, require
+from jackline.rundir.access.writing import open_own
+from jackline.rundir.find import find_only_live, find_run, runs_folder
+from jackline.rundir.status import read_status
+
+
+@click.command(short_help="Ask a training for a validation on all its validation data, now.")
+@click.argument("run", required=False)
+@runs_dir_option
+def validate(run: str | None, runs_dir: str | None) -> None:
+    """Ask a run of `jackline train` to validate on all its validation data after the step at work.
+
+    Training continues afterwards as if nothing had been. The result is printed, logged as METRIC_full and shown by
+    `jackline status`. Without RUN it must be clear which one is meant.
+    """
+    folder = runs_folder(runs_dir)
+    found = find_run(run, folder) if run else find_only_live(folder)
+    status = read_status(found)
+    if status.state not in ("alive", "unwatched"):
+        raise UsageError(
+            f"run '{found.name}' is not running: it is {status.state}",
+            hint=f"`jackline resume {found.name}` continues it; a training validates in full at its end by itself",
+        )
+    if not found.config_file.exists():
+        raise UsageError(
+            f"run '{found.name}' is not a training of ours, or has not come to its first step yet",
+            hint="`jackline train` validates; a script under `jackline run` does so itself",
+        )
+    os.close(open_own(found.validation_request, os.O_WRONLY | os.O_CREAT))
+    click.echo(f"asked run '{found.name}' for a full validation; `jackline logs {found.name}` shows it")
+
+
+@click.command(short_help="Text from the model that a run has trained.")
+@click.argument("run")
+@click.argument("prompt", default="")
+@click.option(
+    "--tokens", "num_tokens", type=click.IntRange(1), default=200, show_default=True, help="How many new ones."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True, help="0: the likeliest."
+)
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Of the likeliest."
+)
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="At most so many; 0: all.")
+@click.option("--seed", type=int, help="The same text each time; default: another one.")
+@click.option("--count", type=click.IntRange(1, 100), default=1, show_default=True, help="How many texts.")
+@click.option("--checkpoint", default="best", show_default=True, help="best, latest, or a step.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda.")
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True, help="To compute in."
+)
+@click.option("--no-prompt", is_flag=True, help="Print only what is new.")
+@runs_dir_option
+def sample(run: str, prompt: str, no_prompt: bool, **given: Any) -> None:
+    """Continue PROMPT with the model of RUN, as it is made. Works while the run trains and after it ended.
+
+    \b
+    jackline sample demo-3f2a91 "def main("
+    jackline sample runs/demo-3f2a91/checkpoints/step-00001000 "import " --temperature 0
+    """
+    sampling = {name: given.pop(name) for name in ("num_tokens", "temperature", "top_p", "top_k", "seed")}
+    what = {"act": "sample", "run": run, "prompt": prompt, "shows_prompt": not no_prompt}
+    request = {**what, "sampling": sampling, **given}
+    require("`jackline sample`", "train", TRAINING)
+    sys.exit(run_child([sys.executable, "-m", "jackline.trainer.trained", json.dumps(request)]))
+
+
+@click.command(short_help="The trained model as a folder for transformers, or as plain safetensors.")
+@click.argument("run")
+@click.option(
+    "--to", "target", type=click.Choice(["hf", "safetensors"]), default="hf", show_default=True, help="For whom."
+)
+@click.option("--out", type=click.Path(), help="The folder to write; default: NAME-hf or export.")
+@click.option("--checkpoint", default="best", show_default=True, help="best, latest, or a step.")
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True, help="Of the weights."
+)
+@json_option
+@runs_dir_option
+def export(run: str, target: str, out: str | None, as_json: bool, **given: str | None) -> None:
+    """Write the model of RUN with its tokenizer into a folder, and print the lines that load it.
+
+    hf: AutoModelForCausalLM.from_pretrained(FOLDER) gives the same logits. safetensors: the weights as they are, for
+    plain PyTorch; the same as `jackline checkpoints export`.
+    """
+    if target == "safetensors":
+        from jackline.cli.commands.checkpoints import export as export_plain
+
+        words = [run, "--out", out or "export", *(["--json"] if as_json else [])]
+        words += ["--runs-dir", given["runs_dir"]] if given["runs_dir"] else []
+        words += ["--step", step] if (step := given["checkpoint"] or "").isdigit() else []
+        export_plain.main(words, standalone_mode=False)
+        return
+    request = {
+        "act": "export",
+        "run": run,
+        "out": out or f"{run.rstrip('/').rsplit('/', 1)[-1]}-hf",
+        "device": "cpu",
+        "as_json": as_json,
+        **given,
+    }
+    require("`jackline export`", "train", TRAINING)
+    sys.exit(run_child([sys.executable, "-m", "jackline.trainer.trained", json.dumps(request)]))

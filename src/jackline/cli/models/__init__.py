@@ -1,1 +1,0 @@
-"""Commands for the trained model: sample from it, export it. Each starts a process that may import torch."""
