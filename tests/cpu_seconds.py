@@ -1,0 +1,97 @@
+"""How much CPU time each test takes, with all processes that it starts: `scripts/test -p tests.cpu_seconds`.
+
+A plugin for pytest. Where cgroups can be made (version 1, as root), every worker is moved into one of its own, and
+nothing escapes: not a supervisor in its own session, nor a script of the nursery. Elsewhere the time of the worker
+and of the children that it has waited for is counted. What is left running after a test is counted for the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
+_SHOWN = 60
+
+
+class Meter:
+    """CPU seconds of this process and of those that it has started."""
+
+    def __init__(self) -> None:
+        self._account: Path | None = _ACCOUNTS / f"jackline-tests-{os.getpid()}"
+        try:
+            self._account.mkdir()
+            (self._account / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            self._account = None
+
+    def read_s(self) -> float:
+        if self._account is not None:
+            return int((self._account / "cpuacct.usage").read_text()) / 1e9
+        used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return sum(one.ru_utime + one.ru_stime for one in used)
+
+    def close(self) -> None:
+        """The group stays as long as a process is in it."""
+        if self._account is not None:
+            with contextlib.suppress(OSError):
+                (_ACCOUNTS / "cgroup.procs").write_text(str(os.getpid()))
+                self._account.rmdir()
+
+
+_spent_s: Counter[str] = Counter()
+_meters: list[Meter] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _meters.append(Meter())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _meters.pop().close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    before_s = _meters[-1].read_s()
+    try:
+        return (yield)
+    finally:
+        _spent_s["(collection)"] += _meters[-1].read_s() - before_s
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[_BEGAN] = _meters[-1].read_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    if call.when == "teardown":
+        item.user_properties.append(("cpu_s", _meters[-1].read_s() - item.stash[_BEGAN]))
+    return (yield)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        _spent_s[report.nodeid] += dict(report.user_properties).get("cpu_s", 0.0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    files: Counter[str] = Counter()
+    for name, seconds in _spent_s.items():
+        files[name.partition("::")[0]] += seconds
+    for title, found in (("file", files), ("test", _spent_s)):
+        terminalreporter.section(f"CPU seconds by {title}, {sum(found.values()):.0f} in all")
+        for name, seconds in found.most_common(_SHOWN):
+            terminalreporter.write_line(f"{seconds:8.1f}  {name}")
+
+
+_BEGAN = pytest.StashKey[float]()
