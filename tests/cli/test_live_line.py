@@ -169,3 +169,15 @@ def test_a_gpu_is_shown_with_its_memory_and_its_use() -> None:
 def test_a_hostile_name_is_shown_without_its_escapes() -> None:
     found = line(session={"metrics": {"loss\x1b[31m\u202e": 1.0}}, columns=None)
     assert "\x1b" not in found.text and "\u202e" not in found.text
+
+
+def test_the_time_limit_comes_first_where_the_run_does_not_fit_and_last_where_it_does() -> None:
+    def limited(left_s: float, **more: Any) -> str:
+        limit = {"source": "Slurm", "stops_at_s": NOW_S + left_s, "ends_at_s": NOW_S + left_s + 120}
+        return line(state={"time_limit": limit}, session=more, columns=100).text
+
+    short = limited(1200.0)
+    assert "eta 28m  limit 20m: too short  saved 41s" in short, short
+    assert "limit 1h23m" in limited(5000.0)
+    assert "limit" not in line(state={"time_limit": {"source": "Slurm", "stops_at_s": NOW_S + 5000}}, session={}).text
+    assert "stops in 5m00s" in limited(300.0, eta_s=None)

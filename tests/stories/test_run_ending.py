@@ -251,6 +251,30 @@ def test_the_time_limit_ends_it_politely_and_it_can_go_on(shell: Shell) -> None:
     assert json.loads(shell.jackline("status", "timed", "--json").out)["state"] == "stopped"
 
 
+def test_a_job_of_slurm_is_stopped_before_its_end_and_saved(shell: Shell) -> None:
+    """`squeue` says how much is left at the moment it is asked, so that a slow start takes nothing away from it."""
+    squeue = shell.work / "squeue"
+    squeue.write_text("#!/bin/sh\necho 0:06\n")
+    squeue.chmod(0o755)
+    shell.env.update(SLURM_JOB_ID="41", PATH=f"{shell.work}:{shell.env['PATH']}")
+    shell.env.pop("SLURM_JOB_END_TIME", None)
+    text = SAVES_ON_SIGTERM.replace(
+        "while True:", "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\nwhile True:"
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        done = shell.jackline("run", "--name", "job", "--grace", "10m", "--", *shell.python("train.py", text))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert done.code == 75, done
+    assert (shell.work / "saved").exists()
+    run = shell.run_dir("job")
+    assert run.exit()["cause"] == "time_limit"
+    assert run.state()["time_limit"]["source"] == "Slurm"
+    said = [event["text"] for event in run.events() if event["event"] == "note"]
+    assert any(text.startswith("Slurm ends this job at ") and "so that it can save" in text for text in said), said
+
+
 def test_a_sigterm_to_the_supervisor_is_a_preemption_and_saves(shell: Shell) -> None:
     live = shell.start("run", "--name", "taken", "--", *shell.python("train.py", SAVES_ON_SIGTERM))
     live.wait_for("training")

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import signal
 
-from jackline.supervisor.attempt.stopping import Stopping, next_step, press
+import pytest
+
+from jackline.machine.host import SessionEnd
+from jackline.rundir.records.supervisor import TimeLimitRecord
+from jackline.supervisor.attempt.stopping import (
+    Clocks,
+    LimitWatch,
+    Stopping,
+    TimeLimit,
+    choose_limit,
+    next_step,
+    press,
+)
+from jackline.supervisor.options import SuperviseOptions
 
 
 def steps_over_time(stopping: Stopping, times_s: list[float]) -> list[tuple[float, int, str]]:
@@ -43,3 +56,51 @@ def test_ctrl_c_during_a_polite_stop_does_not_wait_for_the_grace() -> None:
     assert asked is not None
     stopping, hurried = next_step(press(stopping, grace_s=30.0), 1.0)
     assert hurried is not None and (hurried.signal, hurried.target) == (signal.SIGTERM, "group")
+
+
+NOW = Clocks(steady_s=100.0, at_s=50_000.0)
+
+
+def chosen(given_s: float | None, session: SessionEnd | None, **more: bool) -> TimeLimit | None:
+    return choose_limit(given_s, session, grace_s=30.0, is_mirrored=more.get("is_mirrored", False), now=NOW)
+
+
+def slurm(left_s: float) -> SessionEnd:
+    return SessionEnd("Slurm", NOW.at_s + left_s, is_firm=True, is_told=True)
+
+
+def test_a_job_is_stopped_some_time_before_its_end_so_that_it_can_save() -> None:
+    assert chosen(None, None) is None
+    assert chosen(None, slurm(36000.0)) == TimeLimit("Slurm", 36100.0, 36100.0 - 120.0, is_told=True)
+    assert chosen(None, slurm(36000.0), is_mirrored=True) == TimeLimit(
+        "Slurm", 36100.0, 36100.0 - 300.0, is_told=True
+    )
+    # A short job is not spent waiting for its end.
+    assert chosen(None, slurm(600.0)) == TimeLimit("Slurm", 700.0, 640.0, is_told=True)
+    assert chosen(None, slurm(10.0)) == TimeLimit("Slurm", 110.0, 105.0, is_told=True)
+
+
+def test_a_given_limit_replaces_what_is_only_published_but_not_what_was_told() -> None:
+    given = TimeLimit("given", 3700.0, 3700.0)
+    kaggle = SessionEnd("Kaggle", NOW.at_s + 1000.0, is_firm=True)
+    colab = SessionEnd("Colab", NOW.at_s + 1000.0, is_firm=False)
+    assert chosen(3600.0, None) == chosen(3600.0, kaggle) == chosen(3600.0, slurm(36000.0)) == given
+    assert chosen(3600.0, slurm(3600.0)) == TimeLimit("Slurm", 3700.0, 3580.0, is_told=True)
+    assert chosen(None, kaggle) == TimeLimit("Kaggle", 1100.0, 1000.0)
+    assert chosen(None, colab) == TimeLimit("Colab", 1100.0, None)
+
+
+def test_a_supervisor_that_takes_over_keeps_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
+        monkeypatch.delenv(name, raising=False)
+    first = LimitWatch(SuperviseOptions(time_limit_s=5000.0))
+    left = first.record()
+    assert left.source == "given" and left.stops_at_s is not None
+    second = LimitWatch(SuperviseOptions(time_limit_s=5000.0))
+    second.recall(TimeLimitRecord("given", left.stops_at_s - 4000.0, left.stops_at_s - 4000.0))
+    assert first.limit is not None and second.limit is not None and first.limit.stops_s is not None
+    assert second.limit.stops_s == pytest.approx(first.limit.stops_s - 4000.0, abs=0.2)
+    assert second.reached(second.limit.ends_s) == "the time limit of 1 h 23 min is reached"
+    assert second.reached(second.limit.ends_s - 1.0) == ""
+    second.recall(TimeLimitRecord())  # written by an older version
+    assert second.limit is not None

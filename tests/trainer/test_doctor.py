@@ -141,9 +141,9 @@ def test_the_time_is_held_against_the_limit_or_the_notebooks_own() -> None:
     short = judge_time(replace(facts, limit_s=5.1 * 3600))
     text = f"{rate}; the time limit is 5 h 6 min: it gets to about step 36,118"
     assert (short.state, short.text) == ("note", text)
-    colab = judge_time(replace(facts, session="colab"))
-    assert colab.text == f"{rate}; fits into Colab's longest session of 12 h"
-    assert judge_time(replace(facts, step_s=1.0, session="kaggle")).state == "note"
+    colab = replace(facts, session="Colab", session_left_s=11.5 * 3600)
+    assert judge_time(colab).text == f"{rate}; fits into the rest of this Colab session of 11 h 30 min"
+    assert judge_time(replace(colab, step_s=1.0)).state == "note"
     assert "less, because it will be compiled" in judge_time(replace(facts, is_compiling=True)).text
 
 

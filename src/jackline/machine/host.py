@@ -1,13 +1,18 @@
-"""Which machine this is: kernel, distribution, usable CPUs and RAM, notebook, container, batch job.
+"""Which machine this is: kernel, distribution, usable CPUs and RAM, notebook, container, batch job and its end.
 
-Owns the description that is stored with a run. Measures nothing that changes.
+Owns the description that is stored with a run, and when the platform takes the machine away. Measures nothing that
+changes.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,84 @@ _JOBS = (
     ("lsf", "LSB_JOBID"),
     ("pbs", "PBS_JOBID"),
 )
+
+HOUR_S = 3600.0
+_SQUEUE_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class SessionEnd:
+    """When a platform ends the job or takes the machine away. `ends_at_s` is time.time().
+
+    `is_firm`: Slurm has said so, or Kaggle publishes it as a fixed length. Colab only says "at most", and who pays
+    gets more, so nothing is ended because of it.
+    """
+
+    platform: str  # 'Slurm', 'Kaggle', 'Colab'
+    ends_at_s: float
+    is_firm: bool
+    is_told: bool = False  # by the platform itself, not computed from what it publishes
+
+
+def find_session_end(environ: Mapping[str, str], *, now_s: float, root: Path = Path("/")) -> SessionEnd | None:
+    """None where nothing is known, and for an end that has passed: then what is known is wrong."""
+    found = _slurm_end(environ, now_s)
+    if found is None and (length_s := longest_session_s(environ)) is not None:
+        age_s = _session_age_s(root)
+        name = (find_notebook(environ) or "").capitalize()
+        if age_s is not None:
+            found = SessionEnd(name, now_s - age_s + length_s, is_firm=name == "Kaggle")
+    return found if found is not None and found.ends_at_s > now_s else None
+
+
+def longest_session_s(environ: Mapping[str, str]) -> float | None:
+    """What the notebook's platform publishes: Kaggle 12 hours (9 with a TPU), Colab 12 hours at most."""
+    notebook = find_notebook(environ)
+    if notebook == "kaggle":
+        return 9 * HOUR_S if environ.get("TPU_NAME") or environ.get("TPU_ACCELERATOR_TYPE") else 12 * HOUR_S
+    return 12 * HOUR_S if notebook == "colab" else None
+
+
+def _session_age_s(root: Path) -> float | None:
+    """The age of the container's first process: the machine itself may have been booted long before."""
+    stat = read_text(f"{str(root).rstrip('/')}/proc/1/stat") or ""
+    words = stat.rpartition(")")[2].split()
+    if len(words) < 20 or not words[19].isdigit():
+        return None
+    started_s = int(words[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
+
+
+def _slurm_end(environ: Mapping[str, str], now_s: float) -> SessionEnd | None:
+    """From the job's environment, which newer Slurm releases fill; else from `squeue`."""
+    told = environ.get("SLURM_JOB_END_TIME", "")
+    if told.isdigit():
+        return SessionEnd("Slurm", float(told), is_firm=True, is_told=True)
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job.isdigit():
+        return None
+    try:
+        done = subprocess.run(
+            ["squeue", "-h", "-j", job, "-o", "%L"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SQUEUE_PATIENCE_S,
+            env=dict(environ),
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    left_s = parse_time_left(done.stdout.strip()) if done.returncode == 0 else None
+    return None if left_s is None else SessionEnd("Slurm", now_s + left_s, is_firm=True, is_told=True)
+
+
+def parse_time_left(text: str) -> float | None:
+    """Slurm's '1-02:03:04', '02:03:04', '03:04' or '04'; None for UNLIMITED and anything else."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def describe_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from jackline.review.document import Bar, Block, Document, Plain, Section, Table, Text
 from jackline.review.goodput import MICRO, best_saving
+from jackline.review.limits import limit_lines
 from jackline.review.redact import redact
 from jackline.review.summary import Summary, charts_of, first_finding
 from jackline.units import format_bytes, format_duration
@@ -191,6 +192,12 @@ def _time(summary: Summary) -> Iterator[Block]:
     yield Table(tuple(rows), ("use", "time", "share"))
     if saving := best_saving(found):
         yield Text(f"Largest loss: {saving}.")
+    if summary.status.state == "alive":
+        state, session = summary.status.supervisor_state, summary.session
+        progress = session.progress if session.done is not None else state.progress
+        lines = limit_lines(state.time_limit, progress, summary.now_s, is_saving=session.is_there)
+        if lines:
+            yield Text(f"Time limit: {redact('; '.join(reversed(lines)))}.")
 
 
 def _memory(summary: Summary) -> Iterator[Block]:

@@ -39,7 +39,7 @@ from jackline.rundir.run_file import read_run_file
 from jackline.supervisor.attempt.autopsy import Autopsy, examine, is_over
 from jackline.supervisor.attempt.heartbeat import HeartbeatNotes
 from jackline.supervisor.attempt.reaction import step_words
-from jackline.supervisor.attempt.stopping import Stopping, asked_to_stop, next_step, press
+from jackline.supervisor.attempt.stopping import LimitWatch, Stopping, asked_to_stop, next_step, press
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.child.environment import attempt_environment
 from jackline.supervisor.child.process import Command, Ending, adopt_command, start_command
@@ -88,15 +88,14 @@ class Supervisor:
             )
         self.contents = read_run_file(run)
         self.me = identify(os.getpid())
-        self.started_s, self.summaries = time.monotonic(), list[AttemptSummary]()
+        self.summaries, self.limit = list[AttemptSummary](), LimitWatch(options)
         self.stopping: Stopping | None = None
-        self.stop_requested_by = ""
-        self.sent: list[SentSignal] = []
+        self.stop_requested_by, self.sent = "", list[SentSignal]()
         self.presses = self.presses_taken = 0
         self.is_terminated = False
         self.last_autopsy: Autopsy | None = None
-        cwd = Path(self.contents.cwd)
-        self.checkpoints = CheckpointsSeen(run, options.checkpoints, cwd=cwd, since_s=self.contents.created_at_s)
+        cwd, since_s = Path(self.contents.cwd), self.contents.created_at_s
+        self.checkpoints = CheckpointsSeen(run, options.checkpoints, cwd=cwd, since_s=since_s)
 
     def start(self) -> int:
         """Start a new attempt. An earlier one whose end was not recorded is examined first."""
@@ -117,8 +116,9 @@ class Supervisor:
         watch = self._adopted_watch()
         if watch is None:
             raise UsageError(f"run '{self.run.name}' has nothing to take over", hint="start it: jackline resume")
-        gap = f"{format_duration(time.time() - state.at_s)} " if state.at_s is not None else ""
-        self.events.emit("taken_over", f"a new supervisor took over; nobody watched for {gap}before this line")
+        gap = f" for {format_duration(time.time() - state.at_s)}" if state.at_s is not None else ""
+        self.events.emit("taken_over", f"a new supervisor took over; nobody watched{gap} before this line")
+        self.limit.recall(state.time_limit)
         self._write_state(watch)
         self.on_started()
         return self._attempts(watch)
@@ -292,11 +292,10 @@ class Supervisor:
             self.stop_requested_by = self.stop_requested_by or "Ctrl-C"
         if self.stopping is None and self.is_terminated:
             self.stopping = self._stop_asked_for()
-        limit_s = self.options.time_limit_s
-        if self.stopping is None and limit_s is not None and now_s - self.started_s >= limit_s:
+        if self.stopping is None and (words := self.limit.reached(now_s)):
             self.stop_requested_by = "time limit"
             self.stopping = Stopping("time-limit", self.options.grace_s)
-            self.events.emit("note", f"the time limit of {format_duration(limit_s)} is reached")
+            self.events.emit("note", words)
         if self.stopping is None:
             return
         self.stopping, step = next_step(self.stopping, now_s)
@@ -390,6 +389,7 @@ class Supervisor:
         state = replace(
             watch.state(time.monotonic()),
             at_s=time.time(),
+            time_limit=self.limit.record(),
             supervisor=self.me,
             options=self.options.to_stored(),
             checkpoint=CheckpointRecord(str(newest.path), newest.mtime_s) if newest else CheckpointRecord(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,9 +31,9 @@ from jackline.cli.text.status import (
 )
 from jackline.cli.view.run_view import RunView, read_view
 from jackline.dashboard.told import Card, Told
+from jackline.review.limits import judge_fit, limit_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
-from jackline.rundir.records.fields import number
 from jackline.rundir.status import read_status
 from jackline.units import format_bytes, format_duration
 
@@ -212,35 +210,21 @@ def memory_card(view: RunView) -> Card:
 
 def time_card(view: RunView) -> Card:
     """Whether it will be done before its time limit."""
-    limit_s = number(view.state.options.get("time_limit_s"))
     left = time_left_words(view) if view.is_live else ""
     lines = [left] if left else []
     if not view.is_live:
         length = f"ran for {format_duration(view.running_s)}" if view.running_s is not None else ""
         return Card("Time", (length or "it has ended",))
-    if not limit_s:
+    limit = view.state.time_limit
+    fit = judge_fit(limit, view.progress, view.now_s)
+    if fit is None:
         return Card("Time limit", (*lines, "no time limit is set (--time-limit)"))
-    began_s = _supervised_since_s(view)
-    if began_s is None:
-        return Card("Time limit", (*lines, f"limit {format_duration(limit_s)}"))
-    rest_s = began_s + limit_s - view.now_s
-    share = min(1.0, max(0.0, 1.0 - rest_s / limit_s))
-    lines.append(f"it is stopped and saved in {format_duration(max(0.0, rest_s))} (limit {format_duration(limit_s)})")
-    eta_s = view.progress.eta_s
-    if eta_s is None or view.progress.is_part:
-        return Card("Time limit", tuple(lines), "", share)
-    fits = eta_s <= rest_s
-    lines.append("fits" if fits else f"does not fit: {format_duration(eta_s - rest_s)} are missing")
-    return Card("Time limit", tuple(lines), "good" if fits else "warn", share)
-
-
-def _supervised_since_s(view: RunView) -> float | None:
-    """When its supervisor started, because the limit counts from there. From the kernel, if it is on this machine."""
-    supervisor = view.status.supervisor
-    if supervisor is None or not is_alive(supervisor):
-        return view.started_at_s
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - supervisor.start_ticks / os.sysconf("SC_CLK_TCK")
-    return view.now_s - age_s
+    lines += limit_lines(limit, view.progress, view.now_s, is_saving=view.session.is_there)
+    began_s = view.started_at_s
+    whole_s = fit.left_s + max(0.0, view.now_s - began_s) if began_s is not None else 0.0
+    share = 1.0 - fit.left_s / whole_s if whole_s else None
+    tone = "" if fit.fits is None else "good" if fit.fits else "warn"
+    return Card("Time limit", tuple(safe_text(line, 300) for line in lines), tone, share)
 
 
 def speed_card(view: RunView) -> Card:

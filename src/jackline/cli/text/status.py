@@ -12,6 +12,7 @@ from jackline.cli.text.origin import origin_lines
 from jackline.cli.text.safety import safe_lines, safe_text
 from jackline.cli.view.run_view import RunView
 from jackline.diagnosis.logs.curves import stale_curves
+from jackline.review.limits import limit_lines
 from jackline.rundir.records.supervisor import ProgressRecord
 from jackline.units import format_bytes, format_duration
 
@@ -49,6 +50,7 @@ def is_old_news(view: RunView) -> bool:
 def _live_lines(view: RunView) -> list[str]:
     found = [
         ("progress", progress_line(view)),
+        ("time limit", limit_line(view)),
         ("epoch", epoch_line(view)),
         ("best", best_line(view)),
         ("saved", saved_line(view)),
@@ -163,6 +165,12 @@ def time_left_words(view: RunView) -> str:
         return f"{part}expected to be done {format_duration(-left_s)} ago"
     left_s = max(0.0, left_s)
     return f"{part}done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})"
+
+
+def limit_line(view: RunView) -> str:
+    """When its time is over, and whether it is done before; '' without a limit."""
+    lines = limit_lines(view.state.time_limit, view.progress, view.now_s, is_saving=view.session.is_there)
+    return safe_text("; ".join(reversed(lines)), 300)
 
 
 def epoch_line(view: RunView) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from jackline.cli.text.paint import Tone, num_cells, shorten
 from jackline.cli.text.safety import safe_text
+from jackline.review.limits import judge_fit
 from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import GpuRecord, ProgressRecord, SupervisorRecord
 from jackline.supervisor.attempt.heartbeat import heartbeat_line, pause_words
@@ -18,6 +19,7 @@ from jackline.units import format_bytes, format_duration, format_short
 
 GAP = "  "
 AT_RISK_S = 900.0  # so much unsaved work is unusual, and said
+NEAR_LIMIT_S = 900.0  # a stop so near is said first
 STILL_AFTER_S = 5.0  # a count that has not changed for so long is shown with what it is doing instead
 _NEAR_LIMIT = 0.85
 _NUMBERS = 4
@@ -57,6 +59,7 @@ def live_line(
     if not counted and columns is None:
         return Line(heartbeat_line(state), tone)
     parts = [*_alarm(state), *counted, *_numbers(state, session), *_pace(progress, now_s)]
+    parts += _limit(state, progress, now_s)
     if not counted or still_s >= STILL_AFTER_S or state.verdict.is_alarm:
         parts += _activity(state, session, now_s, is_all=not counted)
     parts += [*_safety(state, session, now_s), *_memory(state)]
@@ -160,6 +163,20 @@ def _pace(progress: ProgressRecord, now_s: float) -> Iterator[_Part]:
         waited_s = max(0.0, now_s - progress.at_s) if progress.at_s is not None else 0.0
         where = {"epoch": " of this epoch", "bar": " of this bar"}.get(progress.of or "", "")
         yield _Part(f"eta {_coarse(max(0.0, eta_s - waited_s))}{where}", 3)
+
+
+def _limit(state: SupervisorRecord, progress: ProgressRecord, now_s: float) -> Iterator[_Part]:
+    """The time limit: first where the run does not fit or is about to be stopped, last where it fits."""
+    fit = judge_fit(state.time_limit, progress, now_s)
+    if fit is None:
+        return
+    left = _coarse(fit.left_s)
+    if fit.fits is False:
+        yield _Part(f"limit {left}: {_coarse(fit.missing_s or 0.0)} short", 3, f"limit {left}: too short")
+    elif fit.left_s < NEAR_LIMIT_S and fit.is_stopped and not fit.fits:
+        yield _Part(f"stops in {left}", 2)
+    else:
+        yield _Part(f"limit {left}", 7)
 
 
 def _activity(state: SupervisorRecord, session: SessionRecord, now_s: float, *, is_all: bool) -> list[_Part]:

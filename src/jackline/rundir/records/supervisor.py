@@ -168,6 +168,18 @@ class CheckpointRecord:
     at_s: float | None = None
 
 
+@dataclass(frozen=True)
+class TimeLimitRecord:
+    """When the run has to be over. `source`: 'given' (--time-limit) or the platform's name. `stops_at_s`: when the
+    supervisor stops it; None where it only shows the limit. `ends_at_s`: when the platform ends everything.
+    `is_told`: by the platform itself."""
+
+    source: str | None = None
+    stops_at_s: float | None = None
+    ends_at_s: float | None = None
+    is_told: bool | None = None
+
+
 def _part(record: Any) -> Any:
     return lambda value: decode(record, value)
 
@@ -180,6 +192,7 @@ _OWN = {
     "OutputRecord": _part(OutputRecord),
     "OomCountersRecord": _part(OomCountersRecord),
     "CheckpointRecord": _part(CheckpointRecord),
+    "TimeLimitRecord": _part(TimeLimitRecord),
     "tuple[GpuRecord, ...]": each(_part(GpuRecord)),
     "tuple[GpuUserRecord, ...]": each(_part(GpuUserRecord)),
     "tuple[IncidentRecord, ...]": each(_part(IncidentRecord)),
@@ -219,6 +232,7 @@ class SupervisorRecord:
     incidents: tuple[IncidentRecord, ...] = ()
     protections_off: tuple[str, ...] = ()
     restart_at_s: float | None = left_out()
+    time_limit: TimeLimitRecord = TimeLimitRecord()
     evidence: dict[str, Any] | None = left_out()  # noqa: RUF009 - as for the fields above
 
     @property

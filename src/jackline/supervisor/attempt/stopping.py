@@ -1,18 +1,28 @@
-"""How a command is stopped: which signals, in which order, and when.
+"""How a command is stopped: which signals, in which order, and when; and the time limit at which it is.
 
-Pure: takes Ctrl-C presses and the time, returns the next signal. Does not own sending (process.py).
+Decisions are pure: Ctrl-C presses, limits and the time in, the next signal or the limit that counts out. Does not own
+sending (process.py).
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jackline.machine.host import SessionEnd, find_session_end
 from jackline.rundir.records.stop_request import StopRequest
+from jackline.rundir.records.supervisor import TimeLimitRecord
+from jackline.supervisor.options import SuperviseOptions
+from jackline.units import format_duration
 
 Target = Literal["main", "group", "tree"]
 GROUP_PATIENCE_S = 5.0
+# How long before the platform's end a run is stopped: to end its step, save, and be uploaded.
+LEAD_S, LEAD_WITH_MIRROR_S = 120.0, 300.0
+LEAST_LEAD_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -81,3 +91,87 @@ def _is_due(stopping: Stopping, now_s: float) -> bool:
         return True
     patience_s = stopping.grace_s if stopping.stage == 1 else GROUP_PATIENCE_S
     return now_s - stopping.last_step_at_s >= patience_s
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """The moments are time.monotonic(), which nobody can set. `stops_s` None: the limit is only shown."""
+
+    source: str  # 'given' or the platform
+    ends_s: float
+    stops_s: float | None
+    is_told: bool = False
+
+
+def choose_limit(
+    given_s: float | None, session: SessionEnd | None, *, grace_s: float, is_mirrored: bool, now: Clocks
+) -> TimeLimit | None:
+    """The limit that counts. A given one replaces what is only computed from what a platform publishes, because the
+    user may know better; what the platform has told about this very job holds beside it."""
+    given = None if given_s is None else TimeLimit("given", now.steady_s + given_s, now.steady_s + given_s)
+    if session is None or (given is not None and not session.is_told):
+        return given
+    left_s = session.ends_at_s - now.at_s
+    lead_s = LEAD_WITH_MIRROR_S if is_mirrored else LEAD_S
+    lead_s = min(lead_s, max(grace_s + LEAST_LEAD_S, left_s / 10), left_s / 2)
+    ends_s = now.steady_s + left_s
+    found = TimeLimit(session.platform, ends_s, ends_s - lead_s if session.is_firm else None, session.is_told)
+    return given if given is not None and given.ends_s <= (found.stops_s or found.ends_s) else found
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """One moment: time.monotonic() and time.time()."""
+
+    steady_s: float
+    at_s: float
+
+
+def read_clocks() -> Clocks:
+    return Clocks(time.monotonic(), time.time())
+
+
+class LimitWatch:
+    """The time limit of the command that a supervisor starts or takes over."""
+
+    def __init__(self, options: SuperviseOptions) -> None:
+        now = read_clocks()
+        self._given_s = options.time_limit_s
+        self.limit = choose_limit(
+            options.time_limit_s,
+            find_session_end(os.environ, now_s=now.at_s),
+            grace_s=options.grace_s,
+            is_mirrored=options.mirror is not None,
+            now=now,
+        )
+
+    def recall(self, record: TimeLimitRecord) -> None:
+        """Continue with the limit of the supervisor before this one: taking over a command gives it no more time."""
+        if record.source is None or record.ends_at_s is None:
+            return
+        now = read_clocks()
+        stops_s = None if record.stops_at_s is None else now.steady_s + record.stops_at_s - now.at_s
+        ends_s = now.steady_s + record.ends_at_s - now.at_s
+        self.limit = TimeLimit(record.source, ends_s, stops_s, bool(record.is_told))
+
+    def record(self) -> TimeLimitRecord:
+        if self.limit is None:
+            return TimeLimitRecord()
+        now, stops_s = read_clocks(), self.limit.stops_s
+        stops_at_s = None if stops_s is None else round(now.at_s + stops_s - now.steady_s, 1)
+        ends_at_s = round(now.at_s + self.limit.ends_s - now.steady_s, 1)
+        return TimeLimitRecord(self.limit.source, stops_at_s, ends_at_s, self.limit.is_told)
+
+    def reached(self, now_s: float) -> str:
+        """What to say when the command has to be stopped; '' before that."""
+        limit = self.limit
+        if limit is None or limit.stops_s is None or now_s < limit.stops_s:
+            return ""
+        if limit.source == "given":
+            return f"the time limit of {format_duration(self._given_s or 0.0)} is reached"
+        left_s = max(0.0, limit.ends_s - now_s)
+        moment = time.strftime("%H:%M:%S UTC", time.gmtime(time.time() + left_s))
+        what = "this job" if limit.source == "Slurm" else "this session"
+        return (
+            f"{limit.source} ends {what} at {moment}, in {format_duration(left_s)}: stopping now, so that it can save"
+        )

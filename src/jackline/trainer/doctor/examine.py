@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from jackline.errors import EXIT_DONE, JacklineError
 from jackline.extras import explained, install_line
 from jackline.machine.disk import read_disk
 from jackline.machine.gpu.watch import read_gpus
-from jackline.machine.host import find_notebook
+from jackline.machine.host import find_session_end
 from jackline.machine.memory import read_memory
 from jackline.trainer.config import Resolved, TrainConfig, resolve_words
 from jackline.trainer.doctor.findings import (
@@ -351,6 +352,7 @@ def _time_facts(config: TrainConfig, task: Task, step_s: float) -> TimeFacts:
         eager_step_s=guess_step_s(task),
         is_warm=False,
     )
+    session = find_session_end(os.environ, now_s=time.time())
     return TimeFacts(
         step_s=step_s,
         total_steps=task.total_steps,
@@ -358,7 +360,8 @@ def _time_facts(config: TrainConfig, task: Task, step_s: float) -> TimeFacts:
         eval_s=forward_s * passes,
         is_compiling=decision.is_compiled,
         limit_s=config.time_limit_s,
-        session=find_notebook(os.environ) or "",
+        session=session.platform if session else "",
+        session_left_s=session.ends_at_s - time.time() if session else 0.0,
         unit=task.counting.unit,
     )
 

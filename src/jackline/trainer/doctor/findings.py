@@ -16,8 +16,6 @@ from jackline.trainer.report.step_line import format_rate
 from jackline.units import format_bytes, format_duration
 
 State = Literal["ok", "note", "problem"]
-# What the free and paid notebooks give at most; saved and resumable after that, but only with a mirror.
-SESSION_LIMIT_S = {"colab": 12 * 3600.0, "kaggle": 12 * 3600.0}
 _FULL_SHARE = 0.95  # of what is free: a disk filled to the last byte fails others first
 _TIGHT_SHARE = 0.5
 _FAR_FROM_GUESSING = 0.1  # of ln V
@@ -159,7 +157,8 @@ class TimeFacts:
     eval_s: float = 0.0  # all validations together
     is_compiling: bool = False
     limit_s: float = 0.0
-    session: str = ""  # 'colab', 'kaggle'
+    session: str = ""  # 'Slurm', 'Kaggle', 'Colab'
+    session_left_s: float = 0.0
     unit: str = "tokens"
 
     @property
@@ -168,7 +167,7 @@ class TimeFacts:
 
 
 def judge_time(facts: TimeFacts) -> Finding:
-    """Against the limit that was set, or the one the notebook's host has."""
+    """Against the limit that was set, or what is left of the platform's session."""
     rate = f"{format_rate(facts.tokens_per_step / facts.step_s)} {facts.unit}/s" if facts.step_s > 0 else "?"
     text = (
         f"{facts.total_steps:,} steps of about {format_duration(facts.step_s)} ({rate}):"
@@ -176,10 +175,10 @@ def judge_time(facts: TimeFacts) -> Finding:
     )
     if facts.is_compiling:
         text += "; less, because it will be compiled, which this check was not"
-    limit_s = facts.limit_s or SESSION_LIMIT_S.get(facts.session, 0.0)
+    limit_s = facts.limit_s or facts.session_left_s
     if not limit_s:
         return Finding("time", "ok", f"{text}; no time limit")
-    whose = "the time limit" if facts.limit_s else f"{facts.session.capitalize()}'s longest session"
+    whose = "the time limit" if facts.limit_s else f"the rest of this {facts.session} session"
     if facts.total_s <= limit_s:
         return Finding("time", "ok", f"{text}; fits into {whose} of {format_duration(limit_s)}")
     reached = int(facts.total_steps * limit_s / facts.total_s)
