@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
+from jackline.cli.commands.model import VALIDATE_SCHEMA
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify
 from tests.cli.test_watch import begin, run  # noqa: F401
+from tests.docs.json_reference import check_answer
 
 
 def validate(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +36,13 @@ def test_a_training_that_runs_is_asked_by_a_file_in_its_folder(alive: RunDir) ->
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "asked run 'mine' for a full validation; `jackline logs mine` shows it\n"
     assert alive.validation_request.exists()
+
+
+def test_a_program_gets_json(alive: RunDir) -> None:
+    alive.config_file.write_text("model: nano\n")
+    done = validate("mine", "--json")
+    assert done.returncode == 0 and alive.validation_request.exists()
+    check_answer(VALIDATE_SCHEMA, json.loads(done.stdout))
 
 
 def test_a_script_of_somebody_else_cannot_be_asked(alive: RunDir) -> None:

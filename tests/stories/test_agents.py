@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jackline.cli.commands.stop import SCHEMA as STOP_SCHEMA
 from jackline.cli.programs.events import SCHEMA as EVENT_SCHEMA
 from jackline.cli.programs.started import SCHEMA as START_SCHEMA
 from jackline.cli.programs.verdict import SCHEMA as WAIT_SCHEMA
@@ -100,7 +101,10 @@ def test_a_crash_and_a_stop_have_their_own_codes(shell: Shell) -> None:
     assert found["hint"] and found["next"] == "jackline why crash"
 
     shell.jackline("run", "--detach", "--json", "--name", "ended", "--", *shell.python("train.py", COUNTS, "0"))
-    shell.jackline("stop", "ended")
+    stopped = shell.jackline("stop", "ended", "--json")
+    found = answer(stopped, STOP_SCHEMA)
+    assert (stopped.code, stopped.err, found["has_ended"], found["state"]) == (0, "", True, "stopped")
+    assert found["next"] == "jackline resume ended --detach --json" and "SIGTERM" in found["text"]
     done = shell.jackline("wait", "ended")
     assert (done.code, answer(done, WAIT_SCHEMA)["state"]) == (75, "stopped")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from typing import Any
 
@@ -20,11 +21,14 @@ from jackline.rundir.access.writing import open_own
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.status import read_status
 
+VALIDATE_SCHEMA = "jackline.validate/1"
+
 
 @click.command(short_help="Ask a training for a validation on all its validation data, now.")
 @click.argument("run", required=False)
+@json_option
 @runs_dir_option
-def validate(run: str | None, runs_dir: str | None) -> None:
+def validate(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     """Ask a run of `jackline train` to validate on all its validation data after the step at work.
 
     Training continues afterwards as if nothing had been. The result is printed, logged as METRIC_full and shown by
@@ -44,6 +48,17 @@ def validate(run: str | None, runs_dir: str | None) -> None:
             hint="`jackline train` validates; a script under `jackline run` does so itself",
         )
     os.close(open_own(found.validation_request, os.O_WRONLY | os.O_CREAT))
+    if as_json:
+        answer = {
+            "schema": VALIDATE_SCHEMA,
+            "run": found.name,
+            "path": str(found.path),
+            "state": status.state,
+            "attempt": status.attempt,
+            "next": f"jackline events {shlex.quote(found.name)} --json -f",
+        }
+        click.echo(json.dumps(answer, separators=(",", ":")))
+        return
     click.echo(f"asked run '{found.name}' for a full validation; `jackline logs {found.name}` shows it")
 
 

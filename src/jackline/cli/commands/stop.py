@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import click
 
-from jackline.cli.options import DURATION
+from jackline.cli.options import DURATION, json_option
+from jackline.cli.text.safety import safe_text
 from jackline.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from jackline.rundir.access.trust import judge, user_name
 from jackline.rundir.find import find_only_live, find_run, runs_folder
@@ -19,6 +24,8 @@ from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.rundir.status import RunStatus, read_status
 from jackline.units import format_duration
 
+SCHEMA = "jackline.stop/1"
+MAX_TEXT = 300
 GROUP_PATIENCE_S = 5.0  # after the grace SIGTERM goes to all its processes, and this later SIGKILL
 
 
@@ -31,8 +38,11 @@ GROUP_PATIENCE_S = 5.0  # after the grace SIGTERM goes to all its processes, and
     type=click.Choice(["TERM", "INT"], case_sensitive=False),
     help="What to send first; default: TERM, and INT (as Ctrl-C) to a script that handles only that.",
 )
+@json_option
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
-def command(run: str | None, grace: float | None, signal_name: str | None, runs_dir: str | None) -> None:
+def command(
+    run: str | None, grace: float | None, signal_name: str | None, as_json: bool, runs_dir: str | None
+) -> None:
     """Ask a run to save and end, and wait until it has.
 
     Says first what will happen: an attached script saves; another one saves only if it handles the signal itself. A
@@ -61,12 +71,39 @@ def command(run: str | None, grace: float | None, signal_name: str | None, runs_
         )
     if asked is None:
         raise UsageError(f"run '{found.name}' ended just now", hint=f"jackline why {found.name}")
-    _say(f"asked run '{found.name}' to end{words}")
-    _say("waiting (Ctrl-C leaves it to end by itself)")
-    code = _wait(found.name, lambda: _is_over(found), _grace_s(status, grace))
-    for text in not_uploaded(found) if code == EXIT_DONE else ():
-        _say(text)
+    say = _say if not as_json else lambda text: None
+    say(f"asked run '{found.name}' to end{words}")
+    say("waiting (Ctrl-C leaves it to end by itself)")
+    code = _wait(found.name, lambda: _is_over(found), _grace_s(status, grace), say)
+    left = not_uploaded(found) if code == EXIT_DONE else []
+    for text in left:
+        say(text)
+    if as_json:
+        click.echo(json.dumps(_answer(found, words, left, has_ended=code == EXIT_DONE), separators=(",", ":")))
     sys.exit(code)
+
+
+def _answer(run: RunDir, words: str, left: list[str], *, has_ended: bool) -> dict[str, Any]:
+    """Schema `jackline.stop/1` of docs/reference/json.md."""
+    from jackline.cli.programs.verdict import look
+
+    found = look(run)
+    ending = found.status.exit
+    name = shlex.quote(run.name)
+    return {
+        "schema": SCHEMA,
+        "run": run.name,
+        "path": str(run.path),
+        "has_ended": has_ended,
+        "state": found.status.state,
+        "exit_code": ending.exit_code if has_ended else None,
+        "cause": ending.cause if has_ended else None,
+        "text": safe_text(words.strip(" :"), MAX_TEXT),
+        "step": found.step,
+        "checkpoint_step": found.session.last_checkpoint.step,
+        "not_uploaded": [safe_text(text, MAX_TEXT) for text in left],
+        "next": f"jackline resume {name} --detach --json" if has_ended else f"jackline wait {name} --until ended",
+    }
 
 
 def _foresee(run: RunDir, status: RunStatus, signal_name: str | None) -> tuple[int, str]:
@@ -118,11 +155,11 @@ def _is_over(run: RunDir) -> bool:
     return status.state not in ("alive", "unwatched") and not is_alive(status.supervisor)
 
 
-def _wait(name: str, is_over: object, killed_after_s: float | None = None) -> int:
+def _wait(name: str, is_over: Callable[[], bool], killed_after_s: float | None, say: Callable[[str], None]) -> int:
     started_s = time.monotonic()
     told_s = started_s
     try:
-        while not is_over():  # type: ignore[operator]
+        while not is_over():
             now_s = time.monotonic()
             if now_s - told_s >= 2.0:
                 told_s = now_s
@@ -131,12 +168,12 @@ def _wait(name: str, is_over: object, killed_after_s: float | None = None) -> in
                 left = (
                     f"; it is killed in {format_duration(left_s)} if it has not ended" if left_s is not None else ""
                 )
-                _say(f"still ending after {format_duration(waited_s)}{left}")
+                say(f"still ending after {format_duration(waited_s)}{left}")
             time.sleep(0.1)
     except KeyboardInterrupt:
-        _say(f"not waiting any longer; `jackline status {name}` tells when it is over")
+        say(f"not waiting any longer; `jackline status {name}` tells when it is over")
         return EXIT_FAILED
-    _say(f"run '{name}' has ended; `jackline resume {name}` continues it")
+    say(f"run '{name}' has ended; `jackline resume {name}` continues it")
     return EXIT_DONE
 
 
