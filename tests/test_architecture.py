@@ -36,6 +36,7 @@ LEVELS = {
     "supervisor": 4,
     "session": 4,
     "dashboard": 4,
+    "exporters": 4,
     "trainer": 5,
     "recipes": 6,
     "cli": 7,
@@ -44,7 +45,17 @@ LEVELS = {
 # The exceptions, each with its reason.
 SIDEWAYS = {("units", "errors")}  # a wrong duration is a usage error
 
-TORCH_FREE_PACKAGES = ("cli", "supervisor", "machine", "rundir", "diagnosis", "review", "dashboard", "notebook")
+TORCH_FREE_PACKAGES = (
+    "cli",
+    "supervisor",
+    "machine",
+    "rundir",
+    "diagnosis",
+    "review",
+    "dashboard",
+    "exporters",
+    "notebook",
+)
 TORCH_FREE_ROOMS = ("checkpoint/format", "checkpoint/writer", "checkpoint/mirror")
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "rich", "starlette", "uvicorn"}
 

@@ -40,6 +40,7 @@ COMMANDS = {
     "goodput": ("jackline.cli.pages.goodput", "Where the time went: productive, redone, waiting, down; the cost."),
     "diff": ("jackline.cli.pages.diff", "What differs between two runs, and where their losses part."),
     "report": ("jackline.cli.pages.report", "One file that tells what a run did; for a failure, a post-mortem."),
+    "send": ("jackline.cli.programs.send", "Metrics to Prometheus, W&B, MLflow; messages to ntfy, Slack, a webhook."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "sample": ("jackline.cli.commands.model", "Text from the model that a run has trained."),
