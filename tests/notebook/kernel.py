@@ -27,6 +27,7 @@ class Cell:
     id: str
     printed: str = ""
     blocks: list[str] = field(default_factory=list)  # every state of the block that is replaced
+    pages: list[str] = field(default_factory=list)  # the same as HTML, where there is any
     num_displays: int = 0
     error: list[str] = field(default_factory=list)
     is_idle: bool = False
@@ -97,6 +98,7 @@ class Kernel:
         elif kind in ("display_data", "update_display_data"):
             assert set(content["data"]) in ({"text/plain"}, {"text/plain", "text/html"})  # no widgets
             cell.blocks.append(content["data"]["text/plain"])
+            cell.pages += [content["data"]["text/html"]] if "text/html" in content["data"] else []
             cell.num_displays += kind == "display_data"
         elif kind == "error":
             cell.error = content["traceback"]

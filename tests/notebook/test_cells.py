@@ -62,6 +62,9 @@ def test_a_stopped_cell_and_a_restarted_kernel_leave_the_run_alive_and_the_same_
     # However long it is watched, there is one block and not a line for every step.
     assert first.num_displays == 1
     assert all(len(block.splitlines()) < 30 for block in first.blocks)
+    # Each state of it is HTML too, without widgets and scripts.
+    assert len(first.pages) == len(first.blocks)
+    assert all('<div class="jackline"' in page and "<script" not in page for page in first.pages)
     pid = person.run_dir("counting").child_pid()
     assert is_running(pid)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from jackline.cli.pages.report import BROWSERS, command, find_browser
+from jackline.errors import UsageError
 from jackline.review.chart import Chart, Line, svg, thin, ticks
 from jackline.review.document import to_html, to_markdown
 from jackline.review.redact import HIDDEN, redact
@@ -159,3 +163,29 @@ def test_a_long_run_has_a_small_report(tmp_path: Path) -> None:
     spent_s = time.process_time() - began_s
     assert len(page.encode()) <= 1 << 20
     print(f"report of 100,000 steps: {len(page) / 1024:.0f} KiB, {spent_s:.2f} s of CPU")
+
+
+def test_a_picture_shows_the_whole_page(tmp_path: Path) -> None:
+    if not any(map(shutil.which, BROWSERS)):
+        pytest.skip("no chromium or Chrome is installed here")
+    folder = tmp_path / "runs"
+    shutil.copytree(GOLDEN / "format1-killed-oom", folder / "format1-killed-oom")
+    words = ["format1-killed-oom", "--png", "--out", str(tmp_path / "x.png"), "--runs-dir", str(folder)]
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 0, done.output
+    data = (tmp_path / "x.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    wide, high = struct.unpack(">II", data[16:24])
+    assert wide == 900 and high > 1000  # more than the window it was measured in
+
+
+def test_without_a_browser_a_picture_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JACKLINE_BROWSER", raising=False)
+    with pytest.raises(UsageError) as error:
+        find_browser()
+    assert str(error.value) == (
+        "error: --png needs a browser, and none of chromium, chromium-browser, google-chrome, google-chrome-stable, "
+        "microsoft-edge, brave-browser is installed\n"
+        "hint: apt install chromium, or set JACKLINE_BROWSER; without --png the report is a page for any browser"
+    )

@@ -3,27 +3,23 @@
 Owns what a stopped cell means (nothing, for the run) and when a cell fails (its run died). The words are those of
 `jackline status` and `why`.
 
-A cell shows one block of text that is replaced as the run continues: text alone, through IPython's own display,
-because widgets die with a reloaded tab, and a new line for every step makes the page unusable after an hour.
+A cell shows one card (notebook/card.py) that is replaced as the run continues: a new line for every step would make
+the page unusable after an hour.
 """
 
 from __future__ import annotations
 
 import html
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jackline.cli.commands.watch import needs_supervisor, refuse_what_cannot_be_watched, take_over_gently
-from jackline.cli.text.safety import safe_text
-from jackline.cli.text.status import status_text
 from jackline.cli.view.run_view import LIVE, RunView, read_view
 from jackline.errors import JacklineError
+from jackline.notebook.card import Card, card_html, card_text, read_charts
 from jackline.notebook.command import call, say, without_traceback
-from jackline.rundir.access.reading import read_end
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import read_status
@@ -31,6 +27,7 @@ from jackline.session.home import is_notebook
 
 LOOK_EVERY_S = 0.25
 END_PATIENCE_S = 10.0
+CHARTS_EVERY_S = 5.0
 DRAW_EVERY_S = 1.5  # so that updates are at most 2 s apart
 
 
@@ -109,7 +106,7 @@ def follow(run: RunDir) -> RunView:
     """Draw until the run has ended."""
     from jackline.cli.view.notes import Notes
 
-    gpu = GpuModel()
+    card, charts, charts_at_s = Card(), list[str](), 0.0
     notes = Notes(run, read_status(run).attempt, from_start=False)
     draw_at_s = 0.0
     while True:
@@ -120,8 +117,10 @@ def follow(run: RunDir) -> RunView:
         is_over = status.state not in LIVE
         if is_over or time.monotonic() >= draw_at_s:
             draw_at_s = time.monotonic() + DRAW_EVERY_S
+            if is_over or time.monotonic() >= charts_at_s:
+                charts, charts_at_s = read_charts(run), time.monotonic() + CHARTS_EVERY_S
             view = read_view(run, now_s=time.time())
-            gpu.show(gpu_text(view))
+            card.show(card_text(view), card_html(view, charts))
         for note in notes.read(time.time()):
             say(note.text)
         if is_over:
@@ -158,43 +157,6 @@ def death(name: str, text: str) -> JacklineError:
     more = "run.why() tells more; running its cell again resumes from the last checkpoint"
     hint = "\n".join([*(hint.removeprefix("hint: ") for hint in hints), f"hint: {more}" if hints else more])
     return JacklineError(f"run '{name}' died: {first}", detail=detail, hint=hint)
-
-
-LAST_LINES = 10
-LINE_CHARS = 200
-_TAIL_BYTES = 16 << 10
-_STAMP = re.compile(r"^\S+Z ")
-
-
-class GpuModel:
-    """The block. It belongs to the cell in which it was first shown."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, text: str) -> None:
-        from IPython.display import display
-
-        if self._handle is None:
-            self._handle = display({"text/plain": text}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._handle.update({"text/plain": text}, raw=True)
-
-
-def gpu_text(view: RunView) -> str:
-    lines = last_lines(Path(view.log.path))
-    return "\n".join([status_text(view), *(["", *lines] if lines else [])])
-
-
-def last_lines(log: Path) -> list[str]:
-    """The end of what it printed, without the times that out.log puts before each line."""
-    try:
-        data, is_cut = read_end(log, _TAIL_BYTES)
-    except OSError:
-        return []
-    lines = data.decode("utf-8", "replace").splitlines()
-    whole = lines[1:] if is_cut else lines
-    return [safe_text(_STAMP.sub("", line), LINE_CHARS) for line in whole[-LAST_LINES:]]
 
 
 HEIGHT = 640
