@@ -20,6 +20,7 @@ from jackline.cli.text.safety import safe_text
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.exporters.reader import EVENTS, Reader, export_name
 from jackline.exporters.sending import LIVE, POLL_S, Sending, Sink
+from jackline.rundir.access.writing import open_own
 from jackline.rundir.atomic import write_whole
 from jackline.rundir.find import list_runs, runs_folder
 from jackline.rundir.layout import RunDir
@@ -133,7 +134,7 @@ def _detach(run: RunDir, target: str, events: str | None) -> None:
     if not rest:
         words[-1] = kind
     words += ["--events", events] if events else []
-    with open(log, "ab") as output:
+    with open(open_own(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as output:
         process = subprocess.Popen(
             words,
             # Not on its command line, which every user of the machine may read.
