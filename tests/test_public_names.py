@@ -94,6 +94,7 @@ COMMAND_NAMES = [
     "run",
     "runs",
     "sample",
+    "send",
     "status",
     "stop",
     "train",
