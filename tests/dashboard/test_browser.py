@@ -103,6 +103,41 @@ def test_hostile_text_stays_text_and_a_phone_needs_no_sideways_scrolling(
     assert "#token" not in page.tab.url and page.tab.evaluate("document.cookie") == ""
 
 
+def test_two_runs_are_compared_by_tokens_and_by_config_and_nothing_hinders_a_screen_reader(
+    browser: Any, served: Served, runs: Path
+) -> None:
+    for name, rate in (("format1-finished", 3e-4), ("second", 6e-4)):
+        run = RunDir(runs / name)
+        if name == "second":
+            shutil.copytree(runs / "format1-finished", run.path)
+        contents = json.loads(run.run_file.read_text())
+        run.run_file.write_text(
+            json.dumps({**contents, "name": name, "argv": ["python", "train.py", f"--lr={rate}"]})
+        )
+        run.config_file.write_text(f"lr: {rate}\nbatch_size: 8\nseq_len: 128\n")
+        write_metrics(run, [{"step": step, "at_s": 1.794e9 + step, "loss": 9 / step} for step in range(1, 200)])
+    page = Page(browser, served, viewport=PHONE, bypass_csp=True)
+    page.tab.wait_for_selector("table.runs")
+    page.open("format1-finished")
+    page.wait_for("document.querySelectorAll('figure svg path').length > 0")
+    page.tab.get_by_label("Horizontal axis").select_option("tokens")
+    page.tab.get_by_text("compare with other runs").click()
+    page.tab.get_by_label("second", exact=True).check()
+    page.tab.locator("figure details summary").first.click()
+    page.wait_for("document.querySelector('figure table').textContent.includes('second loss')")
+    numbers = page.tab.locator("figure table").first.inner_text()
+    assert "tokens" in numbers and "1,024" in numbers and "203,776" in numbers  # 199 steps of 8 x 128
+    page.tab.get_by_text("Config", exact=True).click()
+    page.tab.get_by_label("Compare with another run").select_option(label="second")
+    page.wait_for("[...document.querySelectorAll('caption')].some((one) => one.textContent === 'What differs')")
+    assert page.tab.get_by_role("cell", name="0.0006", exact=True).count() == 2  # of the command and of the settings
+    assert page.tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth") and page.wrong == []
+    axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python, for axe-core")
+    script = next(Path(axe.__file__).parent.rglob("axe*.js")).read_text()
+    page.tab.evaluate(script)
+    assert [found["id"] for found in page.tab.evaluate("axe.run()")["violations"]] == []
+
+
 def test_the_page_follows_a_live_run_and_turns_grey_when_its_server_dies(
     browser: Any, runs: Path, tmp_path: Path
 ) -> None:

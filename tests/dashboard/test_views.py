@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from itertools import pairwise
@@ -195,3 +196,26 @@ def test_clean_cuts_long_lines() -> None:
 def test_a_wrong_option_is_refused_before_anything_is_served(words: list[str], said: str) -> None:
     done = CliRunner().invoke(cli, ["dash", *words])
     assert done.exit_code != 0 and said in done.output + str(done.exception)
+
+
+def test_what_differs_from_another_run_is_listed_and_its_secrets_are_not(site: Site, runs: Path) -> None:
+    for name, rate in (("format1-finished", "3e-4"), ("format1-killed-oom", "6e-4")):
+        (runs / name / "config.yaml").write_text(f"lr: {rate}\napi_key: {rate[0]}secretsecret\n")
+    one, other = (site.find(key_of(RunDir(runs / name))) for name in ("format1-finished", "format1-killed-oom"))
+    assert one is not None and other is not None
+    found = site.diff_json(one, key_of(other.run))
+    assert ["settings", "lr", "3e-4", "6e-4"] in found["rows"] and found["with"] == "format1-killed-oom"
+    assert "secretsecret" not in json.dumps(found)
+    assert site.diff_json(one, "../../etc") == {"with": "", "rows": [], "num_rows": 0}
+    assert site.diff_json(one, key_of(one.run))["rows"] == []
+
+
+def test_tokens_of_a_step_are_known_from_a_recipes_config(site: Site, runs: Path) -> None:
+    kept = site.find(key_of(RunDir(runs / "format1-finished")))
+    assert kept is not None
+    assert site.run_json(kept, 1.7941e9)["tokens_per_step"] is None
+    kept.run.config_file.write_text("batch_size: 8\nseq_len: 128\n")
+    assert site.run_json(kept, 1.7941e9)["tokens_per_step"] == 1024
+    kept.run.config_file.write_text("batch_size: [8]\nseq_len: 1e99\n")
+    os.utime(kept.run.config_file, ns=(1, 1))
+    assert site.run_json(kept, 1.7941e9)["tokens_per_step"] is None

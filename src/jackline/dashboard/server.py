@@ -45,6 +45,7 @@ PARTS: dict[str, Callable[[Site, Kept, Any], dict[str, Any]]] = {
     ),
     "stacks": lambda site, kept, asked: site.stacks_json(kept),
     "config": lambda site, kept, asked: site.config_json(kept),
+    "diff": lambda site, kept, asked: site.diff_json(kept, asked.get("with", "")),
     "checkpoints": lambda site, kept, asked: site.checkpoints_json(kept),
 }
 

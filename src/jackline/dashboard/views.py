@@ -21,6 +21,8 @@ from jackline.dashboard.curves import Row, RunCurves, read_samples, rounded, spa
 from jackline.dashboard.tails import clean, read_events, read_log, search_log
 from jackline.dashboard.told import Teller, Told
 from jackline.review.chart import thin
+from jackline.review.compare import differences
+from jackline.review.facts import read_facts
 from jackline.review.goodput import MICRO, USES, Account, Span, account, best_saving
 from jackline.review.history import History, read_history
 from jackline.review.summary import FIRST
@@ -34,6 +36,7 @@ MAX_SPANS = 400
 MAX_CONFIG_BYTES = 128 << 10
 MAX_INCIDENT_BYTES = 64 << 10
 MAX_INCIDENTS = 5
+MAX_DIFFERENCES = 300
 CATALOGUE_S = 2.0
 HISTORY_S = 10.0  # a live run's account is made anew this often
 LIST_BUDGET_S = 0.25  # CPU time for sparklines and goodput in one answer; the next answer has more of them
@@ -52,6 +55,7 @@ class Kept:
     history: tuple[float, Any, History, Account] | None = None
     spark: tuple[int, str, list[float | None]] | None = None
     stacks: tuple[float, tuple[str, ...]] | None = None
+    tokens: tuple[int, float | None] | None = None
 
 
 class Site:
@@ -140,6 +144,7 @@ class Site:
             "time": _account_json(found),
             "attempts": _attempts_json(history),
             "machine": _machine_json(history),
+            "tokens_per_step": _tokens_per_step(kept),
         }
 
     def curves_json(self, kept: Kept, cursor: str) -> dict[str, Any]:
@@ -171,6 +176,18 @@ class Site:
         with contextlib.suppress(OSError):
             text = read_text(kept.run.config_file, MAX_CONFIG_BYTES)
         return {"lines": [clean(line, 400) for line in text.splitlines()[:3000]]}
+
+    def diff_json(self, kept: Kept, other_key: str) -> dict[str, Any]:
+        """What this run and another one were made of, where that differs: as `jackline diff` says it."""
+        other = self.find(other_key)
+        if other is None:
+            return {"with": "", "rows": [], "num_rows": 0}
+        found = differences(read_facts(kept.run), read_facts(other.run))
+        rows = [
+            [one.section, clean(one.name, 120), _value(one.name, one.one), _value(one.name, one.other)]
+            for one in found[:MAX_DIFFERENCES]
+        ]
+        return {"with": clean(other.run.name, 120), "rows": rows, "num_rows": len(found)}
 
     def checkpoints_json(self, kept: Kept) -> dict[str, Any]:
         return {"checkpoints": list(self._teller.checkpoints(kept.run))}
@@ -334,6 +351,22 @@ def _spots_json(name: str, unit: str, spots: list[tuple[float, float]]) -> dict[
         "times": [round(at_s, 1) for at_s, _ in few],
         "last": [rounded(value) for _, value in few],
     }
+
+
+def _value(name: str, text: str | None) -> str:
+    """A setting's value. Beside its name, because a name such as `api_key` says that the value is a secret."""
+    return "" if text is None else clean(f"{name}={text}", 500).removeprefix(clean(f"{name}=", 500))
+
+
+def _tokens_per_step(kept: Kept) -> float | None:
+    """Of a recipe for language models: sequences of a step times their length, from its config."""
+    stamp = _changed_ns(kept.run.config_file)
+    if kept.tokens is None or kept.tokens[0] != stamp:
+        settings = read_facts(kept.run)["settings"] if stamp else {}
+        sizes = [settings.get(name, "") for name in ("batch_size", "seq_len")]
+        known = [float(size) for size in sizes if size.isdigit()]
+        kept.tokens = (stamp, known[0] * known[1] if len(known) == len(sizes) else None)
+    return kept.tokens[1]
 
 
 def _incidents(run: RunDir) -> list[dict[str, Any]]:

@@ -202,7 +202,7 @@ function runPage(key) {
       const found = await ask("runs/" + key);
       showVerdict(holders, found);
       showTime(holders.time, found);
-      chartState.machine = found.machine; chartState.attempts = found.attempts; chartState.name = found.told.name;
+      chartState.machine = found.machine; chartState.attempts = found.attempts; chartState.name = found.told.name; chartState.tokens = found.tokens_per_step;
       await timeline.update();
       const isMore = await updateCurves(key, chartState);
       await tools.update(round);
@@ -293,7 +293,7 @@ async function updateCurves(key, state) {
 }
 
 function chartTools(state, redraw, key) {
-  const xs = make("select", { "aria-label": "Horizontal axis" }, ...["step", "time"].map((text) => make("option", { value: text, text: "by " + text })));
+  const xs = make("select", { "aria-label": "Horizontal axis" }, ...["step", "time", "tokens"].map((text) => make("option", { value: text, text: "by " + text })));
   const log = make("input", { type: "checkbox" }), soft = make("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: state.smoothing });
   const others = make("details", { kind: "small" }, make("summary", { text: "compare with other runs" })), list = make("div", { kind: "tools" });
   others.append(list);
@@ -309,7 +309,7 @@ function chartTools(state, redraw, key) {
       box.addEventListener("change", async () => {
         if (!box.checked) state.others.delete(run.key);
         else if (state.others.size >= COMPARED - 1) { box.checked = false; note.textContent = `at most ${COMPARED} runs`; return; }
-        else { const other = { name: run.name, curves: new Map(), cursor: "" }; state.others.set(run.key, other); while (await updateCurves(run.key, other)); }
+        else { const other = { name: run.name, curves: new Map(), cursor: "", tokens: (await ask("runs/" + run.key)).tokens_per_step }; state.others.set(run.key, other); while (await updateCurves(run.key, other)); }
         redraw();
       });
       list.append(make("label", {}, box, run.name));
@@ -321,6 +321,9 @@ function chartTools(state, redraw, key) {
   return {
     element,
     async update(round) {
+      const byTokens = xs.lastElementChild; // offered only where tokens are known
+      byTokens.hidden = byTokens.disabled = !state.tokens;
+      if (!state.tokens && state.x === "tokens") { state.x = xs.value = "step"; redraw(); }
       const text = state.share < 1 ? `samples; ${Math.round(state.share * 100)} % of the file is read` : "";
       if (!note.textContent.startsWith("at most") && note.textContent !== text) note.textContent = text;
       if (round % 5 === 4) for (const [other, kept] of state.others) await updateCurves(other, kept);
@@ -362,7 +365,8 @@ function lines(state, names) {
     if (!curve) return;
     const begin = curve.times.find((value) => value !== null) || 0;
     const hasSteps = curve.steps.some((value) => value !== null);
-    const xs = state.x === "time" ? curve.times.map((value) => (value === null ? null : value - begin)) : hasSteps ? curve.steps : curve.steps.map((_, number) => number);
+    const perStep = state.x === "tokens" ? run.tokens || state.tokens : 1;
+    const xs = state.x === "time" ? curve.times.map((value) => (value === null ? null : value - begin)) : hasSteps ? curve.steps.map((value) => (value === null ? null : value * perStep)) : curve.steps.map((_, number) => number);
     const label = state.others.size ? `${run.name || state.name} ${name}` : name + (curve.is_guessed ? " (guessed from its output)" : "");
     found.push({ name: label, tone: state.others.size ? at : inside, isDashed: state.others.size > 0 && inside > 0, xs, last: curve.last, low: curve.low, high: curve.high });
   }));
@@ -371,7 +375,7 @@ function lines(state, names) {
 
 function breaks(state) {
   const begin = state.attempts.length ? state.attempts[0].started_at_s : 0;
-  return state.attempts.slice(1).map((attempt) => (state.x === "time" ? attempt.started_at_s - begin : attempt.first_step)).filter((value) => value !== null);
+  return state.attempts.slice(1).map((attempt) => (state.x === "time" ? attempt.started_at_s - begin : attempt.first_step === null ? null : attempt.first_step * (state.x === "tokens" ? state.tokens : 1))).filter((value) => value !== null);
 }
 
 function newFigure() {
@@ -456,22 +460,44 @@ function timelinePart(key, holder) {
 }
 
 function stacksPart(key) {
-  const text = make("pre", { tabindex: "0", "aria-label": "Stacks" }), older = make("div");
+  const tree = make("div", { kind: "tree" }), older = make("div");
   const button = make("button", { type: "button", text: "Look now" });
-  text.hidden = true;
+  let raw = "";
   button.addEventListener("click", async () => {
     button.disabled = true; button.textContent = "Looking ...";
     try {
       const found = await ask(`runs/${key}/stacks`);
-      text.hidden = false;
-      text.replaceChildren(...(found.lines.length ? found.lines : ["No process of it is running on this machine."]).map((line) => make("span", { kind: /^\s+>/.test(line) ? "mine" : "", text: line + "\n" })));
+      raw = found.lines.join("\n");
+      tree.replaceChildren(...(found.lines.length ? stackTree(found.lines) : [say("No process of it is running on this machine.")]));
       older.replaceChildren(...found.incidents.map((one) => make("details", { kind: "small" }, make("summary", { text: one.name }), make("pre", { text: one.lines.join("\n") }))));
-    } catch { text.hidden = false; text.textContent = "The server did not answer."; }
+    } catch { tree.replaceChildren(say("The server did not answer.")); }
     button.disabled = false; button.textContent = "Look again";
   });
   const element = make("section", {}, make("h2", { text: "Stacks: where every thread is" }),
-    make("div", { kind: "tools" }, button, copyButton(() => text.textContent), make("span", { kind: "dim", text: "Reads the processes without stopping them. Lines of your own code are bold." })), text, older);
+    make("div", { kind: "tools" }, button, copyButton(() => raw), make("span", { kind: "dim", text: "Reads the processes without stopping them. Lines of your own code are bold." })), tree, older);
   return { element };
+}
+
+// Processes hold threads, threads hold frames, as the indentation of the lines says. What waits in a library is closed.
+function stackTree(lines) {
+  const found = [];
+  let process = null, thread = null;
+  const isMine = (line) => /^\s+>/.test(line);
+  for (const line of lines) {
+    if (/^\S/.test(line)) {
+      process = make("details", { open: "" }, make("summary", { text: line }));
+      thread = null;
+      found.push(process);
+    } else if (process && /^ {2}(main thread|thread) /.test(line)) {
+      thread = make("pre", { tabindex: "0", "aria-label": "Frames of " + line.trim() });
+      const isMain = /^ {2}main/.test(line);
+      process.append(make("details", isMain ? { open: "" } : {}, make("summary", { text: line.trim() }), thread));
+    } else if (thread) {
+      thread.append(make("span", { kind: isMine(line) ? "mine" : "", text: line.trim().replace(/^> /, "") + "\n" }));
+      if (isMine(line)) thread.parentElement.open = true;
+    } else (process || found[found.push(make("div")) - 1]).append(say(line.trim()));
+  }
+  return found;
 }
 
 function logPart(key) {
@@ -514,8 +540,24 @@ function laterPart(title, fill) {
 }
 
 async function showConfig(key) {
-  const found = await ask(`runs/${key}/config`);
-  return found.lines.length ? make("pre", { tabindex: "0", text: found.lines.join("\n") }) : say("This run has no config.yaml: it is not a recipe's. Its command is below.", "dim");
+  const [found, { runs }] = [await ask(`runs/${key}/config`), await ask("runs")];
+  const others = runs.filter((run) => run.key !== key).slice(0, 200);
+  const which = make("select", { "aria-label": "Compare with another run" }, make("option", { value: "", text: "no other run" }), ...others.map((run) => make("option", { value: run.key, text: run.name })));
+  const result = make("div", { role: "status" });
+  which.addEventListener("change", async () => {
+    try { result.replaceChildren(...(which.value ? await showDiff(key, which.value) : [])); } catch { result.textContent = "The server did not answer."; }
+  });
+  const config = found.lines.length ? make("pre", { tabindex: "0", "aria-label": "Config", text: found.lines.join("\n") }) : say("This run has no config.yaml: it is not a recipe's. Its command is below.", "dim");
+  return make("div", {}, make("div", { kind: "tools" }, make("label", {}, "what differs from", which)), result, config);
+}
+
+async function showDiff(key, other) {
+  const found = await ask(`runs/${key}/diff?with=${other}`);
+  if (!found.rows.length) return [say(`Nothing that was recorded differs from ${found.with}: command, settings, code, data, packages, machine.`)];
+  const body = found.rows.map(([section, name, one, two]) => make("tr", {}, make("td", { kind: "dim", text: section }), make("td", { text: name }), make("td", { text: one || "-" }), make("td", { text: two || "-" })));
+  const head = ["", "What", "This run", found.with].map((text) => make(text ? "th" : "td", { scope: text ? "col" : undefined, text }));
+  const more = found.num_rows > found.rows.length ? [say(`${found.num_rows - found.rows.length} more: jackline diff`, "dim")] : [];
+  return [make("div", { kind: "scroll" }, make("table", {}, make("caption", { kind: "dim", text: "What differs" }), make("tr", {}, ...head), ...body)), ...more];
 }
 
 async function showCheckpoints(key) {
