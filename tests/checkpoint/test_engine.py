@@ -568,6 +568,23 @@ def test_a_state_that_cannot_be_saved_is_refused_by_name_and_the_next_one_works(
     assert engine.save(state, step=1).wait(30)
 
 
+@pytest.mark.parametrize("is_in_pieces", [False, True])
+def test_a_state_that_no_resume_could_read_is_refused_by_name_and_not_acknowledged(
+    start: Make, monkeypatch: pytest.MonkeyPatch, is_in_pieces: bool
+) -> None:
+    """It was acknowledged, and every later start found no checkpoint that it could load."""
+    from jackline.checkpoint.staging import handover
+
+    monkeypatch.setattr(handover, "MAX_STATE_BYTES", 100_000)
+    engine = start(available_memory=lambda: 0) if is_in_pieces else start()
+    state = {"w": torch.zeros(20_000_000)} if is_in_pieces else make_state()
+    ticket = engine.save({**state, "buffer": {"rewards": list(range(50_000))}}, step=1)
+    assert not ticket.wait(HANGS_S)
+    assert "not tensors take" in ticket.why and "the largest part is 'buffer' with" in ticket.why
+    assert list_names(engine.folder) == []
+    assert engine.save(state, step=2).wait(HANGS_S)
+
+
 def test_frozen_parameters_are_named_by_their_hash_and_must_be_there_at_resume(start: Make) -> None:
     def make(seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jackline.checkpoint.format.export import export_weights, safe_file_name
+from jackline.checkpoint.format.export import export_weights, read_state, safe_file_name
 from jackline.checkpoint.format.hashing import chunk_offsets, digest
-from jackline.checkpoint.format.manifest import FileEntry, parse_manifest
+from jackline.checkpoint.format.manifest import MAX_SHOWN_STATE_PARTS, Damage, FileEntry, parse_manifest
+from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.errors import JacklineError
+from jackline.rundir.registry import register
+from tests.rundir.made import make_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint-1" / "step-00000003"
 
@@ -70,6 +74,30 @@ def test_a_hostile_state_is_refused_in_words(tmp_path: Path, tensors: Any) -> No
     place = forge(tmp_path, lambda state: {"model": {**state["model"], "tensors": tensors}, "checkpoint": 5})
     with pytest.raises(JacklineError, match=r"cannot be exported: state\.json makes no sense"):
         export_weights(place, tmp_path / "out")
+
+
+def test_a_huge_state_of_somebody_else_is_not_parsed_and_ones_own_is(tmp_path: Path) -> None:
+    """A list of numbers takes many times its bytes once it is parsed; 1 GB of it took all memory."""
+    run = make_run(tmp_path / "runs" / "x")
+    place = forge(run.path / "checkpoints", lambda state: {**state, "many": [1] * MAX_SHOWN_STATE_PARTS})
+    manifest = verify_checkpoint(place)  # every byte is as it was saved
+    with pytest.raises(Damage, match=r"state\.json has too many parts to be looked at in a run that was not made"):
+        read_state(place, manifest)
+    register(run, vouched=True)
+    assert len(read_state(place, manifest)["many"]) == MAX_SHOWN_STATE_PARTS
+    assert export_weights(place, tmp_path / "out")
+
+
+def test_a_state_that_is_longer_than_its_manifest_says_is_read_no_further(tmp_path: Path) -> None:
+    place = forge(tmp_path, lambda state: state)
+    manifest = verify_checkpoint(place)
+    os.truncate(place / "state.json", 10 << 30)
+    with pytest.raises(Damage, match=r"state\.json cannot be read: larger than \d+ bytes"):
+        read_state(place, manifest)
+    (place / "state.json").unlink()
+    (place / "state.json").symlink_to("/dev/zero")
+    with pytest.raises(Damage, match=r"state\.json cannot be read: "):
+        read_state(place, manifest)
 
 
 def test_ordinary_names_stay_as_they_are() -> None:

@@ -24,6 +24,7 @@ import traceback
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 HEALTHY = "healthy"
 VICTIM = "victim"
 HANGS_S = 120
+WATCHED_S = 60.0
 MAX_MEMORY_BYTES = 300 << 20
 COMMANDS = (
     ["status", VICTIM],
@@ -57,9 +59,19 @@ COMMANDS = (
     ["goodput", VICTIM],
     ["diff", VICTIM, HEALTHY],
     ["report", VICTIM, "--out", "-"],
+    ["plot", VICTIM],
+    ["plot", VICTIM, "--json"],
+    ["watch", VICTIM],
+    ["resume", VICTIM],
     ["status"],
+)
+# They act, so only the harness may run them: it holds what would start a process.
+ACTS = (
     ["stop", VICTIM],
     ["validate", VICTIM],
+    ["resume", VICTIM, "--step", "3", "--here", "--trust"],
+    ["resume", VICTIM, "--here", "--trust"],
+    ["watch", VICTIM, "--trust"],
 )
 TEXTS = (
     "",
@@ -160,6 +172,11 @@ def make_base(folder: Path) -> list[Path]:
         "stop-request.json": {"at_s": now_s, "by": "jackline stop", "asker": process},
         "attempts/001/intent.json": {"restart": True, "why": "memory", "settings": {"num_workers": 2}},
     }
+    run_file = json.loads((rich / "run.json").read_text())
+    here = {"argv": [sys.executable, "train.py"], "cwd": str(folder)}
+    options = {**run_file["options"], "mirror": str(folder / "far"), "when_done": "echo done", "time_limit_s": 60.0}
+    files["run.json"] = {**run_file, **here, "settings": here, "options": options, "host": host_name()}
+    (folder / "train.py").write_text("print('training')\n")
     for place, value in files.items():
         (rich / place).write_text(json.dumps(value))
     lines = {
@@ -323,17 +340,137 @@ class Hangs(Exception):
     """A command took longer than HANGS_S."""
 
 
+class Held(SystemExit):
+    """A command got as far as starting a process."""
+
+
+def hold(*words: Any, **named: Any) -> Any:
+    raise Held(0)
+
+
+class Clock:
+    """`time` for a command that polls: sleeping costs nothing. A view that has nothing to wait for ends by itself."""
+
+    def __init__(self) -> None:
+        self.slept_s = 0.0
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.slept_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.slept_s += duration_s
+        if self.slept_s > WATCHED_S:
+            raise Held(0)
+
+
+@contextlib.contextmanager
+def nothing_starts() -> Iterator[None]:
+    """In this block no supervisor is started: everything before that has happened as in real life."""
+    from jackline.cli.commands import resume
+    from jackline.cli.view import showing, viewer
+    from jackline.supervisor import start
+
+    clock = Clock()
+    places: list[tuple[Any, str, Any]] = [
+        (showing, "start_supervisor", hold),
+        (showing, "take_over_unless_watched", hold),
+        (start, "take_over_unless_watched", hold),
+        (viewer, "time", clock),
+        (resume, "time", clock),
+    ]
+    former = [(module, name, getattr(module, name)) for module, name, _ in places]
+    for module, name, other in places:
+        setattr(module, name, other)
+    try:
+        yield
+    finally:
+        for module, name, own in former:
+            setattr(module, name, own)
+
+
+@contextlib.contextmanager
+def captured(stream: io.BytesIO) -> Iterator[None]:
+    """What a view writes to the descriptors 1 and 2, past Python's own streams."""
+    with tempfile.TemporaryFile() as file:
+        former = [(fd, os.dup(fd)) for fd in (1, 2)]
+        try:
+            for fd, _ in former:
+                os.dup2(file.fileno(), fd)
+            yield
+        finally:
+            for fd, own in former:
+                os.dup2(own, fd)
+                os.close(own)
+            file.seek(0)
+            stream.write(file.read())
+
+
+def ask_page(runs: Path) -> list[Any]:
+    """Everything that the page of `jackline dash` asks for, of both runs."""
+    from jackline.cli.pages.told import RunTeller
+    from jackline.dashboard.server import PARTS
+    from jackline.dashboard.views import Site
+
+    site = Site(runs, RunTeller())
+    found: list[Any] = [site.runs_json(time.time())]
+    for row in found[0]["runs"]:
+        kept = site.find(row["key"])
+        assert kept is not None
+        found += [
+            answer(site, kept, asked) for answer in PARTS.values() for asked in ({}, {"find": "e", "since": "3"})
+        ]
+    return found
+
+
+def ask_tools(runs: Path) -> list[Any]:
+    """What the tools of `jackline mcp` answer; `why` is the command."""
+    from jackline.cli.programs.conditions import parse_conditions
+    from jackline.cli.programs.server import list_json, status_json
+    from jackline.cli.programs.wait import wait_for
+    from jackline.errors import JacklineError
+    from jackline.rundir.find import find_run
+
+    found: list[Any] = [list_json(runs, 10)]
+    for answer in (
+        lambda: status_json(find_run(VICTIM, runs)),
+        lambda: status_json(find_run(None, runs)),
+        lambda: wait_for(find_run(VICTIM, runs), parse_conditions(["ended,stuck,nan,step=3,loss<2.5"]), 0.0)[0],
+    ):
+        with contextlib.suppress(JacklineError):  # an error for people, which a tool passes on in words
+            found.append(answer())
+    return found
+
+
+SERVED: dict[str, Callable[[Path], list[Any]]] = {"dash": ask_page, "mcp": ask_tools}
+LISTS = ("runs", "dash", "mcp")
+
+
+def ask_inside(reader: Callable[[Path], list[Any]], runs: Path) -> tuple[str, str]:
+    """The answers as a client would receive them, and the traceback if there is one. Raises Hangs."""
+    try:
+        answers = [json.dumps(answer, ensure_ascii=False, allow_nan=False) for answer in reader(runs)]
+        text = "\n".join(answers).encode().decode()
+    except Hangs:
+        raise
+    except BaseException:
+        return "", traceback.format_exc()
+    return text, ""
+
+
 def run_inside(words: list[str]) -> tuple[str, str]:
     """What a command printed, and the traceback if it has one. Raises Hangs."""
     from jackline.cli.main import main
 
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     former = sys.argv, sys.stdout, sys.stderr, Path.cwd()
-    streams = out.buffer, err.buffer
+    direct = io.BytesIO()
+    streams = out.buffer, err.buffer, direct
     sys.argv, sys.stdout, sys.stderr = ["jackline", *words], out, err
     trouble = ""
     try:
-        main()
+        with nothing_starts(), captured(direct):
+            main()
     except SystemExit:
         pass
     except Hangs:
@@ -366,29 +503,33 @@ def try_case(case: int, bases: list[Path], folder: Path, counts: Counter[str]) -
     shutil.copytree(chance.choice(bases), runs / VICTIM)
     what = damage(runs / VICTIM, chance)
     wrong = []
-    for words in COMMANDS:
+    readers = [(" ".join(words), partial(run_inside, [*words, "--runs-dir", str(runs)])) for words in COMMANDS]
+    readers += [(name, partial(ask_inside, reader, runs)) for name, reader in SERVED.items()]
+    readers += [(" ".join(words), partial(run_inside, [*words, "--runs-dir", str(runs)])) for words in ACTS]
+    for name, read in readers:
         counts["commands"] += 1
         signal.alarm(HANGS_S)
         try:
-            said, trouble = run_inside([*words, "--runs-dir", str(runs)])
+            said, trouble = read()
         except Hangs:
-            wrong.append(f"case {case} ({what}): jackline {' '.join(words)} hangs")
+            wrong.append(f"case {case} ({what}): jackline {name} hangs")
             continue
         finally:
             signal.alarm(0)
         if trouble:
-            wrong.append(f"case {case} ({what}): jackline {' '.join(words)}\n{trouble}")
-        if char := forbidden(said) if "--raw" not in words else "":
-            wrong.append(f"case {case} ({what}): jackline {' '.join(words)} printed {char}")
-        if words == ["runs"] and HEALTHY not in said:
-            wrong.append(f"case {case} ({what}): `runs` hides the healthy run:\n{said}")
+            wrong.append(f"case {case} ({what}): jackline {name}\n{trouble}")
+        is_filtered = "--raw" not in name and name != f"watch {VICTIM} --trust"  # which is then shown as one's own
+        if char := forbidden(said) if is_filtered else "":
+            wrong.append(f"case {case} ({what}): jackline {name} printed {char}")
+        if name in LISTS and HEALTHY not in said:
+            wrong.append(f"case {case} ({what}): `{name}` hides the healthy run:\n{said}")
     return wrong
 
 
 def as_processes(folder: Path) -> list[str]:
     """The same commands as real processes on the run that was damaged last."""
     wrong = []
-    for words in COMMANDS[:-2]:
+    for words in COMMANDS:
         command = [sys.executable, "-m", "jackline", *words, "--runs-dir", str(folder / "runs")]
         try:
             done = subprocess.run(command, capture_output=True, timeout=HANGS_S * 6, stdin=subprocess.DEVNULL)
@@ -416,7 +557,7 @@ def fuzz(first: int, count: int, folder: Path, *, processes_every: int = 0) -> t
         counts["cases"] += 1
         if processes_every and case % processes_every == 0:
             wrong += as_processes(folder)
-            counts["processes"] += len(COMMANDS) - 2
+            counts["processes"] += len(COMMANDS)
         if peak_bytes() > MAX_MEMORY_BYTES:
             wrong.append(f"case {case}: the process has taken more than 300 MB")
             break

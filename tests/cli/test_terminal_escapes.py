@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jackline.cli.text.safety import safe_output
-from tests.cli.fuzz import COMMANDS, VICTIM, forbidden, make_base, run_inside
+from tests.cli.fuzz import ACTS, COMMANDS, VICTIM, forbidden, make_base, run_inside
 from tests.shell import Shell
 
 ESCAPES = (
@@ -109,7 +109,7 @@ def test_no_command_lets_an_escape_through(base: Path, tmp_path: Path, monkeypat
         shutil.rmtree(runs, ignore_errors=True)
         shutil.copytree(base, runs / VICTIM)
         forge(runs / VICTIM, "".join(f"a{escape}z" for escape in ESCAPES[number : number + 11]))
-        for words in COMMANDS:
+        for words in (*COMMANDS, *ACTS):
             said, trouble = run_inside([*words, "--runs-dir", str(runs)])
             assert not trouble, trouble
             if "--raw" not in words:
@@ -166,6 +166,6 @@ def test_an_error_about_what_was_typed_is_filtered_too(tmp_path: Path) -> None:
 def test_a_password_in_a_url_is_never_printed(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "runs" / VICTIM)
     forge(tmp_path / "runs" / VICTIM, " sftp://me:secret-word@host/x https://secret-word@host/ ")
-    for words in COMMANDS:
+    for words in (*COMMANDS, *ACTS):
         said, _ = run_inside([*words, "--runs-dir", str(tmp_path / "runs")])
         assert "secret-word" not in said or "--raw" in words, words

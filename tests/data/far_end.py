@@ -23,6 +23,7 @@ class FarEnd:
     has_ranges: bool = True
     tells_length: bool = True
     etags: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)  # name -> where a redirect leads
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
@@ -70,16 +71,18 @@ def _answer(handler: BaseHTTPRequestHandler, far_end: FarEnd) -> None:
         handler.connection.shutdown(socket.SHUT_RDWR)
     elif fault.isdigit():
         _refuse(handler, int(fault))
+    elif name in far_end.moved:
+        _refuse(handler, 302, {"Location": far_end.moved[name]})
     elif name not in far_end.files:
         _refuse(handler, 404)
     else:
         _send(handler, far_end, name, wanted, fault)
 
 
-def _refuse(handler: BaseHTTPRequestHandler, code: int) -> None:
+def _refuse(handler: BaseHTTPRequestHandler, code: int, more: dict[str, str] | None = None) -> None:
     handler.send_response(code)
-    if code == 429:
-        handler.send_header("Retry-After", "1")
+    for word, value in ({"Retry-After": "1"} if code == 429 else more or {}).items():
+        handler.send_header(word, value)
     handler.send_header("Content-Length", "0")
     handler.end_headers()
 

@@ -205,3 +205,12 @@ def test_an_access_token_stays_with_the_server_it_is_for(new: str, keeps: bool) 
     made = _DropTokenOnRedirect().redirect_request(request, io.BytesIO(), 302, "Found", {}, new)
     assert made is not None
     assert ("Authorization" in made.headers) is keeps
+
+
+def test_a_redirect_to_another_port_of_the_same_host_is_followed_without_the_token(far_end: FarEnd) -> None:
+    """Another service of that machine, perhaps of another person, would receive it."""
+    with serving(FarEnd(moved={"same": "/data", "data": far_end.address("data.bin")})) as hub:
+        file = HttpFile(hub.address("same"), Patience(), {"Authorization": "Bearer secret"})
+        assert read_whole(file) == DATA
+    assert [headers.get("Authorization") for headers in hub.headers] == ["Bearer secret"] * 2
+    assert [headers.get("Authorization") for headers in far_end.headers] == [None]

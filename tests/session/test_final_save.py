@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import HANGS_S
 from tests.places import Unavailable, fill_inodes, make_room, small_disk
 from tests.session.nursery import EVERY_SAVE, ROOT, Child, Nursery
 
@@ -239,3 +240,57 @@ def test_a_run_whose_saves_were_switched_off_by_an_error_is_finished_only_when_i
     assert said in ended.output and said in exit_file["text"]
     shown = command(tmp_path, "status", "x")
     assert "stopped" in shown.stdout and "finished" not in shown.stdout, shown.stdout
+
+
+def test_a_program_whose_saves_were_switched_off_exits_with_75_after_all_of_its_own_code(tmp_path: Path) -> None:
+    """It exited with 0 and "behind the block" was its last line: a script around it took the training for saved."""
+    (tmp_path / "loop.py").write_text(
+        "import atexit; atexit.register(lambda: print('its own handler', flush=True))\n" + BROKEN
+    )
+    env = {"JACKLINE_RUNS": str(tmp_path / "runs"), "XDG_STATE_HOME": str(tmp_path / "state"), "UNTIL": "99"}
+    ended = subprocess.run(
+        [sys.executable, "loop.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, **env, "OMP_NUM_THREADS": "1"},
+        timeout=HANGS_S,
+    )
+    assert ended.returncode == 75, ended
+    assert ended.stdout.splitlines() == ["behind the block", "its own handler"]
+    *_, unfinished, code = ended.stderr.strip().replace("\n  ", " ").split("[jackline] ")
+    assert unfinished.startswith("run 'x' is NOT finished: the last state is not saved: checkpoints are off: Runtime")
+    assert code == "this program exits with code 75; started again, it resumes from there"
+
+
+ENDING = """
+import sys
+from pathlib import Path
+from jackline.rundir.layout import RunDir
+from jackline.rundir.records.exit import ExitRecord, write_exit
+from jackline.session.home import Home, exit_as_unsaved
+run = RunDir(Path("runs") / "x")
+for number in (1, 2):
+    (run.path / "attempts" / f"00{number}").mkdir(parents=True)
+say = lambda text: print(text, file=sys.stderr)
+exit_as_unsaved(Home(run, run.attempt(1), False, False), "the last state is not saved", say)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "is_said"),
+    [
+        ("", 75, True),
+        ("sys.exit(0)", 75, True),
+        ("raise ValueError('its own')", 1, True),
+        ("write_exit(run.attempt(2), ExitRecord(cause='finished', exit_code=0))", 0, False),
+        ("import os; os.fork() or sys.exit(0); sys.exit(os.WEXITSTATUS(os.wait()[1]))", 75, True),
+    ],
+    ids=["falls off its end", "exits", "crashes", "has saved it since", "forks"],
+)
+def test_the_exit_code_of_a_program_without_a_last_save(tmp_path: Path, end: str, code: int, is_said: bool) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING + end], capture_output=True, text=True, cwd=tmp_path, timeout=HANGS_S
+    )
+    assert ended.returncode == code, ended
+    assert ended.stderr.count("run 'x' is NOT finished: the last state is not saved") == is_said

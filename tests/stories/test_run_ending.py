@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import Shell, is_running, wait_for
+from jackline.rundir.process_id import read_state
+from tests.shell import PATIENCE_S, Shell, is_running, wait_for
 
 pytestmark = pytest.mark.zoo
 
@@ -124,13 +125,17 @@ def test_stop_of_a_paused_run_lets_it_save(shell: Shell, who: str) -> None:
     live.wait_for("training")
     run = shell.run_dir("paused")
     main, worker = run.child_pid(), int((shell.work / "worker.pid").read_text())
-    for pid in {"main": [main], "worker": [worker], "all": [main, worker]}[who]:
+    paused = {"main": [main], "worker": [worker], "all": [main, worker]}[who]
+    for pid in paused:
         os.kill(pid, signal.SIGSTOP)
-    done = shell.jackline("stop", "paused", "--grace", "60s")
+    wait_for(lambda: all(read_state(pid) == "T" for pid in paused), "the pause")
+    # The grace is longer than this test may take: a run that is not continued is not killed here, it waits in vain.
+    done = shell.jackline("stop", "paused", "--grace", f"{2 * PATIENCE_S:.0f}s")
     assert done.code == 0, done
     assert (shell.work / "saved").read_text() == "state"
     assert live.wait() == 75
-    assert run.exit()["exit_code"] == 75
+    ended = run.exit()
+    assert (ended["exit_code"], ended["signal"], ended["child_exit_code"]) == (75, None, 0), "it was killed"
     assert "it was paused: continued process" in run.log()
 
 

@@ -20,7 +20,7 @@ from jackline.rundir.intent import write_intent
 from jackline.session.counting import StepLengths
 from jackline.session.feeds.compared import SeenBatches, rehearse
 from jackline.session.feeds.feed import END, Feed, Position
-from jackline.session.home import Home, write_ending
+from jackline.session.home import Home, exit_as_unsaved, write_ending
 from jackline.session.memory.gpu import GpuMemory
 from jackline.session.memory.host import HostMemory, SaveCost
 from jackline.session.metrics.pulse import Pulse
@@ -277,6 +277,8 @@ class Attachment:
         finally:
             self.stop.stop_listening()
             self.is_over = True
+        if isinstance(error, Unsaved) and error.is_ours:
+            exit_as_unsaved(self.home, text, say)
 
     def _write_end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
         step = self.stepper.steps_done

@@ -8,17 +8,19 @@ attempt and nothing else.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jackline.errors import CannotResume, UsageError
+from jackline.errors import EXIT_STOPPED, CannotResume, UsageError
 from jackline.machine.disk import explain_refusal
 from jackline.machine.gpu.watch import gpu_names, gpu_sizes
 from jackline.rundir.access.trust import judge
@@ -40,7 +42,7 @@ from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.process_id import identify
 from jackline.rundir.recorded import read_recorded
-from jackline.rundir.records.exit import ExitRecord, write_exit
+from jackline.rundir.records.exit import ExitRecord, read_exit, write_exit
 from jackline.rundir.records.fields import number
 from jackline.rundir.records.start import StartRecord, write_start
 from jackline.rundir.records.stop_request import read_stop_request
@@ -263,6 +265,43 @@ def write_ending(home: Home, *, exit_code: int, cause: str, text: str) -> None:
     # The process may keep running (a notebook's kernel), but it is not this attempt any more.
     write_start(home.attempt, StartRecord(started_at_s=home.started_at_s, is_bare=True))
     release_records(home.run, home.attempt)
+
+
+def exit_as_unsaved(home: Home, text: str, say: Callable[[str], None]) -> None:
+    """When the program ends: say once more that this run is not saved, and make its exit code 75.
+
+    Its own code behind the block runs first, and so do its exit handlers. A supervisor gives code 75 by itself.
+    """
+    if home.is_supervised or is_notebook():
+        return
+    pid = os.getpid()
+
+    def at_exit() -> None:
+        last = home.run.last_attempt()
+        is_done_since = last is not None and last != home.attempt and read_exit(last).cause == "finished"
+        if os.getpid() != pid or is_done_since:
+            return
+        say(f"run '{home.run.name}' is NOT finished: {text}")
+        if getattr(sys, "last_value", None) is None and change_exit_code(EXIT_STOPPED):
+            say(f"this program exits with code {EXIT_STOPPED}; started again, it resumes from there")
+
+    atexit.register(at_exit)
+
+
+def change_exit_code(code: int) -> bool:
+    """Make this code the process's own, once Python has ended: every exit handler and buffer is served as usual.
+
+    An exit handler of Python cannot do that, one of the C library can: with glibc, `exit` called inside `exit` runs
+    the handlers that are left and takes the new code. With another library that is undefined, and not done.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        is_glibc = bool(libc.gnu_get_libc_version())
+        add, end = libc.__cxa_atexit, ctypes.cast(libc.exit, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return False
+    add.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    return is_glibc and add(end, code, None) == 0
 
 
 def read_grace_s(run: RunDir, otherwise_s: float) -> float:

@@ -16,12 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from jackline.checkpoint.format.header import Header, StoredTensor, build_header, lay_out
-from jackline.checkpoint.format.manifest import MAX_STATE_BYTES, STATE, TENSORS, Damage, Manifest, parse_json
+from jackline.checkpoint.format.manifest import (
+    MAX_SHOWN_STATE_BYTES,
+    MAX_STATE_BYTES,
+    STATE,
+    TENSORS,
+    Damage,
+    Manifest,
+    is_cheap_to_parse,
+    parse_json,
+)
 from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import open_to_read, read_header, verify_checkpoint
 from jackline.errors import JacklineError, UsageError
 from jackline.extras import require
 from jackline.rundir.access.reading import read_whole
+from jackline.rundir.access.trust import judge
+from jackline.rundir.layout import RunDir
 
 _BLOCK_BYTES = 8 << 20
 _CKPT, _LIGHTNING = "checkpoint", "pytorch-lightning_version"
@@ -88,11 +99,22 @@ def export_weights(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> list[
 
 
 def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """state.json as it is stored, for people and programs that want to look at it."""
+    """state.json as it is stored, for people and programs that want to look at it.
+
+    A large one is parsed only in a run that this user has made: parsed values take several times their bytes.
+    """
     entry = manifest.file(STATE)
     if entry is None or entry.size_bytes > MAX_STATE_BYTES:
         raise Damage(f"{STATE} is missing or too large")
-    state = parse_json(read_whole(folder / STATE, MAX_STATE_BYTES), STATE)
+    is_ours = judge(RunDir(folder.absolute().parent.parent)).is_ours
+    limit = MAX_STATE_BYTES if is_ours else MAX_SHOWN_STATE_BYTES
+    try:
+        data = read_whole(folder / STATE, min(limit, entry.size_bytes))
+    except OSError as problem:
+        raise Damage(f"{STATE} cannot be read: {problem.strerror}") from None
+    if not is_ours and not is_cheap_to_parse(data):
+        raise Damage(f"{STATE} has too many parts to be looked at in a run that was not made here by you")
+    state = parse_json(data, STATE)
     if not isinstance(state, dict):
         raise Damage(f"{STATE} is not an object")
     return state

@@ -29,7 +29,9 @@ DELETED = ".del-"  # being deleted
 DAMAGED = "damaged-"  # set aside, kept as evidence until two newer good ones exist
 MAX_MANIFEST_BYTES = 16 << 20  # 7 TB of chunks; it is read by everyone who lists checkpoints
 MAX_MANIFEST_PARTS = 500_000
-MAX_STATE_BYTES = 1 << 30
+MAX_STATE_BYTES = 1 << 30  # what a training saves, and loads again
+MAX_SHOWN_STATE_BYTES = 64 << 20  # what a command parses: parsed values take several times their bytes
+MAX_SHOWN_STATE_PARTS = 1_000_000
 
 _NAME = re.compile(r"step-(\d{8,19})(?:-r([1-9]\d{0,5}))?")
 _REWIND = re.compile(r"rewind-(\d{8,19})-r([1-9]\d{0,5})\.json")
@@ -184,6 +186,12 @@ def parse_json(data: bytes, what: str) -> Any:
         raise Damage(f"{what} is nested too deeply") from None
     except ValueError as problem:
         raise Damage(f"{what} is not JSON ({str(problem)[:80]})") from None
+
+
+def is_cheap_to_parse(data: bytes) -> bool:
+    """Whether a state.json stays within a few hundred megabytes once it is parsed, whoever wrote it."""
+    num_parts = data.count(b",") + data.count(b"{") + data.count(b"[")
+    return len(data) <= MAX_SHOWN_STATE_BYTES and num_parts <= MAX_SHOWN_STATE_PARTS
 
 
 def is_safe_file_name(name: str) -> bool:

@@ -19,13 +19,14 @@ from jackline.checkpoint.format.header import Header, header_length, parse_heade
 from jackline.checkpoint.format.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
-    MAX_STATE_BYTES,
+    MAX_SHOWN_STATE_BYTES,
     STATE,
     TENSORS,
     Damage,
     FileEntry,
     Manifest,
     Unreadable,
+    is_cheap_to_parse,
     parse_json,
     parse_manifest,
     parse_name,
@@ -93,8 +94,10 @@ def check_structure(path: Path, entry: FileEntry) -> None:
     """A right checksum only shows that nothing changed; the contents must also make sense."""
     if entry.name.endswith(TENSORS):
         read_header(path / entry.name, entry.size_bytes)
-    elif entry.name == STATE:
-        parse_json(_read_small(path / STATE, MAX_STATE_BYTES), STATE)
+    elif entry.name == STATE and entry.size_bytes <= MAX_SHOWN_STATE_BYTES:
+        data = _read_small(path / STATE, MAX_SHOWN_STATE_BYTES)
+        if is_cheap_to_parse(data):  # a larger one is parsed by the training alone, when it resumes
+            parse_json(data, STATE)
 
 
 def read_header(path: Path, size_bytes: int) -> Header:

@@ -6,14 +6,17 @@ be exact is cancelled; the writer commits nothing before it receives the end mes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets
+from jackline.checkpoint.format.manifest import MAX_STATE_BYTES
 from jackline.checkpoint.staging.stage import Staging
 from jackline.checkpoint.staging.writer_process import WriterProcess
 from jackline.checkpoint.ticket import Ticket
+from jackline.units import format_bytes
 
 LEAST_BYTES = 64 << 20
 
@@ -30,6 +33,28 @@ class Job:
     payload: bytes = b""
     is_staged: bool = False
     sent_to: WriterProcess | None = None
+
+
+class StateTooLarge(ValueError):
+    """What is not a tensor takes more bytes than a resume reads back. The text says which part is the largest."""
+
+
+def to_payload(tree: dict[str, Any]) -> bytes:
+    """The bytes of state.json. Raises StateTooLarge: a checkpoint that cannot be loaded must not be acknowledged."""
+    payload = _to_json(tree)
+    if len(payload) > MAX_STATE_BYTES:
+        sizes = {key: len(_to_json(value)) for key, value in tree.items()}
+        largest = max(sizes, key=lambda key: sizes[key])
+        raise StateTooLarge(
+            f"values that are not tensors take {format_bytes(len(payload))}, and a resume reads "
+            f"{format_bytes(MAX_STATE_BYTES)} at most; the largest part is '{largest}' with "
+            f"{format_bytes(sizes[largest])}: keep long lists of numbers as tensors"
+        )
+    return payload
+
+
+def _to_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 class HandOver:

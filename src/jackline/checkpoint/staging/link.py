@@ -7,7 +7,6 @@ Owns the current save and the events. Does not own what is saved (engine.py) or 
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jackline.checkpoint.staging.arena import Arena
-from jackline.checkpoint.staging.handover import HandOver, Job
+from jackline.checkpoint.staging.handover import HandOver, Job, StateTooLarge, to_payload
 from jackline.checkpoint.staging.writer_process import WriterProcess
 from jackline.checkpoint.ticket import Event, Ticket, describe_report, room_text
 from jackline.checkpoint.writer.lock import read_work
@@ -155,7 +154,13 @@ class WriterLink:
                 self.fail(job, "a tensor changed while it was being copied; from now on saves wait for the copy")
                 return
         if not job.payload:
-            job.payload = json.dumps(job.tree, separators=(",", ":"), allow_nan=False).encode()
+            try:
+                job.payload = to_payload(job.tree)
+            except StateTooLarge as problem:
+                if ahead:
+                    ahead.cancel()
+                self.fail(job, str(problem))
+                return
         if job.ticket.is_over or job.sent_to is self.writer:
             return
         job.ticket.outcome = "writing"

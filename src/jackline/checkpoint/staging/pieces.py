@@ -6,7 +6,6 @@ pieces; the writer keeps the parts.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from jackline.checkpoint.format.hashing import CHUNK_BYTES
 from jackline.checkpoint.staging.arena import Arena
-from jackline.checkpoint.staging.handover import Job
+from jackline.checkpoint.staging.handover import Job, StateTooLarge, to_payload
 from jackline.checkpoint.staging.lane import drain
 from jackline.checkpoint.staging.layout import Image, Layout
 from jackline.checkpoint.staging.link import WriterLink
@@ -36,7 +35,11 @@ def save_in_pieces(link: WriterLink, job: Job, layout: Layout, sources: Sequence
     """
     drain({source.tensor.device for source in sources})
     held = Held(sources)
-    payload = json.dumps(job.tree, separators=(",", ":"), allow_nan=False).encode()
+    try:
+        payload = to_payload(job.tree)
+    except StateTooLarge as problem:
+        link.fail(job, str(problem))
+        return
     job.tree = {}  # marks for the link that this save cannot be sent again
     link.job = job
     link.written.clear()

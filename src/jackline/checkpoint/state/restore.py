@@ -33,6 +33,7 @@ from jackline.checkpoint.state.outside import clean_name
 from jackline.checkpoint.state.restore_optimizer import fit_optimizer, require_same_class
 from jackline.checkpoint.state.restore_outside import fit_outside
 from jackline.errors import CannotResume
+from jackline.rundir.access.reading import read_whole
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ def _read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     if entry is None or entry.size_bytes > MAX_STATE_BYTES:
         raise Damage(f"{STATE} is missing or too large")
     try:
-        data = (folder / STATE).read_bytes()
+        data = read_whole(folder / STATE, entry.size_bytes)
     except OSError as problem:
         raise Damage(f"{STATE} cannot be read: {problem.strerror}") from None
     if digest_chunks(manifest.algorithm, memoryview(data)) != entry.chunks:
