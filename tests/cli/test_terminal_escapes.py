@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jackline.cli.text.safety import safe_output
-from tests.cli.fuzz import ACTS, COMMANDS, VICTIM, forbidden, make_base, run_inside
+from tests.cli.fuzz import ACTS, COLORED, COMMANDS, VICTIM, forbidden, make_base, run_inside
 from tests.shell import Shell
 
 ESCAPES = (
@@ -113,7 +113,8 @@ def test_no_command_lets_an_escape_through(base: Path, tmp_path: Path, monkeypat
             said, trouble = run_inside([*words, "--runs-dir", str(runs)])
             assert not trouble, trouble
             if "--raw" not in words:
-                assert not forbidden(said), f"jackline {' '.join(words)} printed {forbidden(said)}:\n{said!r}"
+                char = forbidden(said, with_colors=words == COLORED)
+                assert not char, f"jackline {' '.join(words)} printed {char}:\n{said!r}"
 
 
 @pytest.mark.parametrize("escape", ESCAPES)
