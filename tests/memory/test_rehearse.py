@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from jackline import accelerator
-from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Room
+from jackline.memory.plan.choose import MARGIN_AFTER_REHEARSAL, Room, add_evaluation, plan
+from jackline.memory.plan.explain import plan_text
 from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.plan.rehearse import (
+    CpuMeter,
     Peaks,
     Rehearsal,
     compare_with_plan,
@@ -27,6 +29,7 @@ from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.memory import read_memory, write_memory
+from jackline.units import format_bytes
 from tests.memory.injected import OutOfMemoryAt
 from tests.memory.jobs import gpt_job
 
@@ -170,3 +173,26 @@ def test_the_correction_is_kept_in_the_run(tmp_path: Path) -> None:
     assert read_memory(run).usable_correction == pytest.approx(1.25, rel=1e-6)
     run.memory_file.write_text('{"correction": "much"}')
     assert read_memory(run).usable_correction is None
+
+
+def test_an_evaluation_needs_what_was_predicted() -> None:
+    """Beside the weights and the optimizer's state; without gradients nothing is kept for a backward pass."""
+    shape = GPTShape(2, 4, 64, context=64, vocab_size=997)
+    job = gpt_job(shape, length=64, options=StepOptions("fp32"))
+    gpu = GPU_MODELS["L4"]
+    made = add_evaluation(job, plan(job, gpu))
+    model = GPT(shape)
+    weights_bytes = sum(weight.nbytes for weight in model.parameters())
+    assert made.state_bytes == pytest.approx(3 * weights_bytes, rel=0.01)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            job.loss(model.eval(), job.batch(made.micro_batch))
+
+    measured = CpuMeter([*model.parameters(), *model.buffers()]).measure(evaluate)
+    workspace = gpu.workspace_bytes
+    assert made.evaluation_bytes == pytest.approx(
+        measured.allocated_bytes + made.state_bytes - weights_bytes + workspace, rel=0.01
+    )
+    assert made.evaluation_bytes < made.prediction.peak_allocated_bytes
+    assert f"  evaluation: {format_bytes(made.evaluation_bytes)} allocated" in plan_text(made, {})

@@ -1,7 +1,7 @@
 """`python -m jackline.memory REQUEST`: the half of `jackline plan` that needs torch, in a process of its own.
 
-REQUEST is JSON: target, gpu, words, output (text, explain, table or json). The answer goes to stdout, progress and
-remarks go to stderr.
+REQUEST is JSON: target, typed_target, gpu, words, price, is_fitting, output (text, explain, table or json). The
+answer goes to stdout, progress and remarks go to stderr.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.extras import explained
 from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.oom_report import other_users
-from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_savings, plan, room_of
+from jackline.memory.plan.calibration import Calibration, calibrated, calibrated_room, calibration_of
+from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_evaluation, add_savings, plan, room_of
 from jackline.memory.plan.explain import fit_table, plan_json, plan_text, table_text
+from jackline.memory.plan.fit import Request as FitRequest
+from jackline.memory.plan.fit import find_fit, fit_text
 from jackline.memory.plan.gpu_table import COMMON
 from jackline.memory.plan.gpus import GPU_MODELS, GpuModel, find_gpu, match_gpu
 from jackline.memory.plan.pace import Until
@@ -91,11 +94,14 @@ def _answer(request: dict[str, Any], life: Life) -> int:
         _print_table(request["target"], request["gpu"], words, life)
         return EXIT_DONE
     gpu, room = _gpu_and_room(request["gpu"])
+    if request.get("is_fitting"):
+        return _answer_fit(request, gpu, room, life)
     found = load_candidates(request["target"], gpu, words)
     try:
         life.total = _TRACES_OF_A_PLAN * len(found)
-        chosen, made = choose(found, gpu, room, life.traced)
-        life.what = "looking for savings"
+        chosen, made = choose(found, gpu, room, life.traced, is_calibrated=True)
+        life.what = "evaluation, and what would save memory"
+        made = add_evaluation(chosen.job, made)
         if made.fit != "fits" or request["output"] != "text":
             made = add_savings(chosen.job, made)
     except CannotTrace as error:
@@ -104,13 +110,37 @@ def _answer(request: dict[str, Any], life: Life) -> int:
         _say(f"{error.message}; measuring on the GPU instead")
         chosen = found[0]
         made = plan_by_measuring(chosen.job, gpu, room=room)
-    steps = chosen.shown.get("steps", 0)
-    until = Until(steps if isinstance(steps, int) else 0, float(request.get("price", 0.0)))
+    until = _until(request, chosen)
     if request["output"] == "json":
         print(json.dumps(plan_json(made, chosen.shown, until), indent=1))
     else:
         print(plan_text(made, chosen.shown, is_explaining=request["output"] == "explain", until=until))
     return EXIT_DONE if made.fit != "no" else EXIT_FAILED
+
+
+def _answer_fit(request: dict[str, Any], gpu: GpuModel, room: Room, life: Life) -> int:
+    def tell(what: str) -> None:
+        life.what = f"trying {what}"
+
+    typed = tuple(request["words"])
+    found = find_fit(FitRequest(request["target"], gpu, room, typed), tell)
+    made = add_evaluation(found.candidate.job, found.made)
+    until = _until(request, found.candidate)
+    if request["output"] == "json":
+        tried = [asdict(one) for one in found.tried]
+        more = {"changed": list(found.words), "tried": tried, "longest_seq_len": found.longest}
+        print(json.dumps(plan_json(made, found.candidate.shown, until) | more, indent=1))
+    else:
+        is_explaining = request["output"] == "explain"
+        print(plan_text(made, found.candidate.shown, is_explaining=is_explaining, until=until))
+        print()
+        print(fit_text(found, request["typed_target"], typed, request["gpu"] or ""))
+    return EXIT_DONE if made.fit != "no" else EXIT_FAILED
+
+
+def _until(request: dict[str, Any], chosen: Candidate) -> Until:
+    steps = chosen.shown.get("steps", 0)
+    return Until(steps if isinstance(steps, int) else 0, float(request.get("price", 0.0)))
 
 
 def _gpu_and_room(text: str | None) -> tuple[GpuModel, Room]:
@@ -133,11 +163,18 @@ def _gpu_and_room(text: str | None) -> tuple[GpuModel, Room]:
 
 
 def choose(
-    found: Sequence[Candidate], gpu: GpuModel, room: Room, on_trace: Callable[[int], None] | None = None
+    found: Sequence[Candidate],
+    gpu: GpuModel,
+    room: Room,
+    on_trace: Callable[[int], None] | None = None,
+    *,
+    is_calibrated: bool = False,
 ) -> tuple[Candidate, Plan]:
-    """The largest candidate that fits without being cut into many slices; the smallest when none does."""
+    """The largest candidate that fits without being cut into many slices; the smallest when none does. With
+    `is_calibrated` what was measured on such a GPU here counts."""
     for candidate in found:
-        made = plan(candidate.job, gpu, room=room, on_trace=on_trace)
+        known = calibration_of(gpu, candidate.job.name, candidate.job.options) if is_calibrated else Calibration()
+        made = calibrated(plan(candidate.job, gpu, room=calibrated_room(room, known), on_trace=on_trace), known)
         if candidate is found[-1] or (made.fit == "fits" and made.accumulation <= MAX_ACCUMULATION):
             return candidate, made
         _say(f"{candidate.job.name}: {made.fit}, accumulated {made.accumulation} times; trying a smaller size")

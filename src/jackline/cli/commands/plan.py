@@ -28,6 +28,9 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 @click.option("--gpu", metavar="GPU", help="T4, L4, A100-40, H100 ... or GiB; default: the GPU of this machine.")
 @click.option("--table", "is_table", is_flag=True, help="Sizes and batches against all GPUs, or the one of --gpu.")
 @click.option("--explain", "is_explaining", is_flag=True, help="Where each byte goes, and what would save some.")
+@click.option(
+    "--fit", "is_fitting", is_flag=True, help="If it does not fit: the smallest change of settings that does."
+)
 @click.option("--price", metavar="PRICE/h", help="Money for an hour of one GPU: prints what the steps cost.")
 @click.option("--json", "is_json", is_flag=True, help="The plan as JSON.")
 def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str | None, **flags: bool) -> None:
@@ -38,6 +41,7 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
     jackline plan sparsae --gpu T4
     jackline plan sparsae --gpu L4 --model_size auto --explain
     jackline plan sparsae --table
+    jackline plan hf:Qwen/Qwen2.5-7B --gpu L4 --fit
     jackline plan train.py:make_model --gpu A100-40 batch_size=256
     jackline plan hf:Qwen/Qwen2.5-7B --gpu a100 --seq-len 2048 --lora r=16,targets=q_proj,v_proj --quantize nf4
     jackline plan ./config.json --gpu "H100 x8" --gradient-checkpointing --optimizer adamw8bit
@@ -48,8 +52,8 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
     Exit code 1: it does not fit.
     """
     is_table, is_explaining, is_json = (flags[name] for name in ("is_table", "is_explaining", "is_json"))
-    if is_table and (is_json or is_explaining):
-        raise UsageError("--table goes alone: it cannot be joined with --json or --explain")
+    if is_table and (is_json or is_explaining or flags["is_fitting"]):
+        raise UsageError("--table goes alone: it cannot be joined with --json, --explain or --fit")
     reference = target if ":" in target or is_config_target(target) else find_recipe(target)
     model = find_gpu(gpu) if gpu else detect_gpu()
     if model is None and not is_table:
@@ -60,6 +64,8 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
         )
     request = {
         "target": reference,
+        "typed_target": target,
+        "is_fitting": flags["is_fitting"],
         "gpu": gpu,
         "words": list(settings),
         "price": parse_price(price) if price else 0.0,

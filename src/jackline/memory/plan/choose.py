@@ -14,7 +14,7 @@ from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.scale import Line, make_line
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
-from jackline.memory.predict.step import Prediction, replay, trace_step
+from jackline.memory.predict.step import Prediction, evaluation_bytes, replay, trace_step
 from jackline.memory.predict.trace import Trace
 from jackline.memory.predict.work import StepTime, estimate
 from jackline.units import format_bytes
@@ -78,6 +78,8 @@ class Plan:
     savings: tuple[Saving, ...] = ()
     notes: tuple[str, ...] = ()
     time: StepTime | None = None
+    state_bytes: int = 0  # weights, buffers and optimizer state: what a checkpoint holds; 0: unknown
+    evaluation_bytes: int = 0  # allocated while a batch is evaluated; 0: unknown
 
     @property
     def device_bytes(self) -> int:
@@ -127,7 +129,7 @@ def plan(job: Job, gpu: GpuModel, *, room: Room | None = None, on_trace: Callabl
     its micro-batch."""
     room = room or room_of(gpu)
     if gpu.count > 1:
-        job = _for_a_rank(job, gpu.count)
+        job = for_a_rank(job, gpu.count)
     ladder = _Ladder(job, gpu, job.options, on_trace)
     largest = ladder.largest(room.budget_bytes)
     micro_batch, accumulation = split_batch(job.global_batch, largest)
@@ -153,10 +155,11 @@ def plan(job: Job, gpu: GpuModel, *, room: Room | None = None, on_trace: Callabl
             *ladder.ranges(micro_batch, accumulation),
         ),
         time=ladder.time(micro_batch, accumulation),
+        state_bytes=ladder.trace(micro_batch, accumulation > 1).state_bytes,
     )
 
 
-def _for_a_rank(job: Job, num_ranks: int) -> Job:
+def for_a_rank(job: Job, num_ranks: int) -> Job:
     """Each rank takes its part of the batch."""
     batch = -(-job.global_batch // num_ranks)
     return replace(job, global_batch=batch, options=replace(job.options, num_ranks=num_ranks))
@@ -165,8 +168,16 @@ def _for_a_rank(job: Job, num_ranks: int) -> Job:
 def add_savings(job: Job, made: Plan) -> Plan:
     """The plan with the options that would need less memory; each takes two traces."""
     if made.gpu.count > 1:
-        job = _for_a_rank(job, made.gpu.count)
+        job = for_a_rank(job, made.gpu.count)
     return replace(made, savings=tuple(_savings(job, made)))
+
+
+def add_evaluation(job: Job, made: Plan) -> Plan:
+    """The plan with the peak of an evaluation at the same micro-batch: one trace of a forward pass."""
+    if made.gpu.count > 1:
+        job = for_a_rank(job, made.gpu.count)
+    found = evaluation_bytes(job, made.micro_batch, made.gpu, job.options, made.state_bytes)
+    return replace(made, evaluation_bytes=found or 0)
 
 
 def _rank_notes(job: Job, wire_bytes: int) -> Iterator[str]:

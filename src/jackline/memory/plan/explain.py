@@ -49,7 +49,7 @@ def plan_text(
 ) -> str:
     """The choice and whether it fits; with `is_explaining` also where the bytes go and what would save some."""
     gpu = made.gpu.name if made.gpu.count == 1 else f"{made.gpu.count} x {made.gpu.name}"
-    lines = [f"{made.job} on {gpu}: {_verdict(made)}", *_choice(made, shown), _peaks(made)]
+    lines = [f"{made.job} on {gpu}: {_verdict(made)}", *_choice(made, shown), _peaks(made), *_between_steps(made)]
     lines += time_lines(made, until or Until())
     lines += [f"note: {note}" for note in made.notes]
     if is_explaining:
@@ -86,6 +86,18 @@ def _peaks(made: Plan) -> str:
         f"  peak {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved,"
         f" {format_bytes(made.device_bytes)} of {format_bytes(made.gpu.usable_bytes)} in nvidia-smi"
     )
+
+
+def _between_steps(made: Plan) -> Iterator[str]:
+    """What an evaluation and a save need. A save copies on the GPU only where three copies of the state would fit."""
+    if made.evaluation_bytes:
+        more = made.evaluation_bytes > made.prediction.peak_allocated_bytes
+        than = ", more than a step" if more else ""
+        yield f"  evaluation: {format_bytes(made.evaluation_bytes)} allocated at the same micro-batch{than}"
+    if made.state_bytes:
+        whose = " of each rank" if made.options.num_ranks > 1 and made.options.parallel == "fsdp" else ""
+        size = format_bytes(made.state_bytes)
+        yield f"  saving: {size}{whose} on disk and as much host memory; on the GPU nothing that a step would miss"
 
 
 def _parts(made: Plan) -> Iterator[str]:
@@ -139,6 +151,8 @@ def plan_json(made: Plan, shown: Mapping[str, object], until: Until | None = Non
         "peak_reserved_bytes": peak.peak_reserved_bytes,
         "device_bytes": made.device_bytes,
         "peak_phase": peak.peak_phase,
+        "evaluation_bytes": made.evaluation_bytes,
+        "state_bytes": made.state_bytes,
         "parts": made.parts(),
         "savings": [asdict(saving) for saving in made.savings],
         "settings": dict(shown),
@@ -164,6 +178,7 @@ def table_text(cells: Mapping[tuple[str, int, str], str], gpus: list[GpuModel]) 
 
 
 _THROUGH = (2, 4)
+_SLACK = 64 * 2**20  # three of the allocator's segments
 
 
 @dataclass(frozen=True)
@@ -181,6 +196,8 @@ class Fits:
     def __init__(self, job: Job, on_trace: Callable[[int], None] | None = None) -> None:
         self._job, self._on_trace = job, on_trace
         self._lines: dict[tuple[_Kind, bool], Line | None] = {}
+        self._traces: dict[tuple[tuple[_Kind, bool], int], Trace] = {}
+        self._known: dict[int, tuple[int, int]] = {}  # peaks by the identity of a trace above
 
     def cell(self, gpu: GpuModel, batch: int) -> str:
         room, options = room_of(gpu), self._options(gpu)
@@ -202,12 +219,26 @@ class Fits:
         return largest_that(lambda n: self._holds(gpu, options, n, budget, is_accumulating=True), batch - 1)
 
     def _holds(self, gpu: GpuModel, options: StepOptions, batch: int, cap: int, *, is_accumulating: bool) -> bool:
+        """Most answers follow from the peaks on another GPU that allocates alike: those of this one differ by the
+        scratch memory of a few kernels. Only near the cap the trace is replayed for this very GPU."""
         trace = self._trace(gpu, options, batch, is_accumulating)
+        allocated, reserved = self._peaks(trace, options)
+        slack = trace.most_moved_bytes(gpu) + _SLACK
+        if reserved + slack <= cap:
+            return True
+        if allocated - slack > cap:
+            return False
         try:
-            replay(trace, batch, is_expandable=options.is_expandable, cap_bytes=cap)
+            replay(trace.on(gpu), batch, is_expandable=options.is_expandable, cap_bytes=cap)
         except ArenaFull:
             return False
         return True
+
+    def _peaks(self, trace: Trace, options: StepOptions) -> tuple[int, int]:
+        if id(trace) not in self._known:
+            found = replay(trace, 0, is_expandable=options.is_expandable)
+            self._known[id(trace)] = found.peak_allocated_bytes, found.peak_reserved_bytes
+        return self._known[id(trace)]
 
     def _trace(self, gpu: GpuModel, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
         key = (
@@ -218,9 +249,10 @@ class Fits:
             first, second = (self._traced(gpu, options, n, is_accumulating) for n in _THROUGH)
             self._lines[key] = make_line(first, _THROUGH[0], second, _THROUGH[1])
         line = self._lines[key]
-        if line is not None:
-            return line.at(batch).on(gpu)
-        return self._traced(gpu, options, batch, is_accumulating)
+        if (key, batch) not in self._traces:
+            made = line.at(batch) if line is not None else self._traced(gpu, options, batch, is_accumulating)
+            self._traces[key, batch] = made
+        return self._traces[key, batch]
 
     def _traced(self, gpu: GpuModel, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
         if self._on_trace is not None:

@@ -82,11 +82,7 @@ class CpuMeter:
             recorder.add(tensor)
         with recorder:
             act()
-        trace = recorder.finish()
-        now = peak = 0
-        for event in trace.events:
-            now += trace.allocations[event].num_bytes if event >= 0 else -trace.allocations[~event].num_bytes
-            peak = max(peak, now)
+        peak = recorder.finish().peak_bytes
         return Peaks(peak, peak)
 
 

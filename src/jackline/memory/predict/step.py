@@ -77,10 +77,7 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
         on_weight_copy=lambda copy: recorder.add(copy, "weight_copies"),
         on_work=recorder.counter.add,
     )
-    with torch.device("meta"), Unfilled(values), Questions(values):
-        model = job.build(options).train()
-        if options.precision in ("bf16-weights", "bf16-pure"):
-            model = model.to(torch.bfloat16)
+    model = _build(job, options, values).train()
     for tensor in _weights(model):
         recorder.add(tensor, "weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -110,9 +107,40 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
             weight.grad = None  # the next trace may use the same model
         state_bytes = sum(tensor.nbytes for tensor in optimizer.state_tensors())
         trained_bytes = sum(weight.nbytes for weight in trained)
+        kept_bytes = state_bytes + sum(tensor.nbytes for tensor in _weights(model))
     # Gradients and weights are read, weights written; the state is read and written.
     update_bytes = 3 * trained_bytes + 2 * state_bytes
-    return _on_ranks(replace(recorder.finish(rules.class_sizes), update_bytes=update_bytes), model, options)
+    made = replace(recorder.finish(rules.class_sizes), update_bytes=update_bytes, state_bytes=kept_bytes)
+    return _on_ranks(made, model, options)
+
+
+def _build(job: Job, options: StepOptions, values: Values) -> nn.Module:
+    with torch.device("meta"), Unfilled(values), Questions(values):
+        model = job.build(options)
+        return model.to(torch.bfloat16) if options.precision in ("bf16-weights", "bf16-pure") else model
+
+
+def evaluation_bytes(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, state_bytes: int) -> int | None:
+    """The peak of the loss of one batch without gradients, beside what stays between steps. None where it is not
+    known: a step of a person's own, or weights that are spread over several GPUs."""
+    if job.own_step is not None or (options.num_ranks > 1 and options.parallel != "ddp"):
+        return None
+    values = Values(options.routing)
+    recorder = Recorder(processors=gpu.processors, workspace_bytes=gpu.workspace_bytes, values=values)
+    rules = CudaRules(
+        _LOW.get(options.precision), has_flash=gpu.has_flash_attention, has_cudnn=gpu.has_cudnn_attention
+    )
+    with _explained(job.name), own_chance(), _no_collections(), torch.no_grad():
+        model = _build(job, options, values).eval()
+        for tensor in _weights(model):
+            recorder.add(tensor, "weights")
+        with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules, Questions(values):
+            batch = job.batch(micro_batch)
+            with rules.autocast():
+                job.loss(model, batch)
+        weights_bytes = sum(tensor.nbytes for tensor in _weights(model))
+        model.train()
+    return state_bytes - weights_bytes + recorder.finish().peak_bytes
 
 
 def _on_ranks(trace: Trace, model: nn.Module, options: StepOptions) -> Trace:
@@ -124,8 +152,8 @@ def _on_ranks(trace: Trace, model: nn.Module, options: StepOptions) -> Trace:
     trace = replace(trace, wire_bytes=sent)
     if options.parallel == "ddp":
         return trace
-    share = trace.update_bytes // options.num_ranks
-    return shard(replace(trace, update_bytes=share), options.num_ranks, block_bytes(model))
+    share, kept = trace.update_bytes // options.num_ranks, trace.state_bytes // options.num_ranks
+    return shard(replace(trace, update_bytes=share, state_bytes=kept), options.num_ranks, block_bytes(model))
 
 
 @contextlib.contextmanager

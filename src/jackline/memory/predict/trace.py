@@ -75,6 +75,18 @@ class Trace:
     num_views: int = 0  # operators of that slice that start no kernel
     update_bytes: int = 0  # what the optimizer reads and writes in a step
     wire_bytes: int = 0  # what a rank sends in a step
+    state_bytes: int = (
+        0  # weights, buffers and optimizer state: what stays between steps, and what a checkpoint holds
+    )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of tensors at a time, without what an allocator adds."""
+        now = peak = 0
+        for event in self.events:
+            now += self.allocations[event].num_bytes if event >= 0 else -self.allocations[~event].num_bytes
+            peak = max(peak, now)
+        return peak
 
     def in_warm_process(self) -> Trace:
         """The trace in a process that has multiplied matrices before: the libraries already have their workspaces, in
@@ -88,6 +100,16 @@ class Trace:
         of scratch memory."""
         made = tuple(self._moved(one, gpu) for one in self.allocations)
         return replace(self, allocations=made, processors=gpu.processors)
+
+    def most_moved_bytes(self, gpu: GpuModel) -> int:
+        """By how much the peak can differ on that GPU: all workspaces together, and the largest scratch memory."""
+        workspaces = scratch = 0
+        for one in self.allocations:
+            if one.scratch is not None:
+                scratch = max(scratch, abs(one.scratch.num_bytes(gpu.processors) - one.num_bytes))
+            elif one.part == "workspace" and one.num_bytes > _LT_WORKSPACE:
+                workspaces += abs(gpu.workspace_bytes - one.num_bytes)
+        return workspaces + scratch
 
     def with_reordering(self, share: float) -> Trace:
         """The trace if cuDNN's convolutions took this share of the workspace that is assumed for them."""

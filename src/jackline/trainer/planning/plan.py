@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from jackline import accelerator
+from jackline.memory.plan.calibration import Calibration, calibrated_room, calibration_of
 from jackline.memory.plan.choose import Plan, Room, plan, room_of
 from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu
 from jackline.memory.plan.rehearse import corrected_room
@@ -111,11 +112,15 @@ def choose_micro_batch(
     free_bytes = accelerator.memory_info()[0] + accelerator.reserved_bytes() + gpu.context_bytes
     try:
         plan_again = partial(plan_on, config, shape, precision, gpu)
-        made = plan_again(_room(gpu, free_bytes, correction))
+        job = planned_job(config, shape, precision)
+        known = calibration_of(gpu, job.name, job.options) if correction is None else Calibration()
+        made = plan_again(calibrated_room(_room(gpu, free_bytes, correction), known))
     except CannotTrace as error:
         return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
     needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(gpu.usable_bytes)} on {gpu.name}"
-    return replace(_chosen(config, made.micro_batch, f"{made.fit}, {needs}"), made=made, plan_again=plan_again)
+    earlier = f", {known.memory - 1:+.1%} as measured here before" if known.is_same_job else ""
+    text = f"{made.fit}, {needs}{earlier}"
+    return replace(_chosen(config, made.micro_batch, text), made=made, plan_again=plan_again)
 
 
 def rehearsed(config: TrainConfig, micro_batch: int) -> Chosen:
@@ -124,8 +129,11 @@ def rehearsed(config: TrainConfig, micro_batch: int) -> Chosen:
 
 
 def plan_on(config: TrainConfig, shape: Shape, precision: Precision, gpu: GpuModel, room: Room) -> Plan:
-    job = config.memory_job(shape, precision) or job_of(config, shape, precision)
-    return plan(job, gpu, room=room)
+    return plan(planned_job(config, shape, precision), gpu, room=room)
+
+
+def planned_job(config: TrainConfig, shape: Shape, precision: Precision) -> Job:
+    return config.memory_job(shape, precision) or job_of(config, shape, precision)
 
 
 def _room(gpu: GpuModel, free_bytes: int, correction: float | None) -> Room:

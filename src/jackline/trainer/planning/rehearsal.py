@@ -16,6 +16,7 @@ import torch
 
 from jackline import accelerator
 from jackline.errors import JacklineError
+from jackline.memory.plan.calibration import note_measured
 from jackline.memory.plan.rehearse import (
     CpuMeter,
     GpuMeter,
@@ -76,6 +77,7 @@ def rehearse_step(task: Task, console: Console, run: RunDir | None = None) -> Re
     good = _fit(task, task.chosen.micro_batch, console)
     better = _planned_anew(task, good, console)
     against = _against_plan(task, good)
+    _calibrate(task, good, against)
     if better and better != good.micro_batch:
         tried = _attempt(task, better, console)
         good = tried if not tried.found.failed_act else good
@@ -154,6 +156,17 @@ def _against_plan(task: Task, tried: _Attempt) -> MemoryRecord:
     if made is None or tried.micro_batch != made.micro_batch:
         return MemoryRecord()
     return compare_with_plan(made.prediction, tried.found)
+
+
+def _calibrate(task: Task, tried: _Attempt, against: MemoryRecord) -> None:
+    """The next plan on this machine knows what was measured here."""
+    made = task.chosen.made
+    if made is None or against.usable_correction is None:
+        return
+    slices = -(-task.config.batch_size // tried.micro_batch)
+    step_s = tried.step_s * slices / min(2, slices)
+    time_ratio = step_s / made.time.seconds if made.time is not None and step_s > 0 else None
+    note_measured(made, against.usable_correction, time_ratio)
 
 
 def _planned_anew(task: Task, tried: _Attempt, console: Console) -> int:
