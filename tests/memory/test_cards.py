@@ -91,3 +91,29 @@ def test_a_gpu_nobody_knows_keeps_its_own_name() -> None:
 def test_gpus_before_ampere_train_in_fp16() -> None:
     old = {name for name, gpu in GPU_MODELS.items() if gpu.precision == "fp16"}
     assert old == {"T4", "P100", "V100-16", "V100-32", "RTX2080Ti"}
+
+
+def test_rates_agree_with_the_table_that_lightning_carries() -> None:
+    """Float32 and TF32 of all that both know; half where Lightning gives the rate on tensor cores. Not: H200 with
+    sparsity, a pair of H100-NVL as one, an A10G with the figures of an A10, an overclocked RTX2080Ti."""
+    throughput = pytest.importorskip("lightning_fabric.utilities.throughput")
+    torch = pytest.importorskip("torch")
+    wrong = ("h200 sxm1", "h200 nvl1", "h100 nvl", "a10g", "rtx 2080 ti")
+    compared = []
+    for name, theirs in throughput._CUDA_FLOPS.items():
+        known = GPU_MODELS.get(find_name(name.replace(" sxm", "").replace(" pcie", "-pcie")))
+        if known is None or name in wrong:
+            continue
+        compared.append(name)
+        ours = {torch.float32: known.rates.single, "tfloat32": known.rates.tf32, torch.float16: known.rates.half}
+        has_tensor_cores = theirs[torch.float16] > 2 * theirs[torch.float32]
+        for kind in [kind for kind in ours if kind in theirs and (kind != torch.float16 or has_tensor_cores)]:
+            assert ours[kind] == pytest.approx(theirs[kind] / 1e12, rel=0.02), (name, kind)
+    assert len(compared) >= 17
+
+
+def find_name(text: str) -> str:
+    try:
+        return find_gpu(text).name
+    except UsageError:
+        return ""

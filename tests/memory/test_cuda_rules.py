@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -192,6 +193,27 @@ def shortcut_cases() -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         (aten.zeros_like.default, (wide.transpose(0, 1),), {}),
         (aten.ones_like.default, (wide,), {"memory_format": torch.preserve_format}),
         (aten.native_dropout.default, (low, 0.1, True), {}),
+        (aten.sub.Tensor, (low, wide), {}),
+        (aten.mul.Scalar, (low, 2), {}),
+        (aten.mul.Scalar, (meta(3, dtype=whole), 2.5), {}),
+        (aten.div.Scalar, (wide[:, :1].expand(4, 6, 8), 3), {}),
+        (aten.div.Scalar, (meta(3, dtype=whole), 2), {}),
+        (aten.pow.Tensor_Scalar, (wide, 2), {}),
+        (aten.pow.Tensor_Scalar, (meta(3, dtype=whole), 2), {}),
+        (aten.neg.default, (low.transpose(1, 2),), {}),
+        (aten.rsqrt.default, (statistics,), {}),
+        (aten.rsqrt.default, (meta(3, dtype=whole),), {}),
+        (aten.sigmoid.default, (low,), {}),
+        (aten.tanh.default, (meta(3, dtype=whole),), {}),
+        (aten.silu.default, (low,), {}),
+        (aten.silu_backward.default, (low, low), {}),
+        (aten.silu_backward.default, (low, low.transpose(0, 1).contiguous().transpose(0, 1)), {}),
+        (aten.slice_backward.default, (low[..., :3], [4, 6, 8], 2, 0, 3, 1), {}),
+        (aten.mean.dim, (wide, [-1], True), {}),
+        (aten.mean.dim, (low, [0, 1]), {"dtype": torch.float32}),
+        (aten.cat.default, ([low.transpose(0, 1), low.transpose(0, 1)], -1), {}),
+        (aten.cat.default, ([meta(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)] * 2, 1), {}),
+        (aten.cat.default, ([meta(2, 5, 3, 4).transpose(1, 2)] * 2, -1), {}),
     ]
 
 
@@ -208,3 +230,42 @@ def test_a_shortcut_gives_what_pytorch_itself_gives(number: int) -> None:
 
 def test_every_shortcut_is_compared_with_pytorch() -> None:
     assert {func for func, _, _ in shortcut_cases()} == set(SHORTCUTS)
+
+
+def test_layouts_of_results_are_those_of_pytorch() -> None:
+    """Operands in all orders, with gaps, repeated and of one element: a wrong stride is a copy too many later."""
+    chance = random.Random(0)
+    aten = torch.ops.aten
+    num_short = 0
+    for _ in range(400):
+        left, right = _any_layout(chance), _any_layout(chance)
+        for func, args in (
+            (aten.mul.Tensor, (left, right)),
+            (aten.add.Tensor, (left, left.transpose(0, 1).contiguous().transpose(0, 1))),
+            (aten.div.Tensor, (left, _any_layout(chance))),
+            (aten.neg.default, (left,)),
+            (aten.mul.Scalar, (left, 3)),
+            (aten.cat.default, ([left, left], 1)),
+        ):
+            num_short += SHORTCUTS[func](*args) is not None
+            ours, theirs = run_meta(func, args, {}), func(*args)
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+            assert _steps(ours) == _steps(theirs), (func, [(one.shape, one.stride()) for one in args])
+    assert num_short > 1200
+
+
+def _any_layout(chance: random.Random) -> torch.Tensor:
+    order = chance.sample(range(4), 4)
+    sizes = [3, 4, 5, 6]
+    made = torch.empty([sizes[at] for at in order], device="meta").permute([order.index(at) for at in range(4)])
+    at = chance.randrange(4)
+    way = chance.choice(("plain", "plain", "repeated", "one"))
+    if way != "plain":
+        made = made.narrow(at, 0, 1)
+        made = made.expand(sizes) if way == "repeated" else made
+    return made
+
+
+def _steps(value: torch.Tensor) -> list[int]:
+    """Strides; that of a dimension with one element means nothing."""
+    return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]

@@ -190,7 +190,7 @@ def test_an_evaluation_needs_what_was_predicted() -> None:
             job.loss(model.eval(), job.batch(made.micro_batch))
 
     measured = CpuMeter([*model.parameters(), *model.buffers()]).measure(evaluate)
-    workspace = gpu.workspace_bytes
+    workspace = gpu.workspace_bytes + 2**20  # of cuBLAS, and of cuBLASLt for products with a bias
     assert made.evaluation_bytes == pytest.approx(
         measured.allocated_bytes + made.state_bytes - weights_bytes + workspace, rel=0.01
     )

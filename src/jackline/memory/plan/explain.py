@@ -178,6 +178,8 @@ def table_text(cells: Mapping[tuple[str, int, str], str], gpus: list[GpuModel]) 
 
 
 _THROUGH = (2, 4)
+# Without accumulation no gradients exist during the forward pass: a whole batch this many times larger may still fit.
+_WHOLE_MAY_FIT = 2.0
 _SLACK = 64 * 2**20  # three of the allocator's segments
 
 
@@ -201,9 +203,14 @@ class Fits:
 
     def cell(self, gpu: GpuModel, batch: int) -> str:
         room, options = room_of(gpu), self._options(gpu)
-        if self._holds(gpu, options, batch, room.budget_bytes, is_accumulating=False):
+        budget = room.budget_bytes
+        # With gradients kept from another slice a step needs more, so where that fits, a whole batch fits too.
+        if self._holds(gpu, options, batch, budget, is_accumulating=True):
             return "fits"
         smaller = self._largest(gpu, options, batch, room)
+        may_fit = batch <= max(1, smaller) * _WHOLE_MAY_FIT
+        if may_fit and self._holds(gpu, options, batch, budget, is_accumulating=False):
+            return "fits"
         if smaller:
             return f"at {smaller}"
         is_tight = self._holds(gpu, options, 1, room.limit_bytes, is_accumulating=batch > 1)

@@ -9,7 +9,7 @@ Each function returns None for an unusual case; then PyTorch's own operator runs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,24 +49,86 @@ def _mm(left: Tensor, right: Tensor) -> Any:
     return left.new_empty((left.shape[0], right.shape[1]))
 
 
+def _same_layout(value: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+    """The result of an operator on each element: in the order of its operand's dimensions, without gaps. None where
+    that order is not obvious."""
+    if value.is_contiguous() or _is_in_order(value):
+        return _like(value, dtype)
+    if not _is_permuted(value):
+        return None
+    return torch.empty_strided(value.shape, value.stride(), dtype=dtype or value.dtype, device=value.device)
+
+
+def _is_in_order(value: Tensor) -> bool:
+    """Whether no dimension has a larger stride than one before it; a stride of 0, of a repeated value, does not
+    count. The result of an operator on such tensors is contiguous."""
+    last = 0
+    for stride in value.stride():
+        if stride and last and stride > last:
+            return False
+        last = stride or last
+    return True
+
+
+def _is_permuted(value: Tensor) -> bool:
+    """Whether the elements fill their memory without gap or overlap. False where a dimension has one element: its
+    stride means nothing, and PyTorch's rules for the result are not worth copying."""
+    filled = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if stride != filled or size == 1:
+            return False
+        filled *= size
+    return True
+
+
 def _like_first(value: Tensor, **_: Any) -> Any:
-    return _like(value) if value.is_contiguous() else None
+    return _same_layout(value)
+
+
+def _float_like(value: Tensor, *_: Any, **options: Any) -> Any:
+    """An operator on each element that keeps the dtype of fractions and may change that of whole numbers."""
+    return _same_layout(value) if value.is_floating_point() and not options else None
 
 
 def _like_second(_: Tensor, value: Tensor, *__: Any, **___: Any) -> Any:
     return _like(value) if value.is_contiguous() else None
 
 
+def _scaled(value: Tensor, factor: Any, *_: Any, **__: Any) -> Any:
+    is_plain = isinstance(factor, int | float) and value.is_floating_point()
+    return _same_layout(value) if is_plain else None
+
+
 def _elementwise(left: Tensor, right: Any, **_: Any) -> Any:
-    if isinstance(right, int | float) and left.is_floating_point() and left.is_contiguous():
-        return _like(left)
-    if not isinstance(right, Tensor) or not (left.is_contiguous() and right.is_contiguous()):
+    if not isinstance(right, Tensor):
+        return _scaled(left, right)
+    shape = left.shape if left.shape == right.shape else _broadcast(left.shape, right.shape)
+    if shape is None:
         return None
-    # The tensor with more dimensions decides the shape, as when a matrix is added to a batch of matrices.
-    large, small = (left, right) if left.dim() >= right.dim() else (right, left)
-    if not small.dim() or large.shape[large.dim() - small.dim() :] != small.shape:
-        return None
-    return _like(large, torch.result_type(left, right))
+    dtype = left.dtype if left.dtype == right.dtype else torch.result_type(left, right)
+    if _is_in_order(left) and _is_in_order(right):
+        return torch.empty(shape, dtype=dtype, device=left.device)
+    # The first operand decides the layout of the result where it has all of its elements.
+    return _same_layout(left, dtype) if shape == left.shape and _is_permuted(left) else None
+
+
+def _divided(left: Tensor, right: Any, **options: Any) -> Any:
+    """Whole numbers divided are fractions."""
+    is_plain = left.is_floating_point() and not options
+    return _elementwise(left, right) if is_plain else None
+
+
+def _broadcast(left: Sequence[int], right: Sequence[int]) -> Sequence[int] | None:
+    """The shape of the result; None where the shapes do not go together, which PyTorch itself says better."""
+    if len(left) < len(right):
+        left, right = right, left
+    shape = list(left)
+    for at, size in enumerate(right, start=len(left) - len(right)):
+        if shape[at] == 1:
+            shape[at] = size
+        elif size not in (1, shape[at]):
+            return None
+    return torch.Size(shape)
 
 
 def _in_place(left: Tensor, right: Any, **_: Any) -> Any:
@@ -85,13 +147,25 @@ def _sum(value: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype 
     return torch.empty(kept, dtype=dtype or value.dtype, device=value.device)
 
 
+def _slice_backward(grad: Tensor, sizes: Sequence[int], *_: Any) -> Any:
+    return torch.empty(sizes, dtype=grad.dtype, device=grad.device)
+
+
 def _cat(tensors: Any, dim: int = 0) -> Any:
+    """Contiguous, unless the parts are images with their channels last."""
     first = tensors[0]
-    if len({(t.dtype, t.dim()) for t in tensors}) > 1 or not first.is_contiguous():
+    if len({(t.dtype, t.dim()) for t in tensors}) > 1:
+        return None
+    if first.dim() in (4, 5) and not all(t.is_contiguous() or not _is_channels_last(t) for t in tensors):
         return None
     shape = list(first.shape)
     shape[dim] = sum(t.shape[dim] for t in tensors)
     return torch.empty(shape, dtype=first.dtype, device=first.device)
+
+
+def _is_channels_last(value: Tensor) -> bool:
+    strides = value.stride()
+    return strides[1] == min(strides)
 
 
 def _filled(value: Tensor, *, dtype: torch.dtype | None = None, memory_format: Any = None, **_: Any) -> Any:
@@ -165,7 +239,19 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
     _aten.gelu_backward.default: _like_second,
     _aten.add.Tensor: _elementwise,
     _aten.mul.Tensor: _elementwise,
-    _aten.div.Tensor: _elementwise,
+    _aten.div.Tensor: _divided,
+    _aten.sub.Tensor: _elementwise,
+    _aten.mul.Scalar: _scaled,
+    _aten.div.Scalar: _scaled,
+    _aten.pow.Tensor_Scalar: _scaled,
+    _aten.neg.default: _like_first,
+    _aten.rsqrt.default: _float_like,
+    _aten.sigmoid.default: _float_like,
+    _aten.tanh.default: _float_like,
+    _aten.silu.default: _like_first,
+    _aten.silu_backward.default: _like_second,
+    _aten.slice_backward.default: _slice_backward,
+    _aten.mean.dim: _sum,
     _aten.add_.Tensor: _in_place,
     _aten.mul_.Tensor: _in_place,
     _aten.embedding.default: _embedding,
