@@ -107,6 +107,6 @@ def test_the_table_goes_alone(folder: Path) -> None:
     done = jackline("sparsae", "--table", "--json", cwd=folder)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: --table goes alone: it cannot be joined with --json or --explain\n"
+        "error: --table goes alone: it cannot be joined with --json, --explain or --fit\n"
         "hint: `jackline plan --help` shows its options\n"
     )
