@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.deadline import HANGS_S
+
 
 class Viewer:
     """The command as a person types it, on a pipe or on a terminal, with every print timed."""
@@ -61,7 +63,7 @@ class Viewer:
 
     def drain(self) -> None:
         """After the end: whatever is still in the pipes."""
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + HANGS_S
         while self._sinks and time.monotonic() < deadline_s:
             before = len(self.stdout) + len(self.stderr)
             self.listen(0.2)

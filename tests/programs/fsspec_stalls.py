@@ -1,5 +1,5 @@
 """A file on the network stops in the middle: the main thread waits for a lock, the loop of fsspec for a socket."""
-# expect: verdict=STUCK label=STUCK_NET marker=HERE says='waiting for the network (127.0.0.1:' wait_s=90
+# expect: verdict=STUCK label=STUCK_NET marker=HERE says='waiting for the network (127.0.0.1:'
 
 import socket
 import threading

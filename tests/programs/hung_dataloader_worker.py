@@ -1,5 +1,5 @@
 """A DataLoader worker hangs in its data set; the main process waits for the batch."""
-# expect: verdict=STUCK label=STUCK_CHILD marker=HERE also=THERE needs=torch wait_s=90
+# expect: verdict=STUCK label=STUCK_CHILD marker=HERE also=THERE needs=torch
 
 import threading
 

@@ -1,5 +1,5 @@
 """Three workers wait for each other in a ring; the main thread looks after them every second and prints."""
-# expect: verdict=STUCK label=DEADLOCK says='they wait for each other' wait_s=90
+# expect: verdict=STUCK label=DEADLOCK says='they wait for each other'
 
 import threading
 import time

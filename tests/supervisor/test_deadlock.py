@@ -82,7 +82,7 @@ work(lock)
 """
     with hanging(tmp_path, text, waits="lock") as program:
         for _ in range(3):
-            assert read_standing([program.pid], program.stacks).reports
+            wait_until(lambda: read_standing([program.pid], program.stacks).reports, "an answer")
         (tmp_path / "go").touch()
         wait_until(lambda: (tmp_path / "out").read_text(), "its words")
     assert (tmp_path / "out").read_text() == "same\n"

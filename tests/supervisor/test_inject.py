@@ -34,7 +34,7 @@ def run(stacks: Path, code: str, *, python: str = sys.executable, **more: str) -
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=240,
     )
 
 
@@ -185,7 +185,11 @@ if child == 0:
 os.waitpid(child, 0)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment(tmp_path / "s"), capture_output=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path / "s"),
+        capture_output=True,
+        timeout=240,
     )
     assert done.stderr == b""
     assert "Segmentation fault" in (tmp_path / "mine").read_text()
@@ -226,7 +230,7 @@ def test_an_error_in_the_persons_sitecustomize_is_told_as_python_tells_it(tmp_pa
         env={**plain, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert with_us.stdout == without.stdout == "runs\n"
     assert with_us.stderr == without.stderr != ""
@@ -234,10 +238,10 @@ def test_an_error_in_the_persons_sitecustomize_is_told_as_python_tells_it(tmp_pa
 
 def test_a_missing_stacks_folder_and_a_bad_signal_do_no_harm(tmp_path: Path) -> None:
     env = {**environment(tmp_path / "s"), "JACKLINE_STACKS": str(tmp_path / "gone"), "JACKLINE_STACK_SIGNAL": "abc"}
-    done = subprocess.run([sys.executable, "-c", "print(1)"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", "print(1)"], env=env, capture_output=True, text=True, timeout=240)
     assert (done.stdout, done.stderr) == ("1\n", "")
     env["JACKLINE_STACKS"] = str(tmp_path / "s")
-    done = subprocess.run([sys.executable, "-c", "print(1)"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", "print(1)"], env=env, capture_output=True, text=True, timeout=240)
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
@@ -246,7 +250,7 @@ def test_a_printed_line_is_one_write(tmp_path: Path) -> None:
     reader, writer = os.pipe2(os.O_DIRECT)
     code = "import sys; print('step', 1); print('loss', 0.5, file=sys.stderr); print('part', end='', flush=True)"
     subprocess.run(
-        [sys.executable, "-c", code], env=environment(tmp_path / "s"), stdout=writer, stderr=writer, timeout=60
+        [sys.executable, "-c", code], env=environment(tmp_path / "s"), stdout=writer, stderr=writer, timeout=240
     )
     os.close(writer)
     packets = []
@@ -267,7 +271,11 @@ if os.fork() == 0:
 os.wait()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment(tmp_path / "s"), capture_output=True, timeout=60
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path / "s"),
+        capture_output=True,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / "mine.log").read_text() == "child\n"
@@ -308,7 +316,7 @@ def test_a_start_costs_at_most_two_thousand_calls_and_two_small_modules(tmp_path
     """Counted, not timed: on a crowded machine the same start takes twice the CPU time. 2,000 calls are less than
     a millisecond. `-S`, so that the file is imported where it can be counted."""
     env = environment(tmp_path / "s", PYTHONPATH=str(ROOT))
-    done = subprocess.run([sys.executable, "-S", "-c", COUNTED], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-S", "-c", COUNTED], env=env, capture_output=True, text=True, timeout=240)
     number, *modules = done.stdout.split()
     assert modules == ["faulthandler", "fcntl", "sitecustomize"], done
     assert int(number) <= 2000

@@ -152,7 +152,7 @@ def test_no_text_makes_the_parsers_slow(unit: str) -> None:
     started_s = time.process_time()
     parse_bar(text)
     parse_line(text)
-    assert time.process_time() - started_s < 0.5  # CPU time; a runaway pattern takes minutes
+    assert time.process_time() - started_s < 10  # CPU time; a runaway pattern takes minutes
 
 
 def at(done: float, total: float | None = 1000.0, phase: str = "p") -> Progress:

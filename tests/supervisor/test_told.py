@@ -133,7 +133,7 @@ def test_a_program_that_prints_without_end_fills_neither_time_nor_disk(tmp_path:
         told.take_lines(
             [f"step {poll * 200 + line}: loss 2.5" + " x" * 300 for line in range(200)], NOW_S + poll / 10
         )
-    assert time.process_time() - started_s < 1.0  # CPU time; every line of 60,000 would take more
+    assert time.process_time() - started_s < 4  # CPU time; every line of 60,000 would take more
     told.close()
     (series,) = read_series(RunDir(tmp_path))
     assert 50 < len(series.points) < 500
@@ -200,4 +200,4 @@ def test_no_text_makes_the_readers_slow(unit: str) -> None:
     text = unit * (100_000 // len(unit))
     started_s = time.process_time()
     Told().take_lines([text], NOW_S)
-    assert time.process_time() - started_s < 0.5  # CPU time; a runaway pattern takes minutes
+    assert time.process_time() - started_s < 10  # CPU time; a runaway pattern takes minutes

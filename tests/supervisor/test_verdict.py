@@ -13,6 +13,7 @@ from jackline.machine.proc import read_tree
 from jackline.machine.readings import GpuProcess, Wait, WaitKind
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict, verdict
 from jackline.supervisor.stacks.take import sample_stacks
+from tests.deadline import HANGS_S
 from tests.supervisor.hanging import (
     FORK_DEADLOCK,
     GIL_IN_C,
@@ -127,6 +128,51 @@ def test_without_any_stack_it_is_still_told() -> None:
 
 
 # -- what counts as progress ----------------------------------------------------------------------------------------
+
+
+# On a busy machine a worker that computes for 5 ms and sleeps for 0.2 s uses less than 0.02 cores.
+LITTLE_WORK = {"main_cores": 0.015, "main_sleeps": 3.0}
+FLAG_CHECKS = {"main_cores": 0.0019, "main_sleeps": 20.0}  # every 50 ms, 0.09 ms each
+
+
+def worker_under_shells(**does: float) -> World:
+    shells = [Proc(pid, pid - 1, comm="sh", is_python=False, wait=Wait("child")) for pid in (8, 9, 10)]
+    worker = Proc(11, 10, wait=Wait("sleep"), source="time.sleep(0.2)", **does)  # type: ignore[arg-type]
+    return World([Proc(7, wait=Wait("child")), *shells, worker])
+
+
+def test_a_worker_that_works_a_little_between_sleeps_sounds_no_alarm() -> None:
+    assert alarms(play(worker_under_shells(**LITTLE_WORK), 600)) == []
+    assert alarms(play(World([Proc(7, wait=Wait("sleep"), **LITTLE_WORK)]), 600)) == []  # type: ignore[arg-type]
+
+
+def test_a_worker_that_only_checks_a_flag_is_found_later_than_one_that_never_wakes_up() -> None:
+    verdicts = play(worker_under_shells(**FLAG_CHECKS), 600)
+    assert alarms(verdicts) == ["SUSPECT STUCK_CHILD", "STUCK STUCK_CHILD"]
+    assert first(verdicts, "SUSPECT") == 240
+    assert alarms(play(worker_under_shells(), 100)) == ["STUCK STUCK_CHILD"]
+
+
+def test_what_may_be_work_or_the_check_of_a_flag_is_suspect_and_not_stuck() -> None:
+    unclear = Proc(7, wait=Wait("sleep"), main_cores=0.0045, main_sleeps=10.0)
+    assert alarms(play(World([unclear]), 900)) == ["SUSPECT SLEEPING"]
+
+
+def test_a_monitor_beside_a_main_thread_at_a_lock_does_not_hide_it() -> None:
+    monitor = Proc(8, 7, wait=Wait("sleep"), main_cores=0.005, main_sleeps=1.0)
+    assert alarms(play(World([Proc(7), monitor]), 300)) == ["SUSPECT STUCK_LOCK"]
+
+
+def test_a_thread_that_works_a_little_keeps_it_from_being_stuck() -> None:
+    judge, world = Judge(), World([Proc(7)])
+    for second in range(100):
+        sample = world.sample(second)
+        one = replace(
+            sample.tree.processes[0], threads=((7, 0), (9, second * 4_000_000)), thread_runs=(0, 2 * second)
+        )
+        found = judge.add(replace(sample, tree=replace(sample.tree, processes=(one,))))
+        world.live()
+    assert found.kind == "WAITING"
 
 
 @pytest.mark.parametrize(
@@ -786,7 +832,7 @@ def test_what_our_own_signal_costs_is_not_taken_for_progress() -> None:
 
 def judged(folder: Path, text: str, waits: str, kinds: tuple[str, ...], limits: Thresholds) -> tuple[Verdict, int]:
     """Watch a real program at four samples a second until one of the kinds is said; returns it and the line."""
-    judge, deadline_s = Judge(limits), time.monotonic() + 60
+    judge, deadline_s = Judge(limits), time.monotonic() + HANGS_S
     with hanging(folder, text, waits=waits) as program:
         for number in range(10_000):
             tree = read_tree(program.pid, with_network=True)

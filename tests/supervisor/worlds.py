@@ -24,6 +24,7 @@ class Proc:
     main_cores: float = 0.0
     other_cores: float = 0.0
     main_writes: int = 0
+    main_sleeps: float | None = None  # how often the main thread goes to sleep; None: the kernel does not say
     queued_cores: float = 0.0  # wanted, but others had the CPU
     disk: int = 0
     method: str = "py-spy"
@@ -36,11 +37,13 @@ class Proc:
     other_cpu_s: float = 1.0
     disk_bytes: int = 0
     wchar: int = 0
+    num_sleeps: float = 0.0
     queued_s: float = 0.0
 
     def live(self, seconds: float) -> None:
         self.main_cpu_s += self.main_cores * seconds
         self.other_cpu_s += self.other_cores * seconds
+        self.num_sleeps += (self.main_sleeps or 0.0) * seconds
         self.queued_s += self.queued_cores * seconds
         self.disk_bytes += int(self.disk * seconds)
         self.wchar += int(self.main_writes * seconds)
@@ -63,6 +66,7 @@ class Proc:
             is_python=self.is_python,
             main_cpu_s=self.main_cpu_s if self.has_main_counters else None,
             main_wchar_bytes=self.wchar if self.has_main_counters else None,
+            main_sleeps=None if self.main_sleeps is None else int(self.num_sleeps),
         )
 
     def stack(self) -> ProcessStack:

@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import dataclass
 from stat import S_ISREG
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jackline.machine.net import tree_sockets
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
@@ -66,6 +66,13 @@ class _Stat:
     rss_bytes: int
 
 
+class _ThreadTimes(NamedTuple):
+    tid: int
+    on_cpu_ns: int
+    queued_ns: int  # ready to run, but others had the CPU
+    num_runs: int  # how often it was given a CPU
+
+
 def _parse_stat(data: bytes) -> _Stat:
     # The command name may contain spaces and parentheses, so count from the last parenthesis.
     end = data.rfind(b")")
@@ -94,6 +101,7 @@ def _read(pid: int, *, is_whole: bool) -> ProcessReading | None:
     read, written = _disk_bytes(pid)
     main_read, main_written = _main_chars(pid)
     times = _thread_times(pid, stat, is_whole=is_whole)
+    on_cpu_s = sum(one.on_cpu_ns for one in times) / 1e9
     wait = wait_in_state(pid, pid, stat.state, is_cheap=not is_whole)
     return ProcessReading(
         pid=pid,
@@ -102,17 +110,19 @@ def _read(pid: int, *, is_whole: bool) -> ProcessReading | None:
         comm=stat.comm,
         state=stat.state,
         cpu_s=stat.cpu_s,
-        wants_cpu_s=max(sum(ns for _, ns, _ in times) / 1e9, stat.cpu_s) + sum(ns for _, _, ns in times) / 1e9,
+        wants_cpu_s=max(on_cpu_s, stat.cpu_s) + sum(one.queued_ns for one in times) / 1e9,
         rss_bytes=stat.rss_bytes,
         num_threads=stat.num_threads,
         read_bytes=read,
         write_bytes=written,
         wait=wait,
         is_python=is_python(pid, stat.start_ticks),
-        main_cpu_s=_main_cpu_s(pid),
+        main_cpu_s=next((one.on_cpu_ns / 1e9 for one in times if one.tid == pid), None),
         main_wchar_bytes=main_written,
         main_rchar_bytes=main_read,
-        threads=tuple((tid, on_cpu_ns) for tid, on_cpu_ns, _ in times),
+        main_sleeps=_main_sleeps(pid),
+        threads=tuple((one.tid, one.on_cpu_ns) for one in times),
+        thread_runs=tuple(one.num_runs for one in times),
         awaited_sockets=_awaited_sockets(pid, wait),
     )
 
@@ -124,10 +134,10 @@ def _awaited_sockets(pid: int, wait: Wait) -> frozenset[int]:
     return frozenset(int(link[8:-1]) for link in links if link.startswith("socket:["))
 
 
-def _main_cpu_s(pid: int) -> float | None:
-    """CPU time of the main thread only: /proc/PID/schedstat is not the sum over threads, although it looks so."""
-    words = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
-    return int(words[0]) / 1e9 if words else None
+def _main_sleeps(pid: int) -> int | None:
+    data = read_bytes(f"/proc/{pid}/task/{pid}/status") or b""
+    _, found, rest = data.partition(b"\nvoluntary_ctxt_switches:")
+    return int(rest.split(None, 1)[0]) if found else None
 
 
 def _main_chars(pid: int) -> tuple[int | None, int | None]:
@@ -141,8 +151,8 @@ def _main_chars(pid: int) -> tuple[int | None, int | None]:
     return read, written
 
 
-def _thread_times(pid: int, stat: _Stat, *, is_whole: bool) -> list[tuple[int, int, int]]:
-    """(thread id, ns on a CPU, ns spent waiting for one) for each thread; for many threads only the main one.
+def _thread_times(pid: int, stat: _Stat, *, is_whole: bool) -> list[_ThreadTimes]:
+    """The times of each thread; for many threads only of the main one.
 
     Threads that ended are in `stat` but no longer in task/, so the larger of both counts as CPU time; the waiting
     time of an ended thread is lost. So the sum may fall a little: a caller treats a fall as zero.
@@ -151,8 +161,8 @@ def _thread_times(pid: int, stat: _Stat, *, is_whole: bool) -> list[tuple[int, i
     times = []
     for tid in [pid] if is_one else list_numbers(f"/proc/{pid}/task"):
         words = (read_bytes(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
-        if len(words) >= 2:
-            times.append((tid, int(words[0]), int(words[1])))
+        if len(words) >= 3:
+            times.append(_ThreadTimes(tid, int(words[0]), int(words[1]), int(words[2])))
     return times
 
 

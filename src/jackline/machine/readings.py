@@ -62,8 +62,11 @@ class ProcessReading:
     main_cpu_s: float | None = None  # on-CPU only (task/PID/schedstat, field 1)
     main_wchar_bytes: int | None = None  # passed to write(), for any file (task/PID/io, wchar)
     main_rchar_bytes: int | None = None  # returned by read(), for any file; recv() is not counted
+    # How often it has given up the CPU by itself, to sleep or to wait (voluntary context switches).
+    main_sleeps: int | None = None
     # (thread id, on-CPU time in ns). A thread whose time has not changed has not run at all.
     threads: tuple[tuple[int, int], ...] = ()
+    thread_runs: tuple[int, ...] = ()  # how often each of `threads` was given a CPU
     awaited_sockets: frozenset[int] = frozenset()  # inodes of the internet sockets that the main thread waits for
 
 

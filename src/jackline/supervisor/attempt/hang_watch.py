@@ -6,6 +6,7 @@ signals. What samples mean is decided in `hang`; `stacks` reads stacks.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -99,6 +100,7 @@ STACKS_FIRST_AFTER_S = 0.8
 STACKS_FIRST_APART_S = 3.0
 STACKS_SILENT_EVERY_S = 5.0
 STACKS_ALWAYS_EVERY_S = 30.0
+STACKS_NONE_YET_S = 2.0
 ALARMS = ("STUCK", "SUSPECT")
 LONGEST_GAP_S = 60.0
 # Verdicts whose samples are kept for `why --save-case`.
@@ -141,7 +143,7 @@ class HangWatch:
         self.incidents: list[IncidentRecord] = []
         self.stacks: tuple[ProcessStack, ...] = ()
         self.stacks_at_s = float("-inf")
-        self.requested_at_s = float("-inf")
+        self.requested_at_s = self._silent_at_s = float("-inf")
         self._fresh: tuple[ProcessStack, ...] | None = None
         self._disturbed: frozenset[int] = frozenset()
         self._asked = AskedBefore(options.stuck_after_s)
@@ -199,16 +201,18 @@ class HangWatch:
         # The first heartbeat of a silence must already name the line, so take a stack when a silence seems to begin.
         # But a program that prints every two seconds must not cost a stack each time.
         since_stacks_s = now_s - self.requested_at_s
-        is_first = is_silent and self.requested_at_s < last_output_s and since_stacks_s > STACKS_FIRST_APART_S
+        is_first = is_silent and self.requested_at_s < last_output_s
+        is_first = is_first and now_s - self._silent_at_s > STACKS_FIRST_APART_S
         # Half of --stuck-after, so that an alarm always has a line to name, even if the program prints often.
         always_every_s = min(STACKS_ALWAYS_EVERY_S, self._options.stuck_after_s / 2)
-        # Counted from the start of the attempt, not from minus infinity: otherwise the first stack would be taken
-        # right after the first print, and none would be due a second later, when the program falls silent.
+        if math.isinf(self.requested_at_s):
+            always_every_s = STACKS_NONE_YET_S  # a program that prints all the time has a line to show soon, too
         is_due = now_s - max(self.requested_at_s, self._began_s) >= always_every_s
         # In a proved deadlock nothing will change, so looking often would only cost CPU.
         is_proved = self.judge.has_proof()
         is_due = is_due or (is_silent and not is_proved and since_stacks_s >= STACKS_SILENT_EVERY_S)
         if is_first or is_due:
+            self._silent_at_s = now_s if is_first else self._silent_at_s
             self.ask(now_s, pids)
 
     def ask(self, now_s: float, pids: Sequence[int]) -> None:

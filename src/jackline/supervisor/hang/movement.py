@@ -19,6 +19,7 @@ from jackline.supervisor.hang.views import (
     ProcessView,
     is_idle,
     is_paused,
+    leader_of,
     new_view,
     remembered,
     step_views,
@@ -179,7 +180,7 @@ def _main_signs(before: Movement, sample: Sample, views: Mapping[int, ProcessVie
     signs = [
         f"the main thread of process {pid} moved"
         for pid, view in views.items()
-        if view.moved_at_s >= sample.at_s and view.reading.comm not in HELPER_COMMS
+        if view.moved_at_s >= sample.at_s and not _is_aside(view, views)
     ]
     if sample.marks > before.sample.marks:
         signs.append("a sign of progress: a step, a bar or a checkpoint")
@@ -190,6 +191,16 @@ def _main_signs(before: Movement, sample: Sample, views: Mapping[int, ProcessVie
     if sample.output_bytes > before.sample.output_bytes and not is_logger:
         signs.append("output of a main thread")
     return signs[:_MOST_SIGNS]
+
+
+def _is_aside(view: ProcessView, views: Mapping[int, ProcessView]) -> bool:
+    """Whether what it does says nothing about the run: a helper, or a process that repeats a little work (a monitor
+    does) beside a main thread that waits for a lock of the user's own."""
+    leader = leader_of(views)
+    main = leader.stack.main if leader.stack else None
+    is_at_lock = main is not None and main.wait.startswith("lock") and bool(main.frames) and main.frames[0].is_user
+    is_beside = view.is_repeating and view is not leader and is_at_lock
+    return is_beside or view.reading.comm in HELPER_COMMS
 
 
 def _other_signs(
@@ -205,6 +216,8 @@ def _other_signs(
     signs += ["output"] if has_output else []
     moved = [pid for pid, view in views.items() if view.others_moved_at_s >= sample.at_s]
     signs += [f"threads of process {pid} are at other lines" for pid in moved]
+    little = [view for view in views.values() if max(view.moved_at_s, view.little_at_s) >= sample.at_s]
+    signs += [f"process {one.reading.pid} works a little" for one in little if one.reading.comm not in HELPER_COMMS]
     return signs + (["the GPU works"] if gpu_works(sample.gpus, sample.tree, idle_power_w) else [])
 
 

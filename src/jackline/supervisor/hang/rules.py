@@ -22,6 +22,7 @@ from jackline.supervisor.hang.scene import (
     is_joining_threads,
     is_main_working,
     is_on_disk,
+    live,
     positions,
     process_at_fault,
     sleep_patience,
@@ -173,7 +174,7 @@ def suspect(scene: Scene) -> Verdict | None:
     quiet_s = scene.now_s - scene.state.moved_at_s
     if quiet_s < suspect_limit_s(scene) or not scene.state.has_stacks:
         return None
-    label = "SLEEPING" if is_asleep(scene) else stuck_label(scene)
+    label = "SLEEPING" if is_asleep(scene) and not live(scene.workers) else stuck_label(scene)
     text = f"no main thread has moved for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
     return Verdict("SUSPECT", label, scene.state.moved_at_s, text, frame_of(scene.leader), process_at_fault(scene))
 
@@ -277,7 +278,8 @@ MIND_CHANGERS = {
     "paused": "the process continues (SIGCONT, or the debugger detaches)",
     "keyboard": "an answer on its standard input, or 0.15 cores of CPU",
     "deadlocked": "one of the threads named runs again",
-    "stuck": "any CPU above 0.02 cores, disk above 1 kB/s, a byte on a socket, output, a thread at another line",
+    "stuck": "any CPU above 0.02 cores, a thread that computes for 1 ms between two sleeps, disk above 1 kB/s, "
+    "a byte on a socket, output, a thread at another line",
     "gpu_spin": "memory use or power of the GPU above idle, output, or another stack",
     "suspect": "the main thread runs, prints or is at another line; or others work for it: 0.1 cores, 64 kB/s",
     "busy": "another line in one of the next looks, output, or a byte read or written by the main thread",

@@ -15,14 +15,14 @@ from jackline.diagnosis.waiting import effective_wait
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.movement import Movement
 from jackline.supervisor.hang.text import collective_of, other_processes, other_threads, view_text
-from jackline.supervisor.hang.totals import HELPER_COMMS
-from jackline.supervisor.hang.views import ProcessView
+from jackline.supervisor.hang.views import ProcessView, leader_of, main_frames, without_helpers
 from jackline.supervisor.stacks.take import is_housekeeping
 from jackline.units import format_duration
 
 Kind = Literal["PROGRESS", "BUSY", "WAITING", "PAUSED", "SUSPECT", "STUCK"]
 
 _RECENT_S = 5.0
+_LEAST_WAKE_S = 1e-5  # CPU time; less means that it did not wake up
 _MOST_TASKS = 4
 _POOL_FILES = ("/concurrent/futures/", "/multiprocessing/pool.py", "/joblib/", "/queue.py")
 _JOINS = ("join", "_wait_for_tstate_lock", "Thread.join", "Thread._wait_for_tstate_lock")
@@ -73,9 +73,8 @@ class Scene:
 
 def make_scene(state: Movement, limits: Thresholds) -> Scene:
     """The outermost Python process is the leader, because a shell around it only waits."""
-    views = [view for view in state.views.values() if not _is_helper(view)]
-    views = views or list(state.views.values())
-    leader = next((view for view in views if view.reading.is_python), views[0])
+    views = without_helpers(state.views)
+    leader = leader_of(state.views)
     family = {leader.reading.pid}
     for view in views:  # parents come before their children
         if view.reading.ppid in family:
@@ -87,13 +86,24 @@ def make_scene(state: Movement, limits: Thresholds) -> Scene:
 
 
 def is_asleep(scene: Scene) -> bool:
-    """The main thread sleeps and has no live workers. A sleep ends by itself, so the verdict can wait."""
-    return scene.now_s - scene.leader.slept_at_s <= _RECENT_S and not live(scene.workers)
+    """The main thread sleeps and has no live workers, or it waits for a worker that sleeps and wakes up again and
+    again. A sleep ends by itself, so the verdict can wait."""
+    if not live(scene.workers):
+        return scene.now_s - scene.leader.slept_at_s <= _RECENT_S
+    is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS
+    return is_waiting and any(_naps(view, scene.now_s) for view in live(scene.workers))
+
+
+def _naps(view: ProcessView, now_s: float) -> bool:
+    """Whether it is in a loop of short sleeps, not in one long sleep."""
+    return now_s - view.slept_at_s <= _RECENT_S and view.woke_s >= _LEAST_WAKE_S
 
 
 def sleep_patience(scene: Scene) -> float:
     """Factor on the limit: 2 for a loop of short sleeps (retries, waits for slow data), 1 for one endless sleep."""
-    return 1.0 if scene.leader.woke_s < 1e-5 and scene.leader.reading.main_cpu_s is not None else 2.0
+    views = (scene.leader, *live(scene.workers))
+    is_loop = scene.leader.reading.main_cpu_s is None or any(_naps(view, scene.now_s) for view in views)
+    return 2.0 if is_loop else 1.0
 
 
 def is_on_disk(scene: Scene) -> bool:
@@ -111,17 +121,10 @@ def is_main_working(scene: Scene) -> bool:
     return scene.leader.main_cores >= 0.05 or is_elsewhere or scene.state.is_gpu_working
 
 
-def stands_at_lock(view: ProcessView) -> float | None:
-    """Since when a thread has waited for a lock at a line of the user's own code; None when none does."""
-    threads = view.stack.threads if view.stack else ()
-    waiting = [one for one in threads if one.wait.startswith("lock") and one.frames and one.frames[0].is_user]
-    return min((view.ran_at_s[one.thread_id] for one in waiting if one.thread_id in view.ran_at_s), default=None)
-
-
 def is_fed_by_threads(scene: Scene) -> bool:
     """The main thread waits for the results of a pool, and threads of that pool were seen at different lines lately.
     Requests that a pool makes cost too little CPU to be seen otherwise."""
-    is_collecting = _is_inside(_main_frames(scene.leader), _POOL_FILES)
+    is_collecting = _is_inside(main_frames(scene.leader), _POOL_FILES)
     threads = scene.leader.stack.threads if scene.leader.stack else ()
     is_pool = any(_is_inside(thread.frames, _POOL_FILES) for thread in threads if not thread.is_main)
     return is_collecting and is_pool and scene.now_s - scene.leader.others_moved_at_s <= scene.limits.stuck_after_s
@@ -129,7 +132,7 @@ def is_fed_by_threads(scene: Scene) -> bool:
 
 def is_joining_threads(scene: Scene) -> bool:
     """The main thread waits for the end of other threads, and one in the user's own code has run lately."""
-    frames = _main_frames(scene.leader)
+    frames = main_frames(scene.leader)
     is_join = any(frame.file.endswith("/threading.py") and frame.function in _JOINS for frame in frames)
     threads = scene.leader.stack.threads if scene.leader.stack else ()
     users = [thread for thread in threads if not thread.is_main and any(frame.is_user for frame in thread.frames)]
@@ -176,21 +179,11 @@ def awaits_ranks(view: ProcessView) -> bool:
     return bool(collective_of(view))
 
 
-def _is_helper(view: ProcessView) -> bool:
-    """Whether it is a housekeeping process, such as the resource tracker, which always waits."""
-    is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in _main_frames(view))
-    return is_tracker or view.reading.comm in HELPER_COMMS
-
-
 def _waits_for_work(view: ProcessView) -> bool:
     """Whether it waits for its next task or for other ranks. Then a process that does neither is at fault."""
     parts = ("multiprocessing/", "concurrent/futures/", "torch/distributed/")
-    inside = itertools.takewhile(lambda frame: not frame.is_user, _main_frames(view))
+    inside = itertools.takewhile(lambda frame: not frame.is_user, main_frames(view))
     return any(part in frame.file for frame in inside for part in parts)
-
-
-def _main_frames(view: ProcessView) -> tuple[Frame, ...]:
-    return view.stack.main.frames if view.stack and view.stack.main else ()
 
 
 def positions(scene: Scene) -> str:
@@ -206,7 +199,7 @@ def positions(scene: Scene) -> str:
 
 def lost_workers(scene: Scene) -> list[str]:
     """Workers that ended while the main thread waited for the results of a Pool: it starts another and waits on."""
-    frames = _main_frames(scene.leader)
+    frames = main_frames(scene.leader)
     if not any("multiprocessing/pool.py" in frame.file for frame in frames):
         return []
     since_s = scene.leader.hash_since_s - _RECENT_S

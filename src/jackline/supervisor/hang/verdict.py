@@ -24,7 +24,8 @@ from jackline.supervisor.hang.evidence import evidence_of
 from jackline.supervisor.hang.movement import Movement, note
 from jackline.supervisor.hang.rules import RULES, progress
 from jackline.supervisor.hang.sample import Sample
-from jackline.supervisor.hang.scene import Kind, Thresholds, Verdict, make_scene, stands_at_lock
+from jackline.supervisor.hang.scene import Kind, Thresholds, Verdict, make_scene
+from jackline.supervisor.hang.views import stands_at_lock
 
 __all__ = ["Judge", "Kind", "Sample", "Thresholds", "Verdict", "verdict"]
 
@@ -132,9 +133,9 @@ def learned(state: Movement, floor: Thresholds) -> Thresholds:
 
 
 def _p99(intervals_s: Sequence[float]) -> float:
-    if len(intervals_s) < _INTERVALS_TO_LEARN:
-        return 0.0
-    return sorted(intervals_s)[math.ceil(0.99 * len(intervals_s)) - 1]
+    """Without the longest one: a pause that came once (a slow import, a download) says nothing about later ones."""
+    num = len(intervals_s)
+    return sorted(intervals_s)[min(math.ceil(0.99 * num) - 1, num - 2)] if num >= _INTERVALS_TO_LEARN else 0.0
 
 
 FORMAT = 1

@@ -10,13 +10,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from jackline.diagnosis.frames import ProcessStack, innermost_user_frame
+from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
 from jackline.machine.readings import ProcessReading
 from jackline.supervisor.hang.sample import Sample
 from jackline.supervisor.hang.totals import CPU_CORES, HELPER_COMMS
 from jackline.supervisor.stacks.take import main_hash, others_hash
 
 BURST_S = 0.002  # least CPU of real work in a main thread; waking up to check a flag costs 0.02 to 0.2 ms
+# Work that repeats all the time is no burst. It is known by its CPU time for each sleep: a loop that only checks a
+# flag uses 0.05 to 0.15 ms, a listing of files 0.35 ms (with a load of 13 on 2 cores). Between both limits it may be
+# either: such a process is not stuck, but it may be suspect.
+WORK_PER_SLEEP_S = 0.001
+LITTLE_PER_SLEEP_S, LITTLE_CORES = 0.0003, 0.003
 BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, which costs 1 to 3 ms
 _MOST_DELTAS = 15
 # A tracer that only looks (py-spy for native stacks) holds a process for milliseconds; a debugger holds it longer.
@@ -36,6 +41,8 @@ class ProcessView:
     num_seen: int = 0  # in how many samples of stacks it was there
     others_hash: str = ""
     others_moved_at_s: float = -math.inf  # when another thread was last seen at another line
+    little_at_s: float = -math.inf  # when the main thread, or another one, last did more than check a flag
+    is_repeating: bool = False  # its last movement was the work that it repeats all the time, and nothing else
     io_at_s: float = -math.inf  # when the main thread last read or wrote a byte
     keyboard_since_s: float | None = None
     paused_since_s: float | None = None  # stopped by a signal or held by a tracer
@@ -86,13 +93,18 @@ def _step(
     # The time of a pause says nothing about the program, so its end counts as movement.
     is_continued = not is_held and is_paused(old, at_s)
     is_working = _is_working(old, spent_s, span_s) or _is_woken(old, process, spent_s)
+    is_repeating = not is_disturbed and _is_repeating(old, process, spent_s)
     has_written = not is_disturbed and _main_wrote(old, process)
-    has_moved = process.comm not in HELPER_COMMS and (is_working or is_continued or has_written)
+    has_news = is_working or is_continued or has_written
+    has_moved = process.comm not in HELPER_COMMS and (has_news or is_repeating)
+    is_little = not is_disturbed and (_is_little(old, process, spent_s, span_s) or _have_others_worked(old, process))
     is_typing = process.wait.kind == "keyboard" or (process.wait.fd == 0 and _asks(old.stack))
     return replace(
         old,
         reading=process,
         moved_at_s=at_s if has_moved else old.moved_at_s,
+        is_repeating=is_repeating and not has_news if has_moved else old.is_repeating,
+        little_at_s=at_s if is_little else old.little_at_s,
         io_at_s=at_s if has_written or _main_read(old, process) else old.io_at_s,
         keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
         paused_since_s=(at_s if old.paused_since_s is None else old.paused_since_s) if is_held else None,
@@ -118,6 +130,42 @@ def _is_working(old: ProcessView, spent_s: float | None, span_s: float) -> bool:
     burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
     usual_s = _median(old.main_deltas_s)
     return spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= CPU_CORES)
+
+
+def _is_repeating(old: ProcessView, process: ProcessReading, spent_s: float | None) -> bool:
+    """Whether its main thread does more, each time that it wakes up, than check a flag. On a busy machine a program
+    that works for 5 ms and sleeps for 0.2 s uses less than the share of a core that counts as work."""
+    return _spent_per_sleep_s(old, process, spent_s) >= WORK_PER_SLEEP_S
+
+
+def _is_little(old: ProcessView, process: ProcessReading, spent_s: float | None, span_s: float) -> bool:
+    is_often = spent_s is not None and spent_s / span_s >= LITTLE_CORES
+    return is_often and _spent_per_sleep_s(old, process, spent_s) >= LITTLE_PER_SLEEP_S
+
+
+def _spent_per_sleep_s(old: ProcessView, process: ProcessReading, spent_s: float | None) -> float:
+    before, after = old.reading.main_sleeps, process.main_sleeps
+    if spent_s is None or before is None or after is None:
+        return 0.0
+    caused_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else 0.0
+    return (spent_s - caused_s) / max(1, after - before)
+
+
+def _have_others_worked(old: ProcessView, process: ProcessReading) -> bool:
+    """The same for the other threads. A thread that lost the CPU to others has more runs than sleeps, so its work may
+    look smaller than it is, never larger."""
+    former = {
+        tid: (on_cpu_ns, runs)
+        for (tid, on_cpu_ns), runs in zip(old.reading.threads, old.reading.thread_runs, strict=False)
+    }
+    if old.is_signalled or process.comm in HELPER_COMMS:
+        return False
+    for (tid, on_cpu_ns), runs in zip(process.threads, process.thread_runs, strict=False):
+        if tid != process.pid and tid in former:
+            spent_ns, num_runs = on_cpu_ns - former[tid][0], runs - former[tid][1]
+            if spent_ns / 1e9 >= WORK_PER_SLEEP_S * max(1, num_runs):
+                return True
+    return False
 
 
 def _is_woken(old: ProcessView, process: ProcessReading, spent_s: float | None) -> bool:
@@ -161,6 +209,34 @@ def is_idle(view: ProcessView) -> bool:
     """Whether its main thread is known to have written nothing and computed nothing in the last interval."""
     is_known = view.reading.main_wchar_bytes is not None and not view.is_signalled
     return is_known and view.main_cores < CPU_CORES
+
+
+def main_frames(view: ProcessView) -> tuple[Frame, ...]:
+    return view.stack.main.frames if view.stack and view.stack.main else ()
+
+
+def without_helpers(views: Mapping[int, ProcessView]) -> list[ProcessView]:
+    """All but housekeeping processes, such as the resource tracker, which always waits."""
+    found = [view for view in views.values() if not _is_helper(view)]
+    return found or list(views.values())
+
+
+def leader_of(views: Mapping[int, ProcessView]) -> ProcessView:
+    """The outermost Python process, because a shell around it only waits."""
+    found = without_helpers(views)
+    return next((view for view in found if view.reading.is_python), found[0])
+
+
+def _is_helper(view: ProcessView) -> bool:
+    is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in main_frames(view))
+    return is_tracker or view.reading.comm in HELPER_COMMS
+
+
+def stands_at_lock(view: ProcessView) -> float | None:
+    """Since when a thread has waited for a lock at a line of the user's own code; None when none does."""
+    threads = view.stack.threads if view.stack else ()
+    waiting = [one for one in threads if one.wait.startswith("lock") and one.frames and one.frames[0].is_user]
+    return min((view.ran_at_s[one.thread_id] for one in waiting if one.thread_id in view.ran_at_s), default=None)
 
 
 def with_stacks(views: Mapping[int, ProcessView], sample: Sample) -> dict[int, ProcessView]:

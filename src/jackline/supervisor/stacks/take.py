@@ -39,16 +39,19 @@ from jackline.supervisor.stacks.dumps import (
 from jackline.supervisor.stacks.inside import InsideReport, leaf_of
 
 MOST_PIDS = 16
+# py-spy needs 40 ms of CPU, which take seconds where many others compute. Only a dead disk makes it hang.
+DEADLINE_S = 10.0
 _AT_ONCE = 4
 _MOST_THREADS = 64
 _ANSWER_S = 1.0  # a handler runs within milliseconds; a process that has not answered by then will not answer
 _STILL_S = 0.2
+_WHOLE_S = 0.1
 _LARGEST_DUMP_BYTES = 1 << 20
 _sources = SourceReader()
 
 
 def sample_stacks(
-    pids: Sequence[int], *, stacks_folder: Path | None, deadline_s: float = 3.0, native: bool = False
+    pids: Sequence[int], *, stacks_folder: Path | None, deadline_s: float | None = None, native: bool = False
 ) -> tuple[ProcessStack, ...]:
     """The stacks of up to 16 processes, in the given order: put the main process first.
 
@@ -56,7 +59,7 @@ def sample_stacks(
     process for about 0.15 s). When some are left out, a last entry with pid 0 says how many.
     """
     wanted = list(dict.fromkeys(pids))
-    end_s = time.monotonic() + deadline_s
+    end_s = time.monotonic() + (DEADLINE_S if deadline_s is None else deadline_s)
     found: list[ProcessStack] = []
     for start in range(0, min(len(wanted), MOST_PIDS), _AT_ONCE):
         group = wanted[start : min(start + _AT_ONCE, MOST_PIDS)]
@@ -290,15 +293,18 @@ def ask_faulthandler(
 
 
 def _appended(path: Path, before: int, limit_s: float) -> str:
-    """The text after offset `before`, once it ends with a newline and has not grown for a moment."""
+    """The text after offset `before`, once it has not grown for a moment. The handler writes it in many small pieces:
+    a process that still runs, or waits for a CPU, may have lost the CPU between two of them."""
     end_s = time.monotonic() + limit_s
-    seen = before
+    pid = int(path.suffix[1:])
+    seen, seen_s = before, time.monotonic()
     while time.monotonic() < end_s:
         time.sleep(0.01)
         size = path.stat().st_size
-        if size > before and size == seen:
+        if size != seen:
+            seen, seen_s = size, time.monotonic()
+        elif size > before and (_state(pid) not in ("R", "D") or time.monotonic() - seen_s >= _WHOLE_S):
             break
-        seen = size
     with open(path, "rb") as file:
         file.seek(before)
         return file.read(_LARGEST_DUMP_BYTES).decode("utf-8", "replace")
