@@ -109,6 +109,13 @@ def test_the_time_left_of_an_epoch_is_not_called_the_runs() -> None:
     assert line({"progress": progress}, columns=200).text == ("step  3/10  epoch 2  eta 7.0s of this epoch  ram 3.2G")
 
 
+@pytest.mark.parametrize(("waited_s", "words"), [(1.0, "eta 6.0s  "), (7.5, "eta <1s  "), (60.0, "")])
+def test_an_unfinished_run_never_needs_zero_seconds(waited_s: float, words: str) -> None:
+    progress = {"done": 950, "total": 1000, "unit": "steps", "eta_s": 7.0, "source": "line", "at_s": NOW_S - waited_s}
+    found = line({"progress": progress}, columns=200).text
+    assert words in found and ("eta" in found) == bool(words)
+
+
 def test_a_session_of_an_earlier_attempt_says_nothing() -> None:
     found = line({"attempt": 2}, session={})
     assert "loss" not in found.text

@@ -1,4 +1,4 @@
-"""Which machine this is: kernel, distribution, usable CPUs and RAM, notebook, container, batch job and its end.
+"""Which machine this is: kernel, distribution, usable CPUs and RAM, notebook, container, batch job and its end; its programs.
 
 Owns the description that is stored with a run, and when the platform takes the machine away. Measures nothing that
 changes.
@@ -175,3 +175,9 @@ def find_container(root: Path = Path("/"), environ: Mapping[str, str] | None = N
     mounts: list[Mount] = read_mounts(root=root)
     top = next((mount for mount in mounts if mount.point == "/"), None)
     return "container" if environ.get("container") or (top and top.filesystem == "overlay") else None
+
+
+def find_program(name: str) -> str | None:
+    """`shutil.which`, without the compression libraries that `shutil` imports: 0.7 MB in every supervisor."""
+    paths = (os.path.join(folder, name) for folder in os.get_exec_path())
+    return next((path for path in paths if os.access(path, os.X_OK) and not os.path.isdir(path)), None)  # noqa: PTH112

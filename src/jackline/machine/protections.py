@@ -7,12 +7,12 @@ record of a run; nothing here is called in the supervisor's loop.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from jackline.machine.gpu import watch as gpu
+from jackline.machine.host import find_program
 from jackline.machine.kernel_log import can_read_kernel_log
 from jackline.machine.memory import read_oom_counters, read_pss, shm_free_bytes
 from jackline.machine.procfs import read_int, read_text
@@ -59,7 +59,7 @@ def read_protections() -> tuple[Protection, ...]:
 def find_py_spy() -> str | None:
     """Look beside our own interpreter first, because that version was installed with Jackline."""
     beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else find_program("py-spy")
 
 
 def find_libstdbuf() -> str | None:

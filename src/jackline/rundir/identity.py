@@ -5,7 +5,6 @@ Owns the default name and the pure decision. Does not touch the disk: the caller
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -79,7 +78,19 @@ def default_name(argv: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
     text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256_hex(text.encode("utf-8", "surrogateescape"))
+
+
+def sha256_hex(data: bytes) -> str:
+    """Without `hashlib` where possible: it loads OpenSSL, 3.7 MB in a supervisor that lives as long as a run."""
+    try:
+        from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]  # Python 3.12
+    except ImportError:
+        try:
+            from _sha256 import sha256  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            from hashlib import sha256
+    return str(sha256(data).hexdigest())
 
 
 def decide_start(

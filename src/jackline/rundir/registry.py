@@ -18,6 +18,7 @@ from typing import Any
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_whole
 from jackline.rundir.access.writing import NotOurs, private_folder
+from jackline.rundir.identity import sha256_hex
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import decode, encode, left_out
 
@@ -84,9 +85,7 @@ def register(run: RunDir, *, vouched: bool, options: Mapping[str, Any] | None = 
 
 def digest_of(run: RunDir) -> str:
     """The digest of run.json. Raises OSError."""
-    import hashlib
-
-    return hashlib.sha256(read_whole(run.run_file)).hexdigest()
+    return sha256_hex(read_whole(run.run_file))
 
 
 def registered_runs() -> list[RunDir]:
@@ -127,9 +126,7 @@ def _is_own() -> bool:
 
 
 def _name_of(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16] + ".json"
+    return sha256_hex(os.fsencode(path))[:16] + ".json"
 
 
 def _forget_oldest(folder: Path) -> None:

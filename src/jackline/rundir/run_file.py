@@ -13,6 +13,7 @@ from typing import Any
 
 from jackline.errors import UsageError
 from jackline.rundir import atomic
+from jackline.rundir.identity import sha256_hex
 from jackline.rundir.layout import FORMAT, RunDir
 from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.records import fields
@@ -171,8 +172,6 @@ def check_name(name: str) -> str:
 
 def read_git(folder: Path) -> dict[str, Any]:
     """Commit, branch and a hash of the uncommitted difference; empty outside a repository or without git."""
-    import hashlib
-
     names = _git(folder, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if names is None:
         return {}
@@ -182,7 +181,7 @@ def read_git(folder: Path) -> dict[str, Any]:
     if branch != "HEAD":  # "HEAD" means that no branch is checked out
         found["branch"] = branch
     if diff:
-        found["diff_sha256"] = hashlib.sha256(diff.encode("utf-8", "surrogateescape")).hexdigest()
+        found["diff_sha256"] = sha256_hex(diff.encode("utf-8", "surrogateescape"))
     return found
 
 

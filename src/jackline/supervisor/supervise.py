@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -164,6 +163,8 @@ class Supervisor:
                 lock_fd=self.lock.fd,
             )
         except BaseException:
+            import shutil  # with its compression libraries 0.7 MB, which a run that starts does not need
+
             shutil.rmtree(attempt.path, ignore_errors=True)
             raise
         watch = self._watch(command)

@@ -6,13 +6,13 @@ error means (the rule modules beside this one do).
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.user_code import is_user_file
+from jackline.rundir.identity import sha256_hex
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\)(:| ─)")
 _FRAME = re.compile(r'\s+File "(.+?)", line (\d+)(?:, in (.+))?$')
@@ -152,7 +152,7 @@ def traceback_hash(lines: Sequence[str]) -> str:
     if chain is None:
         return ""
     places = [f"{frame.file}:{frame.line}:{frame.function}" for frame in chain.root.frames]
-    return hashlib.sha256("\n".join([chain.root.kind, *places]).encode("utf-8", "replace")).hexdigest()[:16]
+    return sha256_hex("\n".join([chain.root.kind, *places]).encode("utf-8", "replace"))[:16]
 
 
 def _first_of_ranks(chains: list[Chain], wrapper: Chain) -> Chain:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jackline.rundir import registry
+from jackline.rundir.identity import sha256_hex
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, is_alive
 from jackline.rundir.records.start import read_start
@@ -56,9 +57,7 @@ def judge(run: RunDir) -> Trust:
 
 def is_known_text(data: bytes) -> bool:
     """Whether a run.json with these bytes was made or accepted here by this user, wherever it is now."""
-    import hashlib
-
-    digest = hashlib.sha256(data).hexdigest()
+    digest = sha256_hex(data)
     return any(entry.digest == digest for entry in registry.entries())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class WrittenFiles:
     def disks(self, lines: Iterable[str]) -> tuple[DiskSpace, ...]:
         """The disks that it wrote to, that its last lines name, of its working folder and of temporary files."""
         named = [match for line in lines for match in _QUOTED_PATH.findall(line)]
-        places = [*named[-16:], *self._paths, self._cwd, os.environ.get("TMPDIR", tempfile.gettempdir())]
+        places = [*named[-16:], *self._paths, self._cwd, os.environ.get("TMPDIR", "/tmp")]
         return within(_PATIENCE_S, lambda: measure([place for place in places if place])) or ()
 
     def last_log(self, *, since_s: float, count: int) -> LastLog:

@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from jackline.errors import UsageError
@@ -54,6 +53,8 @@ _PRESETS = {
 def preset(name: str) -> Preset:
     if name in _PRESETS:
         return _PRESETS[name]
+    from difflib import get_close_matches
+
     near = get_close_matches(name, _PRESETS, n=1)
     guess = f"did you mean '{near[0]}'? " if near else ""
     raise UsageError(

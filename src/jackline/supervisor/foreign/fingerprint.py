@@ -6,12 +6,15 @@ millisecond. The end of a torch file lists the checksum of every tensor, so no c
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jackline.rundir.records.foreign import WHOLE, Fingerprint
+
+if TYPE_CHECKING:
+    import hashlib
 
 WHOLE_UP_TO_BYTES = 4 << 20
 _END_BYTES = 512 << 10
@@ -29,10 +32,16 @@ def fingerprint(path: Path) -> Fingerprint:
     return Fingerprint(found.st_ino, found.st_mtime_ns, found.st_size, (WHOLE if is_whole else _PARTS) + digest)
 
 
+def _blake2b() -> hashlib.blake2b:
+    import hashlib  # loads OpenSSL, 3.7 MB: only in a supervisor that has checkpoints to look at
+
+    return hashlib.blake2b(digest_size=16)
+
+
 def _of_folder(folder: Path, found: os.stat_result) -> Fingerprint:
     """Covers the names, sizes and contents of its files. Its time is that of the newest file, which a copy keeps."""
     total, newest_ns, is_all_whole = 0, 0, True
-    over = hashlib.blake2b(digest_size=16)
+    over = _blake2b()
     files = sorted(Path(root) / name for root, _, names in os.walk(folder) for name in names)
     for file in files:
         seen = file.stat()
@@ -47,7 +56,7 @@ def _of_folder(folder: Path, found: os.stat_result) -> Fingerprint:
 
 
 def _of_file(path: Path) -> tuple[str, bool]:
-    over = hashlib.blake2b(digest_size=16)
+    over = _blake2b()
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= WHOLE_UP_TO_BYTES:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def keep_copy(run: RunDir, source: Path, wanted: Fingerprint, number: int, *, te
     except OSError as error:
         raise NotKept(f"{source} could not be copied into {run.kept}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        _remove(draft)
     return Kept(final / source.name, is_shared)
 
 
@@ -77,10 +76,16 @@ def put_back(copy: Path, target: Path) -> Path | None:
         if aside is not None and not os.path.lexists(target):
             aside.rename(target)
         if draft.is_dir():
-            shutil.rmtree(draft, ignore_errors=True)
+            _remove(draft)
         draft.unlink(missing_ok=True)
         raise
     return aside
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # with its compression libraries 0.7 MB: only in a supervisor that keeps copies
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def drop_old(run: RunDir, used: Path | None) -> None:
@@ -91,7 +96,7 @@ def drop_old(run: RunDir, used: Path | None) -> None:
         return
     for path in found[:-MAX_KEPT]:
         if used is None or used.parent != path:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
 
 def _aside_name(target: Path, number: int) -> Path:
@@ -146,7 +151,8 @@ class _Copying:
         if self._is_room_checked:
             return
         self._is_room_checked = True
-        free_bytes = shutil.disk_usage(folder).free
+        room = os.statvfs(folder)
+        free_bytes = room.f_bavail * room.f_frsize
         if self._total_bytes > free_bytes // FREE_SHARE:
             raise NotKept(
                 f"a copy of {self._source} would take {format_bytes(self._total_bytes)} of "

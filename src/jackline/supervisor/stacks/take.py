@@ -12,9 +12,7 @@ Does not own the formats (`dumps`) or what a stack means (`jackline.diagnosis.do
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
+from jackline.machine.host import find_program
 from jackline.machine.proc import catches_signal, is_python, list_threads, read_command, read_environ, read_wait
 from jackline.machine.procfs import list_numbers, read_bytes, read_text
 from jackline.machine.readings import Wait
@@ -96,7 +95,8 @@ def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -
 
 
 def main_hash(stack: ProcessStack) -> str:
-    """A hash that is equal while the main thread is at the same place; '' when its frames are not known."""
+    """A hash that is equal, in this process, while the main thread is at the same place; '' when its frames are not
+    known."""
     return _hash([stack.main] if stack.main else [])
 
 
@@ -126,7 +126,7 @@ def is_housekeeping(thread: ThreadStack) -> bool:
 def _hash(threads: Sequence[ThreadStack]) -> str:
     # py-spy prints 'Thread.run' where faulthandler prints 'run'. Only the last part is used, so that both agree.
     places = [(frame.function.rpartition(".")[2], frame.file, frame.line) for t in threads for frame in t.frames]
-    return hashlib.blake2b(repr(places).encode("utf-8", "replace"), digest_size=8).hexdigest() if places else ""
+    return f"{hash(tuple(places)) & (1 << 64) - 1:016x}" if places else ""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _is_refused(problem: str) -> bool:
 def find_tool(name: str) -> str | None:
     """Look beside our own interpreter first, because it was installed there with us."""
     beside = Path(sys.executable).parent / name
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    return str(beside) if os.access(beside, os.X_OK) else find_program(name)
 
 
 def _py_spy(tool: str, pid: int, *, native: bool) -> list[str]:

@@ -5,12 +5,12 @@ Inside a container NVML reports pids of the host.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jackline.machine.host import find_program
 from jackline.machine.readings import GpuProcess, GpuReading
 
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
@@ -25,7 +25,7 @@ def find_source() -> str:
     """Which interface is available: 'NVML', 'nvidia-smi' or ''."""
     if _import_nvml() is not None:
         return "NVML"
-    return "nvidia-smi" if shutil.which("nvidia-smi") else ""
+    return "nvidia-smi" if find_program("nvidia-smi") else ""
 
 
 def open_reader() -> Callable[[], tuple[GpuReading, ...]] | None:
@@ -85,7 +85,7 @@ def _read_processes(nvml: Any, gpu: Any) -> Iterator[GpuProcess]:
 
 
 def _open_smi() -> Callable[[], tuple[GpuReading, ...]] | None:
-    program = shutil.which("nvidia-smi")
+    program = find_program("nvidia-smi")
     if program is None:
         return None
     last: list[tuple[float, tuple[GpuReading, ...]]] = []
