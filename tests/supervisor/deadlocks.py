@@ -368,6 +368,37 @@ os.waitpid(pid, 0)  # HERE
         waits="child",
     ),
     Case(
+        "ring_of_locks_in_a_list",
+        """
+import threading
+locks = [threading.Lock() for _ in range(4)]
+gate = threading.Barrier(4)
+def stage(number):
+    locks[number].acquire()
+    gate.wait()
+    locks[(number + 1) % 4].acquire()  # THERE
+threads = [threading.Thread(target=stage, args=(number,), name=f"stage{number}") for number in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()  # HERE
+""",
+        ("waits for lock 'locks[((number + 1) % 4)]' at", ":{THERE}", "they wait for each other"),
+    ),
+    Case(
+        "asyncio_group_waits_for_nobody",
+        """
+import asyncio
+async def consume(ready):
+    await ready.wait()  # HERE
+async def main():
+    ready = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(consume(ready), name="consumer")
+asyncio.run(main())
+""",
+        ("waits for task 'consumer' of its event loop, which awaits a signal (Event or Condition) at", ":{HERE}"),
+        waits="local_socket",
+    ),
+    Case(
         "asyncio_waits_for_nobody",
         """
 import asyncio
@@ -375,7 +406,8 @@ async def train():
     await asyncio.Event().wait()  # HERE
 asyncio.run(train())
 """,
-        ("the main thread waits for task 'Task-1' of its event loop, which awaits a future at", ":{HERE}: nobody is"),
+        ("the main thread waits for task 'Task-1' of its event loop, which awaits a signal (Event or Condition) at",
+         ":{HERE}: nobody is"),
         waits="local_socket",
     ),
 )  # fmt: skip

@@ -56,16 +56,22 @@ def answered(program: Hanging, num_reports: int = 1) -> Standing:
 
 
 @pytest.mark.parametrize(
-    ("text", "waits", "name"), [(ASYNCIO, "local_socket", "fetch-"), (IN_A_THREAD, "lock", "Task-")]
+    ("text", "waits", "name", "awaits"),
+    [
+        (ASYNCIO, "local_socket", "fetch-", "an item of an empty queue"),
+        (IN_A_THREAD, "lock", "Task-", "a signal (Event or Condition)"),
+    ],
 )
-def test_the_tasks_of_a_loop_are_listed_with_their_awaits(text: str, waits: str, name: str, tmp_path: Path) -> None:
+def test_the_tasks_of_a_loop_are_listed_with_their_awaits(
+    text: str, waits: str, name: str, awaits: str, tmp_path: Path
+) -> None:
     with hanging(tmp_path, text, waits=waits) as program:
         place = f"{program.script}:{program.line()}"
         wait_until(lambda: place in str(answered(program)).replace("', line=", ":"), "the task")
         stacks = sample_stacks([program.pid], stacks_folder=program.stacks)
         (stack,) = with_reports(stacks, answered(program).reports)
         assert f"task '{name}" in stack.tasks[0]
-        assert f"awaits a future at {place}" in stack.tasks[0]
+        assert f"awaits {awaits} at {place}" in stack.tasks[0]
         lines = [thread.awaiting for thread in stack.threads if thread.awaiting]
         assert [f"{line.file}:{line.line}" for line in lines] == [place]
 

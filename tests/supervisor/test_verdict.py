@@ -163,16 +163,53 @@ def test_a_monitor_beside_a_main_thread_at_a_lock_does_not_hide_it() -> None:
     assert alarms(play(World([Proc(7), monitor]), 300)) == ["SUSPECT STUCK_LOCK"]
 
 
-def test_a_thread_that_works_a_little_keeps_it_from_being_stuck() -> None:
-    judge, world = Judge(), World([Proc(7)])
-    for second in range(100):
+def watch_thread(leader: Proc, seconds: int) -> Verdict:
+    """Another thread of the leader computes for 4 ms each second, in two runs."""
+    judge, world = Judge(), World([leader])
+    for second in range(seconds):
         sample = world.sample(second)
-        one = replace(
-            sample.tree.processes[0], threads=((7, 0), (9, second * 4_000_000)), thread_runs=(0, 2 * second)
-        )
+        threads, runs = ((7, 0), (9, second * 4_000_000)), (0, 2 * second)
+        one = replace(sample.tree.processes[0], threads=threads, thread_runs=runs)
         found = judge.add(replace(sample, tree=replace(sample.tree, processes=(one,))))
         world.live()
-    assert found.kind == "WAITING"
+    return found
+
+
+def test_a_thread_that_works_a_little_keeps_it_from_being_stuck() -> None:
+    assert watch_thread(Proc(7), 100).kind == "WAITING"
+    assert watch_thread(Proc(7), 130).kind == "SUSPECT"
+
+
+def test_a_main_thread_that_waits_for_a_thread_that_works_is_fine() -> None:
+    worker = ThreadStack(9, "worker", (Frame("work", "/me/p7.py", 3, "score(row)", True),), False, "sleep")
+    signal = (Frame("Event.wait", "/usr/lib/python3.11/threading.py", 629),)
+    assert watch_thread(Proc(7, inside=signal, threads=(worker,)), 600).kind == "PROGRESS"
+
+
+def test_an_event_loop_whose_timer_wakes_it_up_is_judged_like_a_sleep() -> None:
+    leader = Proc(7, wait=Wait("local_socket"), main_cores=0.0006, main_sleeps=4.0)
+
+    class Loop(World):
+        def sample(self, second: int) -> Sample:
+            sample = super().sample(second)
+            tasks = ("task 'Task-1' awaits the end of a sleep at /me/p7.py:10",)
+            return replace(sample, stacks=sample.stacks and tuple(replace(one, tasks=tasks) for one in sample.stacks))
+
+    verdicts = play(Loop([leader]), 300)
+    assert (first(verdicts, "STUCK"), first(verdicts, "SUSPECT")) == (-1, 240)
+    asleep = Proc(7, wait=Wait("local_socket"))
+    assert first(play(Loop([asleep]), 100), "STUCK") == 60
+
+
+def test_the_last_byte_before_a_long_call_does_not_hide_that_it_is_busy() -> None:
+    """A program reads its input, a stack is taken, and the read is counted only in the next sample."""
+    world = World([Proc(7, wait=Wait("running"), state="R", main_cores=0.7, source="re.match(pattern, text)")])
+
+    def write_once(second: int) -> None:
+        world.processes[0].main_writes = 20 if second == 2 else 0
+
+    verdicts = play(world, 40, step=write_once)
+    assert (verdicts[-1].kind, verdicts[-1].label) == ("BUSY", "RUNNING_NATIVE")
 
 
 @pytest.mark.parametrize(

@@ -216,9 +216,13 @@ def _other_signs(
     signs += ["output"] if has_output else []
     moved = [pid for pid, view in views.items() if view.others_moved_at_s >= sample.at_s]
     signs += [f"threads of process {pid} are at other lines" for pid in moved]
-    little = [view for view in views.values() if max(view.moved_at_s, view.little_at_s) >= sample.at_s]
+    little = [view for view in views.values() if _worked_at_s(view) >= sample.at_s]
     signs += [f"process {one.reading.pid} works a little" for one in little if one.reading.comm not in HELPER_COMMS]
     return signs + (["the GPU works"] if gpu_works(sample.gpus, sample.tree, idle_power_w) else [])
+
+
+def _worked_at_s(view: ProcessView) -> float:
+    return max(view.moved_at_s, view.little_at_s, *view.worked_at_s.values())
 
 
 def _still_dead(before: Movement, views: Mapping[int, ProcessView]) -> Deadlock | None:

@@ -22,6 +22,7 @@ from jackline.supervisor.hang.scene import (
     is_joining_threads,
     is_main_working,
     is_on_disk,
+    is_worked_for,
     live,
     positions,
     process_at_fault,
@@ -159,9 +160,11 @@ def gpu_spin(scene: Scene) -> Verdict | None:
 def suspect_limit_s(scene: Scene) -> float:
     """How long no main thread may move; infinite while others visibly work for it."""
     did = scene.state.background.per_s(scene.now_s - scene.state.moved_at_s)
-    is_worked_for = did.cpu_s >= _STRONG_CPU_CORES or did.is_starved or is_fed_by_threads(scene)
-    is_worked_for = is_worked_for or did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
-    if is_worked_for or scene.state.is_gpu_working:
+    are_many_busy = did.cpu_s >= _STRONG_CPU_CORES or did.is_starved
+    is_data_moving = did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
+    if are_many_busy or is_data_moving or scene.state.is_gpu_working:
+        return math.inf
+    if is_fed_by_threads(scene) or is_worked_for(scene):
         return math.inf
     limit_s = scene.limits.suspect_after_s * (sleep_patience(scene) if is_asleep(scene) else 1.0)
     if is_on_disk(scene):
@@ -182,24 +185,24 @@ def suspect(scene: Scene) -> Verdict | None:
 def busy(scene: Scene) -> Verdict | None:
     """Python stays at the same line and uses CPU: one long call, or an endless loop."""
     leader, state = scene.leader, scene.state
-    seen_s = leader.hash_seen_s - leader.hash_since_s
-    is_same_place = bool(leader.hash) and seen_s >= _BUSY_AFTER_S and leader.num_seen >= _BUSY_SAMPLES
-    # Output, or a byte read or written since then, means a loop that passes this line again and again.
-    last_sign_s = max(state.output_at_s, leader.io_at_s)
-    if not is_same_place or last_sign_s > leader.hash_since_s or state.rates.cpu_s < _STRONG_CPU_CORES:
+    # Output, or a byte read or written, may mean a loop that passes this line again and again. So the time counts
+    # from the last one: it may also have been the last byte before the line was reached.
+    since_s = max(leader.hash_since_s, state.output_at_s, leader.io_at_s)
+    is_same_place = leader.hash_seen_s - since_s >= _BUSY_AFTER_S and leader.num_seen >= _BUSY_SAMPLES
+    if not leader.hash or not is_same_place or state.rates.cpu_s < _STRONG_CPU_CORES:
         return None
-    for_words = format_duration(scene.now_s - leader.hash_since_s)
+    for_words = format_duration(scene.now_s - since_s)
     place = place_text(frame_of(leader))
     if leader.main_cores >= 0.05 or not leader.reading.wait.kind.startswith(("child", *WORKER_WAITS, "lock")):
         text = f"busy in {place} for {for_words}, in each of {leader.num_seen} looks ({state.rates.cpu_s:.1f} cores)"
-        return Verdict("BUSY", "RUNNING_NATIVE", leader.hash_since_s, text, frame_of(leader), leader.reading.pid)
+        return Verdict("BUSY", "RUNNING_NATIVE", since_s, text, frame_of(leader), leader.reading.pid)
     busiest = max(scene.workers, key=lambda view: view.main_cores, default=None)
     is_child = busiest is not None and busiest.main_cores >= 0.05
     whom = f"process {busiest.reading.pid} ({busiest.reading.comm}) works" if busiest and is_child else "others work"
     text = f"waiting at {place} for {for_words} while {whom} ({state.rates.cpu_s:.1f} cores)"
     label = "WAITING_CHILD" if is_child else "WAITING_LOCK"
     pid = busiest.reading.pid if busiest and is_child else leader.reading.pid
-    return Verdict("BUSY", label, leader.hash_since_s, text, frame_of(leader), pid)
+    return Verdict("BUSY", label, since_s, text, frame_of(leader), pid)
 
 
 def waiting(scene: Scene) -> Verdict | None:

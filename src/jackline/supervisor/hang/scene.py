@@ -6,6 +6,7 @@ Owns the Verdict type, its thresholds, and questions that several rules ask. The
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,6 +26,7 @@ _RECENT_S = 5.0
 _LEAST_WAKE_S = 1e-5  # CPU time; less means that it did not wake up
 _MOST_TASKS = 4
 _POOL_FILES = ("/concurrent/futures/", "/multiprocessing/pool.py", "/joblib/", "/queue.py")
+_SIGNAL_FILES = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
 _JOINS = ("join", "_wait_for_tstate_lock", "Thread.join", "Thread._wait_for_tstate_lock")
 WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
 
@@ -89,9 +91,17 @@ def is_asleep(scene: Scene) -> bool:
     """The main thread sleeps and has no live workers, or it waits for a worker that sleeps and wakes up again and
     again. A sleep ends by itself, so the verdict can wait."""
     if not live(scene.workers):
-        return scene.now_s - scene.leader.slept_at_s <= _RECENT_S
+        return scene.now_s - scene.leader.slept_at_s <= _RECENT_S or _is_timed_loop(scene.leader)
     is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS
     return is_waiting and any(_naps(view, scene.now_s) for view in live(scene.workers))
+
+
+def _is_timed_loop(view: ProcessView) -> bool:
+    """Whether its main thread is in an event loop whose timers wake it up: one of its tasks sleeps and repeats."""
+    has_tasks = view.stack is not None and any(task.startswith("task ") for task in view.stack.tasks)
+    wait = view.reading.wait
+    is_polling = wait.kind in ("poll", "local_socket", "network") and not wait.is_endless
+    return has_tasks and is_polling and view.woke_s >= _LEAST_WAKE_S
 
 
 def _naps(view: ProcessView, now_s: float) -> bool:
@@ -102,7 +112,8 @@ def _naps(view: ProcessView, now_s: float) -> bool:
 def sleep_patience(scene: Scene) -> float:
     """Factor on the limit: 2 for a loop of short sleeps (retries, waits for slow data), 1 for one endless sleep."""
     views = (scene.leader, *live(scene.workers))
-    is_loop = scene.leader.reading.main_cpu_s is None or any(_naps(view, scene.now_s) for view in views)
+    is_loop = scene.leader.reading.main_cpu_s is None or _is_timed_loop(scene.leader)
+    is_loop = is_loop or any(_naps(view, scene.now_s) for view in views)
     return 2.0 if is_loop else 1.0
 
 
@@ -138,6 +149,17 @@ def is_joining_threads(scene: Scene) -> bool:
     users = [thread for thread in threads if not thread.is_main and any(frame.is_user for frame in thread.frames)]
     ran = [scene.leader.ran_at_s.get(thread.thread_id, 0.0) for thread in users if not is_housekeeping(thread)]
     return is_join and any(scene.now_s - ran_s <= scene.limits.stuck_after_s for ran_s in ran)
+
+
+def is_worked_for(scene: Scene) -> bool:
+    """The main thread waits for a signal of other threads (an Event, a queue, the end of a thread), and one of them
+    has lately done more than check a flag in the user's own code."""
+    frames = main_frames(scene.leader)
+    is_signal = bool(frames) and frames[0].file.endswith(_SIGNAL_FILES)
+    threads = scene.leader.stack.threads if scene.leader.stack else ()
+    users = [thread for thread in threads if not thread.is_main and any(frame.is_user for frame in thread.frames)]
+    worked = [scene.leader.worked_at_s.get(thread.thread_id, -math.inf) for thread in users]
+    return is_signal and any(scene.now_s - at_s <= scene.limits.stuck_after_s for at_s in worked)
 
 
 def _is_inside(frames: Sequence[Frame], files: Sequence[str]) -> bool:

@@ -41,7 +41,10 @@ class ProcessView:
     num_seen: int = 0  # in how many samples of stacks it was there
     others_hash: str = ""
     others_moved_at_s: float = -math.inf  # when another thread was last seen at another line
-    little_at_s: float = -math.inf  # when the main thread, or another one, last did more than check a flag
+    little_at_s: float = -math.inf  # when the main thread last did more than check a flag, perhaps
+    worked_at_s: Mapping[int, float] = field(
+        default_factory=dict
+    )  # thread -> when it last did more than check a flag
     is_repeating: bool = False  # its last movement was the work that it repeats all the time, and nothing else
     io_at_s: float = -math.inf  # when the main thread last read or wrote a byte
     keyboard_since_s: float | None = None
@@ -97,7 +100,7 @@ def _step(
     has_written = not is_disturbed and _main_wrote(old, process)
     has_news = is_working or is_continued or has_written
     has_moved = process.comm not in HELPER_COMMS and (has_news or is_repeating)
-    is_little = not is_disturbed and (_is_little(old, process, spent_s, span_s) or _have_others_worked(old, process))
+    is_little = not is_disturbed and _is_little(old, process, spent_s, span_s)
     is_typing = process.wait.kind == "keyboard" or (process.wait.fd == 0 and _asks(old.stack))
     return replace(
         old,
@@ -113,6 +116,7 @@ def _step(
         main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),
         main_cores=(spent_s or 0.0) / span_s,
         woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
+        worked_at_s=old.worked_at_s if is_disturbed else _worked(old, process, at_s),
         ran_at_s=_ran(old, process, at_s, is_disturbed=is_disturbed),
     )
 
@@ -151,21 +155,20 @@ def _spent_per_sleep_s(old: ProcessView, process: ProcessReading, spent_s: float
     return (spent_s - caused_s) / max(1, after - before)
 
 
-def _have_others_worked(old: ProcessView, process: ProcessReading) -> bool:
-    """The same for the other threads. A thread that lost the CPU to others has more runs than sleeps, so its work may
-    look smaller than it is, never larger."""
-    former = {
-        tid: (on_cpu_ns, runs)
-        for (tid, on_cpu_ns), runs in zip(old.reading.threads, old.reading.thread_runs, strict=False)
-    }
-    if old.is_signalled or process.comm in HELPER_COMMS:
-        return False
+def _worked(old: ProcessView, process: ProcessReading, at_s: float) -> Mapping[int, float]:
+    """When each of the other threads last worked. A thread that lost the CPU to others has more runs than sleeps, so
+    its work may look smaller than it is, never larger."""
+    if old.is_signalled or process.comm in HELPER_COMMS or len(process.threads) < 2:
+        return {}
+    before = zip(old.reading.threads, old.reading.thread_runs, strict=False)
+    former = {tid: (on_cpu_ns, runs) for (tid, on_cpu_ns), runs in before}
+    worked = {tid: old.worked_at_s[tid] for tid in former if tid in old.worked_at_s}
     for (tid, on_cpu_ns), runs in zip(process.threads, process.thread_runs, strict=False):
         if tid != process.pid and tid in former:
-            spent_ns, num_runs = on_cpu_ns - former[tid][0], runs - former[tid][1]
-            if spent_ns / 1e9 >= WORK_PER_SLEEP_S * max(1, num_runs):
-                return True
-    return False
+            spent_s = (on_cpu_ns - former[tid][0]) / 1e9
+            if spent_s >= WORK_PER_SLEEP_S * max(1, runs - former[tid][1]):
+                worked[tid] = at_s
+    return worked
 
 
 def _is_woken(old: ProcessView, process: ProcessReading, spent_s: float | None) -> bool:

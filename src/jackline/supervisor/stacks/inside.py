@@ -112,11 +112,12 @@ class InsideReport:
         return next((thread for thread in self.threads if thread.is_main), None)
 
 
+_OTHER_TASKS = ("task", "a _Gathering", "the tasks")
+
+
 def leaf_of(loop: LoopReport) -> TaskReport | None:
     """The task that the others wait for: one that waits for no other task, in the user's own code if there is one."""
-    ranked = sorted(
-        loop.tasks, key=lambda task: (not is_own_code(task.file), task.awaits.startswith(("task", "a _Gathering")))
-    )
+    ranked = sorted(loop.tasks, key=lambda task: (not is_own_code(task.file), task.awaits.startswith(_OTHER_TASKS)))
     return ranked[0] if ranked else None
 
 

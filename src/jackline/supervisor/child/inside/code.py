@@ -13,6 +13,14 @@ from _jackline_inside import slots
 _LEAVES = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_CONST")
 _LOCALS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_TWO_LOCALS = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
+_MATH = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "%": lambda left, right: left % right if right else None,
+    "//": lambda left, right: left // right if right else None,
+}
 _FILLERS = ("CACHE", "PRECALL", "PUSH_NULL", "NOP", "RESUME", "EXTENDED_ARG", "KW_NAMES")
 _ENTERS = ("BEFORE_WITH", "LOAD_SPECIAL")
 _AROUND_ENTER = (*_ENTERS, "COPY", "SWAP", "CALL", "PUSH_NULL")
@@ -141,13 +149,13 @@ def calls_before(frame, names):
 
 def parse_chain(code, number):
     """(chain, number of its first instruction) of the expression that ends at `number`; None if it is more than
-    names, attributes and constant subscripts."""
+    names, attributes, subscripts and arithmetic of numbers."""
     if number < 0:
         return None
     one = code.instructions[number]
     if one.opname in _LEAVES or one.opname in _LOCALS:
         return (("name" if one.opname != "LOAD_CONST" else "value", one.argval),), number
-    if one.opname in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"):
+    if one.opname in _TWO_LOCALS:
         return (("name", one.argval[1]),), number
     if one.opname in _ATTRIBUTES:
         inner = parse_chain(code, number - 1)
@@ -156,7 +164,15 @@ def parse_chain(code, number):
         index = parse_chain(code, number - 1)
         inner = parse_chain(code, index[1] - 1) if index else None
         return (((*inner[0], ("item", index[0])), inner[1])) if inner else None
-    return None
+    return _parse_math(code, number) if one.opname == "BINARY_OP" and one.argrepr in _MATH else None
+
+
+def _parse_math(code, number):
+    right = parse_chain(code, number - 1)
+    if right is None or code.instructions[right[1]].opname in _TWO_LOCALS:
+        return None  # that one instruction holds a part of the left side, too
+    left = parse_chain(code, right[1] - 1)
+    return ((("math", (left[0], code.instructions[number].argrepr, right[0])),), left[1]) if left else None
 
 
 def chain_text(chain):
@@ -164,6 +180,8 @@ def chain_text(chain):
     for kind, what in chain:
         if kind == "item":
             text += f"[{chain_text(what)}]"
+        elif kind == "math":
+            text += f"({chain_text(what[0])} {what[1]} {chain_text(what[2])})"
         else:
             text += f".{what}" if kind == "attribute" else str(what)[:40]
     return text[:80]
@@ -178,11 +196,19 @@ def value_of(frame, chain):
             value = _variable(frame, what)
         elif kind == "attribute":
             value = plain_attribute(value, what)
+        elif kind == "math":
+            value = _computed(value_of(frame, what[0]), what[1], value_of(frame, what[2]))
         else:
             value = _item(value, value_of(frame, what))
         if value is None:
             return None
     return value
+
+
+def _computed(left, sign, right):
+    """Only of small numbers: an operator of another type would be code of the user's."""
+    is_plain = type(left) is int and type(right) is int and max(abs(left), abs(right)) < 1 << 40
+    return _MATH[sign](left, right) if is_plain else None
 
 
 def _variable(frame, name):

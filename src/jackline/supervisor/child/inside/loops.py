@@ -40,10 +40,33 @@ def _asyncio_loop(ident, loop):
 def _asyncio_task(task):
     coroutine = task.get_coro()
     waiter = getattr(task, "_fut_waiter", None)
-    return {"name": task.get_name(), "awaits": _awaited_words(waiter), **_coroutine_place(coroutine)}
+    frames = _frames_of(coroutine)
+    name = str(getattr(coroutine, "__qualname__", "") or "")
+    return {"name": task.get_name(), "awaits": _awaited_words(waiter, frames), **_coroutine_place(name, frames)}
 
 
-def _awaited_words(waiter):
+# What a function of asyncio waits for. Those that wait for other tasks begin with "the tasks".
+_AWAITED = {
+    ("taskgroups.py", "__aexit__"): "the tasks of its group",
+    ("tasks.py", "_wait"): "the tasks that it waits for",
+    ("tasks.py", "wait_for"): "the tasks that it waits for",
+    ("tasks.py", "sleep"): "the end of a sleep",
+    ("queues.py", "get"): "an item of an empty queue",
+    ("queues.py", "put"): "room in a full queue",
+    ("queues.py", "join"): "the items of a queue to be done",
+    ("locks.py", "wait"): "a signal (Event or Condition)",
+    ("locks.py", "acquire"): "a lock",
+    ("streams.py", "_wait_for_data"): "data of a stream",
+    ("base_subprocess.py", "_wait"): "the end of a child process",
+}
+
+
+def _awaited_words(waiter, frames):
+    for frame in frames:
+        folder, _, file = frame.f_code.co_filename.rpartition("/")
+        known = _AWAITED.get((file, frame.f_code.co_name)) if folder.endswith("asyncio") else None
+        if known is not None:
+            return known
     if waiter is None:
         return "its turn"
     get_name = getattr(type(waiter), "get_name", None)
@@ -53,10 +76,9 @@ def _awaited_words(waiter):
     return "a future" if kind == "Future" else f"a {kind}"
 
 
-def _coroutine_place(coroutine):
-    """The innermost line of the chain of awaits, outside the standard library and other packages if there is one."""
+def _frames_of(coroutine):
+    """The chain of awaits, the innermost first."""
     frames, seen = [], 0
-    name = str(getattr(coroutine, "__qualname__", "") or "")
     while coroutine is not None and seen < 60:
         seen += 1
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
@@ -68,6 +90,11 @@ def _coroutine_place(coroutine):
             or getattr(coroutine, "gi_yieldfrom", None)
             or getattr(coroutine, "ag_await", None)
         )
+    return frames
+
+
+def _coroutine_place(name, frames):
+    """The innermost line of the chain of awaits, outside the standard library and other packages if there is one."""
     own = [frame for frame in frames if "-packages" not in frame.f_code.co_filename]
     file, line = awaited.place_of(own or frames)
     return {"coroutine": name[:80], "file": file, "line": line}
@@ -76,7 +103,14 @@ def _coroutine_place(coroutine):
 def _trio_loop(ident, runner):
     tasks = list(getattr(runner, "tasks", ()) or ())
     entries = [
-        {"name": str(getattr(task, "name", ""))[:80], "awaits": "", **_coroutine_place(getattr(task, "coro", None))}
+        {
+            "name": str(getattr(task, "name", ""))[:80],
+            "awaits": "",
+            **_coroutine_place(
+                str(getattr(getattr(task, "coro", None), "__qualname__", "") or ""),
+                _frames_of(getattr(task, "coro", None)),
+            ),
+        }
         for task in tasks[:_MOST_TASKS]
     ]
     own = [entry for entry in entries if "/trio/" not in entry["file"]]
