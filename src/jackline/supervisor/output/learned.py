@@ -27,6 +27,14 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})+|\d+\.?\d*|\.\d+)(?:[eE][
 _DIGITS = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"([A-Za-z][\w@/.-]*(?: [A-Za-z][\w@/.-]*)?)\s*[:=]?\s*[\[(]?$")
 _NOT_A_NAME = re.compile(r"at|in|on|of|to|is|from|for|by|and|the|an?|line|port|pid|rank|worker|gpu|took|after|m?s")
+# A whole number that grows and counts no steps: an address or an amount, by the word before it or the unit behind it.
+_NO_COUNT = re.compile(
+    r"(?:^|[^a-z])(?:port|pid|process|worker|rank|gpu|node|thread|line|memory|mem|ram|used?|size|free|total|seed|version"
+    r"|allocated|reserved|cached|peak|id)$"
+)
+_AMOUNT = re.compile(r"\s*(?:[KMGT]i?B|bytes?|B|[mun]?s|sec\w*|min\w*|hours?|°C|W|Hz|[KMG]?bps)\b")
+# What ninja, CMake and others put in front of words that differ: '[ 12%] Linking ...', '[3/120] Building ...'.
+_HEAD = re.compile(r"\s*\[\s*\d+\s*(?:%|/\s*\d+)\s*\](?=\s)")
 _HAS_DIGIT = re.compile(r"\d")
 _CELL = re.compile(r"\s*\|\s*|\s{2,}|\t+")
 
@@ -67,9 +75,14 @@ class Learner:
         if not places or len(places) > _MAX_PLACES:
             return None
         shape = self._remember(_DIGITS.sub("#", bare), places)
-        if shape.count < REPEATS:
+        if shape.count >= REPEATS:
+            return _conclude(bare, places, shape)
+        head = _HEAD.match(bare)
+        if head is None or head[0] == bare:
             return None
-        return _conclude(bare, places, shape)
+        places = list(_NUMBER.finditer(head[0]))
+        shape = self._remember(_DIGITS.sub("#", head[0]), places)
+        return _conclude(head[0], places, shape) if shape.count >= REPEATS else None
 
     def _remember(self, words: str, places: list[re.Match[str]]) -> _Shape:
         values = [float(place[0].replace(",", "")) for place in places]
@@ -114,12 +127,16 @@ class Learner:
 
 
 def _conclude(bare: str, places: list[re.Match[str]], shape: _Shape) -> Learned | None:
-    at = next((index for index, grows in enumerate(shape.grows) if grows), None)
+    at = next((index for index, grows in enumerate(shape.grows) if grows and _counts(bare, places[index])), None)
     progress = counts_by_word(bare)
     if at is not None and progress is None:
         done = shape.last[at]
-        total = _total_after(bare, places, shape, at)
-        progress = Progress("", done, total, _unit_of(bare, places, at), None, None, "line", is_guessed=True)
+        is_percent = bare[places[at].end() :].lstrip().startswith("%")
+        if is_percent and done > 100:
+            return None
+        total = 100.0 if is_percent else _total_after(bare, places, shape, at)
+        unit = "%" if is_percent else _unit_of(bare, places, at)
+        progress = Progress("", done, total, unit, None, None, "line", is_guessed=True)
     if progress is None or at is None:
         return None
     numbers: dict[str, float] = {}
@@ -133,6 +150,11 @@ def _conclude(bare: str, places: list[re.Match[str]], shape: _Shape) -> Learned 
         if "." in place[0] and not _NOT_A_NAME.fullmatch(words[-1]):
             numbers["_".join(words)] = shape.last[index]
     return Learned(replace(progress, is_guessed=True), numbers)
+
+
+def _counts(bare: str, place: re.Match[str]) -> bool:
+    before = bare[: place.start()][-48:].lower().rstrip(" :=#[(")
+    return not _NO_COUNT.search(before) and not _AMOUNT.match(bare, place.end())
 
 
 def _total_after(bare: str, places: list[re.Match[str]], shape: _Shape, at: int) -> float | None:
