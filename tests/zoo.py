@@ -56,6 +56,11 @@ class Program:
     def name(self) -> str:
         return self.path.stem
 
+    @property
+    def is_slow(self) -> bool:
+        """`slow=yes`: like another one to the supervisor, so it is left out of the usual tests."""
+        return "slow" in self.expect
+
     def place(self, marker: str) -> str:
         return f"{self.path.name}:{self.places[marker]}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,29 @@ def test_evidence_of_a_newer_kind_survives_the_file() -> None:
     import json
 
     assert Evidence.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+
+
+def test_a_copy_names_where_it_was_written_to() -> None:
+    found = best(said(traceback("OSError: [Errno 28] No space left on device: '/data/in.bin' -> 'copy.bin'")))
+    assert found.title.endswith("it could not write copy.bin")
+
+
+def test_a_bus_error_on_a_full_disk_that_it_wrote_to_says_so() -> None:
+    disks = (ROOMY, replace(FULL, path="/mnt/out"))
+    found = best(evidence(signal=7, shm_free_bytes=GIB, disks=disks, disk_free_bytes=500 * GIB, disk_path="/runs"))
+    assert (found.cause, "/mnt/out" in found.title) == ("bus_error", True)
+
+
+def test_why_a_command_of_the_script_failed_is_read_from_what_it_printed() -> None:
+    error = traceback("subprocess.CalledProcessError: Command 'head' returned non-zero exit status 1.")
+    found = best(said(f"    head: error writing 'standard output': No space left on device{error}"))
+    assert (found.cause, found.confidence, found.place is not None) == ("disk_full", "likely", True)
+
+
+def test_a_traceback_of_which_only_the_end_is_known_is_read() -> None:
+    """Two functions that call each other print 2,000 lines."""
+    frame = '  File "/me/a.py", line 3, in odd\n    return even(n - 1)\n'
+    text = f"    return odd(n - 1)\n{99 * frame}RecursionError: maximum recursion depth exceeded\n"
+    found = best(evidence(exit_code=1, output_tail=tuple(text.splitlines())))
+    assert (found.cause, found.confidence) == ("own_exception", "certain")
+    assert "recursion" in found.hint

@@ -22,7 +22,7 @@ _ALIKE = {"numpy_sort", "pool_map", "copies_with_cp", "many_short_children", "wo
 
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(each, marks=[pytest.mark.slow] if each.name in _ALIKE else []) for each in ALL],
+    [pytest.param(each, marks=[pytest.mark.slow] if each.name in _ALIKE or each.is_slow else []) for each in ALL],
     ids=lambda program: program.name,
 )
 def test_no_alarm_sounds(program: Program, zoo: Zoo) -> None:

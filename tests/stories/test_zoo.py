@@ -16,14 +16,20 @@ def test_the_zoo_is_large_enough() -> None:
     assert all(program.expect for program in ALL)
 
 
-@pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
+def params(programs: list[Program]) -> list[object]:
+    return [pytest.param(one, marks=[pytest.mark.slow] if one.is_slow else []) for one in programs]
+
+
+@pytest.mark.parametrize("program", params(ALL), ids=lambda program: program.name)
 def test_what_goes_wrong_is_found_out_and_placed(program: Program, zoo: Zoo) -> None:
     outcome = zoo.outcome(program, pytest.skip)
     problems = problems_of(program, outcome)
     assert not problems, "\n".join([*problems, f"(run directory: {outcome.folder / 'runs' / 'zoo'})"])
 
 
-@pytest.mark.parametrize("program", [one for one in ALL if "cause" in one.expect], ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program", params([one for one in ALL if "cause" in one.expect]), ids=lambda program: program.name
+)
 def test_a_cause_that_is_called_certain_is_right(program: Program, zoo: Zoo) -> None:
     """'likely' and 'not sure' may be wrong; 'certain' never."""
     findings = zoo.outcome(program, pytest.skip).exit.get("findings") or [{}]

@@ -29,7 +29,7 @@ from jackline.diagnosis.deaths.signal import (
     sent_by_us,
     terminated,
 )
-from jackline.diagnosis.deaths.traceback_text import Chain, ErrorText, fatal_chain
+from jackline.diagnosis.deaths.traceback_text import WRAPPERS, Chain, ErrorText, fatal_chain
 from jackline.diagnosis.deaths.workers import worker_killed
 
 _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
@@ -121,7 +121,13 @@ def _said(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
             finding = rule(error, evidence)
             if finding is not None:
                 return (finding,)
-    return ()
+    return _said_by_child(chain, evidence) if chain.root.name in WRAPPERS else ()
+
+
+def _said_by_child(chain: Chain, evidence: Evidence) -> tuple[Finding, ...]:
+    """A command that the script started printed why it failed; the script says only that it did."""
+    found = _said_in_lines(evidence)
+    return tuple(replace(one, confidence="likely", place=chain.root.place) for one in found)
 
 
 def _said_in_lines(evidence: Evidence) -> tuple[Finding, ...]:

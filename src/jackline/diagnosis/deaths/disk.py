@@ -17,7 +17,8 @@ _SAID = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(r"quota|Errno 122|EDQUOT", re.IGNORECASE)
-_PATH = re.compile(r"(?:device|exceeded|full)[^']{0,20}: '([^']+)'")
+# Python names the source of a copy, too: "No space left on device: 'from' -> 'to'".
+_PATH = re.compile(r"(?:device|exceeded|full)[^']{0,20}: (?:'[^']+' -> )?'([^']+)'")
 # What libraries say when a write came back short. A closed or broken file causes the same words.
 _MEANT = re.compile(
     r"PytorchStreamWriter failed|basic_ios::clear|inline_container\.cc.*unexpected pos|unexpected pos \d+ vs \d+"
@@ -43,7 +44,7 @@ def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
     confidence, title = _title(error, what, is_said=is_said, disk=disk)
     title += f": it could not write {path[1]}" if path else ""
     known = tuple(_space(one) for one in _worth_saying(evidence, path[1] if path else ""))
-    where = path[1] if path else (disk.path if disk and _is_full(disk) else "")
+    where = path[1] if path else (disk.path if disk and is_full(disk) else "")
     return Finding(
         "disk_full",
         confidence,
@@ -58,7 +59,7 @@ def _is_meant(error: ErrorText, disk: DiskSpace | None) -> bool:
     """A short write on a disk that is not known to have room. Without a traceback the disk must be full."""
     if not _MEANT.search(error.text):
         return False
-    return (disk is None or disk.free_bytes < _ROOMY_BYTES) if error.kind else _is_full(disk)
+    return (disk is None or disk.free_bytes < _ROOMY_BYTES) if error.kind else is_full(disk)
 
 
 def fullest(evidence: Evidence) -> DiskSpace | None:
@@ -75,21 +76,21 @@ def _title(error: ErrorText, what: str, *, is_said: bool, disk: DiskSpace | None
     place = at_place(error.place)
     if is_said:
         return "certain", f"{what}{place}"
-    if _is_full(disk):
+    if is_full(disk):
         return "certain", f"{what}{place}"
     if disk is not None and disk.free_bytes < _NEARLY_FULL_BYTES:
         return "likely", f"{what}{place}"
     return "not sure", f"a file could not be written{place}; a full disk does that"
 
 
-def _is_full(disk: DiskSpace | None) -> bool:
+def is_full(disk: DiskSpace | None) -> bool:
     return disk is not None and disk.free_bytes < max(_FULL_BYTES, disk.total_bytes // 1000)
 
 
 def _worth_saying(evidence: Evidence, path: str) -> list[DiskSpace]:
     """The disk of the path that the error names, else the fullest; others only when they are nearly full too."""
     disks = sorted(_all_disks(evidence), key=lambda disk: (disk.path != path, disk.free_bytes))
-    return [disk for number, disk in enumerate(disks) if number == 0 or _is_full(disk)][:2]
+    return [disk for number, disk in enumerate(disks) if number == 0 or is_full(disk)][:2]
 
 
 def _space(disk: DiskSpace) -> str:

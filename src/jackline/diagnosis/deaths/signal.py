@@ -9,6 +9,7 @@ import re
 import signal as signals
 from collections import Counter
 
+from jackline.diagnosis.deaths.disk import fullest, is_full
 from jackline.diagnosis.deaths.evidence import Cause, Confidence, Evidence, Finding, SentSignal
 from jackline.diagnosis.deaths.sentences import (
     at_place,
@@ -260,16 +261,16 @@ def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
 
 
 def _bus_error(evidence: Evidence, title: str, detail: tuple[str, ...], place: Frame | None) -> Finding:
-    shm, disk = evidence.shm_free_bytes, evidence.disk_free_bytes
+    shm, disk = evidence.shm_free_bytes, fullest(evidence)
     hint = "a file it had mapped shrank or could not be read; check the disk"
     if shm is not None and shm < _SHM_NEARLY_FULL_BYTES:
         title += ": /dev/shm is full"
         detail = (f"/dev/shm has {format_bytes(shm)} free; DataLoader workers pass batches through it", *detail)
         hint = "use fewer workers, or a larger /dev/shm (docker run --shm-size=8g)"
-    elif disk is not None and disk < _SHM_NEARLY_FULL_BYTES:
-        title += f": the disk of {evidence.disk_path} is full"
-        detail = (f"{evidence.disk_path} has {format_bytes(disk)} free", *detail)
-        hint = f"free space on the disk of {evidence.disk_path}"
+    elif disk is not None and is_full(disk):
+        title += f": the disk of {disk.path} is full"
+        detail = (f"{disk.path} has {format_bytes(disk.free_bytes)} free; a mapped file gets its space late", *detail)
+        hint = f"free space on the disk of {disk.path}"
     return Finding("bus_error", "certain", title, detail, hint, True, place)
 
 

@@ -33,6 +33,9 @@ WRAPPERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedEx
 _ECHOES = frozenset({"KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"})
 
 _MAX_MESSAGE_LINES = 12
+# Only the end of a long traceback may be known (two functions that call each other print 2,000 lines): it has no
+# header and begins with a frame, or with the lines below one.
+_CUT_WITHIN = 2
 _MAX_REPORT_LINES = 100
 _MAX_FOREIGN_LINES = 50
 _MAX_PATH = 4096
@@ -192,6 +195,8 @@ def _blocks(lines: Sequence[str]) -> Iterable[_Block]:
                 block = _read_plain(lines, index, prefix)
         elif index > covered and _FRAME.match(line):
             block = _read_bare_syntax_error(lines, index)
+            if block is None and index <= _CUT_WITHIN:
+                block = _read_plain(lines, index - 1, "")
         else:
             continue
         if block is not None:
