@@ -151,8 +151,9 @@ class _Copying:
         if self._is_room_checked:
             return
         self._is_room_checked = True
-        room = os.statvfs(folder)
-        free_bytes = room.f_bavail * room.f_frsize
+        import shutil
+
+        free_bytes = shutil.disk_usage(folder).free
         if self._total_bytes > free_bytes // FREE_SHARE:
             raise NotKept(
                 f"a copy of {self._source} would take {format_bytes(self._total_bytes)} of "
