@@ -181,3 +181,10 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder as far as possible. `shutil` loads compression libraries (0.7 MB), so it is imported here."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)

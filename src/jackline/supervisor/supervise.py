@@ -20,6 +20,7 @@ from typing import Any
 from jackline.diagnosis.deaths.evidence import SentSignal
 from jackline.errors import JacklineError, UsageError
 from jackline.machine.disk import explain_refusal
+from jackline.rundir.atomic import remove_tree
 from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock, acquire_after_finished
@@ -163,9 +164,7 @@ class Supervisor:
                 lock_fd=self.lock.fd,
             )
         except BaseException:
-            import shutil  # with its compression libraries 0.7 MB, which a run that starts does not need
-
-            shutil.rmtree(attempt.path, ignore_errors=True)
+            remove_tree(attempt.path)
             raise
         watch = self._watch(command)
         watch.resumed_from = start.resumed_from

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jackline.rundir.atomic import sync_directory
+from jackline.rundir.atomic import remove_tree, sync_directory
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.foreign import Fingerprint
 from jackline.supervisor.foreign.fingerprint import fingerprint
@@ -56,7 +56,7 @@ def keep_copy(run: RunDir, source: Path, wanted: Fingerprint, number: int, *, te
     except OSError as error:
         raise NotKept(f"{source} could not be copied into {run.kept}: {error.strerror or error}") from None
     finally:
-        _remove(draft)
+        remove_tree(draft)
     return Kept(final / source.name, is_shared)
 
 
@@ -76,16 +76,10 @@ def put_back(copy: Path, target: Path) -> Path | None:
         if aside is not None and not os.path.lexists(target):
             aside.rename(target)
         if draft.is_dir():
-            _remove(draft)
+            remove_tree(draft)
         draft.unlink(missing_ok=True)
         raise
     return aside
-
-
-def _remove(folder: Path) -> None:
-    import shutil  # with its compression libraries 0.7 MB: only in a supervisor that keeps copies
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def drop_old(run: RunDir, used: Path | None) -> None:
@@ -96,7 +90,7 @@ def drop_old(run: RunDir, used: Path | None) -> None:
         return
     for path in found[:-MAX_KEPT]:
         if used is None or used.parent != path:
-            _remove(path)
+            remove_tree(path)
 
 
 def _aside_name(target: Path, number: int) -> Path:
