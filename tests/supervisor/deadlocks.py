@@ -381,7 +381,7 @@ threads = [threading.Thread(target=stage, args=(number,), name=f"stage{number}")
 for thread in threads: thread.start()
 for thread in threads: thread.join()  # HERE
 """,
-        ("waits for lock 'locks[((number + 1) % 4)]' at", ":{THERE}", "they wait for each other"),
+        ("holds lock 'locks[1]' (since", "waits for lock 'locks[2]' at", ":{THERE}", "they wait for each other"),
     ),
     Case(
         "asyncio_group_waits_for_nobody",

@@ -91,17 +91,15 @@ def is_asleep(scene: Scene) -> bool:
     """The main thread sleeps and has no live workers, or it waits for a worker that sleeps and wakes up again and
     again. A sleep ends by itself, so the verdict can wait."""
     if not live(scene.workers):
-        return scene.now_s - scene.leader.slept_at_s <= _RECENT_S or _is_timed_loop(scene.leader)
+        return scene.now_s - scene.leader.slept_at_s <= _RECENT_S or _is_timed_loop(scene.leader, scene.now_s)
     is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS
     return is_waiting and any(_naps(view, scene.now_s) for view in live(scene.workers))
 
 
-def _is_timed_loop(view: ProcessView) -> bool:
+def _is_timed_loop(view: ProcessView, now_s: float) -> bool:
     """Whether its main thread is in an event loop whose timers wake it up: one of its tasks sleeps and repeats."""
     has_tasks = view.stack is not None and any(task.startswith("task ") for task in view.stack.tasks)
-    wait = view.reading.wait
-    is_polling = wait.kind in ("poll", "local_socket", "network") and not wait.is_endless
-    return has_tasks and is_polling and view.woke_s >= _LEAST_WAKE_S
+    return has_tasks and now_s - view.polled_at_s <= _RECENT_S and view.woke_s >= _LEAST_WAKE_S
 
 
 def _naps(view: ProcessView, now_s: float) -> bool:
@@ -112,7 +110,7 @@ def _naps(view: ProcessView, now_s: float) -> bool:
 def sleep_patience(scene: Scene) -> float:
     """Factor on the limit: 2 for a loop of short sleeps (retries, waits for slow data), 1 for one endless sleep."""
     views = (scene.leader, *live(scene.workers))
-    is_loop = scene.leader.reading.main_cpu_s is None or _is_timed_loop(scene.leader)
+    is_loop = scene.leader.reading.main_cpu_s is None or _is_timed_loop(scene.leader, scene.now_s)
     is_loop = is_loop or any(_naps(view, scene.now_s) for view in views)
     return 2.0 if is_loop else 1.0
 

@@ -23,6 +23,7 @@ BURST_S = 0.002  # least CPU of real work in a main thread; waking up to check a
 WORK_PER_SLEEP_S = 0.001
 LITTLE_PER_SLEEP_S, LITTLE_CORES = 0.0003, 0.003
 BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, which costs 1 to 3 ms
+_POLLS = ("poll", "local_socket", "network")
 _MOST_DELTAS = 15
 # A tracer that only looks (py-spy for native stacks) holds a process for milliseconds; a debugger holds it longer.
 TRACED_S = 2.5
@@ -51,6 +52,7 @@ class ProcessView:
     paused_since_s: float | None = None  # stopped by a signal or held by a tracer
     # When it was last seen asleep or waiting for the disk: a loop of sleeps is awake in some samples.
     slept_at_s: float = -math.inf
+    polled_at_s: float = -math.inf  # waited for descriptors with a time limit, as an event loop with a timer does
     disk_at_s: float = -math.inf
     main_deltas_s: tuple[float, ...] = ()  # CPU of the main thread in the last intervals
     main_cores: float = 0.0
@@ -112,6 +114,7 @@ def _step(
         keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
         paused_since_s=(at_s if old.paused_since_s is None else old.paused_since_s) if is_held else None,
         slept_at_s=at_s if process.wait.kind == "sleep" else old.slept_at_s,
+        polled_at_s=at_s if process.wait.kind in _POLLS and not process.wait.is_endless else old.polled_at_s,
         disk_at_s=at_s if process.wait.kind == "disk" else old.disk_at_s,
         main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),
         main_cores=(spent_s or 0.0) / span_s,

@@ -120,7 +120,7 @@ def calling(frame, names):
         if one.opname in _ATTRIBUTES and one.argval in names and _starts_together(one, code.instructions[number]):
             parsed = parse_chain(code, at - 1)
             if parsed:
-                return value_of(frame, parsed[0]), one.argval, chain_text(parsed[0])
+                return value_of(frame, parsed[0]), one.argval, chain_text(parsed[0], frame)
             return None, one.argval, ""
     return None
 
@@ -143,7 +143,9 @@ def calls_before(frame, names):
         if one.opname in _ATTRIBUTES and one.argval in names:
             parsed = parse_chain(code, at - 1)
             value = value_of(frame, parsed[0]) if parsed else None
-            found.append((value, one.argval, chain_text(parsed[0]) if parsed else "", one.positions.lineno or 0))
+            found.append(
+                (value, one.argval, chain_text(parsed[0], frame) if parsed else "", one.positions.lineno or 0)
+            )
     return found
 
 
@@ -175,11 +177,13 @@ def _parse_math(code, number):
     return ((("math", (left[0], code.instructions[number].argrepr, right[0])),), left[1]) if left else None
 
 
-def chain_text(chain):
+def chain_text(chain, frame=None):
+    """The expression as text; an index by its value in `frame`, so that one lock has one name."""
     text = ""
     for kind, what in chain:
         if kind == "item":
-            text += f"[{chain_text(what)}]"
+            index = value_of(frame, what) if frame is not None else None
+            text += f"[{index!r}]" if type(index) in (int, str) else f"[{chain_text(what)}]"
         elif kind == "math":
             text += f"({chain_text(what[0])} {what[1]} {chain_text(what[2])})"
         else:
