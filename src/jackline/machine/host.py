@@ -1,4 +1,4 @@
-"""Which machine this is: kernel, distribution, usable CPUs and RAM, notebook, container, batch job and its end; its programs.
+"""Which machine this is: kernel, distribution, CPUs and RAM, notebook, container, batch job and its end; programs.
 
 Owns the description that is stored with a run, and when the platform takes the machine away. Measures nothing that
 changes.
