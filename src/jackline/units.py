@@ -22,6 +22,12 @@ def format_bytes(count: float) -> str:
     return f"{sign}{size:.0f} B"
 
 
+def format_limit(count: float, source: str | None) -> str:
+    """'23.5 GiB RAM' for the machine's own memory; else where the limit comes from: '8.0 GiB (cgroup /job)'."""
+    size = format_bytes(count)
+    return f"{size} RAM" if source == "MemTotal" else f"{size} ({source})" if source else size
+
+
 def format_duration(seconds: float) -> str:
     """0.25 -> '0.3 s', 41 -> '41 s', 95 -> '1 min 35 s', 11520 -> '3 h 12 min', 200000 -> '2 d 7 h'."""
     if seconds < 0:

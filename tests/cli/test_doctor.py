@@ -70,7 +70,7 @@ def test_the_report_on_a_machine_reads_as_a_table_with_a_verdict_and_the_next_co
     assert report_lines(MACHINE, [], ()) == [
         "machine       Debian GNU/Linux 12 (bookworm), kernel 6.1.0, x86_64, in docker, in colab",
         "cpus          2 usable of 8",
-        "memory        3.0 GiB used of 12.0 GiB (limit: cgroup /x)",
+        "memory        3.0 GiB used of 12.0 GiB (cgroup /x)",
         "/dev/shm      6.0 GiB free",
         "disk          50.0 GiB free of 100 GiB, ext4, for runs in /",
         "gpu           none",
@@ -114,7 +114,7 @@ def test_a_remote_full_or_unwritable_place_for_runs_is_said(tmp_path: Path) -> N
 
 def test_little_memory_is_noted() -> None:
     tight = replace(MACHINE, memory=MemoryReading(0.0, 11 * GIB, MemoryLimit(12 * GIB, "MemTotal"), GIB))
-    assert [check.text for check in check_machine(tight)] == ["only 1.0 GiB of RAM are free (MemTotal)"]
+    assert [check.text for check in check_machine(tight)] == ["only 1.0 GiB of 12.0 GiB RAM are free"]
 
 
 def test_a_left_over_process_on_torchs_port_is_named_with_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

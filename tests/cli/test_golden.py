@@ -80,7 +80,7 @@ def test_a_finished_run_is_finished_wherever_it_ran() -> None:
 @pytest.mark.usefixtures("here")
 def test_a_run_that_the_kernel_killed_keeps_its_explanation() -> None:
     assert text_of("format1-killed-oom") == (
-        "train-killed-oom: died 3 h 21 min ago in attempt 1, after 1 min\n"
+        "train-killed-oom: killed 3 h 21 min ago in attempt 1, after 1 min\n"
         "  error: the kernel killed it because memory ran out: the limit is 16.0 GiB\n"
         "         memory peaked at 15.9 GiB of 16.0 GiB (cgroup /job)\n"
         "         it was growing by 238 MiB/s in work/data.py:42 in load: rows.append(parse(line))\n"
@@ -98,7 +98,7 @@ def test_a_run_that_the_kernel_killed_keeps_its_explanation() -> None:
 def test_a_run_whose_machine_was_lost_is_dead_and_says_what_it_did_last() -> None:
     lines = text_of("format1-machine-lost").splitlines()
     assert lines[:3] == [
-        "train-machine-lost: dead in attempt 1: no heartbeat since 2026-11-06 21:30:01 UTC (3 h 12 min ago), pid 720 "
+        "train-machine-lost: gone in attempt 1: no heartbeat since 2026-11-06 21:30:01 UTC (3 h 12 min ago), pid 720 "
         "is gone; nobody saw how it ended",
         "  last seen:  3 h 12 min ago; what follows was true then",
         "  progress:   train, 1,200 of 5,000 steps (24 %), 2.0 steps/s, about 31 min 40 s to go",
@@ -123,7 +123,7 @@ def test_a_stuck_run_shows_the_line_its_incident_and_what_is_off() -> None:
 @pytest.mark.usefixtures("here")
 def test_a_torn_run_is_read_as_far_as_it_goes() -> None:
     assert text_of("format1-torn") == (
-        "train-torn: dead in attempt 1: no heartbeat since a time that cannot be read, no process of it is left; "
+        "train-torn: gone in attempt 1: no heartbeat since a time that cannot be read, no process of it is left; "
         "nobody saw how it ended\n"
         "  log:        GOLDEN/format1-torn/out.log, 51 B; complete\n"
         "  command:    python train.py --lr 0.001\n"

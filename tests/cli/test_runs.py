@@ -79,9 +79,9 @@ def test_runs_are_listed_newest_first_with_state_progress_age_and_path(runs: Pat
     assert rows() == [
         ["NAME", "STATE", "ATTEMPT", "PROGRESS", "AGE", "PATH"],
         ["alive", "alive", "1", "1,200/5,000 (24 %)", "1 min", "runs/alive"],
-        ["dead", "dead (kernel oom)", "2", "-", "2 h", "runs/dead"],
+        ["dead", "killed (kernel oom)", "2", "-", "2 h", "runs/dead"],
         ["finished", "finished", "1", "-", "1 min", "other/finished"],
-        ["lost", "dead (end not seen)", "1", "-", "1 min", "runs/lost"],
+        ["lost", "gone (end not seen)", "1", "-", "1 min", "runs/lost"],
         ["away", "elsewhere", "1", "-", "1 min", "runs/away"],
         ["new", "empty", "-", "-", "1 min", "runs/new"],
     ]
@@ -129,7 +129,7 @@ def test_a_live_run_that_does_not_move_is_marked_by_its_verdict(runs: Path) -> N
         ["odd", "alive"],
         ["strange", "alive"],
         ["old", "alive, stale"],
-        ["gone", "dead (killed)"],
+        ["gone", "crashed (killed)"],
     ]
     assert rows("--logs")[1][:2] == ["stuck", "alive, STUCK for 12 min"]
 
@@ -218,7 +218,7 @@ def test_a_state_has_a_colour_only_where_colours_are_wanted(runs: Path, monkeypa
     write_exit(made(runs / "dead", 0), 1, cause="own_exception")
     assert "\x1b" not in call().stdout
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b[31mdead (own exception)\x1b[0m" in call().stdout
+    assert "\x1b[31mcrashed (own exception)\x1b[0m" in call().stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in call().stdout
 
@@ -249,9 +249,7 @@ def test_rm_deletes_the_named_runs_and_nothing_else(runs: Path) -> None:
 def test_rm_asks_and_deletes_nothing_where_nobody_can_answer(runs: Path) -> None:
     ended(runs / "mine", days=1)
     text = refused("rm", "mine")
-    assert text.startswith(
-        "error: deleting runs needs --yes where nobody can be asked\n       mine  dead (end not seen), "
-    )
+    assert text.startswith("error: deleting runs needs --yes where nobody can be asked\n       mine  failed, ")
     assert (runs / "mine").is_dir()
 
 
@@ -288,7 +286,7 @@ def test_prune_deletes_what_ended_longer_ago_and_only_in_this_folder(runs: Path)
     ended(runs / "young", days=29)
     register(ended(runs.parent / "other" / "elsewhere", days=90), vouched=True)
     write_start(made(runs / "live", 0, age_s=90 * 86400), this_process())
-    assert "would delete old  dead (end not seen), " in call("prune", "--older", "30d", "--dry-run").stdout
+    assert "would delete old  failed, " in call("prune", "--older", "30d", "--dry-run").stdout
     assert (runs / "old").is_dir()
     call("prune", "--older", "30d", "--dead", "--yes")
     assert sorted(path.name for path in runs.iterdir()) == ["live", "old-and-done", "young"]

@@ -242,7 +242,7 @@ def test_a_run_that_vanished_is_dead_without_a_guess(runs: Path) -> None:
     write_start(run, gone_process())
     write_state(run, gone_process(), at_s=NOW_S - 60)
     assert lines_of()[0] == (
-        f"train-1: dead in attempt 1: no heartbeat since 21:19:00 UTC (1 min ago), pid {os.getpid()} is gone; "
+        f"train-1: gone in attempt 1: no heartbeat since 21:19:00 UTC (1 min ago), pid {os.getpid()} is gone; "
         "nobody saw how it ended"
     )
 
@@ -287,11 +287,11 @@ def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
 def test_a_finished_run_says_so_once(runs: Path) -> None:
     run = make_run(runs / "train-1")
     write_start(run, gone_process())
-    text = "finished after 41 min\n       peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)"
+    text = "finished after 41 min\n       peak memory 3.0 GiB of 8.0 GiB RAM"
     write_exit(run, 0, ended_at_s=NOW_S - 60, duration_s=2460, text=text)
     assert lines_of()[:3] == [
         "train-1: finished 1 min ago in attempt 1, after 41 min",
-        "  peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)",
+        "  peak memory 3.0 GiB of 8.0 GiB RAM",
         f"  log:        {runs}/train-1/out.log; there is no log",
     ]
 

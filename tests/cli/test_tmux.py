@@ -112,7 +112,7 @@ def test_status_and_runs_fit(terminal: Terminal, shell: Shell) -> None:
     rows = terminal.wait_for(lambda rows: any(row.startswith("ENDED") for row in rows))
     assert rows[0].split()[:2] == ["NAME", "STATE"]
     assert rows[1].startswith("a-name-as-long-as-they")
-    assert rows[2].startswith(f"{name}: died")  # one row for the run, then its status
+    assert rows[2].startswith(f"{name}: exited with")  # one row for the run, then its status
     plain = shell.jackline("status", name).out
     words = {word for word in plain.split() if re.fullmatch(r"[a-z]+[:,;]?", word)}
     assert {"progress:", "log:", "command:"} & words

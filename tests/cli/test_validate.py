@@ -65,6 +65,6 @@ def test_a_run_that_is_over_cannot_be_asked(run: RunDir) -> None:  # noqa: F811
 
     assert done.returncode == 2
     assert done.stderr == (
-        "error: run 'mine' is not running: it is dead\n"
+        "error: run 'mine' is not running: it is gone, and nobody saw how it ended\n"
         "hint: `jackline resume mine` continues it; a training validates in full at its end by itself\n"
     )

@@ -397,7 +397,7 @@ def test_a_missing_heartbeat_is_said_as_it_is(run: Run) -> None:
 
 def test_a_wait_for_a_restart_is_a_sign_of_life(run: Run) -> None:
     state = {"at_s": 100.0, "supervisor": run.me, "attempt": 2, "is_restarting": True, "restart_at_s": 112.0}
-    assert life(state, "mine", 100.0) == "attempt 2 has ended; starting again in 12 s"
+    assert life(state, "mine", 100.0) == "attempt 2 has ended; restarting in 12 s"
 
 
 def test_an_end_without_supervisor_is_told_from_the_keepers_file(run: Run) -> None:

@@ -67,7 +67,7 @@ def test_an_ended_run_is_shown_with_its_exit_code(run: RunDir) -> None:
     atomic.write_json(run.attempt(1).exit_file, {"exit_code": 3})
     done = watch("mine")
     assert (done.returncode, done.stdout) == (3, "printed\n")
-    assert done.stderr == "[jackline] run 'mine' is not running, it is dead; this is what it printed last\n"
+    assert done.stderr == "[jackline] run 'mine' is not running: it failed; this is what it printed last\n"
 
 
 def test_only_runs_without_supervisor_whose_end_is_unknown_get_a_new_one(run: RunDir) -> None:

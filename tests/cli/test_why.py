@@ -211,7 +211,7 @@ def test_a_dead_run_is_explained_from_its_files(run: RunDir) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     incident = first_attempt(run).incident(1)
     assert done.stdout == (
-        f"run 'train' died at {clock(evidence.ended_at_s)} after 1 min 15 s (attempt 1, {run.path})\n"
+        f"run 'train' failed at {clock(evidence.ended_at_s)} after 1 min 15 s (attempt 1, {run.path})\n"
         f"{death_text(diagnose(evidence), evidence)}\n"
         "certainty: certain\n"
         f"incident: {incident} (SUSPECT (STUCK_LOCK) at 2026-11-15 02:00:00 UTC)\n"
@@ -225,7 +225,7 @@ def test_a_finished_run_says_so_once(run: RunDir) -> None:
     atomic.write_json(first_attempt(run).exit_file, {"exit_code": 0, "evidence": evidence.to_json()})
     assert why("train").stdout == (
         f"run 'train' finished at {clock(evidence.ended_at_s)} after 1 min 15 s (attempt 1, {run.path})\n"
-        "peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "peak memory 3.0 GiB of 8.0 GiB RAM\n"
         f"log: {run.out_log}\n"
     )
 
@@ -253,7 +253,7 @@ def test_an_end_that_nobody_wrote_down_is_said_to_be_unknown(run: RunDir) -> Non
     )
     run.out_log.write_text("2026-11-15T02:00:00Z epoch 1\n2026-11-15T02:00:01Z epoch 2\n")
     assert why("train").stdout == (
-        f"run 'train' died (attempt 1, {run.path})\n"
+        f"run 'train' is gone (attempt 1, {run.path})\n"
         f"no heartbeat since {clock(seen_s)}, pid {child['pid']} is gone\n"
         "last verdict: PROGRESS: running (1.0 cores)\n"
         "last seen doing: in the backward pass at /me/t.py:8 `loss.backward()`\n"

@@ -227,7 +227,7 @@ def test_a_builder_that_dies_five_times_is_given_up(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(supply, "start_builder", start_dying)
     with pytest.raises(JacklineError) as caught:
         read_all(corpus(tmp_path), CacheSettings(root=tmp_path / "cache"))
-    assert caught.value.message == "the tokeniser process died 5 times in a row, the last time with code -9"
+    assert caught.value.message == "the tokeniser process was lost 5 times in a row, the last time with code -9"
 
 
 def test_an_orphaned_builder_ends(tmp_path: Path) -> None:

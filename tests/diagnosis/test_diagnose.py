@@ -35,7 +35,7 @@ def test_ctrl_c_is_told_as_a_stop() -> None:
     assert text_of(found) == (
         "stopped by Ctrl-C after 41 s\n"
         "       it ended on SIGINT\n"
-        "       peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       peak memory 3.0 GiB of 8.0 GiB RAM\n"
         "hint: run the same command again, or `jackline resume`, to continue"
     )
     assert not best(found).is_retryable
@@ -96,7 +96,7 @@ def test_the_memory_guard_names_the_line_that_grew_and_is_not_retried() -> None:
     )
     assert text_of(found) == (
         "error: ended by Jackline after 41 s, before the kernel would have killed it for memory\n"
-        "       peak memory 7.8 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       peak memory 7.8 GiB of 8.0 GiB RAM\n"
         "       it was growing by 210 MiB/s in /home/me/data.py:42 in load: rows.append(parse(line))\n"
         "       it ended on SIGTERM\n"
         "hint: host RAM, not GPU memory, grew at data.py:42: keep less there (free it, bound it, or write it to "
@@ -132,7 +132,7 @@ def test_a_kernel_kill_is_certain_when_the_cgroup_counted_it_and_memory_was_full
     )
     assert text_of(found) == (
         "error: the kernel killed it because memory ran out: the limit is 8.0 GiB\n"
-        "       peak memory 8.0 GiB (limit 8.0 GiB, cgroup /job)\n"
+        "       peak memory 8.0 GiB of 8.0 GiB (cgroup /job)\n"
         "       it was growing by 191 MiB/s in /home/me/data.py:42 in load: rows.append(parse(line))\n"
         "       the kernel counted 1 out-of-memory kill in its memory cgroup during this attempt\n"
         "       kernel log: Memory cgroup out of memory: Killed process 4242 (python) total-vm:9000000kB\n"
@@ -166,7 +166,7 @@ def test_sigkill_that_nobody_counted_was_somebody(tmp_path: Path) -> None:
     assert text_of(found) == (
         "error: killed with SIGKILL (kill -9) by someone else (likely)\n"
         "       Jackline did not send it, and the kernel counted no out-of-memory kill\n"
-        "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       it ran for 41 s; peak memory 3.0 GiB of 8.0 GiB RAM\n"
         "hint: ask who or what ends processes here: a colleague, a scheduler, a container's limits"
     )
     assert (best(found).confidence, best(found).is_retryable) == ("likely", False)
@@ -183,7 +183,7 @@ def test_sigkill_with_full_memory_and_unreadable_counters_is_not_sure() -> None:
     assert text_of(found) == (
         "error: killed with SIGKILL (kill -9) by someone else (not sure)\n"
         "       Jackline did not send it; the kernel's out-of-memory counters could not be read here\n"
-        "       it ran for 41 s; peak memory 7.6 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       it ran for 41 s; peak memory 7.6 GiB of 8.0 GiB RAM\n"
         "       it was growing in /home/me/data.py:42 in load: rows.append(parse(line))\n"
         "       a memory daemon (systemd-oomd, earlyoom) may have done it: memory was nearly full\n"
         "       or: the kernel may have killed it because memory ran out; its counters could not be read here"
@@ -206,7 +206,7 @@ def test_sigterm_from_outside_may_be_a_preemption_or_a_person(tmp_path: Path) ->
     assert text_of(found) == (
         "error: ended by SIGTERM, which Jackline did not send: a preemption, a shutdown or a person's `kill`"
         " (not sure)\n"
-        "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       it ran for 41 s; peak memory 3.0 GiB of 8.0 GiB RAM\n"
         "hint: run the same command again, or `jackline resume`, to continue"
     )
     assert (best(found).cause, best(found).is_retryable) == ("preempted", False)
@@ -268,7 +268,7 @@ def test_a_segfault_is_placed_in_the_thread_that_crashed() -> None:
     assert text_of(found) == (
         "error: it crashed in native code with a segmentation fault at train.py:9\n"
         "       /home/me/train.py:9 in kernel: ctypes.string_at(0)\n"
-        "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       it ran for 41 s; peak memory 3.0 GiB of 8.0 GiB RAM\n"
         "hint: the call at that line enters C code; update or pin the package it belongs to"
     )
     assert best(found).is_retryable
@@ -277,16 +277,16 @@ def test_a_segfault_is_placed_in_the_thread_that_crashed() -> None:
 def test_a_bus_error_with_a_full_dev_shm_says_so() -> None:
     found = evidence(signal=7, shm_free_bytes=0)
     assert text_of(found) == (
-        "error: it died of a bus error: /dev/shm is full\n"
+        "error: it crashed with a bus error: /dev/shm is full\n"
         "       /dev/shm has 0 B free; DataLoader workers pass batches through it\n"
-        "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       it ran for 41 s; peak memory 3.0 GiB of 8.0 GiB RAM\n"
         "hint: use fewer workers, or a larger /dev/shm (docker run --shm-size=8g)"
     )
 
 
 def test_a_bus_error_on_a_full_disk_says_so() -> None:
     found = best(evidence(signal=7, shm_free_bytes=GIB, disk_free_bytes=100, disk_path="/mnt/out"))
-    assert found.title == "it died of a bus error: the disk of /mnt/out is full"
+    assert found.title == "it crashed with a bus error: the disk of /mnt/out is full"
 
 
 def test_an_abort_tells_what_was_said_last(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_death_inside_a_shell_is_found_in_its_exit_code(tmp_path: Path) -> Non
         "error: killed with SIGKILL (kill -9) by someone else (likely)\n"
         "       exit code 137 = 128 + 9: a process inside it ended by SIGKILL\n"
         "       Jackline did not send it, and the kernel counted no out-of-memory kill\n"
-        "       it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       it ran for 41 s; peak memory 3.0 GiB of 8.0 GiB RAM\n"
         "hint: ask who or what ends processes here: a colleague, a scheduler, a container's limits"
     )
 
@@ -355,7 +355,7 @@ def test_an_end_nobody_saw_is_not_guessed() -> None:
         "error: it is gone and nobody saw how it ended (not sure)\n"
         "       its last line: epoch 3\n"
         "       it was last seen alive after 41 s\n"
-        "       peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)\n"
+        "       peak memory 3.0 GiB of 8.0 GiB RAM\n"
         "hint: a lost machine or a killed supervisor does that; run the same command again to continue"
     )
 
@@ -366,7 +366,7 @@ def test_an_end_nobody_saw_but_the_kernel_counted_is_the_kernels() -> None:
 
 def test_a_good_end_is_told_in_two_lines() -> None:
     found = evidence(exit_code=0, duration_s=11520)
-    assert text_of(found) == ("finished after 3 h 12 min\n       peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)")
+    assert text_of(found) == ("finished after 3 h 12 min\n       peak memory 3.0 GiB of 8.0 GiB RAM")
 
 
 def test_a_traceback_printed_along_the_way_does_not_spoil_a_good_end(tmp_path: Path) -> None:

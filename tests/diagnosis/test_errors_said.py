@@ -13,7 +13,7 @@ from jackline.diagnosis.deaths.evidence import Evidence
 from jackline.diagnosis.deaths.report import death_text
 from tests.diagnosis.deaths import GIB, best, run_command, run_script, said
 
-RAN = "it ran for 41 s; peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)"
+RAN = "it ran for 41 s; peak memory 3.0 GiB of 8.0 GiB RAM"
 
 
 def text_of(found: Evidence) -> str:

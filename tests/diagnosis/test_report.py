@@ -41,7 +41,7 @@ def test_more_than_eight_lines_are_never_shown_and_the_hint_stays() -> None:
 
 def test_others_under_the_same_limit_are_told_when_they_fill_it() -> None:
     assert memory_line(evidence(last_memory_bytes=7 * GIB)) == (
-        "peak memory 3.0 GiB (limit 8.0 GiB, MemTotal); with all others, 7.0 GiB were in use",
+        "peak memory 3.0 GiB of 8.0 GiB RAM; with all others, 7.0 GiB were in use",
     )
-    assert memory_line(evidence(last_memory_bytes=4 * GIB)) == ("peak memory 3.0 GiB (limit 8.0 GiB, MemTotal)",)
+    assert memory_line(evidence(last_memory_bytes=4 * GIB)) == ("peak memory 3.0 GiB of 8.0 GiB RAM",)
     assert memory_line(evidence(peak_memory_bytes=0, last_memory_bytes=0)) == ()

@@ -100,7 +100,7 @@ def test_without_one_the_advice_still_says_which_memory_it_was() -> None:
 
 def test_a_sum_over_processes_never_passes_the_limit() -> None:
     text = death_text(diagnose(evidence(signal=9, peak_memory_bytes=9 * GIB)), evidence(signal=9))
-    assert "peak memory 8.0 GiB (limit 8.0 GiB, MemTotal)" in text
+    assert "peak memory 8.0 GiB of 8.0 GiB RAM" in text
 
 
 CUDA = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from jackline.machine.gpu import watch as gpu
 from jackline.machine.gpu.vendors import nvidia
 from jackline.machine.gpu.vendors.nvidia import parse_smi
-from jackline.machine.gpu.watch import find_source, is_hanging, read_gpus
+from jackline.machine.gpu.watch import GpuUse, find_source, is_hanging, read_gpus, uses_a_gpu
 from jackline.machine.readings import GpuProcess, GpuReading
 from tests.machine.conftest import wait_until
 
@@ -160,3 +162,27 @@ def test_a_real_gpu_is_read_when_there_is_one() -> None:
     assert gpus
     assert gpus[0].total_bytes > gpus[0].used_bytes >= 0
     assert gpus[0].name != "unknown"
+
+
+def holding(tmp_path: Path, name: str) -> subprocess.Popen[bytes]:
+    """A process with a file of that name mapped, as a library is."""
+    path = tmp_path / name
+    path.write_bytes(bytes(4096))
+    code = "import mmap, sys; file = open(sys.argv[1], 'rb'); held = mmap.mmap(file.fileno(), 0, access=1)"
+    code += "; print(1, flush=True); input()"
+    return subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(("name", "is_user"), [("libcuda.so.1", True), ("libm.so", False)])
+def test_a_process_uses_a_gpu_when_its_driver_is_loaded(name: str, is_user: bool, tmp_path: Path) -> None:
+    with holding(tmp_path, name) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert uses_a_gpu(process.pid) is is_user
+        hidden = GpuReading(0, "NVIDIA H200", 100, 50, 87, 22, 600.0)
+        seen = GpuReading(0, "NVIDIA H200", 100, 50, 87, 22, 600.0, (GpuProcess(os.getpid(), 1),))
+        use = GpuUse()
+        assert [gpu.is_ours for gpu in use.mark((hidden, seen), [process.pid], 0.0)] == [is_user, False]
+        assert use.mark((seen,), [os.getpid()], 0.0)[0].is_ours
+        process.communicate(b"\n")
+    assert not uses_a_gpu(process.pid)

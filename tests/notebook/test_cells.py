@@ -111,7 +111,7 @@ def test_errors_are_our_own_text_and_a_death_fails_the_cell(person: Shell, kerne
     assert not person.runs.exists()
     person.script("dies.py", "print('before'); raise RuntimeError('the end')\n")
     died = kernel.run("run = notebook.run('python dies.py', name='dying'); run.watch()")
-    assert died.error[0].startswith("error: run 'dying' died: ")
+    assert died.error[0].startswith("error: run 'dying' crashed: ")
     assert "RuntimeError: the end" in "\n".join(died.error)
     assert died.error[-1] == ("hint: run.why() tells more; running its cell again resumes from the last checkpoint")
     assert "before" in died.blocks[-1]

@@ -98,7 +98,7 @@ notebook.run("python -c 'raise SystemExit(3)'", name="bad").watch()
     assert "hello from the run\n" in done.out
     assert "\nfinished\n" in done.out
     assert "run 'plain' finished at " in done.out
-    assert "jackline.errors.JacklineError: error: run 'bad' died: " in done.err
+    assert "jackline.errors.JacklineError: error: run 'bad' exited with code 3: " in done.err
     assert done.err.endswith("hint: run.why() tells more; running its cell again resumes from the last checkpoint\n")
 
 

@@ -64,8 +64,8 @@ def test_a_command_that_ends_on_a_full_disk_has_its_exit_code(
         go.touch()
         ended(shell)
         assert "exit code 3" in works(shell, "why", "x")
-        assert "died" in works(shell, "status", "x")
-        assert "dead (exit code)" in works(shell, "runs")
+        assert "exited with code 3" in works(shell, "status", "x")
+        assert "exited with code 3" in works(shell, "runs")
         assert "up" in works(shell, "logs", "x")
         refusal = works(shell, "resume", "x", code=1)
     assert "the disk is full" in refusal or "no inodes left" in refusal, refusal

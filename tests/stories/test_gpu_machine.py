@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.shell import Shell
+from tests.shell import Done, Shell
 from tests.zoo import JACKLINE
 
 pytestmark = pytest.mark.zoo
@@ -37,7 +38,9 @@ mount --move {dev} /dev
 """
 
 
-def test_a_run_on_a_machine_with_a_gpu_is_watched_to_its_end(shell: Shell, tmp_path: Path) -> None:
+@pytest.fixture
+def gpu_shell(shell: Shell, tmp_path: Path) -> Callable[..., Done]:
+    """`jackline ...` on such a machine."""
     dev, smi = tmp_path / "dev", tmp_path / "bin" / "nvidia-smi"
     dev.mkdir()
     smi.parent.mkdir()
@@ -47,11 +50,26 @@ def test_a_run_on_a_machine_with_a_gpu_is_watched_to_its_end(shell: Shell, tmp_p
     if subprocess.run(["unshare", "--mount", "sh", "-c", make], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let its user make a mount namespace")
     shell.env["PATH"] = f"{smi.parent}:{shell.env['PATH']}"
+    return lambda *words: shell.call(
+        ["unshare", "--mount", "sh", "-c", f"{make}\nexec {shlex.join([*JACKLINE, *words])}"]
+    )
+
+
+def test_a_hang_is_found_though_a_neighbour_keeps_the_gpu_busy(shell: Shell, gpu_shell: Callable[..., Done]) -> None:
+    script = shell.script(
+        "hangs.py", "import threading\nprint('waits')\nthreading.Lock().acquire(); threading.Event().wait()\n"
+    )
+    limits = ("--stuck-after", "2", "--quiet-after", "1", "--on-stuck", "stop")
+    done = gpu_shell("run", "--name", "mine", *limits, "--", "python", script)
+    assert "STUCK" in done.err and "hangs.py:3" in done.err, done.err
+    assert "the GPU works" not in done.err
+
+
+def test_a_run_on_a_machine_with_a_gpu_is_watched_to_its_end(shell: Shell, gpu_shell: Callable[..., Done]) -> None:
     script = shell.script(
         "train.py", "import time\nfor step in range(9):\n    print('step', step)\n    time.sleep(1)\n"
     )
-    command = shlex.join([*JACKLINE, "run", "--name", "mine", "--", "python", script])
-    done = shell.call(["unshare", "--mount", "sh", "-c", f"{make}\nexec {command}"])
+    done = gpu_shell("run", "--name", "mine", "--", "python", script)
     assert done.code == 0, done.err
     assert "[jackline] finished after " in done.err
     machine = (shell.runs / "mine" / "supervisor.json").read_text()

@@ -59,7 +59,7 @@ def test_a_dead_command_typed_again_is_the_next_attempt_of_the_same_run(shell: S
     assert shell.run_dir("two").exit(2)["cause"] == "finished"
     earlier = shell.jackline("why", "two", "--attempt", "1")
     assert earlier.code == 0, earlier
-    assert earlier.out.startswith("attempt 1 of run 'two' died at ")
+    assert earlier.out.startswith("attempt 1 of run 'two' exited with code 1 at ")
     assert f"({shell.runs / 'two'}; 2 is its newest)" in earlier.out.splitlines()[0]
     assert shell.jackline("why", "two").out.startswith("run 'two' finished at ")
 
@@ -166,7 +166,7 @@ def test_a_crash_loop_is_ended_and_explained(shell: Shell) -> None:
     assert done.code == 1
     run = shell.run_dir("loop")
     assert len(list((run.path / "attempts").iterdir())) == 2
-    why = "not starting again: the same error ended two attempts within a minute of their start"
+    why = "not restarting: the same error ended two attempts within a minute of their start"
     assert why in [event["text"] for event in run.events("note")]
     assert why in done.err
 

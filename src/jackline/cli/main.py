@@ -25,7 +25,7 @@ COMMANDS = {
     "demo": ("jackline.cli.commands.demo", "One minute: a training is killed with SIGKILL, resumes, ends bit-equal."),
     "status": ("jackline.cli.commands.status", "Is it alive, how far, when done, what is at risk."),
     "watch": ("jackline.cli.commands.watch", "The live view; takes over a run whose supervisor is gone."),
-    "why": ("jackline.cli.commands.why", "What it is doing, by file and line; why it died, from evidence."),
+    "why": ("jackline.cli.commands.why", "What it is doing, by file and line; why it ended, from evidence."),
     "wait": ("jackline.cli.programs.wait", "Wait until it ends, hangs or gets far enough; one JSON verdict."),
     "events": ("jackline.cli.programs.events", "What happened to it; with --since, what is new."),
     "mcp": ("jackline.cli.programs.server", "A read-only MCP server on stdio: runs, status, why, wait."),

@@ -124,6 +124,7 @@ class GpuReading:
     power_w: float | None
     processes: tuple[GpuProcess, ...] = ()
     power_limit_w: float | None = None
+    is_ours: bool | None = None  # whether a watched process uses it; None: nobody has looked
 
 
 @dataclass(frozen=True)

@@ -146,17 +146,17 @@ def judge(run: RunDir, view: RunView) -> None:
     elif state == "stopped":
         say(f"run '{run.name}' was stopped; running its cell again continues it")
     elif state not in LIVE:
-        raise death(run.name, view.status.exit.text or "nobody saw how it ended")
+        raise death(run.name, view.status.end_words, view.status.exit.text or "nobody saw how it ended")
 
 
-def death(name: str, text: str) -> JacklineError:
+def death(name: str, words: str, text: str) -> JacklineError:
     """The recorded explanation as an error."""
     first, *rest = text.splitlines()
     hints = [line.strip() for line in rest if line.strip().startswith("hint: ")]
     detail = tuple(line.strip() for line in rest if not line.strip().startswith("hint: "))
     more = "run.why() tells more; running its cell again resumes from the last checkpoint"
     hint = "\n".join([*(hint.removeprefix("hint: ") for hint in hints), f"hint: {more}" if hints else more])
-    return JacklineError(f"run '{name}' died: {first}", detail=detail, hint=hint)
+    return JacklineError(f"run '{name}' {words}: {first}", detail=detail, hint=hint)
 
 
 HEIGHT = 640

@@ -13,7 +13,7 @@ from jackline.review.goodput import MICRO, best_saving
 from jackline.review.limits import limit_lines
 from jackline.review.redact import redact
 from jackline.review.summary import Summary, charts_of, first_finding
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, format_limit
 
 OUTPUT_LINES = 25
 _MEMORY = "`jackline plan` before, and the memory guard of an attached loop: it saves and ends in time"
@@ -204,7 +204,7 @@ def _memory(summary: Summary) -> Iterator[Block]:
     record, host = summary.memory, summary.status.supervisor_state.memory
     rows = []
     if host.peak_bytes:
-        limit = f" of {format_bytes(host.limit_bytes)} ({redact(host.limit_source)})" if host.limit_bytes else ""
+        limit = f" of {redact(format_limit(host.limit_bytes, host.limit_source))}" if host.limit_bytes else ""
         rows.append(("host RAM, peak", f"{format_bytes(host.peak_bytes)}{limit}"))
     if host.grows_at:
         rows.append(("it grew at", redact(host.grows_at)))

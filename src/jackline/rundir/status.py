@@ -38,6 +38,14 @@ class RunStatus:
     exit: ExitRecord
     is_bare: bool = False  # its last attempt was started without a supervisor
 
+    @property
+    def end_words(self) -> str:
+        """'has finished', 'was stopped', 'crashed', 'was killed': for 'run X is not running: it ...'."""
+        if self.state == "dead":
+            return self.exit.word if self.exit.is_there else "is gone, and nobody saw how it ended"
+        known = {"finished": "has finished", "stopped": "was stopped", "empty": "never started"}
+        return known.get(self.state, f"is {self.state}")
+
 
 def read_status(run: RunDir, *, attempt: int | None = None, now_s: float | None = None) -> RunStatus:
     """Never raises for damaged state files: what cannot be read counts as absent. `attempt`: an earlier attempt."""

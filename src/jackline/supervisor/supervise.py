@@ -254,7 +254,7 @@ class Supervisor:
         """False when a stop was requested meanwhile."""
         until_s = time.monotonic() + decision.delay_s
         restart_at_s = time.time() + decision.delay_s
-        self.events.emit("restart", f"starting again in {format_duration(decision.delay_s)}: {decision.why}")
+        self.events.emit("restart", f"restarting in {format_duration(decision.delay_s)}: {decision.why}")
         self.stopping, self.sent = None, []
         while time.monotonic() < until_s:
             if self._is_interrupted():
@@ -273,7 +273,7 @@ class Supervisor:
         autopsy = self.mirroring.finish(watch.command.attempt, autopsy, self._is_interrupted, show)
         self._announce_end(autopsy)
         if decision.why and self._chosen.restart and autopsy.cause != "finished":
-            self.events.emit("note", f"not starting again: {decision.why}")
+            self.events.emit("note", f"not restarting: {decision.why}")
         if self.options.when_done and autopsy.is_given_up:
             self.events.emit("note", "the --when-done command is not run: the last state of this run is not saved")
         elif self.options.when_done:

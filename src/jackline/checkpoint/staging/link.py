@@ -206,19 +206,19 @@ class WriterLink:
         self.is_ready = False
         self._num_restarts += 1
         if self._num_restarts > MAX_RESTARTS:
-            self.why_off = f"the checkpoint writer died {self._num_restarts} times in a row"
+            self.why_off = f"the checkpoint writer exited {self._num_restarts} times in a row"
             self.events.append(Event("off", f"checkpoints are off: {self.why_off}", None, True))
             if self.job is not None:
                 self._end(self.job, "failed", self.why_off)
             return
-        text = f"the checkpoint writer (process {self.writer.pid}) died; starting another"
+        text = f"the checkpoint writer (process {self.writer.pid}) was lost; starting another"
         self.events.append(Event("writer_died", text, None, True))
         self.writer.wait_end(1.0)
         self.writer.let_go()
         self.writer = WriterProcess(self.options, self.command)
         self._send_arena()
         if self.job is not None and not self.job.tree:
-            self._end(self.job, "failed", "the writer died")  # it was sent in pieces: nothing is left to resend
+            self._end(self.job, "failed", "the writer was lost")  # it was sent in pieces: nothing is left to resend
 
     def _send_arena(self) -> None:
         if self._arena is not None:

@@ -40,7 +40,7 @@ from jackline.machine.proc import read_command
 from jackline.machine.protections import read_protections
 from jackline.machine.readings import DiskReading, GpuProcess, GpuReading, MemoryReading, Protection
 from jackline.rundir.find import runs_folder
-from jackline.units import format_bytes
+from jackline.units import format_bytes, format_limit
 
 GPU_DEADLINE_S = 5.0
 LABEL_WIDTH = 14
@@ -203,7 +203,13 @@ def _check_memory(machine: Machine) -> list[Check]:
     if reading.used_bytes <= NEARLY_FULL * reading.limit.limit_bytes:
         return []
     free = format_bytes(reading.limit.limit_bytes - reading.used_bytes)
-    return [Check("memory", "note", f"only {free} of RAM are free ({reading.limit.source})")]
+    return [
+        Check(
+            "memory",
+            "note",
+            f"only {free} of {format_limit(reading.limit.limit_bytes, reading.limit.source)} are free",
+        )
+    ]
 
 
 def problems(checks: list[Check]) -> list[Check]:
@@ -263,7 +269,7 @@ def machine_lines(machine: Machine) -> list[str]:
     lines = [
         _row("machine", system),
         _row("cpus", f"{host['effective_cpus']:g} usable of {host['cpu_count']}"),
-        _row("memory", f"{used} used of {format_bytes(limit.limit_bytes)} (limit: {limit.source})"),
+        _row("memory", f"{used} used of {format_limit(limit.limit_bytes, limit.source)}"),
         _row("/dev/shm", "not there" if shm is None else f"{format_bytes(shm)} free"),
     ]
     if disk is not None:

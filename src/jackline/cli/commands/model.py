@@ -39,7 +39,7 @@ def validate(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     status = read_status(found)
     if status.state not in ("alive", "unwatched"):
         raise UsageError(
-            f"run '{found.name}' is not running: it is {status.state}",
+            f"run '{found.name}' is not running: it {status.end_words}",
             hint=f"`jackline resume {found.name}` continues it; a training validates in full at its end by itself",
         )
     if not found.config_file.exists():

@@ -96,7 +96,7 @@ def command(argv: tuple[str, ...], **given: Any) -> None:
     jackline run --detach -- bash launch.sh
     jackline run --resume-from hf -- python run_clm.py --output_dir out
 
-    Running the same command again watches it if it is alive, and continues it if it stopped or died.
+    Running the same command again watches it if it is alive, and continues it if it was stopped or crashed.
     """
     argv = argv[1:] if argv[:1] == ("--",) else argv
     options = read_options(given)

@@ -253,8 +253,10 @@ def state_word(view: RunView) -> str:
     if state == "unwatched" and view.pause is not None:
         return f"unwatched, {_trouble(view)}"
     if state == "dead":
-        cause = view.status.exit.cause
-        return f"dead ({safe_text(cause, 30).replace('_', ' ')})" if cause else "dead (end not seen)"
+        if not view.status.exit.is_there:
+            return "gone (end not seen)"
+        word, cause = view.status.exit.word.removeprefix("was "), view.status.exit.cause
+        return f"{word} ({safe_text(cause, 30).replace('_', ' ')})" if cause not in (None, "exit_code") else word
     return state
 
 

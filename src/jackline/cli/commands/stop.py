@@ -57,7 +57,7 @@ def command(
     status = read_status(found)
     if status.state not in ("alive", "unwatched"):
         raise UsageError(
-            f"run '{found.name}' is not running: it is {status.state}", hint=f"jackline why {found.name}"
+            f"run '{found.name}' is not running: it {status.end_words}", hint=f"jackline why {found.name}"
         )
     refuse_another_users(found)
     number, words = _foresee(found, status, signal_name)

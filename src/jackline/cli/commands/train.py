@@ -111,7 +111,7 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
     jackline train demo --show                        all settings, with origin and meaning
     jackline train demo --help-settings               what may be set: default, type, range, meaning
 
-    Running the same command again watches it if it is alive, and continues it if it stopped or died.
+    Running the same command again watches it if it is alive, and continues it if it was stopped or crashed.
     """
     if recipe is None:
         for name, (_, text) in RECIPES.items():

@@ -44,7 +44,7 @@ def watch(run: RunDir, *, is_trusted: bool = False, is_quiet: bool = False) -> i
         tell(f"watching run '{run.name}', attempt {status.attempt}: {run.path}")
         tell(f"Ctrl-C leaves the view and the run continues; `jackline stop {run.name}` ends it")
     else:
-        tell(f"run '{run.name}' is not running, it is {status.state}; this is what it printed last")
+        tell(f"run '{run.name}' is not running: it {status.end_words}; this is what it printed last")
     attempt = run.attempt(status.attempt)
     size = sum(path.stat().st_size for path in (attempt.raw_out, attempt.raw_err) if path.exists())
     is_short = size <= SHOW_ALL_BELOW_BYTES

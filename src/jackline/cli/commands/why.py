@@ -21,7 +21,7 @@ from jackline.rundir.status import RunStatus, read_status
 from jackline.units import format_duration
 
 
-@click.command(short_help="What it is doing, by file and line; why it died, from evidence.")
+@click.command(short_help="What it is doing, by file and line; why it ended, from evidence.")
 @run_argument
 @click.option("--pid", type=click.IntRange(min=1), help="Any process of yours, whoever started it.")
 @click.option(

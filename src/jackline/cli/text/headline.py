@@ -24,8 +24,10 @@ def headline(view: RunView) -> str:
     if state == "empty":
         return "created, but never started"
     if not view.status.exit.is_there:
-        return f"dead in {attempt}: {_gone(view)}; nobody saw how it ended"
-    word = {"finished": "finished", "stopped": "stopped"}.get(state, "died")
+        return f"gone in {attempt}: {_gone(view)}; nobody saw how it ended"
+    word = {"finished": "finished", "stopped": "stopped"}.get(state)
+    word = word or view.status.exit.word.removeprefix("was ")
+    word += "," if word[-1].isdigit() else ""  # 'exited with code 3, 5 s ago'
     return f"{word}{_ago(view.status.exit.ended_at_s, view.now_s)} in {attempt}{_after(view)}"
 
 

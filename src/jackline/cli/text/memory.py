@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from jackline.cli.text.safety import safe_text
 from jackline.rundir.records.session import OomRecord, SessionRecord
 from jackline.rundir.records.supervisor import GpuUserRecord, SupervisorRecord
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, format_limit
 
 _MAX_OTHERS = 4
 
@@ -38,8 +38,8 @@ def host_line(state: SupervisorRecord, session: SessionRecord) -> str:
         used, limit = inside.used_bytes, inside.limit_bytes
     if used is None or not limit:
         return ""
-    source = f" ({safe_text(memory.limit_source, 80)})" if memory.limit_source else ""
-    parts = [f"{format_bytes(used)} of {format_bytes(limit)}{source} in use, {100 * used / limit:.0f} %"]
+    of = safe_text(format_limit(limit, memory.limit_source), 100)
+    parts = [f"{format_bytes(used)} of {of} in use, {100 * used / limit:.0f} %"]
     left_s = inside.seconds_to_limit if memory.seconds_to_limit is None else memory.seconds_to_limit
     growth = memory.growth_bytes_per_s
     if left_s is not None:

@@ -14,7 +14,7 @@ from jackline.cli.view.run_view import RunView
 from jackline.diagnosis.logs.curves import stale_curves
 from jackline.review.limits import limit_lines
 from jackline.rundir.records.supervisor import ProgressRecord
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, format_limit
 
 _NUMBERS = 4
 _MAX_INCIDENTS = 3
@@ -241,8 +241,8 @@ def memory_line(view: RunView) -> str:
         parts.append(f"it uses {format_bytes(own)}" + (f", at most {format_bytes(peak)} so far" if peak else ""))
     if used is not None and limit:
         # Other processes under the same limit use part of it, and that counts towards an OOM kill.
-        source = f" ({safe_text(memory.limit_source, 80)})" if memory.limit_source else ""
-        parts.append(f"{format_bytes(used)} of {format_bytes(limit)}{source} are in use, {100 * used / limit:.0f} %")
+        of = safe_text(format_limit(limit, memory.limit_source), 100)
+        parts.append(f"{format_bytes(used)} of {of} are in use, {100 * used / limit:.0f} %")
     if left_s is not None:
         parts.append(f"full in about {format_duration(left_s)} at this rate")
         if memory.grows_at is not None:

@@ -25,7 +25,7 @@ from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.records.session import read_session
 from jackline.rundir.records.start import WaitRecord, read_start, read_wait
 from jackline.rundir.status import RunStatus
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, format_limit
 
 _TAIL_LINES = 200
 _SHOWN_TAIL_LINES = 8
@@ -148,7 +148,7 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
 
 def title_line(run: RunDir, status: RunStatus, death: Death) -> str:
     state = {
-        "dead": "died",
+        "dead": status.exit.word if status.exit.is_there else "is gone",
         "finished": "finished",
         "stopped": "was stopped",
         "elsewhere": "is unknown from here",
@@ -167,7 +167,7 @@ def title_line(run: RunDir, status: RunStatus, death: Death) -> str:
 def _memory_lines(evidence: Evidence) -> Iterator[str]:
     if evidence.peak_memory_bytes:
         limit = evidence.memory_limit_bytes
-        of = f" (limit {format_bytes(limit)}, {evidence.memory_limit_source})" if limit else ""
+        of = f" of {format_limit(limit, evidence.memory_limit_source)}" if limit else ""
         yield f"peak memory {format_bytes(evidence.peak_memory_bytes)}{of}"
 
 

@@ -18,7 +18,7 @@ from jackline.diagnosis.frames import ProcessStack
 from jackline.diagnosis.frames import to_json as stack_json
 from jackline.diagnosis.logs.clues import LastWritten, LogFile, explain_output, find_last_written, find_logs, to_json
 from jackline.errors import UsageError
-from jackline.machine.gpu.watch import read_gpus
+from jackline.machine.gpu.watch import GpuUse, read_gpus
 from jackline.machine.proc import read_tree
 from jackline.machine.procfs import read_bytes
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading, rates_between
@@ -85,7 +85,7 @@ def look_at(pid: int, *, stacks_folder: Path | None, look_s: float) -> Look:
     """Sample the tree for `look_s` seconds (0: stacks only) and give a verdict."""
     after_s = max(1.0, look_s - 1.0)
     judge = Judge(Thresholds(max(1.0, look_s - 0.5), after_s, proved_after_s=after_s))
-    began_s = time.monotonic()
+    began_s, use = time.monotonic(), GpuUse()
     first = tree = read_tree(pid, with_network=True)
     stacks = _stacks_of(tree, stacks_folder)
     verdict: Verdict | None = None
@@ -97,7 +97,8 @@ def look_at(pid: int, *, stacks_folder: Path | None, look_s: float) -> Look:
         is_last = now_s - began_s >= look_s
         if is_last:
             stacks = _stacks_of(tree, stacks_folder)
-        sample = Sample(now_s, 0.0, tree, read_gpus(), _output_bytes(pid), 0, stacks if is_last else None)
+        gpus = use.mark(read_gpus(), [process.pid for process in tree.processes], now_s)
+        sample = Sample(now_s, 0.0, tree, gpus, _output_bytes(pid), 0, stacks if is_last else None)
         if verdict is None:
             sample = replace(sample, stacks=stacks)
         elif is_last and verdict.kind != "PROGRESS" and stacks_folder is not None:

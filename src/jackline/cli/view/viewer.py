@@ -341,7 +341,7 @@ def life_line(
         return Line(_stale_text(state, name, clock(state.at_s, now_s), is_supervisor_alive=is_watched), "warn")
     if state.is_restarting:
         wait_s = max(0.0, (state.restart_at_s or now_s) - now_s)
-        return Line(f"attempt {state.attempt} has ended; starting again in {format_duration(wait_s)}", "warn")
+        return Line(f"attempt {state.attempt} has ended; restarting in {format_duration(wait_s)}", "warn")
     return live_line(replace(state, at_s=now_s), session, now_s, columns=columns, still_s=still_s)
 
 

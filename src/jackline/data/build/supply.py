@@ -147,7 +147,7 @@ class BackgroundSupply:
         self._num_deaths += 1
         if self._num_deaths >= _MAX_DEATHS:
             raise JacklineError(
-                f"the tokeniser process died {self._num_deaths} times in a row, the last time with code {code}",
+                f"the tokeniser process was lost {self._num_deaths} times in a row, the last time with code {code}",
                 hint=f"its last words are in {self._folder / 'builder.log'}",
             )
 

@@ -100,7 +100,7 @@ def nccl_timeout(lines: Sequence[str], evidence: Evidence, error: ErrorText | No
     if not _NCCL_LOST.search(text):
         return None
     title = f"the GPUs lost contact with one another{at_place(error.place if error else None)}"
-    hint = "one rank died or the network between them failed: look for the first rank that says anything else"
+    hint = "one rank crashed or the network between them failed: look for the first rank that says anything else"
     said = (error.first_line[:200],) if error else ()
     return Finding("nccl_timeout", "likely", title, (*said, *ran_line(evidence)), hint, True)
 

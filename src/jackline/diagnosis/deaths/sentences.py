@@ -6,7 +6,7 @@ import os
 
 from jackline.diagnosis.deaths.evidence import Evidence
 from jackline.diagnosis.frames import Frame
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, format_limit
 
 NEARLY_FULL = 0.9
 _MAX_SOURCE = 100
@@ -47,7 +47,7 @@ def is_memory_nearly_full(evidence: Evidence) -> bool:
 
 
 def memory_line(evidence: Evidence) -> tuple[str, ...]:
-    """'peak memory 7.9 GiB (limit 8.0 GiB, cgroup /job)', and what others used of the same limit."""
+    """'peak memory 7.9 GiB of 8.0 GiB (cgroup /job)', and what others used of the same limit."""
     peak, used, limit = evidence.peak_memory_bytes, evidence.last_memory_bytes, evidence.memory_limit_bytes
     if not peak and not used:
         return ()
@@ -55,8 +55,7 @@ def memory_line(evidence: Evidence) -> tuple[str, ...]:
     most = min(peak or used, limit) if limit else peak or used
     text = f"peak memory {format_bytes(most)}"
     if limit:
-        source = f", {evidence.memory_limit_source}" if evidence.memory_limit_source else ""
-        text += f" (limit {format_bytes(limit)}{source})"
+        text += f" of {format_limit(limit, evidence.memory_limit_source)}"
     # Other processes matter only where the total came near the limit.
     if peak and used > 1.1 * peak and used > 0.5 * (limit or 0):
         text += f"; with all others, {format_bytes(min(used, limit) if limit else used)} were in use"

@@ -251,7 +251,7 @@ def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
         hint = "the call at that line enters C code; update or pin the package it belongs to"
         return Finding("segfault", "certain", title, detail, hint, True, place)
     if number == signals.SIGBUS:
-        return _bus_error(evidence, f"{who} died of a bus error{where}", detail, place)
+        return _bus_error(evidence, f"{who} crashed with a bus error{where}", detail, place)
     title = f"{who} aborted in native code (SIGABRT){where}"
     last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
     said = (f"it said last: {last[:160]}",) if last else ()

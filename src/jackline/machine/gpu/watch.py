@@ -11,8 +11,10 @@ import importlib
 import os
 import pkgutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Protocol, cast
 
 from jackline.machine.gpu import vendors
@@ -78,6 +80,60 @@ def read_gpus(deadline_s: float = 1.0) -> tuple[GpuReading, ...]:
     if not has_device_file():
         return ()
     return _reader.read(deadline_s)
+
+
+_USE_FILES = ("/dev/nvidia-uvm", "/dev/dxg", "/dev/kfd", "/dev/dri/render")
+_USE_LIBRARIES = (b"libcuda.so", b"libamdhip64.so", b"libze_intel_gpu.so")
+_LOOK_AGAIN_S = 10.0
+
+
+class GpuUse:
+    """Whether watched processes use the GPUs. Remembers those that do; the others are looked at again after a while.
+
+    A driver lists its users, but hides them in many containers, or names them by numbers of another namespace. Then
+    what the processes have open and loaded decides: a hung script must not be taken for working because a neighbour
+    keeps the GPU busy.
+    """
+
+    def __init__(self) -> None:
+        self._users: set[int] = set()
+        self._looked_at_s: dict[int, float] = {}
+
+    def mark(self, gpus: tuple[GpuReading, ...], pids: Collection[int], now_s: float) -> tuple[GpuReading, ...]:
+        return tuple(replace(gpu, is_ours=self._is_used(gpu, pids, now_s)) for gpu in gpus)
+
+    def _is_used(self, gpu: GpuReading, pids: Collection[int], now_s: float) -> bool:
+        listed = {process.pid for process in gpu.processes}
+        if listed & set(pids):
+            return True
+        if any(os.path.exists(f"/proc/{pid}") for pid in listed):
+            return False  # the numbers are those of this namespace
+        return any([self._has_gpu(pid, now_s) for pid in pids])
+
+    def _has_gpu(self, pid: int, now_s: float) -> bool:
+        if pid not in self._users and now_s - self._looked_at_s.get(pid, -_LOOK_AGAIN_S) >= _LOOK_AGAIN_S:
+            self._looked_at_s[pid] = now_s
+            if uses_a_gpu(pid):
+                self._users.add(pid)
+        return pid in self._users
+
+
+def uses_a_gpu(pid: int) -> bool:
+    """By its open files and loaded libraries; True where we may not look."""
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+        with open(f"/proc/{pid}/maps", "rb") as maps:
+            if any(name in line for line in maps for name in _USE_LIBRARIES):
+                return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    for link in links:
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(_USE_FILES):
+                return True
+    return False
 
 
 def gpu_names() -> list[str]:

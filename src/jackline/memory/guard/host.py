@@ -23,7 +23,7 @@ from jackline.machine.memory import effective_limit, read_memory
 from jackline.machine.neighbours import fills_it_itself, neighbour_text
 from jackline.machine.proc import list_tree
 from jackline.machine.readings import MemoryReading
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, format_limit
 
 ARMED_SHARE = 0.5
 SLOW_EVERY_S = 1.0
@@ -187,9 +187,10 @@ class HostGuard:
             return "host RAM: not known"
         with self._lock:
             growth = growth_bytes_per_s(tuple(self._points))
+        limit = format_limit(reading.limit.limit_bytes, reading.limit.source)
         return (
-            f"host RAM: {format_bytes(reading.used_bytes)} of {format_bytes(reading.limit.limit_bytes)}"
-            f" ({reading.limit.source}), growing {format_bytes(growth)}/s:"
+            f"host RAM: {format_bytes(reading.used_bytes)} of {limit}"
+            f", growing {format_bytes(growth)}/s:"
             f" the limit is {format_duration(left_s)} away"
         )
 

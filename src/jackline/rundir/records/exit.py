@@ -14,6 +14,10 @@ from jackline.rundir import atomic
 from jackline.rundir.layout import FORMAT, AttemptDir
 from jackline.rundir.records.fields import decode, encode, left_out
 
+_ENDED_BY_US = ("stuck", "memory_guard", "time_limit")
+_KILLED = ("kernel_oom", "killed_by_someone", "preempted", "timed_out", "other_signal")
+_CRASHED = ("segfault", "abort", "bus_error")
+
 
 @dataclass(frozen=True)
 class ExitRecord:
@@ -49,6 +53,17 @@ class ExitRecord:
     @property
     def was_stopped(self) -> bool:
         return self.is_stopped or self.exit_code == EXIT_STOPPED
+
+    @property
+    def word(self) -> str:
+        """How it ended, as a verb with its subject before it: 'crashed', 'was killed', 'exited with code 3'."""
+        if self.cause in _ENDED_BY_US:
+            return "was ended"
+        if self.cause in _KILLED or (self.signal is not None and self.cause not in _CRASHED):
+            return "was killed"
+        if self.cause == "exit_code" and self.child_exit_code is not None:
+            return f"exited with code {self.child_exit_code}"
+        return "crashed" if self.cause not in (None, "unknown") else "failed"
 
     @staticmethod
     def from_json(raw: object) -> ExitRecord:

@@ -79,6 +79,7 @@ class GpuRecord:
     power_w: float | None = None
     processes: tuple[dict[str, Any], ...] = ()
     power_limit_w: float | None = None
+    is_ours: bool | None = left_out()
 
 
 @dataclass(frozen=True)

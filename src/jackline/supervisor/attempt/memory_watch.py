@@ -14,7 +14,7 @@ from jackline.machine.forecast import growth_bytes_per_s, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
 from jackline.machine.neighbours import fills_it_itself, neighbour_text
 from jackline.machine.readings import MemoryReading, ProcessReading
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, format_limit
 
 ARMED_SHARE = 0.5
 SLOW_EVERY_S = 1.0
@@ -205,8 +205,9 @@ def warning_text(reading: MemoryReading, growth: float, left_s: float, frame: Fr
     # A limit of the process itself (ulimit -v) refuses memory; only a cgroup's or the machine's limit kills.
     is_refused = reading.limit.source.startswith("RLIMIT")
     end = "an allocation will fail (MemoryError)" if is_refused else "the kernel will kill this run"
+    limit = format_limit(reading.limit.limit_bytes, reading.limit.source)
     return (
-        f"host RAM: {format_bytes(reading.used_bytes)} of {format_bytes(reading.limit.limit_bytes)}"
-        f" ({reading.limit.source}), growing {format_bytes(growth)}/s:"
+        f"host RAM: {format_bytes(reading.used_bytes)} of {limit}"
+        f", growing {format_bytes(growth)}/s:"
         f" {end} in about {format_duration(left_s)}{where}"
     )

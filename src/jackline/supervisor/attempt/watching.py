@@ -15,7 +15,7 @@ from typing import Any
 from jackline.diagnosis.doing import Doing, describe, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.diagnosis.waiting import effective_wait
-from jackline.machine.gpu.watch import read_gpus
+from jackline.machine.gpu.watch import GpuUse, read_gpus
 from jackline.machine.memory import read_oom_counters
 from jackline.machine.net import tree_sockets
 from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, Rates, TreeReading, Wait, rates_between
@@ -81,6 +81,7 @@ class AttemptWatch:
         self.progress: Progress | None = None
         self.growth_places = GrowthPlaces()
         self.written = WrittenFiles(run)
+        self.gpu_use = GpuUse()
         self.gpu_points: deque[tuple[float, int]] = deque(maxlen=900)
         self.alive_at_s: float | None = None
         self.pids_seen: set[int] = {command.child.pid}
@@ -265,10 +266,13 @@ class AttemptWatch:
         self.growth_places.bury(pids, time.monotonic())
 
     def _read_gpus(self) -> None:
-        self.gpus = read_gpus()
+        pids = [process.pid for process in self.tree.processes]
+        self.gpus = self.gpu_use.mark(read_gpus(), pids, time.monotonic())
         if self.gpus:
             own = [user.used_bytes or 0 for gpu in self.gpus for user in gpu.processes if user.pid in self.pids_seen]
-            self.gpu_points.append((time.monotonic(), sum(own) or max(gpu.used_bytes for gpu in self.gpus)))
+            self.gpu_points.append(
+                (time.monotonic(), sum(own) or max((gpu.used_bytes for gpu in self.gpus if gpu.is_ours), default=0))
+            )
 
     def _judge(self, now_s: float, late_s: float) -> None:
         output_bytes = sum(tail.num_read_bytes for tail in self.tails.values())

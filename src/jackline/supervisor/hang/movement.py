@@ -56,6 +56,8 @@ def _gpu_works(gpu: GpuReading, idle_power_w: Mapping[int, float]) -> bool:
 
 def is_ours(gpu: GpuReading, tree: TreeReading) -> bool:
     """Whether a process of the tree uses it. Many containers hide which process does; then it counts as ours."""
+    if gpu.is_ours is not None:
+        return gpu.is_ours
     pids = {process.pid for process in tree.processes}
     return not gpu.processes or any(process.pid in pids for process in gpu.processes)
 
