@@ -185,6 +185,16 @@ def test_the_first_step_after_a_resume_is_told_once(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_message_says_how_far_a_script_is_that_only_prints(run: RunDir) -> None:
+    progress = {"done": 41, "total": 100, "unit": "steps"}
+    printed = [{"name": "loss", "value": 2.5}]
+    write_state(run, gone_process(), attempt=1, progress=progress, printed=printed)
+    happen(run, "died", "killed\n       peak memory 3 GiB")
+    (message,) = Reader(run, "place-1", "place").read(points=False, events=frozenset(EVENTS)).messages
+    assert (message.step, message.total, dict(message.metrics)) == (41, 100, {"loss": 2.5})
+    assert message.text == "killed\npeak memory 3 GiB"
+
+
 def test_a_run_is_sent_to_one_place_by_one_process(run: RunDir) -> None:
     one, two = (Reader(run, "place-1", "place") for _ in range(2))
     assert one.try_lock() and not two.try_lock()

@@ -31,6 +31,7 @@ PORTION_BYTES = 1 << 20
 MAX_NAMES = 2000
 _LAST_LINES = 50
 MAX_DELIVERED = 400
+MAX_NUMBERS = 4
 MAX_TEXT = 600
 SUPERVISOR, SESSION = "events-supervisor", "events-0"
 # What a person is told about; the word is that of the message.
@@ -261,9 +262,14 @@ class Reader:
         self, event: str, text: str, at_s: float, session: SessionRecord, attempt: int | None, key: str = ""
     ) -> Message:
         identity = _digest(f"{self.run.name} {event} {key or f'{at_s} {text}'}")[:16]
-        metrics = dict(list(session.metrics.items())[:4])
-        step, total = session.step, session.total
-        return Message(identity, event, redact(text)[:MAX_TEXT], at_s, attempt, step, total, metrics)
+        state = read_supervisor(self.run)
+        progress = session.progress if session.done is not None else state.progress
+        printed = {entry.name: entry.value for entry in state.printed if entry.name and entry.value is not None}
+        metrics = dict(list((session.metrics or printed).items())[:MAX_NUMBERS])
+        step = session.step if session.step is not None else progress.done
+        total = None if progress.is_part else progress.total
+        lines = "\n".join(line.strip() for line in redact(text).splitlines())
+        return Message(identity, event, lines[:MAX_TEXT], at_s, attempt, step, total, metrics)
 
 
 def _delivered(record: ExportRecord, message: Message) -> ExportRecord:

@@ -110,7 +110,10 @@ def send(run: RunDir, kind: str, rest: str, events: frozenset[str], *, once: boo
     reader = Reader(run, export_name(kind, rest), kind)
     sink = make_sink(run, kind, rest, events)
     if not reader.try_lock():
-        raise UsageError(f"run '{run.name}' is already sent to this {kind} by another process")
+        raise UsageError(
+            f"run '{run.name}' is already sent to this {kind} by another process",
+            hint=f"it ends with the run; how far it is: {reader.path}",
+        )
     _say(f"sending run '{run.name}' to {kind}; the run does not depend on this process")
     try:
         count = Sending(reader, sink, _say, once=once).work()
