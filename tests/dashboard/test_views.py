@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from jackline.cli.main import cli
 from jackline.cli.pages.told import RunTeller
+from jackline.dashboard import views
 from jackline.dashboard.tails import clean, read_events, read_log
 from jackline.dashboard.views import Site, key_of, merged
 from jackline.review.goodput import Span
@@ -208,6 +209,18 @@ def test_what_differs_from_another_run_is_listed_and_its_secrets_are_not(site: S
     assert "secretsecret" not in json.dumps(found)
     assert site.diff_json(one, "../../etc") == {"with": "", "rows": [], "num_rows": 0}
     assert site.diff_json(one, key_of(one.run))["rows"] == []
+
+
+def test_a_busy_machine_lists_all_runs_at_once_and_their_curves_one_answer_after_another(
+    site: Site, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "LIST_WALL_S", -1.0)
+    count = len(list(runs.iterdir()))
+    answers = [site.runs_json(NOW) for _ in range(count)]
+    assert [len(found["runs"]) for found in answers] == [count] * count
+    with_curves = [sum(row["spark"] is not None for row in found["runs"]) for found in answers]
+    assert with_curves == list(range(1, count + 1))
+    assert [found["is_whole"] for found in answers] == [False] * (count - 1) + [True]
 
 
 def test_tokens_of_a_step_are_known_from_a_recipes_config(site: Site, runs: Path) -> None:
