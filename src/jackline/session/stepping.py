@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from jackline import accelerator
 from jackline.errors import UsageError
@@ -20,6 +21,17 @@ from jackline.session.uncounted import Outcome, Uncounted
 
 _SHORT = 16
 _version = operator.attrgetter("_version")
+
+
+def complete_hooks(optimizer: Optimizer) -> None:
+    """Give it the places for hooks that Optimizer.__init__ makes: wrappers such as Lookahead often do not call that.
+
+    It is what torch itself does for an optimizer that comes out of an older pickle.
+    """
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        if not hasattr(optimizer, "defaults"):
+            optimizer.defaults = {}
+        Optimizer.__setstate__(optimizer, {})
 
 
 class Stepper:
@@ -43,6 +55,7 @@ class Stepper:
         self._num_counted = len(counted)
         for number, team in enumerate(counted):
             for optimizer in team:
+                complete_hooks(optimizer)
                 self._handles.append(optimizer.register_step_pre_hook(self._on_begin))
                 self._handles.append(optimizer.register_step_post_hook(self._on_end(number)))
         self._rng_state = RngState()
