@@ -6,6 +6,7 @@ files in them mean for a limit. `root` is '/' except in tests, which build a tre
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -39,7 +40,13 @@ class MemoryCgroup:
 def read_mounts(pid: int | None = None, root: Path = Path("/")) -> list[Mount]:
     """The mount table as one process sees it, in mount order: a later line hides an earlier one."""
     text = read_text(f"{_base(root)}/proc/{pid or 'self'}/mountinfo") or ""
-    return [mount for mount in map(_parse_mount, text.splitlines()) if mount is not None]
+    return list(_parse_mounts(text))
+
+
+@functools.lru_cache(maxsize=8)
+def _parse_mounts(text: str) -> tuple[Mount, ...]:
+    # Read once a second for the limit of a run's memory, and hardly ever different.
+    return tuple(mount for mount in map(_parse_mount, text.splitlines()) if mount is not None)
 
 
 def _parse_mount(line: str) -> Mount | None:

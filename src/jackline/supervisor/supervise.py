@@ -54,7 +54,6 @@ from jackline.supervisor.timeline import Timeline
 from jackline.units import format_duration
 
 TICK_S = 0.1
-SHORT_TICK_S = 0.02
 STATE_EVERY_S = 1.0
 STUCK_GRACE_S = 10.0
 PREEMPTION_GRACE_S = 20.0
@@ -202,7 +201,7 @@ class Supervisor:
             ending = watch.command.ending()
             if ending is not None and is_over(watch, ending, self.events):
                 break
-            tick_s = SHORT_TICK_S if watch.is_short_of_space() else TICK_S
+            tick_s = watch.next_tick_s(now_s) if self.stopping is None else TICK_S
             time.sleep(max(0.0, tick_s - (time.monotonic() - now_s)))
         watch.close()
         timeline.note(self._write_state(watch), is_last=True)

@@ -255,4 +255,4 @@ def read_supervisor(run: RunDir) -> SupervisorRecord:
 
 def write_supervisor(run: RunDir, record: SupervisorRecord, *, durable: bool = False) -> None:
     """Only the run's supervisor calls this."""
-    atomic.write_json(run.supervisor_file, record.to_json(), durable=durable)
+    atomic.write_often(run.supervisor_file, record.to_json(), durable=durable)

@@ -23,7 +23,7 @@ from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import read_state
 from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord, OutputRecord, SupervisorRecord
 from jackline.supervisor.attempt.hang_watch import HangWatch
-from jackline.supervisor.attempt.memory_watch import GrowthPlaces, MemoryWatch
+from jackline.supervisor.attempt.memory_watch import ARMED_SHARE, GrowthPlaces, MemoryWatch
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.attempt.written import WrittenFiles
 from jackline.supervisor.child.process import Command
@@ -47,11 +47,13 @@ from jackline.supervisor.state_record import (
 )
 
 SAMPLE_EVERY_S = 1.0
+TICK_S, CALM_TICK_S, SHORT_TICK_S = 0.1, 0.2, 0.02
+CALM_AFTER_S = 10.0
 STACKS_RISING_EVERY_S = 0.3
 
 
 class AttemptWatch:
-    """Live state of one attempt. `tick` is called ten times a second."""
+    """Live state of one attempt. `tick` is called five to ten times a second."""
 
     def __init__(
         self,
@@ -92,7 +94,8 @@ class AttemptWatch:
         self.last_line = ""
         self.num_lines = 0
         self.marks = 0
-        self._last_sample_s = time.monotonic() - SAMPLE_EVERY_S
+        self._began_s = time.monotonic()
+        self._last_sample_s = self._began_s - SAMPLE_EVERY_S
         self._budget = BudgetWatch(run.path, options.disk_budget)
         self._is_budget_used_up = False
 
@@ -120,9 +123,13 @@ class AttemptWatch:
     def incidents(self) -> list[IncidentRecord]:
         return self.hang.incidents
 
-    def is_short_of_space(self) -> bool:
-        """The disk is full but for the blocks reserved ahead of the output file: poll more often."""
-        return any(tail.is_short_of_space for tail in self.tails.values())
+    def next_tick_s(self, now_s: float) -> float:
+        """When to call `tick` again: often at the start, when memory runs out, and when the disk is full but for the
+        blocks reserved ahead of the output file."""
+        if any(tail.is_short_of_space for tail in self.tails.values()):
+            return SHORT_TICK_S
+        is_calm = now_s - self._began_s > CALM_AFTER_S and self.memory.share() < ARMED_SHARE
+        return CALM_TICK_S if is_calm and not self.memory.is_rising() else TICK_S
 
     def silent_s(self, now_s: float) -> float:
         return now_s - self.last_output_s
