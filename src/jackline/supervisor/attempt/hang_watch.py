@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jackline.diagnosis.frames import ProcessStack
 from jackline.machine.readings import GpuReading, TreeReading
-from jackline.rundir.atomic import write_json
+from jackline.rundir.atomic import write_often
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.supervisor import IncidentRecord
 from jackline.supervisor.events import Events
@@ -160,7 +160,7 @@ class HangWatch:
         is_new = before is None or before.kind != self.verdict.kind
         if self.verdict.kind in KEPT and (is_new or sample.at_s - self._kept_at_s >= KEEP_EVERY_S):
             self._kept_at_s = sample.at_s
-            write_json(self._attempt.case_file, self.judge.case(self.verdict))
+            write_often(self._attempt.case_file, self.judge.case(self.verdict))
         return self.verdict
 
     def make_sample(

@@ -42,6 +42,7 @@ class Judge:
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._floor = thresholds or Thresholds()
         self._movement: Movement | None = None
+        self._verdict: Verdict | None = None
         self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
 
     def add(self, sample: Sample) -> Verdict:
@@ -49,14 +50,15 @@ class Judge:
         while sum(len(kept.tree.processes) for kept in self._samples) > KEPT_READINGS:
             self._samples.popleft()
         self._movement = note(self._movement, sample, window_s=_window_s(self._floor))
-        return decide(self._movement, self._floor)
+        self._verdict = decide(self._movement, self._floor)
+        return self._verdict
 
     def evidence(self) -> dict[str, Any]:
         """What the newest verdict rests on."""
-        if self._movement is None or not self._movement.views:
+        if self._movement is None or self._verdict is None or not self._movement.views:
             return {}
         limits = learned(self._movement, self._floor)
-        return evidence_of(make_scene(self._movement, limits), decide(self._movement, self._floor))
+        return evidence_of(make_scene(self._movement, limits), self._verdict)
 
     def case(self, verdict: Verdict) -> dict[str, Any]:
         """The samples that led to the verdict, to be replayed later."""
