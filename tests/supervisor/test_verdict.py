@@ -755,7 +755,7 @@ def test_a_pid_used_again_by_another_process_starts_from_nothing() -> None:
             reused = Proc(8, 7, line=99)
             reused.main_cpu_s = reused.other_cpu_s = 0.0
             real = reused.reading
-            reused.reading = lambda: type(real())(**{**real().__dict__, "start_ticks": 12345})  # type: ignore[method-assign]
+            reused.reading = lambda: replace(real(), start_ticks=12345)  # type: ignore[method-assign]
             world.processes[1] = reused
 
     assert first(play(world, 105, step=step), "STUCK") == 100

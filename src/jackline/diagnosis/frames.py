@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One line of a stack. `source` is the line's text, if it could be read. It is needed because C and Rust
     callables have no Python frame, so only the text of the calling line names them."""
@@ -29,7 +29,7 @@ class Frame:
         return re.match(r"(await\s+)?[\w.]*\bsleep\(", self.source.strip()) is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ThreadStack:
     """The stack of one thread, innermost frame first."""
 
@@ -41,7 +41,7 @@ class ThreadStack:
     awaiting: Frame | None = None  # of an event loop: the line at which its task awaits, which no frame shows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ProcessStack:
     """All threads of one process; `method` is how it was read, `problem` why it could not be read."""
 

@@ -28,7 +28,7 @@ WaitKind = Literal[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
     """What one thread waits for. `target` is a text for people, e.g. '10.0.0.3:443' or a file's path."""
 
@@ -41,7 +41,7 @@ class Wait:
     address: int | None = None  # of the futex, equal for threads that wait for the same lock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ProcessReading:
     """One process at one time. Counters grow over its life; subtract two readings."""
 
@@ -155,7 +155,7 @@ class Protection:
     hint: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TreeReading:
     """A process and all its descendants, the root first. `sockets` has the bytes that each TCP socket of the tree has
     received and sent, by inode; None when the machine does not report them."""

@@ -9,7 +9,7 @@ from jackline.machine.readings import GpuReading, TreeReading
 from jackline.supervisor.hang.deadlock import Deadlock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """All readings at one time. `stacks` is set only if stacks were taken then; `late_s` is how late the supervisor
     took it (large after a suspend); `marks` counts signs of progress: bars, protocol lines, checkpoints. `disturbed`
