@@ -8,6 +8,7 @@ import pytest
 
 from jackline.memory.plan.choose import Room, add_savings, largest_that, plan, room_of, split_batch
 from jackline.memory.plan.gpus import GPU_MODELS, GpuModel
+from jackline.memory.plan.scale import line_through
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import StepOptions
 from jackline.memory.predict.step import replay, trace_step
@@ -118,3 +119,15 @@ def test_memory_that_others_hold_is_not_planned_with() -> None:
 def test_a_rehearsal_that_measured_more_makes_the_room_smaller() -> None:
     assert Room(1000, margin=0.0, correction=1.25).budget_bytes == 800
     assert Room(1000, margin=0.1, correction=1.0).budget_bytes == 900
+
+
+def test_a_line_survives_a_first_trace_with_a_tensor_too_many() -> None:
+    """The first trace of a process may hold one that a later import keeps alive; every size would be traced then."""
+    job = gpt_job(SMALL, length=64, global_batch=16)
+    traces = {n: trace_step(job, n, GPU_MODELS["L4"], job.options) for n in (2, 4)}
+    odd = replace(traces[2], events=traces[2].events[:-1])
+    given = iter((odd, traces[4], traces[2]))
+    line = line_through(lambda _: next(given), 2, 4)
+    assert line is not None and line.at(4).allocations == traces[4].allocations
+    different = iter((odd, traces[4], odd))
+    assert line_through(lambda _: next(different), 2, 4) is None

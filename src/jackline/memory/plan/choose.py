@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jackline.memory.plan.gpus import GpuModel
-from jackline.memory.plan.scale import Line, make_line
+from jackline.memory.plan.scale import Line, line_through
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import Prediction, evaluation_bytes, replay, trace_step
@@ -216,6 +216,7 @@ class _Ladder:
         self._on_trace = on_trace
         self._traces: dict[tuple[int, bool], Trace] = {}
         self._line: Line | None = None
+        self._asked: set[int] = set()  # micro-batches of the line
 
     def trace(self, micro_batch: int, is_accumulating: bool) -> Trace:
         key = (micro_batch, is_accumulating)
@@ -246,9 +247,15 @@ class _Ladder:
         return max(largest, largest_that(lambda n: self._fits(line.at(n), budget_bytes), _MOST_MICRO_BATCH))
 
     def _make_line(self) -> None:
-        first, second = _LINE_THROUGH
-        if self._line is None:
-            self._line = make_line(self.trace(first, True), first, self.trace(second, True), second)
+        if not self._asked:  # at most once, also where there is no line
+            self._line = line_through(self._trace_again, *_LINE_THROUGH)
+
+    def _trace_again(self, micro_batch: int) -> Trace:
+        """Anew if it is asked for twice: see `line_through`."""
+        if micro_batch in self._asked:
+            self._traces.pop((micro_batch, True), None)
+        self._asked.add(micro_batch)
+        return self.trace(micro_batch, True)
 
     def _at(self, micro_batch: int) -> Trace:
         _, second = _LINE_THROUGH

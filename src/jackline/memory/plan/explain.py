@@ -12,7 +12,7 @@ from typing import Any
 from jackline.memory.plan.choose import Plan, Room, Saving, largest_that, room_of
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.pace import Until, time_json, time_lines
-from jackline.memory.plan.scale import Line, make_line
+from jackline.memory.plan.scale import Line, line_through
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import replay, trace_step
@@ -253,8 +253,7 @@ class Fits:
             is_accumulating,
         )
         if key not in self._lines:
-            first, second = (self._traced(gpu, options, n, is_accumulating) for n in _THROUGH)
-            self._lines[key] = make_line(first, _THROUGH[0], second, _THROUGH[1])
+            self._lines[key] = line_through(lambda n: self._traced(gpu, options, n, is_accumulating), *_THROUGH)
         line = self._lines[key]
         if (key, batch) not in self._traces:
             made = line.at(batch) if line is not None else self._traced(gpu, options, batch, is_accumulating)

@@ -6,6 +6,7 @@ None and each size must be traced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jackline.memory.predict.trace import Allocation, Trace
@@ -36,6 +37,16 @@ class Line:
 
 def _between(first: int, second: int, share: float) -> int:
     return max(0, round(first + (second - first) * share))
+
+
+def line_through(trace: Callable[[int], Trace], first_batch: int, second_batch: int) -> Line | None:
+    """Trace both. The first trace of a process may have a tensor too many: torch imports its compiler at the first
+    operator that needs it, and that import holds on to the operator's arguments. So it is made again where the two
+    differ: without a line every batch size would have to be traced."""
+    first, second = trace(first_batch), trace(second_batch)
+    return make_line(first, first_batch, second, second_batch) or make_line(
+        trace(first_batch), first_batch, second, second_batch
+    )
 
 
 def make_line(first: Trace, first_batch: int, second: Trace, second_batch: int) -> Line | None:

@@ -112,6 +112,12 @@ def _elementwise(left: Tensor, right: Any, **_: Any) -> Any:
     return _same_layout(left, dtype) if shape == left.shape and _is_permuted(left) else None
 
 
+def _threshold_backward(grad: Tensor, value: Tensor, *_: Any) -> Any:
+    """Of a gradient and something of the same shape, both contiguous."""
+    is_plain = grad.is_contiguous() and value.is_contiguous() and grad.shape == value.shape
+    return _like(grad) if is_plain and grad.dtype in (value.dtype, torch.float32) else None
+
+
 def _divided(left: Tensor, right: Any, **options: Any) -> Any:
     """Whole numbers divided are fractions."""
     is_plain = left.is_floating_point() and not options
@@ -249,6 +255,9 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
     _aten.sigmoid.default: _float_like,
     _aten.tanh.default: _float_like,
     _aten.silu.default: _like_first,
+    _aten.relu.default: _like_first,
+    _aten.threshold_backward.default: _threshold_backward,
+    _aten.native_dropout_backward.default: _threshold_backward,
     _aten.silu_backward.default: _like_second,
     _aten.slice_backward.default: _slice_backward,
     _aten.mean.dim: _sum,
