@@ -41,7 +41,7 @@ padding:10px 14px}
 .jackline .facts{display:flex;flex-wrap:wrap;gap:6px 18px;margin:6px 0}
 .jackline .facts div{flex:1 1 150px;min-width:0}
 .jackline h5{margin:0;font-size:12px;opacity:.7;font-weight:600}
-.jackline svg{width:100%;height:auto;display:block}
+.jackline svg{width:100%;height:auto;display:block;overflow:visible}
 .jackline svg text{font:11px system-ui,sans-serif;fill:currentColor;opacity:.75}
 .jackline svg .y{text-anchor:end}.jackline svg .x{text-anchor:middle}.jackline svg .grid{stroke:#8884}
 .jackline svg .break{stroke:#d0443a;stroke-dasharray:3 3}
@@ -105,7 +105,7 @@ def _what_stops_it(view: RunView, told: Told) -> str:
     if view.is_live:
         return f"Stopping this cell, closing the tab or restarting the kernel does not stop it; `{told.resume}` does."
     if view.status.state in ("stopped", "dead"):
-        return "Running its cell again resumes it from the newest whole checkpoint."
+        return "Running its cell again resumes it, from its newest checkpoint if it has one."
     return ""
 
 

@@ -71,7 +71,8 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:2px 12px
 border-bottom:1px solid var(--rule)}th{font-weight:600;color:var(--dim);white-space:nowrap}
 .key span{margin-right:14px;white-space:nowrap}.key svg{display:inline;width:11px;height:11px;margin-right:5px}
 pre{background:var(--box);padding:8px 10px;overflow-x:auto;font-size:12.5px;white-space:pre-wrap}
-svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
+svg{width:100%;height:auto;display:block;overflow:visible}
+svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
 svg .y{text-anchor:end}svg .x{text-anchor:middle}svg .grid{stroke:var(--rule)}
 svg .break{stroke:var(--bad);stroke-dasharray:3 3}svg polyline{fill:none;stroke-width:1.6;stroke:#2f6fde}
 svg .l1{stroke:#c4551d}svg circle{fill:#2f6fde}summary{color:var(--dim);cursor:pointer;font-size:13px}
