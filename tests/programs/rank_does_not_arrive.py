@@ -1,5 +1,5 @@
 """Two ranks under torchrun: one leaves the loop early and sleeps, the other waits for it in a collective."""
-# expect: verdict=STUCK|SUSPECT label=STUCK_RANKS marker=HERE also=THERE says='(rank 1)' needs=torch "command={python} -m torch.distributed.run --standalone --nproc-per-node 2 {program}"
+# expect: verdict=STUCK|SUSPECT label=STUCK_RANKS marker=HERE also=THERE says='rank 1 (pid' needs=torch "command={python} -m torch.distributed.run --standalone --nproc-per-node 2 {program}"
 
 import time
 

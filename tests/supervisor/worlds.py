@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
-from jackline.machine.readings import GpuReading, ProcessReading, TreeReading, Wait
+from jackline.machine.readings import GpuReading, ProcessReading, RankPlace, TreeReading, Wait
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 
 
@@ -39,6 +39,8 @@ class Proc:
     wchar: int = 0
     num_sleeps: float = 0.0
     queued_s: float = 0.0
+    rank: RankPlace | None = None
+    file: str = ""
 
     def live(self, seconds: float) -> None:
         self.main_cpu_s += self.main_cores * seconds
@@ -67,12 +69,13 @@ class Proc:
             main_cpu_s=self.main_cpu_s if self.has_main_counters else None,
             main_wchar_bytes=self.wchar if self.has_main_counters else None,
             main_sleeps=None if self.main_sleeps is None else int(self.num_sleeps),
+            rank=self.rank,
         )
 
     def stack(self) -> ProcessStack:
         if not self.is_python:
             return ProcessStack(self.pid, self.comm, (ThreadStack(self.pid, self.comm, (), True),), "proc")
-        frame = Frame("work", f"/me/p{self.pid}.py", self.line, self.source, is_user=True)
+        frame = Frame("work", self.file or f"/me/p{self.pid}.py", self.line, self.source, is_user=True)
         main = ThreadStack(self.pid, "MainThread", (*self.inside, frame, *self.outside), True, self.wait.kind)
         return ProcessStack(self.pid, "python train.py", (main, *self.threads), self.method)
 

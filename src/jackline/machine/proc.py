@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from stat import S_ISREG
 from typing import Literal, NamedTuple
 
 from jackline.machine.net import tree_sockets
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
-from jackline.machine.readings import ProcessReading, TreeReading, Wait
+from jackline.machine.readings import ProcessReading, RankPlace, TreeReading, Wait
 from jackline.machine.waits import read_wait, wait_in_state
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "read_command",
     "read_environ",
     "read_process",
+    "read_rank",
     "read_tree",
     "read_wait",
 ]
@@ -124,6 +126,7 @@ def _read(pid: int, *, is_whole: bool) -> ProcessReading | None:
         threads=tuple((one.tid, one.on_cpu_ns) for one in times),
         thread_runs=tuple(one.num_runs for one in times),
         awaited_sockets=_awaited_sockets(pid, wait),
+        rank=read_rank(pid, stat.start_ticks),
     )
 
 
@@ -262,6 +265,47 @@ def read_environ(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+# How launchers tell a process its rank: torchrun and accelerate, Slurm, Open MPI, other MPIs.
+RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+_ranks_known: dict[tuple[int, int], RankPlace | None] = {}
+
+
+def rank_in(environ: Mapping[str, str], ours: Mapping[str, str]) -> RankPlace | None:
+    """The rank that this environment names; None without one. Variables that are in `ours` too say nothing: a batch
+    script of Slurm has SLURM_PROCID=0, and so has everything that it starts."""
+    for names in RANK_VARIABLES:
+        if names[0] in ours:
+            continue
+        words = [environ.get(name, "") for name in names]
+        if all(word.isdecimal() and len(word) < 8 for word in words[:2]) and int(words[1]) > 1:
+            rank, world_size = int(words[0]), int(words[1])
+            local = int(words[2]) if words[2].isdecimal() and len(words[2]) < 8 else rank
+            return RankPlace(rank, world_size, local) if rank < world_size else None
+    return None
+
+
+def read_rank(pid: int, start_ticks: int) -> RankPlace | None:
+    """The rank of a process, read once: the environment that it was started with does not change."""
+    key = (pid, start_ticks)
+    if key not in _ranks_known:
+        found = rank_in(read_environ(pid), os.environ)
+        if found is None and _age_s(start_ticks) < _YOUNG_S:
+            return None  # it may not have called exec yet: until then it has the environment of its launcher
+        if len(_ranks_known) > 4096:
+            _ranks_known.clear()
+        _ranks_known[key] = found
+    return _ranks_known[key]
+
+
+def _age_s(start_ticks: int) -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S
+
+
 # (pid, start, program) -> result. A program that calls exec keeps pid and start, so its file is part of the key.
 _is_python_known: dict[tuple[int, int, str], bool] = {}
 _YOUNG_S = 5.0
@@ -280,8 +324,7 @@ def is_python(pid: int, start_ticks: int | None = None) -> bool:
     key = (pid, start_ticks, program)
     if key not in _is_python_known:
         answer = b"/libpython" in (read_bytes(f"/proc/{pid}/maps") or b"")
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S
-        if not answer and age_s < _YOUNG_S:
+        if not answer and _age_s(start_ticks) < _YOUNG_S:
             return False  # its libraries may not be loaded yet: check again next time
         if len(_is_python_known) > 1024:
             _is_python_known.clear()

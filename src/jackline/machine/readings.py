@@ -5,7 +5,7 @@ The modules beside this one create them. `at_s` is `time.monotonic()`: rates mus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,6 +42,15 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Which rank of a distributed job a process is, as its launcher put it into the environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessReading:
     """One process at one time. Counters grow over its life; subtract two readings."""
 
@@ -68,6 +77,7 @@ class ProcessReading:
     threads: tuple[tuple[int, int], ...] = ()
     thread_runs: tuple[int, ...] = ()  # how often each of `threads` was given a CPU
     awaited_sockets: frozenset[int] = frozenset()  # inodes of the internet sockets that the main thread waits for
+    rank: RankPlace | None = None  # also of processes that a rank has started; `ranks_among` finds the rank itself
 
 
 @dataclass(frozen=True)
@@ -206,3 +216,16 @@ def rates_between(before: TreeReading | None, after: TreeReading) -> Rates:
         disk_bytes += max(0, process.read_bytes - former.read_bytes)
         disk_bytes += max(0, process.write_bytes - former.write_bytes)
     return Rates(cpu_s / span_s, disk_bytes / span_s, traffic_between(before, after).num_bytes / span_s)
+
+
+def ranks_among(processes: Iterable[ProcessReading]) -> dict[int, ProcessReading]:
+    """The process of each rank, by rank. Parents come before children: the outermost process counts, or the first
+    Python process below it where a shell was started for each rank. A rank's own workers inherit its variables."""
+    found: dict[int, ProcessReading] = {}
+    for process in processes:
+        if process.rank is None or process.state in ("Z", "X"):
+            continue
+        held = found.get(process.rank.rank)
+        if held is None or (process.is_python and not held.is_python):
+            found[process.rank.rank] = process
+    return dict(sorted(found.items()))

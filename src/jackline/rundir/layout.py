@@ -12,6 +12,7 @@ MAX_ENTRIES = 100_000  # of one folder; a run never comes near it
 MAX_RANKS = 4096
 MAX_DIGITS = 9
 _ATTEMPT, _SESSION, _INCIDENT = ("", ""), ("session-", ".json"), ("incident-", ".txt")  # around a number
+_RANK = ("rank-", ".json")
 LIVE_VARIABLE = "JACKLINE_LIVE"  # set by the supervisor where viewers draw the signs of life
 DISK_BUDGET_VARIABLE = "JACKLINE_DISK_BUDGET"  # bytes; from the supervisor to a session
 
@@ -216,6 +217,17 @@ class AttemptDir:
     @property
     def stacks(self) -> Path:
         return self.path / "stacks"
+
+    @property
+    def ranks(self) -> Path:
+        """Of a distributed job: which process each rank is, and the output of ranks that are not on the screen."""
+        return self.path / "ranks"
+
+    def rank_out(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank}.out"
+
+    def rank_notes(self) -> list[Path]:
+        return _numbered(self.ranks, _RANK)[:MAX_RANKS]
 
     @property
     def case_file(self) -> Path:

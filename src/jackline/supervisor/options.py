@@ -28,6 +28,7 @@ class SuperviseOptions:
     when_done: str | None = None
     tty: bool = False
     split_streams: bool = False
+    all_ranks: bool = False  # show the output of every rank, instead of a file for each but the first
     quiet_after_s: float = 2.0
     stuck_after_s: float = 60.0
     inject: bool = True

@@ -15,6 +15,7 @@ import click
 from jackline.cli.options import find, json_option, quiet_option, run_argument, runs_dir_option
 from jackline.cli.streams import write_exact
 from jackline.cli.text.safety import safe_output
+from jackline.diagnosis.deaths.ranks import words_of
 from jackline.errors import UsageError
 from jackline.rundir.access.reading import open_plain, read_part
 from jackline.rundir.layout import RunDir
@@ -35,16 +36,20 @@ _WARNING = re.compile(r"\bwarn(?:ing)?s?\b|Warning\b", re.IGNORECASE)
 @click.option("-f", "--follow", is_flag=True, help="Go on printing until the run is over.")
 @click.option("-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--raw", is_flag=True, help="The bytes as the command wrote them, last attempt only.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The output of one rank of a distributed job.")
 @quiet_option
 @json_option
 @runs_dir_option
-def command(run: str | None, tail: int | None, raw: bool, runs_dir: str | None, **given: bool) -> None:
+def command(
+    run: str | None, tail: int | None, raw: bool, rank: int | None, runs_dir: str | None, **given: bool
+) -> None:
     """Print what a run has printed: every line with its time (UTC), lines of ours marked [jackline].
 
     \b
     jackline logs                 the only live run, else the newest
     jackline logs NAME -f         and continue
     jackline logs NAME -n 50      the last lines
+    jackline logs NAME --rank 3   what rank 3 has printed, last attempt only
     jackline logs NAME --json     one JSON object a line
 
     Control characters are left out: a log may hold what a stranger wrote. --raw gives a file or a pipe every byte.
@@ -54,6 +59,8 @@ def command(run: str | None, tail: int | None, raw: bool, runs_dir: str | None, 
         raise UsageError("--raw and --json do not go together", hint="raw bytes are no lines; leave one of them out")
     found = find(run, runs_dir)
     path = raw_path(found) if raw else found.out_log
+    if rank is not None:
+        path, given["quiet"] = rank_path(found, rank), True
     write = write_json_lines if as_json else write_raw if raw else write_lines
     for block in read_on(found, path, tail=tail, follow=follow):
         write(block)
@@ -67,6 +74,19 @@ def raw_path(run: RunDir) -> Path:
     if attempt is None:
         raise UsageError(f"run '{run.name}' was never started", hint=f"start it: jackline resume {run.name}")
     return attempt.raw_out
+
+
+def rank_path(run: RunDir, rank: int) -> Path:
+    """The first rank of a machine is on the screen, so its output is in the log."""
+    attempt = run.last_attempt()
+    path = attempt.rank_out(rank) if attempt is not None else None
+    if path is not None and path.exists():
+        return path
+    notes = [int(one.stem.removeprefix("rank-")) for one in attempt.rank_notes()] if attempt is not None else []
+    if rank in notes:
+        return run.out_log
+    known = f"it has {words_of(notes)}" if notes else "it is no distributed job, or each rank's output was not kept"
+    raise UsageError(f"run '{run.name}' has no output of rank {rank}: {known}", hint=f"jackline logs {run.name}")
 
 
 def read_on(run: RunDir, path: Path, *, tail: int | None, follow: bool) -> Iterator[bytes]:

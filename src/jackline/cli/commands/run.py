@@ -84,6 +84,7 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
 @click.option("--tty", is_flag=True, help="Give it a terminal: for prompts, debuggers, C programs that buffer.")
 @click.option("--split-streams", is_flag=True, help="Keep stderr apart from stdout; their order is lost.")
+@click.option("--all-ranks", is_flag=True, help="Show the output of every rank, not only of the first.")
 @click.option("--quiet-after", type=SOME_TIME, default="2s", show_default=True, help="Silence before we speak.")
 @click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
@@ -272,6 +273,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         when_done=given["when_done"],
         tty=given["tty"],
         split_streams=given["split_streams"],
+        all_ranks=given["all_ranks"],
         quiet_after_s=given["quiet_after"],
         stuck_after_s=given["stuck_after"],
         inject=not given["no_inject"],

@@ -45,6 +45,7 @@ _NOT_ASKED: dict[str, Any] = {
     "time_limit": None,
     "tty": False,
     "split_streams": False,
+    "all_ranks": False,
 }
 
 

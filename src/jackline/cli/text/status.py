@@ -9,6 +9,7 @@ from jackline.cli.text.headline import headline, paused_pid
 from jackline.cli.text.memory import gpu_line, oom_lines, others_beside
 from jackline.cli.text.mirror import mirror_lines
 from jackline.cli.text.origin import origin_lines
+from jackline.cli.text.ranks import rank_lines
 from jackline.cli.text.safety import safe_lines, safe_text
 from jackline.cli.view.run_view import RunView
 from jackline.diagnosis.logs.curves import stale_curves
@@ -56,6 +57,7 @@ def _live_lines(view: RunView) -> list[str]:
         ("saved", saved_line(view)),
         ("numbers", numbers_line(view)),
         ("now", now_line(view)),
+        *[("ranks", line) for line in rank_lines(view.state.ranks)],
         ("verdict", verdict_line(view)),
         ("memory", memory_line(view)),
         *[(f"gpu {index}", line) for index, line in gpu_lines(view)],

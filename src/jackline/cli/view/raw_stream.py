@@ -1,15 +1,17 @@
-"""The child's raw file as a viewer reads it: its bytes without our protocol lines.
+"""The child's raw file as a viewer reads it: its bytes without our protocol lines and without a launcher's report.
 
 Owns: this viewer's read position, the count of bytes it missed because the supervisor freed them, and what counts as
-a protocol line. Does not own: showing anything.
+a protocol line. What a launcher's report is stands in `diagnosis.deaths.launcher`. Does not own: showing anything.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from jackline.diagnosis.deaths.launcher import HEADER, LauncherNoise
 from jackline.rundir.access.reading import open_plain
 from jackline.supervisor.output.progress import PROTOCOL, parse_protocol
 from jackline.supervisor.output.room import CutWatch, first_data
@@ -19,6 +21,7 @@ TAIL_BYTES = 64 << 10
 _MARK = PROTOCOL.encode()
 _LINE = re.compile(rb"\r?" + re.escape(_MARK) + rb"[^\n]{0,4096}\n")
 _MAX_HELD = 4096
+_FOLDED = (HEADER.encode(), b"torch/distributed/elastic/")
 
 
 class RawStream:
@@ -31,6 +34,7 @@ class RawStream:
         self._offset = 0
         self._from_start = from_start
         self._filter = ProtocolFilter()
+        self._fold = FoldFilter()
         self._cut = CutWatch()
         self.skipped_bytes = 0
 
@@ -49,11 +53,16 @@ class RawStream:
             return self.read()  # freed while we read it: what we got may be zeros
         self._offset += len(data)
         self._cut.note(data)
-        return self._filter.feed(data) or self.read()
+        return self._fold.feed(self._filter.feed(data)) or self.read()
 
     def settle(self) -> bytes:
-        """Return the bytes held back as a possible start of a protocol line; called after a while without output."""
-        return self._filter.flush()
+        """Return the bytes held back as a possible start of a protocol line or of a launcher's report; called after a
+        while without output."""
+        return self._fold.feed(self._filter.flush()) + self._fold.flush()
+
+    def take_folded(self) -> int:
+        """Lines of a launcher's report that were left out since the last call; 0 while such a report is read."""
+        return self._fold.take_folded()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -114,6 +123,45 @@ class ProtocolFilter:
         stands_alone = line[:1] == b"\r" or before in (b"\n", b"\r") or (not before and self._is_at_start)
         text = line.strip(b"\r\n").decode("utf-8", "backslashreplace")
         return stands_alone and parse_protocol(text) is not None
+
+
+class FoldFilter:
+    """Leaves out what a launcher says about failed ranks. Everything else passes at once, also unfinished lines."""
+
+    def __init__(self) -> None:
+        self._noise = LauncherNoise()
+        self._row = b""  # a line whose end is not there yet and which may belong to a report
+        self._is_at_start = True
+
+    def feed(self, data: bytes) -> bytes:
+        block, self._row = self._row + data, b""
+        if not block:
+            return b""
+        end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+        is_new_row = self._is_at_start or end > 0
+        if is_new_row and end < len(block) and self._noise.is_of_interest(block[end:].decode("latin-1")):
+            block, self._row = block[:end], block[end:]
+        if block and (self._noise.is_holding or any(mark in block for mark in _FOLDED)):
+            first = b"" if self._is_at_start else block[: block.find(b"\n") + 1]
+            self._is_at_start = block.endswith((b"\n", b"\r"))
+            return first + b"".join(self._lines(block[len(first) :]))
+        self._is_at_start = block.endswith((b"\n", b"\r")) if block else self._is_at_start
+        return block
+
+    def _lines(self, block: bytes) -> Iterator[bytes]:
+        for line in block.splitlines(keepends=True):
+            yield from (one.encode("latin-1") for one in self._noise.feed(line.decode("latin-1")))
+
+    def flush(self) -> bytes:
+        row, self._row = self._row, b""
+        self._is_at_start = self._is_at_start and not row
+        return b"".join(one.encode("latin-1") for one in self._noise.release()) + row
+
+    def take_folded(self) -> int:
+        if self._noise.is_holding:
+            return 0
+        count, self._noise.num_folded = self._noise.num_folded, 0
+        return count
 
 
 def _num_to_hold(block: bytes, *, is_at_start: bool) -> int:

@@ -133,6 +133,7 @@ class Viewer:
         self._started_s = now_s
         self._last_bytes_s = now_s
         self._spoken_silent_s: float | None = None
+        self._num_folded = 0
         self._next_status_s = now_s + STATUS_AFTER_S
         self._alone_since_s: float | None = None
         self._last_words = ""
@@ -154,6 +155,8 @@ class Viewer:
         if self._keyboard is not None and self._is_typed_to:
             self._keyboard.pass_on()
         if is_state_new or code is not None:
+            if code is not None:
+                self._say_folded()
             self._say_notes(now_s)
             if is_caught_up and code is None:
                 self._comment(now_s)
@@ -191,6 +194,7 @@ class Viewer:
             if now_s - self._last_bytes_s > SETTLE_AFTER_S and (rest := stream.settle()):
                 self._show(rest, stream, now_s)
             self._say_skipped(stream)
+            self._num_folded += stream.take_folded()
         return True
 
     def _show(self, data: bytes, stream: RawStream, now_s: float) -> None:
@@ -211,10 +215,17 @@ class Viewer:
                 f"{size} of output are not shown here: this viewer came late. All of it: {self.run.out_log}"
             )
 
+    def _say_folded(self) -> None:
+        count, self._num_folded = self._num_folded, 0
+        if count:
+            noun = "1 line" if count == 1 else f"{count} lines"
+            self.screen.say(f"left out here: {noun} of the launcher about failed ranks ({self.run.out_log})")
+
     def _move_on(self) -> None:
         """Continue with the next attempt, once everything of this one was shown."""
         number = self._state.attempt
         if number is not None and number > self._attempt.number and self._attempt.exit_file.exists():
+            self._say_folded()
             for stream in self._streams:
                 stream.close()
             self._attempt = self.run.attempt(self._attempt.number + 1)

@@ -18,6 +18,7 @@ from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
 from jackline.diagnosis.deaths.memory import cuda_oom, host_memory_error
 from jackline.diagnosis.deaths.network import network
+from jackline.diagnosis.deaths.ranks import first_failed, port_in_use
 from jackline.diagnosis.deaths.sentences import ran_line
 from jackline.diagnosis.deaths.signal import (
     crashed,
@@ -41,6 +42,7 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     import_error,
     syntax_error,
     keyboard_input,
+    port_in_use,
     network,
 )
 # Rules for output without a traceback, where only the last lines are known. Import and syntax errors always have one.
@@ -52,7 +54,15 @@ _FAULTS = {"Segmentation fault": signals.SIGSEGV, "Aborted": signals.SIGABRT, "B
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """Pure; never empty; the best explanation first."""
+    """Pure; never empty; the best explanation first. A job of several ranks is explained by the first that failed."""
+    is_failed = evidence.exit_code != 0 and sent_by_us(evidence) is None
+    first = first_failed(evidence) if is_failed else None
+    if first is None:
+        return _diagnose(evidence)
+    return (first.finding,) if first.finding else first.name_in(_diagnose(first.evidence))
+
+
+def _diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     chain = fatal_chain(evidence.output_tail)
     ours = sent_by_us(evidence)
     if ours is not None:

@@ -68,6 +68,19 @@ class GpuGrowth:
     bytes_per_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class RankEnd:
+    """One rank of a distributed job, as it was seen last."""
+
+    rank: int = 0
+    world_size: int = 0
+    pid: int = 0
+    has_file: bool = False  # its output is in a file of its own, and `output_tail` is the end of that
+    output_tail: tuple[str, ...] = ()
+    last_frame: Frame | None = None
+    doing: str = ""
+
+
 def _gpu_growth(value: Any) -> GpuGrowth | None:
     found = decode(GpuGrowth, value)
     return found if found.grew_bytes else None
@@ -89,6 +102,7 @@ _OWN = {
     "tuple[DiskSpace, ...]": each(lambda value: decode(DiskSpace, value)),
     "tuple[Frame, ...]": each(lambda value: decode(Frame, value)),
     "GpuGrowth | None": _gpu_growth,
+    "tuple[RankEnd, ...]": each(lambda value: decode(RankEnd, value, {"Frame | None": _frame})),
 }
 
 
@@ -128,6 +142,7 @@ class Evidence:
     is_log_its_own: bool = False  # it had the log open; otherwise the file is only the newest in its working folder
     gpu_growth: GpuGrowth | None = None
     keeping_frames: tuple[Frame, ...] = ()  # lines of its code that may keep tensors from step to step
+    ranks: tuple[RankEnd, ...] = ()  # of a distributed job
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.ranks import own_traceback
 from jackline.units import format_duration
 
 _MAX_LINES = 8
@@ -20,7 +21,8 @@ def summary_line(findings: Sequence[Finding]) -> str:
 
 
 def death_text(findings: Sequence[Finding], evidence: Evidence) -> str:
-    """What happened, the evidence, one next action; at most eight lines."""
+    """What happened, the evidence, one next action; at most eight lines. Of a distributed job also the traceback of
+    the rank that failed first, unless that rank is the one on the screen."""
     best = findings[0]
     prefix = "" if best.cause in _NO_ERRORS else "error: "
     others = [_other_line(other) for other in findings[1:3]]
@@ -30,7 +32,8 @@ def death_text(findings: Sequence[Finding], evidence: Evidence) -> str:
     if not detail and not others:
         detail = [f"it ran for {format_duration(evidence.duration_s)}"]
     body = [f"{_INDENT}{line}" for line in [*detail, *others]]
-    return "\n".join([f"{prefix}{summary_line(findings)}", *body, *hint])
+    said = [f"  {line}" for line in own_traceback(evidence)] if prefix else []
+    return "\n".join([f"{prefix}{summary_line(findings)}", *body, *said, *hint])
 
 
 def _other_line(other: Finding) -> str:

@@ -206,6 +206,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         is_log_its_own=log.is_open,
         gpu_growth=steady_growth(watch.gpu_points),
         keeping_frames=lines_that_keep(tail),
+        ranks=watch.ranks.endings(),
     )
 
 

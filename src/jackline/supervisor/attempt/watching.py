@@ -24,6 +24,7 @@ from jackline.rundir.process_id import read_state
 from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord, OutputRecord, SupervisorRecord
 from jackline.supervisor.attempt.hang_watch import HangWatch
 from jackline.supervisor.attempt.memory_watch import ARMED_SHARE, GrowthPlaces, MemoryWatch
+from jackline.supervisor.attempt.rank_watch import RankWatch
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.attempt.written import WrittenFiles
 from jackline.supervisor.child.process import Command
@@ -76,6 +77,7 @@ class AttemptWatch:
         self.tails = self._open_tails(command.attempt, consumed or {})
         self.memory = MemoryWatch(command.child.pid)
         self.hang = HangWatch(command.attempt, options, events)
+        self.ranks = RankWatch(command.attempt)
         self.tree = TreeReading(0.0)
         self.rates = Rates()
         self.gpus: tuple[GpuReading, ...] = ()
@@ -113,6 +115,7 @@ class AttemptWatch:
             self._guard("processes", self._read_tree)
             self._guard("files", lambda: self.written.poll(now_s, self._python_pids()))
             self._guard("gpu", self._read_gpus)
+            self._guard("ranks", lambda: self.ranks.note(self.tree.processes, self._newest_stack))
             self._guard("verdict", lambda: self._judge(now_s, late_s))
 
     @property
@@ -205,6 +208,7 @@ class AttemptWatch:
             oom_before=OomCountersRecord(**asdict(self.oom_before)),
             resumed_from=self.resumed_from,
             incidents=tuple(self.incidents[-20:]),
+            ranks=self.ranks.records(),
             protections_off=tuple(f"{name}: {why}" for name, why in self.protections_off.items()),
             evidence=self.hang.judge.evidence(),
         )
@@ -282,7 +286,7 @@ class AttemptWatch:
             )
 
     def _judge(self, now_s: float, late_s: float) -> None:
-        output_bytes = sum(tail.num_read_bytes for tail in self.tails.values())
+        output_bytes = sum(tail.num_read_bytes for tail in self.tails.values()) + self.ranks.output_bytes()
         sample = self.hang.make_sample(now_s, late_s, self.tree, self.gpus, (output_bytes, self.marks))
         self.hang.judge_sample(sample)
         self._describe()
@@ -315,7 +319,10 @@ class AttemptWatch:
 
     def _leading_stack(self) -> ProcessStack | None:
         leader = self._leading_process()
-        return (self.hang.judge.stack_of(leader.pid) or self._stack_of(leader.pid)) if leader else None
+        return self._newest_stack(leader.pid) if leader else None
+
+    def _newest_stack(self, pid: int) -> ProcessStack | None:
+        return self.hang.judge.stack_of(pid) or self._stack_of(pid)
 
     def _stack_of(self, pid: int | None) -> ProcessStack | None:
         return next((stack for stack in self.hang.stacks if stack.pid == pid), None)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from jackline.machine.proc import RANK_VARIABLES
 from jackline.machine.protections import find_libstdbuf
 from jackline.memory.guard.allocator_settings import allocator_environment
 from jackline.rundir.layout import DISK_BUDGET_VARIABLE, LIVE_VARIABLE, AttemptDir, RunDir
@@ -72,6 +73,14 @@ def _with_first(path: str, folder: str) -> str:
     return ":".join([folder, *rest])
 
 
+def rank_environment(environ: Mapping[str, str], attempt: AttemptDir, *, is_divided: bool) -> dict[str, str]:
+    """How the injected file finds out which rank a process is, and where the output of the other ranks goes. A
+    terminal (--tty) shows all of them: a program that has one may draw on it."""
+    names = [",".join(one) for one in RANK_VARIABLES if one[0] not in environ]
+    folder = str(attempt.ranks.absolute()) if is_divided else ""
+    return {"JACKLINE_RANKS": folder, "JACKLINE_RANK_NAMES": ";".join(names)}
+
+
 def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOptions) -> dict[str, str]:
     """The environment for the command of `attempt`: the user's own, our additions, and which run it belongs to."""
     env = child_environment(
@@ -82,6 +91,8 @@ def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOpti
         surface_is_terminal=options.is_terminal,
         columns=options.columns,
     )
+    if options.inject and env.get("JACKLINE", "").lower() != "off":
+        env.update(rank_environment(os.environ, attempt, is_divided=not (options.tty or options.all_ranks)))
     env["JACKLINE_RUN_DIR"] = str(run.path)
     env["JACKLINE_ATTEMPT"] = str(attempt.number)
     env[DISK_BUDGET_VARIABLE] = str(options.disk_budget or "")

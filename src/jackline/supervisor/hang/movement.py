@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from jackline.machine.readings import GpuReading, TreeReading, traffic_between
+from jackline.machine.readings import GpuReading, TreeReading, ranks_among, traffic_between
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.sample import Sample
 from jackline.supervisor.hang.totals import HELPER_COMMS, NOTHING, Totals, busy_signs, sum_totals, totals_between
@@ -98,6 +98,7 @@ class Movement:
     ended: tuple[tuple[int, int, float], ...] = ()  # (pid, its parent, when) of processes that have ended lately
     deadlock: Deadlock | None = None  # proved, and none of its threads has run since
     proved_at_s: float = 0.0
+    ranks: frozenset[int] = frozenset()  # of a distributed job: all that have been seen, also those that have ended
 
     @property
     def is_gpu_working(self) -> bool:
@@ -127,7 +128,8 @@ def note(before: Movement | None, sample: Sample, *, window_s: float = 8.0) -> M
 def _begin(sample: Sample) -> Movement:
     at_s = sample.at_s
     views = {process.pid: new_view(process, at_s) for process in sample.tree.processes}
-    state = Movement(sample, at_s, at_s, at_s, views, idle_power_w=lowest_power({}, sample.gpus))
+    ranks = frozenset(ranks_among(sample.tree.processes))
+    state = Movement(sample, at_s, at_s, at_s, views, idle_power_w=lowest_power({}, sample.gpus), ranks=ranks)
     return replace(state, views=with_stacks(views, sample), has_stacks=bool(sample.stacks))
 
 
@@ -174,6 +176,7 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         ended=(*before.ended, *_ended(before.sample.tree, sample))[-_MOST_ENDED:],
         deadlock=sample.deadlock if sample.was_asked else _still_dead(before, views),
         proved_at_s=at_s if sample.was_asked and sample.deadlock else before.proved_at_s,
+        ranks=before.ranks | frozenset(ranks_among(sample.tree.processes)),
     )
 
 

@@ -11,6 +11,7 @@ import math
 from jackline.diagnosis.doing import describe_wait
 from jackline.diagnosis.waiting import effective_wait
 from jackline.supervisor.hang.movement import stands_since_s
+from jackline.supervisor.hang.ranks import collective
 from jackline.supervisor.hang.scene import (
     WORKER_WAITS,
     Kind,
@@ -90,6 +91,7 @@ def paused(scene: Scene) -> Verdict | None:
 def _paused_by(scene: Scene, view: ProcessView) -> Verdict:
     is_leader, reading = view is scene.leader, view.reading
     name = f"the main process (pid {reading.pid})" if is_leader else f"process {reading.pid} ({reading.comm})"
+    name = f"rank {reading.rank.rank} (pid {reading.pid})" if reading.rank else name
     place = place_text(frame_of(view))
     text = f"{describe_wait(reading.wait)}: {name}{f' at {place}' if place else ''}"
     if not is_leader:
@@ -280,6 +282,7 @@ def _waiting_label(scene: Scene) -> tuple[str, str]:
 MIND_CHANGERS = {
     "paused": "the process continues (SIGCONT, or the debugger detaches)",
     "keyboard": "an answer on its standard input, or 0.15 cores of CPU",
+    "collective": "the missing rank arrives, or one of its processes moves",
     "deadlocked": "one of the threads named runs again",
     "stuck": "any CPU above 0.02 cores, a thread that computes for 1 ms between two sleeps, disk above 1 kB/s, "
     "a byte on a socket, output, a thread at another line",
@@ -291,4 +294,4 @@ MIND_CHANGERS = {
 }
 
 # Tried in this order. If none returns a verdict, the verdict is `progress`.
-RULES = (paused, keyboard, deadlocked, stuck, gpu_spin, suspect, busy, waiting)
+RULES = (paused, keyboard, collective, deadlocked, stuck, gpu_spin, suspect, busy, waiting)

@@ -19,7 +19,7 @@ DUMP_BYTES = 128_000  # up to this much may be a stack dump that our signal caus
 # What reading a stack may cost the process itself: a signal handler, or a stop of a few tenths of a second.
 DISTURBED_CORES = 0.3
 # Processes beside the training. A launcher only looks after the ranks, which are the run.
-LAUNCHER_COMMS = ("pt_elastic", "torchrun")
+LAUNCHER_COMMS = ("pt_elastic", "torchrun", "accelerate", "accelerate-laun", "srun", "mpirun", "mpiexec", "prterun")
 HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tensorboard", "py-spy", *LAUNCHER_COMMS)
 
 

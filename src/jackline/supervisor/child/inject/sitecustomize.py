@@ -1,10 +1,11 @@
-# ruff: noqa: UP024, UP031, UP036, PTH100, PTH112, SIM105, PERF203, RUF100
+# ruff: noqa: UP024, UP031, UP036, PTH100, PTH102, PTH112, PTH116, SIM105, PERF203, RUF100
 # mypy: ignore-errors
 """Runs at the start of every Python process of a supervised run, because its folder is first on PYTHONPATH.
 
 Owns: the file a process dumps its stacks to (JACKLINE_STACKS/fh.PID), the signals that ask for a dump or for a report
-of who waits for whom (`inside`, loaded only when asked), line buffering, and running the user's own sitecustomize,
-which this file hides. It changes nothing else, imports nothing slow, and works (or does nothing) on every Python from
+of who waits for whom (`inside`, loaded only when asked), line buffering, the output file of a rank that is not the
+first of its machine (JACKLINE_RANKS), and running the user's own sitecustomize, which this file hides. It changes
+nothing else, imports nothing slow, and works (or does nothing) on every Python from
 2.7 on, so it uses no newer syntax.
 """
 
@@ -146,6 +147,55 @@ def _buffer_by_line():
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
+def _rank_place():
+    """(rank, world size, local rank) as text; None outside a distributed job. JACKLINE_RANK_NAMES holds the variables
+    to ask, without those that the whole command has inherited."""
+    for names in os.environ.get("JACKLINE_RANK_NAMES", "").split(";"):
+        words = [os.environ.get(name, "") for name in names.split(",")]
+        if len(words) == 3 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 1:
+            return words[0], words[1], words[2] if words[2].isdigit() else words[0]
+    return None
+
+
+def _divide_ranks():
+    """Leave a note which rank this is. The first rank of a machine stays on the screen, every other one gets a file.
+
+    Only output that would go to the run's own file is moved: where a launcher was told to keep logs, its way holds.
+    What a rank starts inherits its descriptors, so a second call finds nothing to move."""
+    folder = os.environ["JACKLINE_RANKS"]
+    place = _rank_place()
+    if place is None:
+        return
+    attempt = os.path.dirname(folder)
+    raws = []
+    for name in ("raw.out", "raw.err"):
+        try:
+            found = os.stat(os.path.join(attempt, name))
+            raws.append((found.st_dev, found.st_ino))
+        except OSError:
+            pass
+    mine = [fd for fd in (1, 2) if (os.fstat(fd).st_dev, os.fstat(fd).st_ino) in raws]
+    if not mine:
+        return
+    try:
+        os.mkdir(folder, 0o700)
+    except OSError:
+        pass
+    stem = os.path.join(folder, "rank-%d" % int(place[0]))
+    if place[2] != "0":
+        own = os.open(stem + ".out", os.O_WRONLY | os.O_CREAT | os.O_APPEND | _FLAGS, 0o600)
+        for fd in mine:
+            os.dup2(own, fd)
+        os.close(own)
+    note = '{"rank": %d, "world_size": %d, "local_rank": %d, "pid": %d}\n'
+    note %= (int(place[0]), int(place[1]), int(place[2]), os.getpid())
+    fd = os.open(stem + ".json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FLAGS, 0o600)
+    try:
+        os.write(fd, note.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
 def _other_folders():
     here = os.path.realpath(os.path.dirname(os.path.abspath(__file__)))
     return [folder for folder in sys.path if os.path.realpath(folder or ".") != here]
@@ -181,6 +231,11 @@ try:
     if _state["folder"] and os.path.isdir(_state["folder"]):
         _arm()
         _allow_reading()
+except Exception:
+    pass
+try:
+    if os.environ.get("JACKLINE_RANKS"):
+        _divide_ranks()
 except Exception:
     pass
 try:

@@ -1,0 +1,154 @@
+"""The ranks of a distributed job, for one attempt: which process is which, what each does, and its output file.
+
+Owns attempts/NNN/ranks as far as the supervisor goes: the injected file writes there, this reads it and frees the
+beginning of files that become large. Judging who waits for whom is done in `hang.ranks`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jackline.diagnosis.deaths.collect import tail_lines
+from jackline.diagnosis.deaths.evidence import RankEnd
+from jackline.diagnosis.doing import describe
+from jackline.diagnosis.frames import Frame, ProcessStack
+from jackline.machine.readings import ProcessReading
+from jackline.rundir import atomic
+from jackline.rundir.access.writing import open_own
+from jackline.rundir.layout import AttemptDir
+from jackline.rundir.records.fields import decode
+from jackline.rundir.records.supervisor import RankRecord
+from jackline.supervisor.hang.ranks import collective_at, find_ranks
+from jackline.supervisor.output.room import punch
+
+_MOST_RECORDS = 256
+_MOST_TAILS = 16
+_TAIL_LINES = 120
+_KEPT_BYTES = 64 << 20  # of a rank's output; the same as of raw.out
+_ROOM_EVERY_S = 10.0
+
+StackOf = Callable[[int], ProcessStack | None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A rank when it was seen last."""
+
+    rank: int
+    world_size: int
+    pid: int
+    what: str = ""
+    frame: Frame | None = None
+    is_gone: bool = False
+
+
+class RankWatch:
+    """Live state of the ranks of one attempt; empty for a job of one process."""
+
+    def __init__(self, attempt: AttemptDir) -> None:
+        self._attempt = attempt
+        self._seen: dict[int, Seen] = {}
+        self._files: list[tuple[int, Path]] = []
+        self._holes: dict[int, int] = {}
+        self._next_room_s = 0.0
+
+    def note(self, processes: tuple[ProcessReading, ...], stack_of: StackOf) -> None:
+        """Called once a second with the newest readings."""
+        found = look_at_ranks(processes, stack_of)
+        self._seen.update(found)
+        for rank, seen in self._seen.items():
+            if rank not in found and not seen.is_gone:
+                self._seen[rank] = Seen(rank, seen.world_size, seen.pid, seen.what, seen.frame, is_gone=True)
+        if found:
+            self._files = [(rank, self._attempt.rank_out(rank)) for rank in self._seen]
+            self._make_room()
+
+    def output_bytes(self) -> int:
+        """Bytes that the ranks with files of their own have written so far."""
+        return sum(_size_of(path) for _, path in self._files)
+
+    def records(self) -> tuple[RankRecord, ...]:
+        """For supervisor.json."""
+        return tuple(self._record(seen) for _, seen in sorted(self._seen.items())[:_MOST_RECORDS])
+
+    def _record(self, seen: Seen) -> RankRecord:
+        path = self._attempt.rank_out(seen.rank)
+        return replace(rank_record(seen), out=str(path) if _size_of(path) else None)
+
+    def endings(self) -> tuple[RankEnd, ...]:
+        """Evidence for the autopsy. A rank that failed within its first second was never seen, but left its note."""
+        known = {**_noted(self._attempt), **self._seen}
+        if len(known) < 2 and not any(seen.world_size > 1 for seen in known.values()):
+            return ()
+        ends: list[RankEnd] = []
+        for rank, seen in sorted(known.items())[:_MOST_RECORDS]:
+            path = self._attempt.rank_out(rank)
+            has_file = path.exists()
+            tail = tail_lines(path, _TAIL_LINES) if has_file and len(ends) < _MOST_TAILS else ()
+            ends.append(RankEnd(rank, seen.world_size, seen.pid, has_file, tail, seen.frame, seen.what))
+        return tuple(ends)
+
+    def _make_room(self) -> None:
+        """Free the beginning of a large file; what it says last is what matters, and nobody copies it elsewhere."""
+        now_s = time.monotonic()
+        if now_s < self._next_room_s:
+            return
+        self._next_room_s = now_s + _ROOM_EVERY_S
+        for rank, path in self._files:
+            end = _size_of(path) - _KEPT_BYTES
+            if end > self._holes.get(rank, 0):
+                fd = open_own(path, os.O_WRONLY)
+                try:
+                    self._holes[rank] = punch(fd, 0, end)
+                finally:
+                    os.close(fd)
+
+
+def look_at_ranks(processes: tuple[ProcessReading, ...], stack_of: StackOf) -> dict[int, Seen]:
+    """What each rank does now; empty for a job of one process."""
+    found = find_ranks(processes, stack_of)
+    seen = {}
+    for rank, process in found.items():
+        stack = stack_of(process.pid)
+        doing = describe(stack, process.wait, process.comm)
+        collective = collective_at(stack, process.wait)
+        is_waiting = collective and process.wait.kind not in ("stopped", "zombie")
+        what = f"waiting for other ranks ({collective})" if is_waiting else doing.what
+        world_size = process.rank.world_size if process.rank else len(found)
+        seen[rank] = Seen(rank, world_size, process.pid, what, doing.frame)
+    return seen
+
+
+def rank_record(seen: Seen) -> RankRecord:
+    frame = None if seen.is_gone else seen.frame
+    return RankRecord(
+        rank=seen.rank,
+        world_size=seen.world_size,
+        pid=seen.pid,
+        what="ended" if seen.is_gone else seen.what,
+        file=frame.file if frame else None,
+        line=frame.line if frame else None,
+        source=frame.source.strip() if frame else None,
+        is_gone=True if seen.is_gone else None,
+    )
+
+
+def _noted(attempt: AttemptDir) -> Mapping[int, Seen]:
+    """What the processes themselves noted at their start."""
+    found = {}
+    for path in attempt.rank_notes():
+        note = decode(RankRecord, atomic.read_json(path))
+        if note.rank is not None and note.pid is not None:
+            found[note.rank] = Seen(note.rank, note.world_size or 0, note.pid)
+    return found
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,219 @@
+"""Ranks of a distributed job: which process is which, who has arrived at a collective and who has not. Pure.
+
+A rank inside a collective waits in C++ code (gloo, NCCL) and answers no Python signal, so only its stack, read from
+outside, tells where it is. Owns these questions and the rule `collective`, which names the rank that is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from jackline.diagnosis.deaths.ranks import words_of
+from jackline.diagnosis.doing import describe_wait
+from jackline.diagnosis.frames import Frame, ProcessStack
+from jackline.diagnosis.waiting import effective_wait
+from jackline.machine.readings import ProcessReading, Wait, ranks_among
+from jackline.supervisor.hang.scene import Kind, Scene, Verdict
+from jackline.supervisor.hang.text import frame_of, place_text
+from jackline.supervisor.hang.views import ProcessView, is_paused
+from jackline.units import format_duration
+
+_DISTRIBUTED = ("torch/distributed/", "torch/nn/parallel/distributed.py")
+_NOT_CALLED = ("wrapper", "__call__", "__torch_function__")
+_BACKWARD = "_engine_run_backward"
+_WAITS = re.compile(r"\.wait\(|\bwait_tensor\(")
+_STANDS = ("lock", "poll", "network", "unknown")
+
+
+def find_ranks(
+    processes: Iterable[ProcessReading], stack_of: Callable[[int], ProcessStack | None]
+) -> dict[int, ProcessReading]:
+    """The process of each rank, by rank. mp.spawn tells its processes their number only as an argument, so there the
+    order in which they were started counts."""
+    processes = list(processes)
+    found = ranks_among(processes)
+    if found:
+        return found
+    spawned = [one for one in processes if one.state not in ("Z", "X") and _is_spawned(stack_of(one.pid))]
+    spawned.sort(key=lambda one: (one.start_ticks, one.pid))
+    return dict(enumerate(spawned)) if len(spawned) > 1 else {}
+
+
+def _is_spawned(stack: ProcessStack | None) -> bool:
+    main = stack.main if stack else None
+    return any(frame.file.endswith("torch/multiprocessing/spawn.py") for frame in main.frames) if main else False
+
+
+def collective_at(stack: ProcessStack | None, wait: Wait) -> str:
+    """The collective that its main thread is in: 'all_reduce'; '' when it is in none."""
+    main = stack.main if stack else None
+    if main is None or not main.frames:
+        return ""
+    inside = list(itertools.takewhile(lambda frame: not frame.is_user, main.frames))
+    called = [frame.function for frame in inside if _is_distributed(frame)]
+    if called:
+        return called[-1]
+    if wait.kind not in _STANDS:
+        return ""
+    # Gradients are exchanged by C++ code while backward() waits; a handle of an asynchronous call waits in C++ too.
+    if any(frame.function.rpartition(".")[2] == _BACKWARD for frame in inside):
+        return "backward, where gradients are exchanged"
+    return "wait" if not inside and _WAITS.search(main.frames[0].source) else ""
+
+
+def _is_distributed(frame: Frame) -> bool:
+    is_inside = any(part in frame.file for part in _DISTRIBUTED)
+    return is_inside and frame.function.rpartition(".")[2] not in _NOT_CALLED
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------
+
+_LEAST_S = 20.0
+_MOVES_S = 10.0  # a rank whose processes have moved within this time works
+_TRAFFIC_BYTES_PER_S = 64_000.0
+_TRAFFIC_CORES = 0.1
+_MOST_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one rank is. `collective` is '' for a rank that is in none."""
+
+    rank: int
+    view: ProcessView
+    collective: str
+    moved_at_s: float  # when it, or a process that it has started, moved last
+
+    @property
+    def where(self) -> str:
+        place = place_text(frame_of(self.view))
+        return f"{self.collective} at {place}" if place else self.collective
+
+
+def standing_ranks(scene: Scene) -> list[Standing]:
+    views = {view.reading.pid: view for view in (scene.leader, *scene.workers, *scene.others)}
+    ranks = find_ranks((view.reading for view in views.values()), lambda pid: views[pid].stack)
+    found = []
+    for rank, reading in ranks.items():
+        view = views[reading.pid]
+        is_there = view.hash_seen_s >= view.moved_at_s and not is_paused(view, scene.now_s)
+        collective = collective_at(view.stack, reading.wait) if is_there else ""
+        family = _family(reading.pid, views.values())
+        found.append(Standing(rank, view, collective, max(one.moved_at_s for one in family)))
+    return found
+
+
+def _family(pid: int, views: Iterable[ProcessView]) -> list[ProcessView]:
+    """A process and what it has started; parents come before children."""
+    pids, found = {pid}, []
+    for view in views:
+        if view.reading.pid == pid or view.reading.ppid in pids:
+            pids.add(view.reading.pid)
+            found.append(view)
+    return found
+
+
+def collective(scene: Scene) -> Verdict | None:
+    """Ranks have waited in a collective for some seconds: name the one that is not there, and where it is instead.
+    Only a standstill of the missing ranks is an alarm; one that works is waited for, however long."""
+    ranks = standing_ranks(scene)
+    inside = [one for one in ranks if one.collective]
+    gone = sorted(scene.state.ranks - {one.rank for one in ranks})
+    if not inside or len(ranks) + len(gone) < 2:
+        return None
+    since_s = max(one.view.moved_at_s for one in inside)
+    if scene.now_s - since_s < scene.limits.waiting_after_s:
+        return None
+    outside = [one for one in ranks if not one.collective]
+    if any(scene.now_s - one.moved_at_s < _MOVES_S for one in outside):
+        text = f"{_outside_text(outside)}; {_inside_text(inside, scene.now_s - since_s)}"
+        pid = outside[0].view.reading.pid
+        return Verdict("BUSY", "WAITING_RANKS", since_s, text, frame_of(scene.leader), pid)
+    if not outside and not gone and _is_exchanging(scene):
+        return None
+    return _standstill(scene, inside, outside, gone)
+
+
+def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], gone: list[int]) -> Verdict:
+    since_s = max([one.view.moved_at_s for one in inside] + [one.moved_at_s for one in outside])
+    for_s, limit_s = scene.now_s - since_s, max(_LEAST_S, scene.limits.stuck_after_s / 3)
+    limit_s = min(limit_s, scene.limits.stuck_after_s)
+    if gone:
+        first = f"{words_of(gone)} {'has' if len(gone) == 1 else 'have'} ended, and the others wait for it"
+        text = f"{first}: {_inside_text(inside, for_s)}"
+    elif outside:
+        text = f"{_outside_text(outside)}; {_inside_text(inside, for_s)}"
+    else:
+        text = _mismatch_text(inside, for_s)
+    if scene.state.deadlock is not None:
+        text += f"; {scene.state.deadlock.text}"
+    pid = (outside or _odd_first(inside))[0].view.reading.pid
+    frame = frame_of(scene.leader)
+    if for_s >= limit_s:
+        # A sleep ends by itself, and so may a wait for a disk or a network: these are suspected only.
+        ends = ("sleep", "disk", "network", "file")
+        is_sure = not outside or all(one.view.reading.wait.kind not in ends for one in outside)
+        kind: Kind = "STUCK" if is_sure else "SUSPECT"
+        return Verdict(kind, "STUCK_RANKS", since_s, text, frame, pid)
+    next_in_s = max(1.0, limit_s - for_s)
+    text += f"; if nothing changes, an alarm in {format_duration(next_in_s)}"
+    return Verdict("WAITING", "WAITING_RANKS", since_s, text, frame, pid, "STUCK", next_in_s)
+
+
+def _is_exchanging(scene: Scene) -> bool:
+    """All ranks are in the collective, and bytes move between them: a large one takes its time."""
+    rates = scene.state.rates
+    return rates.tcp_bytes >= _TRAFFIC_BYTES_PER_S or rates.cpu_s >= _TRAFFIC_CORES or scene.state.is_gpu_working
+
+
+def _outside_text(outside: Sequence[Standing]) -> str:
+    """'rank 1 (pid 4242) has not arrived: it is sleeping at train.py:11 `time.sleep(9)`'."""
+    parts = []
+    for one in outside[:_MOST_GROUPS]:
+        reading = one.view.reading
+        doing = describe_wait(effective_wait(one.view.stack, reading.wait)) or "running"
+        place = place_text(frame_of(one.view))
+        at = f" at {place}" if place else ""
+        parts.append(f"rank {one.rank} (pid {reading.pid}) has not arrived: it is {doing}{at}")
+    more = len(outside) - _MOST_GROUPS
+    return "; ".join(parts) + (f"; and {more} more ranks have not" if more > 0 else "")
+
+
+def _inside_text(inside: Sequence[Standing], for_s: float) -> str:
+    groups = _by_place(inside)
+    words = [
+        f"{words_of(one.rank for one in group)} {'has' if len(group) == 1 else 'have'} waited for "
+        f"{format_duration(for_s)} in {where}"
+        for where, group in groups[:_MOST_GROUPS]
+    ]
+    return "; ".join(words)
+
+
+def _by_place(inside: Sequence[Standing]) -> list[tuple[str, list[Standing]]]:
+    """The ranks by where they wait, the smallest group first."""
+    groups: dict[str, list[Standing]] = {}
+    for one in inside:
+        groups.setdefault(one.where, []).append(one)
+    return sorted(groups.items(), key=lambda entry: (len(entry[1]), entry[1][0].rank))
+
+
+def _odd_first(inside: Sequence[Standing]) -> list[Standing]:
+    return [one for _, group in _by_place(inside) for one in group]
+
+
+def _mismatch_text(inside: Sequence[Standing], for_s: float) -> str:
+    groups = _by_place(inside)
+    if len(groups) == 1:
+        where = groups[0][0]
+        return (
+            f"all {len(inside)} ranks have stood in {where} for {format_duration(for_s)}: they call it with "
+            "different shapes, dtypes or groups, or one of them has made a call more"
+        )
+    parts = [
+        f"{words_of(one.rank for one in group)} wait{'s' if len(group) == 1 else ''} in {where}"
+        for where, group in groups[:_MOST_GROUPS]
+    ]
+    return f"the ranks wait for one another in different calls for {format_duration(for_s)}: {'; '.join(parts)}"

@@ -1,0 +1,190 @@
+"""Collective hangs on hand-made process trees: who has arrived, who has not, and where it is instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from jackline.diagnosis.frames import Frame
+from jackline.machine.proc import rank_in
+from jackline.machine.readings import RankPlace, Wait, ranks_among
+from jackline.supervisor.hang.ranks import collective_at
+from jackline.supervisor.hang.verdict import Verdict
+from tests.supervisor.worlds import Proc, World, alarms, play
+
+C10D = "/v/site-packages/torch/distributed/distributed_c10d.py"
+SPAWN = "/v/site-packages/torch/multiprocessing/spawn.py"
+WITHIN_S = 30
+
+
+def rank(number: int, size: int = 4, *, call: str = "all_reduce", line: int = 13, wait: str = "lock") -> Proc:
+    """A rank that waits in a collective; with call='' one that is somewhere else."""
+    inside = (Frame(call, C10D, 3000), Frame("wrapper", C10D, 80)) if call else ()
+    source = f"dist.{call}(loss)" if call else "time.sleep(1000)"
+    place = RankPlace(number, size, number)
+    proc = Proc(10 + number, ppid=5, line=line, source=source, inside=inside, rank=place, file="/me/train.py")
+    proc.wait = Wait(wait)  # type: ignore[arg-type]
+    return proc
+
+
+def launched(*ranks: Proc) -> World:
+    return World([Proc(5, comm="pt_elastic", wait=Wait("child")), *ranks])
+
+
+def last(verdicts: list[Verdict]) -> Verdict:
+    return verdicts[-1]
+
+
+def test_a_rank_that_does_not_arrive_is_named_first_with_its_line() -> None:
+    away = rank(2, call="", line=11, wait="lock")
+    found = last(play(launched(rank(0), rank(1), away, rank(3)), WITHIN_S))
+    assert (found.kind, found.label, found.pid) == ("STUCK", "STUCK_RANKS", 12)
+    assert found.text.startswith(
+        "rank 2 (pid 12) has not arrived: it is waiting for a lock at /me/train.py:11 `time.sleep(1000)`; "
+    )
+    assert "ranks 0-1, 3 have waited for " in found.text
+
+
+def test_a_rank_that_sleeps_is_suspected_only() -> None:
+    found = last(play(launched(rank(0), rank(1, call="", line=11, wait="sleep")), WITHIN_S))
+    assert (found.kind, found.label, found.pid) == ("SUSPECT", "STUCK_RANKS", 11)
+
+
+def test_a_rank_that_works_is_waited_for_without_an_alarm_however_long() -> None:
+    busy = rank(1, call="", line=11, wait="running")
+    busy.main_cores = 0.9
+    verdicts = play(launched(rank(0), busy), 300)
+    assert alarms(verdicts) == []
+    assert last(verdicts).kind == "BUSY"
+    assert last(verdicts).text.startswith("rank 1 (pid 11) has not arrived: it is running at /me/train.py:11")
+
+
+def test_a_rank_whose_worker_reads_data_is_no_alarm() -> None:
+    away = rank(1, call="", line=11, wait="pipe")
+    worker = Proc(30, ppid=11, wait=Wait("running"), main_cores=0.5, rank=away.rank)
+    assert alarms(play(launched(rank(0), away, worker), 120)) == []
+
+
+def test_ranks_in_different_collectives_are_told_apart_the_odd_one_first() -> None:
+    ranks = [rank(0), rank(1), rank(2, call="barrier", line=20), rank(3)]
+    found = last(play(launched(*ranks), WITHIN_S))
+    assert (found.kind, found.pid) == ("STUCK", 12)
+    assert found.text.startswith("the ranks wait for one another in different calls for ")
+    assert found.text.endswith(
+        ": rank 2 waits in barrier at /me/train.py:20 `dist.barrier(loss)`; "
+        "ranks 0-1, 3 wait in all_reduce at /me/train.py:13 `dist.all_reduce(loss)`"
+    )
+
+
+def test_all_ranks_in_one_collective_without_traffic_are_stuck() -> None:
+    def same(number: int) -> Proc:
+        return Proc(
+            10 + number,
+            ppid=5,
+            source="dist.all_reduce(x)",
+            file="/me/train.py",
+            inside=(Frame("all_reduce", C10D, 3000),),
+            rank=RankPlace(number, 2, number),
+        )
+
+    found = last(play(launched(same(0), same(1)), WITHIN_S))
+    assert found.kind == "STUCK"
+    assert found.text.startswith("all 2 ranks have stood in all_reduce at /me/train.py:10 `dist.all_reduce(x)` for ")
+    world = launched(same(0), same(1))
+    world.tcp = 10_000_000  # a large exchange over a slow network takes its time
+    assert alarms(play(world, 200)) == []
+
+
+def test_a_rank_that_has_ended_while_the_others_wait_is_named() -> None:
+    world = launched(rank(0, 2), rank(1, 2, call="", wait="running"))
+    world.processes[2].main_cores = 0.9
+
+    def step(second: int) -> None:
+        if second == 10:
+            del world.processes[2]
+
+    found = last(play(world, 10 + WITHIN_S, step=step))
+    assert found.kind == "STUCK"
+    assert found.text.startswith("rank 1 has ended, and the others wait for it: rank 0 has waited for ")
+
+
+def test_a_stopped_rank_is_named_as_a_rank() -> None:
+    away = rank(1, 2, call="", wait="stopped")
+    away.state = "T"
+    found = last(play(launched(rank(0, 2), away), WITHIN_S))
+    assert found.kind == "PAUSED"
+    assert "rank 1 (pid 11)" in found.text
+
+
+def test_short_waits_of_a_healthy_job_say_nothing_about_ranks() -> None:
+    world = launched(rank(0, 2), rank(1, 2))
+
+    def step(second: int) -> None:
+        for number, one in enumerate(world.processes[1:]):
+            one.main_cores = 0.5 if (second // 3 + number) % 2 else 0.0
+
+    verdicts = play(world, 600, step=step)
+    assert alarms(verdicts) == []
+    assert not any(verdict.label.endswith("RANKS") and verdict.kind == "WAITING" for verdict in verdicts)
+
+
+def test_processes_of_mp_spawn_are_ranks_in_the_order_of_their_start() -> None:
+    def spawned(number: int, *, call: str) -> Proc:
+        inside = (Frame(call, C10D, 3000),) if call else ()
+        source = "dist.barrier()" if call else "lock.acquire()"
+        return Proc(10 + number, ppid=5, source=source, inside=inside, outside=(Frame("_wrap", SPAWN, 90),))
+
+    parent = Proc(5, wait=Wait("child"), source="mp.spawn(main, nprocs=2)")
+    found = last(play(World([parent, spawned(0, call="barrier"), spawned(1, call="")]), WITHIN_S))
+    assert (found.kind, found.pid) == ("STUCK", 11)
+    assert found.text.startswith("rank 1 (pid 11) has not arrived")
+
+
+@pytest.mark.parametrize(
+    ("frames", "wait", "expected"),
+    [
+        ([("all_reduce", C10D)], "lock", "all_reduce"),
+        ([("monitored_barrier", C10D), ("wrapper", C10D)], "network", "monitored_barrier"),
+        (
+            [("_engine_run_backward", "/v/site-packages/torch/autograd/graph.py")],
+            "lock",
+            "backward, where gradients are exchanged",
+        ),
+        ([("_engine_run_backward", "/v/site-packages/torch/autograd/graph.py")], "running", ""),
+        ([], "lock", ""),
+    ],
+)
+def test_the_collective_that_a_rank_is_in(frames: list[tuple[str, str]], wait: str, expected: str) -> None:
+    proc = Proc(7, inside=tuple(Frame(function, file, 1) for function, file in frames))
+    assert collective_at(proc.stack(), Wait(wait)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("environ", "ours", "expected"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, {}, RankPlace(3, 4, 1)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, {}, RankPlace(2, 4, 0)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, {}, RankPlace(1, 2, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {}, None),
+        ({"RANK": "9", "WORLD_SIZE": "4"}, {}, None),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, {}, None),
+        ({}, {}, None),
+        # A batch script has Slurm's variables already: what it starts inherits them and is no rank for that.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, {"SLURM_PROCID": "0"}, None),
+    ],
+)
+def test_launchers_tell_a_process_its_rank(
+    environ: dict[str, str], ours: dict[str, str], expected: RankPlace | None
+) -> None:
+    assert rank_in(environ, ours) == expected
+
+
+def test_a_ranks_workers_inherit_its_variables_and_are_no_ranks() -> None:
+    make: Callable[..., Proc] = Proc
+    shell = make(20, ppid=5, is_python=False, comm="bash", rank=RankPlace(1, 2, 1))
+    python = make(21, ppid=20, rank=RankPlace(1, 2, 1))
+    worker = make(22, ppid=21, rank=RankPlace(1, 2, 1))
+    first = make(10, ppid=5, rank=RankPlace(0, 2, 0))
+    found = ranks_among(one.reading() for one in (first, shell, python, worker))
+    assert {number: reading.pid for number, reading in found.items()} == {0: 10, 1: 21}
