@@ -85,6 +85,7 @@ COMMAND_NAMES = [
     "events",
     "export",
     "goodput",
+    "launch",
     "logs",
     "mcp",
     "plan",

@@ -86,7 +86,7 @@ LAUNCHERS = {
     "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"],
     "module": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
     "accelerate": [
-        *(str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
+        *(str(BIN / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
         *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
     ],
 }

@@ -45,6 +45,7 @@ COMMANDS = {
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "sample": ("jackline.cli.commands.model", "Text from the model that a run has trained."),
     "export": ("jackline.cli.commands.model", "The trained model for transformers, or as plain safetensors."),
+    "launch": ("jackline.cli.launch.command", "A ready file that starts a script on Slurm, SkyPilot or Kubernetes."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),
     "plan": ("jackline.cli.commands.plan", "Will it fit, with which micro-batch; where the memory goes."),
     "checkpoints": ("jackline.cli.commands.checkpoints", "List, verify, prune, show and export checkpoints."),

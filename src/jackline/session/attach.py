@@ -43,6 +43,16 @@ from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Outlook, Reporter, keep_standard_descriptors, say
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
+from jackline.session.ranks import (
+    Follower,
+    join_ranks,
+    load_together,
+    refuse_sharded,
+    restore_random,
+    settings_for,
+    share_home,
+    unwrapped,
+)
 from jackline.session.run import Run
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import (
@@ -83,6 +93,7 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     if not is_off:
         exit_with_its_code()
     settings, state = split(given)
+    state = {word: unwrapped(value) for word, value in state.items()}
     values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
     _refuse_unfillable(state)
     _refuse_lazy(state)
@@ -90,7 +101,7 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     if is_off:
         return OffRun(settings, state, values, loader)
     attached = join(settings, state, values, loader)
-    attached.saver.takes_digests = True
+    attached.saver.takes_digests = attached.ranks is None
     try:
         _restore(attached)
     except BaseException as error:
@@ -125,14 +136,18 @@ def exit_with_its_code() -> None:
 
 def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loader: Any) -> Attachment:
     """Create the parts. The writer process is started early here: it stays small as long as nothing large exists."""
-    _refuse_many_ranks()
     _refuse_second(settings)
+    ranks = join_ranks(os.environ)
+    if ranks is not None:
+        refuse_sharded(state)
+        settings = settings_for(ranks, settings)
     keep_standard_descriptors()
-    feed = choose_feed(loader, settings, say)  # first, because it may raise: then no run is created
+    feed = choose_feed(loader, settings, say, ranks)  # first, because it may raise: then no run is created
     if settings.exact:
         make_exact()
     prepare_gpu()
-    home = find_home(settings)
+    home = find_home(settings) if ranks is None or ranks.is_first else None
+    home = home if ranks is None and home is not None else share_home(ranks, home)
     for note in home.notes:
         say(note)
     if home.is_supervised:
@@ -142,13 +157,16 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
             if HIDDEN not in own:  # else it is the same one, with its password
                 say(f"the mirror is {place} (jackline run --mirror); attach(mirror={own!r}) is not used")
     scalars = Scalars()
-    reporter = _open_reports(home, scalars)  # before the writer is started: it may raise
-    engine = CheckpointEngine(home.run, _engine_settings(settings))
+    number = ranks.rank if ranks is not None else 0
+    reporter = _open_reports(home, number, scalars)  # before the writer is started: it may raise
+    is_first = ranks is None or ranks.is_first
+    engine: Any = CheckpointEngine(home.run, _engine_settings(settings)) if is_first else Follower(home.run)
     rng_state = ProcessRandom()
     whole = {**state, "random": rng_state, "session": None, "values": values}
     saver = Saver(engine, whole, settings)
     fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
     stop = StopRequest()
+    stop.is_shared = ranks is not None
     pulse = Pulse()
 
     def before_change() -> None:
@@ -172,7 +190,8 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         pulse=pulse,
         best=BestKeeper(settings.keep_best, engine.folder),
         finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),
-        seen=SeenBatches(home.run, 0, reporter.event),
+        seen=SeenBatches(home.run, number, reporter.event),
+        ranks=ranks,
     )
     _let_report(attached)
     _attachments.append(attached)
@@ -200,9 +219,9 @@ def _let_report(attached: Attachment) -> None:
     reporter.on_tick.append(outlook.look_around)
 
 
-def _open_reports(home: Home, scalars: Scalars) -> Reporter:
+def _open_reports(home: Home, rank: int, scalars: Scalars) -> Reporter:
     try:
-        return Reporter(home.run, 0, scalars)
+        return Reporter(home.run, rank, scalars)
     except OSError as error:
         raise UsageError(
             f"cannot write to {home.run.path}: {explain_refusal(error, home.run.path)}",
@@ -222,7 +241,8 @@ def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:
 def _restore(attached: Attachment) -> None:
     into = attached.saver.state
     given, rates = dict(into), copy_group_settings(into)
-    receipt = attached.saver.engine.load_newest(into)
+    ranks, engine = attached.ranks, attached.saver.engine
+    receipt = engine.load_newest(into) if ranks is None else load_together(ranks, engine, into)
     refuse_replaced(given, into)
     event = attached.reporter.event
     if receipt is None:
@@ -249,6 +269,8 @@ def _restore(attached: Attachment) -> None:
         event("changed", text, is_loud=True)
     attached.feed.restore(session["feed"]["state"])
     attached.gpu.restore(session.get("safe_step"))
+    if ranks is not None and (text := restore_random(ranks, attached.rng_state, session.get("ranks"), receipt.step)):
+        event("ranks", text, is_loud=ranks.is_first)
     report_resumed(attached, receipt, session)
 
 
@@ -260,6 +282,8 @@ def report_resumed(attached: Attachment, receipt: Receipt, session: dict[str, An
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
     for line in receipt_lines(receipt, attached.feed, session):
         event("resumed", line, is_loud=True, step=receipt.step)
+    if attached.ranks is not None:
+        return  # a rank's numbers of before are about another share of the data if their number has changed
     retrained = Retrained(attached.home.run, 0, receipt.step, event)
     attached.reporter.on_lines.append(retrained.look)
     attached.saver.on_state = retrained.look_at_state
@@ -335,13 +359,4 @@ def _refuse_second(settings: Settings) -> None:
         raise UsageError(
             "attach() a second time in one process needs a name",
             hint=f"attach(name=...); the first was run '{ours[0].name}'",
-        )
-
-
-def _refuse_many_ranks() -> None:
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size.isdigit() and int(size) > 1:
-        raise UsageError(
-            f"attach() does not know how to save {size} ranks yet",
-            hint="run it in one process, or with JACKLINE=off",
         )

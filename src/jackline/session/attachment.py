@@ -27,6 +27,7 @@ from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Reporter, say
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.phase import phase
+from jackline.session.ranks import Ranks, gather_random, is_same_size
 from jackline.session.saving import roundtrip
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
@@ -67,6 +68,8 @@ class Attachment:
     marks: tuple[int, dict[str, float]] = (-1, {})  # metrics for the checkpoint of one step only
     trial: Trial | None = None  # the first two steps of a new run, trained twice
     loose: Loose | None = None  # state of the loop that no checkpoint holds, during the first epoch of a new run
+    ranks: Ranks | None = None  # None: a training of one process
+    random_of_ranks: list[dict[str, Any]] | None = None  # RNG states of all ranks at the save under way
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
@@ -104,7 +107,7 @@ class Attachment:
             self._begin()
             if self.restored is None and self.settings.verify and (text := rehearse(self.feed)):
                 self.reporter.event("data_unverified", text, is_loud=True)
-            self.seen.start(self.position.batches, is_resumed=self.restored is not None)
+            self.seen.start(self.position.batches, is_resumed=is_same_size(self.ranks, self.restored))
             self.pulse.name = "train"
         if self._is_behind:
             self._is_behind = False
@@ -196,11 +199,15 @@ class Attachment:
         wait: Wait = "never",
         again: bool = False,
         takes_back: bool = False,
+        alone: bool = False,
     ) -> bool:
         """Save the current state. False when that failed or, with wait='durable', when it was not acknowledged.
 
-        `overlap` and `wait` as in the engine. `again`: save even if this step is saved already.
+        `overlap` and `wait` as in the engine. `again`: save even if this step is saved already. All ranks call this
+        at the same boundary, unless `alone`: then the RNG states of the last common save are used.
         """
+        if self.ranks is not None and not alone:
+            self.random_of_ranks = gather_random(self.ranks, self.rng_state)
         step = self.stepper.steps_done
         again = again or self.best.wants_save(step)
         if self.saver.last_step == step and not self.saver.engine.is_busy and not again:
@@ -344,7 +351,9 @@ class Attachment:
         self._sizes = now
 
     def _session_state(self, *, takes_back: bool = False) -> dict[str, Any]:
+        ranks = {} if self.random_of_ranks is None else {"ranks": self.random_of_ranks}
         return {
+            **ranks,
             "step": self.stepper.steps_done,
             "epoch": self.position.epoch,
             "batch": self.position.batch,

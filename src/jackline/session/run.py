@@ -25,6 +25,7 @@ from jackline.session.counting import DRAWN_AHEAD, OWN_BATCHES, OWN_EPOCHS, find
 from jackline.session.feeds.feed import END
 from jackline.session.mirrored import wait_mirrored
 from jackline.session.phase import Phase, phase
+from jackline.session.ranks import agree, refuse_safe_step, wait_for_all
 from jackline.session.saving.rng import RngState
 from jackline.session.stopping import NoMoreWaiting, Stopped
 
@@ -120,7 +121,8 @@ class Run:
             self._pending += 1
             self._after_batch()
         self._attached.between_passes()
-        self._end_of_pass()
+        if self._passes == "total" or (self._passes == "epochs" and self._is_total_reached()):
+            self._complete()
 
     def epochs(self, count: int) -> Iterator[int]:
         """Epoch numbers, from the run's position. `for epoch in run.epochs(90): for batch in run.steps(): ...`"""
@@ -171,6 +173,7 @@ class Run:
         slice size is `micro_batch` at first, the whole batch by default; a size it shrank to is kept in checkpoints.
         """
         self._require_entered()
+        refuse_safe_step(self._attached.ranks)
         return self._attached.gpu.step(fn, batch, Slicing(micro_batch, weight, count), step=self._attached.label)
 
     def save(self, **metrics: float) -> None:
@@ -187,7 +190,7 @@ class Run:
             attached.best.was_seen = True
         if is_measured and self._in_body and step == attached.label - 1 and self._save_marked():
             return  # the optimizers have not stepped yet: the metrics belong to the previous step
-        if self._in_body or self._pending:
+        if self._in_body or self._pending or attached.ranks is not None:
             self._is_save_wanted = True
         else:
             attached.save(overlap=False, wait="writer", again=True)
@@ -216,9 +219,8 @@ class Run:
             return  # this is a forked child; the run belongs to its parent
         self._is_entered = False
         text = self._leave(error)
-        if (
-            unsaved := self._attached.find_unsaved(error, self._save_last if self._is_complete else None)
-        ) is not None:
+        unsaved = self._attached.find_unsaved(error, self._save_last if self._is_complete else None)
+        if unsaved is not None:
             self._attached.end(unsaved, unsaved.text, is_complete=False)
             if unsaved.is_ours:
                 return
@@ -228,6 +230,8 @@ class Run:
             self._attached.end(left, str(left), is_complete=False)
             raise left
         self._attached.end(error, text, is_complete=self._is_complete)
+        if isinstance(error, Stopped):
+            wait_for_all(self._attached.ranks)  # the end of rank 0 is written down by now
 
     # -- private -----------------------------------------------------------------------------------------------------
 
@@ -301,7 +305,7 @@ class Run:
         outcome = self._attached.stepper.after_batch()
         if outcome == "step":
             self._at_boundary()
-        elif outcome == "rest":
+        elif outcome == "rest" and self._attached.ranks is None:  # ranks meet at the ends of steps only
             self._at_rest()
         elif self.should_stop and self._attached.stepper.uncounted.is_overdue:
             self._attached.saver.wait()
@@ -330,26 +334,24 @@ class Run:
         attached.lengths.ended(self._pending, is_end_of_epoch=is_end_of_epoch)
         self._pending = self._num_unsaved = 0
         now_s = attached.come_round()
+        is_wanted = self._is_save_wanted or attached.best.wants_save(self.step)
+        is_due = agree(attached, is_save_due=bool(is_wanted or attached.saver.why_due(self.step, now_s)))
         if attached.stop.is_made:
             self._stop()
         if self._is_total_reached():
             return  # the last save follows immediately
-        is_wanted = self._is_save_wanted or attached.best.wants_save(self.step)
-        if is_wanted or attached.saver.why_due(self.step, now_s):
+        if is_due:
             attached.save(wait="writer" if is_wanted else "never")  # a requested save is not skipped
             self._is_save_wanted = False
 
     def _stop(self, *, again: bool = False) -> None:
         """A stop was requested and this is a boundary: save and raise Stopped."""
         is_saved = self._attached.save(overlap=False, wait="durable", again=again)
+        wait_for_all(self._attached.ranks)  # a launcher ends the others as soon as the first one exits
         by = self._attached.stop.by
         text = f"{by}: stopped at step {self.step}"
         text += ", saved" if is_saved else f", not saved; {self._attached.saver.what_stands(self.step)}"
         raise Stopped(text)
-
-    def _end_of_pass(self) -> None:
-        if self._passes == "total" or (self._passes == "epochs" and self._is_total_reached()):
-            self._complete()
 
     def _complete(self) -> None:
         if self._is_complete:
@@ -364,7 +366,7 @@ class Run:
 
     def _save_last(self) -> None:
         if self._has_begun:
-            self._attached.save(overlap=False, wait="durable", again=True)
+            self._attached.save(overlap=False, wait="durable", again=True, alone=True)
 
     def _leave(self, error: BaseException | None) -> str:
         """Save what may be saved while leaving; return text about it."""
@@ -376,7 +378,9 @@ class Run:
             self._complete()  # the end of one or several passes
             return ""
         attached = self._attached
-        is_at_rest = self._pending == 0 and (not self._in_body or attached.feed.can_take_back)
+        is_at_rest = (
+            attached.ranks is None and self._pending == 0 and (not self._in_body or attached.feed.can_take_back)
+        )
         if is_at_rest and not attached.stepper.has_moved():
             attached.save(overlap=False, wait="writer", takes_back=self._in_body)
             return f"left between two steps, after step {self.step}: saved"

@@ -56,12 +56,14 @@ class StopRequest:
         self.by = ""
         self.at_s = 0.0
         self.why_deaf = ""  # why signals are not handled
+        self.is_shared = False  # one of several ranks: it counts once all of them know of it
+        self.is_agreed = False
         self._pid = os.getpid()
         self._former: dict[int, Any] = {}
 
     @property
     def is_made(self) -> bool:
-        return bool(self.by)
+        return bool(self.by) and (self.is_agreed or not self.is_shared)
 
     def ask(self, by: str) -> None:
         if not self.by:
@@ -93,7 +95,7 @@ class StopRequest:
         if os.getpid() != self._pid:
             _react_as_before(number, self._former.get(number), frame)
             return
-        is_second = self.is_made
+        is_second = bool(self.by)
         self.ask(_NAMES[signal.Signals(number)])
         if not is_second:
             again = " (again: at once, unsaved)" if number == signal.SIGINT else ""
@@ -101,7 +103,7 @@ class StopRequest:
             _tell(f"[jackline] {self.by}: saving at the end of this step, then ending{again}\n")
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        else:
+        elif not self.is_shared:  # a launcher repeats the signal that its ranks have got already
             raise Stopped("asked twice: ended in the middle of a step")
 
 

@@ -80,7 +80,11 @@ class First:
         else:
             said = f"the other {others} ranks ended because of it"
         detail = (*best.detail[:1], said, *best.detail[1:]) if self.world_size > 1 else best.detail
-        hint = best.hint.replace("`jackline logs`", f"`jackline logs --rank {self.rank}`") if self.has_file else best.hint
+        hint = (
+            best.hint.replace("`jackline logs`", f"`jackline logs --rank {self.rank}`")
+            if self.has_file
+            else best.hint
+        )
         return (replace(best, title=f"{self.name}: {best.title}", detail=detail, hint=hint), *findings[1:])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from jackline.errors import UsageError
 from jackline.session.feeds.batches import OnDifference, ReplayedBatches, refuse_difference
@@ -20,9 +21,9 @@ from jackline.session.settings import Settings
 _MASK = (1 << 64) - 1
 
 
-def choose_feed(loader: Any, settings: Settings, say: Say) -> Feed:
-    """The feed for `loader`. Nothing is read from it yet."""
-    feed = _choose(loader, settings, say)
+def choose_feed(loader: Any, settings: Settings, say: Say, ranks: Any = None) -> Feed:
+    """The feed for `loader`. Nothing is read from it yet. Of several ranks each gets its share of every batch."""
+    feed = _choose(loader, settings, say) if ranks is None else _shared(loader, settings, ranks)
     feed_settings: Any = feed
     if hasattr(feed, "on_difference"):
         feed_settings.on_difference, feed_settings.say = judge_difference(settings, say), say
@@ -58,6 +59,31 @@ def _choose(loader: Any, settings: Settings, say: Say) -> Feed:
     if not hasattr(loader, "__iter__"):
         raise UsageError(f"loader is a {type(loader).__name__}, which cannot be iterated")
     return SkippingFeed(loader, seed=seed, say=say)
+
+
+def _shared(loader: Any, settings: Settings, ranks: Any) -> Feed:
+    """The position in the run decides which samples a batch has, not the rank: with any number of ranks the batches
+    are the same. A plain loader describes the batch of all ranks; with torch's DistributedSampler, as in torch, the
+    batch of one rank."""
+    if loader is None:
+        return CountingFeed()
+    sampler: Any = getattr(loader, "sampler", None)
+    is_divided = type(sampler) is DistributedSampler and sampler.dataset is loader.dataset
+    is_divided = is_divided and type(loader.batch_sampler) is BatchSampler
+    is_map = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+    is_plain = is_map and is_plain_order(loader.dataset, loader.batch_sampler, sampler)
+    if not is_map or not (is_plain or is_divided) or loader.batch_sampler is None:
+        raise UsageError(
+            f"{type(loader).__name__} cannot be divided among {ranks.size} ranks by Jackline",
+            hint="a DataLoader with batch_size= over map-style data; or attach(loader=None): `run.steps()` gives "
+            "the number of the batch and you read your rank's samples yourself",
+        )
+    seed = sampler.seed if is_divided and settings.seed is None else choose_seed(loader, settings)
+    is_shuffled = sampler.shuffle if is_divided else _is_shuffle(sampler)
+    feed = _seekable_feed(loader, settings, seed, is_shuffled=is_shuffled)
+    assert isinstance(feed.batches, SeekableBatches)
+    feed.batches.divide(ranks.rank, ranks.size, is_per_rank=is_divided)
+    return feed
 
 
 def choose_seed(loader: Any, settings: Settings, sampler: Any = None) -> int:

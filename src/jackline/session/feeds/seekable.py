@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jackline.data.loader.order import Blocks, Permutation, mix
+from jackline.errors import UsageError
 
 Place = tuple[int, Any]  # epoch, and the indices passed to the dataset
 
@@ -24,6 +25,20 @@ class SeekableBatches:
         self.seed = seed
         self._epoch = 0
         self._start = 0
+        self._rank, self._num_ranks = 0, 1
+
+    def divide(self, rank: int, num_ranks: int, *, is_per_rank: bool) -> None:
+        """Yield only one rank's share of each batch. `is_per_rank`: the batch size given was that of one rank."""
+        self._rank, self._num_ranks = rank, num_ranks
+        assert self.batch_size is not None
+        self.batch_size *= num_ranks if is_per_rank else 1
+        last = 0 if self.drop_last else self.num_samples % self.batch_size
+        for count, which in ((self.batch_size, "a batch"), (last, "the last batch of an epoch")):
+            if count % num_ranks:
+                raise UsageError(
+                    f"{which} has {count} samples, which {num_ranks} ranks cannot share equally",
+                    hint="choose a batch_size that is a multiple of the number of ranks, and drop_last=True",
+                )
 
     @property
     def num_samples(self) -> int:
@@ -52,6 +67,8 @@ class SeekableBatches:
                 indices = blocks.take(first, count).tolist()
             else:
                 indices = list(range(first, first + count))
+            share = len(indices) // self._num_ranks
+            indices = indices[self._rank * share : (self._rank + 1) * share]
             yield epoch, indices if self.batch_size is not None else indices[0]
 
     def _count(self, num_samples: int) -> int:

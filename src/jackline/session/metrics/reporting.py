@@ -83,7 +83,7 @@ class Reporter:
         """Record an event, written soon; a loud one is also printed immediately."""
         self._waiting.append(EventRecord(time.time(), kind, text, fields))
         if is_loud:
-            say(text)
+            say(f"rank {self._rank}: {text}" if self._rank else text)
 
     def hurry(self) -> None:
         """Report now instead of waiting for the second to pass."""

@@ -1,0 +1,1 @@
+"""`jackline launch`: a ready file for a scheduler."""

@@ -1,0 +1,124 @@
+"""attach() on every rank of DDP: the same batches with any number of ranks, one step for a stop, one checkpoint."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from jackline.errors import UsageError
+from jackline.session.feeds.choose import choose_feed
+from jackline.session.feeds.seekable import SeekableBatches
+from jackline.session.ranks import join_ranks, settings_for
+from jackline.session.settings import Settings
+from jackline.session.stopping import StopRequest
+from tests.session.ranks_torture import digests, losses, start, steps_saved, torment
+
+
+def batches_of(rank: int, size: int, **more: Any) -> list[list[int]]:
+    batches = SeekableBatches(range(24), 8, is_shuffled=True, drop_last=False, seed=3)
+    batches.divide(rank, size, is_per_rank=False)
+    batches.seek(more.get("epoch", 0), more.get("start", 0))
+    return [indices for _, indices in batches]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_the_ranks_together_get_the_batches_that_one_process_gets(size: int) -> None:
+    shares = [batches_of(rank, size, epoch=2, start=1) for rank in range(size)]
+    together = [[index for share in parts for index in share] for parts in zip(*shares, strict=True)]
+    assert together == batches_of(0, 1, epoch=2, start=1)
+
+
+def test_a_batch_that_cannot_be_shared_equally_is_refused() -> None:
+    with pytest.raises(UsageError, match="a batch has 8 samples, which 3 ranks cannot share equally"):
+        batches_of(0, 3)
+    odd = SeekableBatches(range(25), 8, is_shuffled=True, drop_last=False, seed=3)
+    with pytest.raises(UsageError, match="the last batch of an epoch has 1 samples, which 2 ranks cannot"):
+        odd.divide(0, 2, is_per_rank=False)
+
+
+def test_a_distributed_sampler_means_a_batch_size_for_each_rank() -> None:
+    data: Any = torch.arange(32)
+    sampler: Any = DistributedSampler(data, num_replicas=2, rank=1, shuffle=True, seed=9)
+    feed: Any = choose_feed(
+        DataLoader(data, batch_size=4, sampler=sampler), Settings(), print, SimpleNamespace(rank=1, size=2)
+    )
+    assert (feed.kind, feed.batches.batch_size, feed.num_batches) == ("seekable", 8, 4)
+    assert [len(indices) for _, indices in feed.batches] == [4, 4, 4, 4]
+
+
+def test_data_that_cannot_be_divided_are_refused() -> None:
+    with pytest.raises(UsageError, match="generator cannot be divided among 2 ranks"):
+        choose_feed((one for one in [1]), Settings(), print, SimpleNamespace(rank=0, size=2))
+
+
+def test_a_stop_of_one_rank_counts_once_all_ranks_know_of_it() -> None:
+    stop = StopRequest()
+    stop.is_shared = True
+    stop.ask("SIGTERM")
+    assert not stop.is_made
+    stop.is_agreed = True
+    assert stop.is_made
+
+
+def test_ranks_without_a_process_group_are_told_what_is_missing() -> None:
+    assert join_ranks({}) is None
+    with pytest.raises(UsageError, match="one of 4 ranks, and they cannot talk") as found:
+        join_ranks({"WORLD_SIZE": "4"})
+    assert "init_process_group" in (found.value.hint or "")
+
+
+def test_a_metric_of_one_rank_cannot_choose_the_best() -> None:
+    with pytest.raises(UsageError, match="keep_best"):
+        settings_for(SimpleNamespace(is_first=True), Settings(keep_best="loss"))  # type: ignore[arg-type]
+
+
+def test_sigterm_on_one_rank_stops_all_at_one_step_and_one_process_resumes(tmp_path: Path) -> None:
+    job = start(tmp_path, 2, 6, SIGNAL="SIGTERM", WHO="1", AT="3")
+    assert job.wait() == [75, 75], job.text
+    assert sorted(losses(job)) == [1, 2, 3]
+    assert "stopped at step 3, saved" in job.outputs[0]
+    assert "stopped at step 3, saved" in job.outputs[1]
+    assert steps_saved(tmp_path)[-1] == 3
+
+    alone = start(tmp_path, 1, 6)
+    assert alone.wait() == [0], alone.text
+    assert sorted(losses(alone)) == [4, 5, 6]
+
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    reference = start(whole, 1, 6)
+    assert reference.wait() == [0], reference.text
+    found = {**losses(job), **losses(alone)}
+    assert found == pytest.approx(losses(reference), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_killed_ranks_resume_bit_equal(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    job = start(whole, 2, 300, DROPOUT="0.1")
+    assert job.wait() == [0, 0], job.text
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    assert torment(cut, digests(job), random.Random(1), total=300, kills=5) == ""
+
+
+@pytest.mark.slow
+def test_one_two_four_and_one_rank_again(tmp_path: Path) -> None:
+    found: dict[int, float] = {}
+    for size, total in ((1, 3), (2, 6), (4, 9), (1, 12)):
+        job = start(tmp_path, size, total)
+        assert job.wait() == [0] * size, job.text
+        found.update(losses(job))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    reference = start(whole, 1, 12)
+    assert reference.wait() == [0], reference.text
+    assert found == pytest.approx(losses(reference), rel=1e-5)
