@@ -169,6 +169,11 @@ def test_a_timeout_in_a_collective_names_the_rank_that_never_came() -> None:
     assert found.place == place
 
 
+def test_a_rank_that_left_early_is_named_and_not_those_that_lost_it() -> None:
+    found = diagnose(job((*traceback(0, LOST), *report(root=(0, 1))), {1: ("done",)}))[0]
+    assert found.title == "rank 1 ended without an error while rank 0 still waited in a collective at train.py:17"
+
+
 def test_a_port_that_is_taken_is_named_with_the_option_that_chooses_another() -> None:
     lines = (
         "Traceback (most recent call last):",

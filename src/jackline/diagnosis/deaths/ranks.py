@@ -117,7 +117,7 @@ def first_failed(evidence: Evidence) -> First | None:
     silent.sort(key=lambda one: (one.code or 0) > 0)  # signals first: an exit code may be an answer to one
     if silent:
         return _first(evidence, silent[0].rank, silent[0], tuple(one.rank for one in silent if one == silent[0]))
-    return _never_arrived(evidence, chains)
+    return _never_arrived(evidence, chains) or _left_early(evidence, chains, told)
 
 
 def read_reports(lines: Sequence[str]) -> list[Reported]:
@@ -237,6 +237,24 @@ def _never_arrived(evidence: Evidence, chains: dict[int, Chain]) -> First | None
         "nccl_timeout", "certain", title, (*detail, *ran_line(evidence)), hint, is_retryable=True, place=place
     )
     return First(min(waited), _world_size(evidence), evidence, tuple(waited), finding=finding)
+
+
+def _left_early(evidence: Evidence, chains: dict[int, Chain], told: dict[int, Reported]) -> First | None:
+    """Ranks lost their connection to one that nobody saw fail: it had ended by itself, with exit code 0."""
+    lost = [rank for rank, chain in chains.items() if is_echo(chain)]
+    left = [end for end in evidence.ranks if end.rank not in chains and end.rank not in told]
+    if not lost or not left:
+        return None
+    names, place = words_of(end.rank for end in left), chains[min(lost)].root.place
+    finding = Finding(
+        "own_exception",
+        "likely",
+        f"{names} ended without an error while {words_of(lost)} still waited in a collective{at_place(place)}",
+        (*(f"rank {end.rank} was last seen{at_place(end.last_frame)}" for end in left[:2]), *ran_line(evidence)),
+        "every rank must make the same number of calls: look at the last, shorter epoch, and at an early return",
+        place=place,
+    )
+    return First(min(lost), _world_size(evidence), evidence, tuple(lost), finding=finding)
 
 
 def port_in_use(error: ErrorText, evidence: Evidence) -> Finding | None:
