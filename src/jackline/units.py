@@ -1,8 +1,9 @@
-"""Formats and parses bytes and durations in a form for people, and folds long lines."""
+"""Formats and parses bytes, durations and lists of ranks in a form for people, and folds long lines."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from jackline.errors import UsageError
 
@@ -111,3 +112,16 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise UsageError(f"'{text}' is not a size", hint="write 512, 300M, 20G or 1.5GiB")
     return int(float(match[1]) * _BYTE_WORDS[match[2]])
+
+
+def rank_words(ranks: Iterable[int]) -> str:
+    """'rank 3', 'ranks 0, 2-5'."""
+    numbers = sorted(ranks)
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    parts = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(parts)}"

@@ -7,9 +7,10 @@ import pytest
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, RankEnd
 from jackline.diagnosis.deaths.launcher import LauncherNoise
-from jackline.diagnosis.deaths.ranks import own_traceback, read_reports, words_of
+from jackline.diagnosis.deaths.ranks import own_traceback, read_reports
 from jackline.diagnosis.deaths.report import death_text
 from jackline.diagnosis.frames import Frame
+from jackline.units import rank_words
 
 
 def traceback(rank: int, error: str, *, line: int = 17, source: str = "step()") -> tuple[str, ...]:
@@ -225,8 +226,8 @@ def test_the_first_observed_failure_comes_first_in_a_launchers_report() -> None:
 
 
 def test_ranks_are_listed_as_ranges() -> None:
-    assert words_of([3]) == "rank 3"
-    assert words_of([5, 0, 1, 2]) == "ranks 0-2, 5"
+    assert rank_words([3]) == "rank 3"
+    assert rank_words([5, 0, 1, 2]) == "ranks 0-2, 5"
 
 
 def shown(lines: tuple[str, ...]) -> tuple[list[str], int]:

@@ -32,7 +32,6 @@ from jackline.session.home import (
     BeginsAnew,
     Home,
     command_line,
-    find_home,
     is_notebook,
     refuse_to_begin_anew,
     write_ending,
@@ -45,12 +44,12 @@ from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
 from jackline.session.ranks import (
     Follower,
+    find_shared_home,
     join_ranks,
     load_together,
     refuse_sharded,
     restore_random,
     settings_for,
-    share_home,
     unwrapped,
 )
 from jackline.session.run import Run
@@ -146,8 +145,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     if settings.exact:
         make_exact()
     prepare_gpu()
-    home = find_home(settings) if ranks is None or ranks.is_first else None
-    home = home if ranks is None and home is not None else share_home(ranks, home)
+    home = find_shared_home(ranks, settings)
     for note in home.notes:
         say(note)
     if home.is_supervised:
@@ -159,8 +157,8 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     scalars = Scalars()
     number = ranks.rank if ranks is not None else 0
     reporter = _open_reports(home, number, scalars)  # before the writer is started: it may raise
-    is_first = ranks is None or ranks.is_first
-    engine: Any = CheckpointEngine(home.run, _engine_settings(settings)) if is_first else Follower(home.run)
+    is_guest = ranks is not None and not ranks.is_first
+    engine: Any = Follower(home.run) if is_guest else CheckpointEngine(home.run, _engine_settings(settings))
     rng_state = ProcessRandom()
     whole = {**state, "random": rng_state, "session": None, "values": values}
     saver = Saver(engine, whole, settings)

@@ -29,7 +29,7 @@ from jackline.checkpoint.ticket import Event, Ticket
 from jackline.data.loader.order import mix
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
-from jackline.session.home import Home
+from jackline.session.home import Home, find_home
 from jackline.session.settings import Settings
 
 _REFUSED, _NONE = -2, -1
@@ -132,9 +132,11 @@ def settings_for(ranks: Ranks, settings: Settings) -> Settings:
     return replace(settings, trial=False, verify=False, mirror=None, memory_guard=False)
 
 
-def share_home(ranks: Ranks | None, home: Home | None) -> Home:
+def find_shared_home(ranks: Ranks | None, settings: Settings) -> Home:
     """Rank 0 finds or creates the run; the others are guests in it and write neither its start nor its end."""
-    assert ranks is not None
+    if ranks is None:
+        return find_home(settings)
+    home = find_home(settings) if ranks.is_first else None
     told = ranks.from_first(json.dumps({"path": str(home.run.path), "is_old": home.is_old}) if home else "")
     if home is not None:
         return home

@@ -15,13 +15,12 @@ import click
 from jackline.cli.options import find, json_option, quiet_option, run_argument, runs_dir_option
 from jackline.cli.streams import write_exact
 from jackline.cli.text.safety import safe_output
-from jackline.diagnosis.deaths.ranks import words_of
 from jackline.errors import UsageError
 from jackline.rundir.access.reading import open_plain, read_part
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus, read_status
 from jackline.supervisor.output.room import first_data
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_bytes, format_duration, rank_words
 
 POLL_S = 0.1
 _BLOCK = 1 << 20
@@ -85,7 +84,7 @@ def rank_path(run: RunDir, rank: int) -> Path:
     notes = [int(one.stem.removeprefix("rank-")) for one in attempt.rank_notes()] if attempt is not None else []
     if rank in notes:
         return run.out_log
-    known = f"it has {words_of(notes)}" if notes else "it is no distributed job, or each rank's output was not kept"
+    known = f"it has {rank_words(notes)}" if notes else "it is no distributed job, or each rank's output was not kept"
     raise UsageError(f"run '{run.name}' has no output of rank {rank}: {known}", hint=f"jackline logs {run.name}")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jackline.cli.text.safety import safe_text
-from jackline.diagnosis.deaths.ranks import words_of
 from jackline.rundir.records.supervisor import RankRecord
+from jackline.units import rank_words
 
 _MOST_GROUPS = 8
 
@@ -20,7 +20,7 @@ def rank_lines(ranks: Sequence[RankRecord]) -> list[str]:
     size = max((record.world_size or 0 for record in ranks), default=0)
     ordered = sorted(groups.items(), key=lambda entry: (len(entry[1]), entry[1]))
     lines = [
-        f"{words_of(numbers)} of {size}: {what}{f' at {place}' if place else ''}"
+        f"{rank_words(numbers)} of {size}: {what}{f' at {place}' if place else ''}"
         for (what, place), numbers in ordered[:_MOST_GROUPS]
     ]
     return lines + ([f"and {len(ordered) - _MOST_GROUPS} more groups"] if len(ordered) > _MOST_GROUPS else [])

@@ -8,7 +8,7 @@ that rank's own lines and its own exit code. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding, RankEnd
@@ -16,6 +16,7 @@ from jackline.diagnosis.deaths.launcher import HEADER, LauncherNoise
 from jackline.diagnosis.deaths.sentences import at_place, ran_line
 from jackline.diagnosis.deaths.traceback_text import WRAPPERS, Chain, ErrorText, find_chains
 from jackline.diagnosis.frames import Frame
+from jackline.units import rank_words
 
 # What the remaining ranks say when one has gone.
 _ECHO = re.compile(
@@ -74,7 +75,7 @@ class First:
         best = findings[0]
         others = self.world_size - len(self.same)
         if len(self.same) > 1:
-            said = f"the same error on {words_of(self.same)}; the first of them is shown"
+            said = f"the same error on {rank_words(self.same)}; the first of them is shown"
         elif others == 1:
             said = "the other rank ended because of it"
         else:
@@ -86,19 +87,6 @@ class First:
             else best.hint
         )
         return (replace(best, title=f"{self.name}: {best.title}", detail=detail, hint=hint), *findings[1:])
-
-
-def words_of(ranks: Iterable[int]) -> str:
-    """'rank 3', 'ranks 0, 2-5'."""
-    numbers = sorted(ranks)
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1].append(number)
-        else:
-            spans.append([number])
-    parts = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
-    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(parts)}"
 
 
 def first_failed(evidence: Evidence) -> First | None:
@@ -224,14 +212,14 @@ def _never_arrived(evidence: Evidence, chains: dict[int, Chain]) -> First | None
     for_words = f" {int(found[1]) / 1000:g} s" if found and found[1] else ""
     absent = [end for end in evidence.ranks if end.rank not in chains]
     calls = chain.root.frames[-1].function if chain.root.frames else "a collective"
-    who = words_of(waited)
+    who = rank_words(waited)
     if absent:
-        title = f"{who} waited{for_words} in {calls} for {words_of(end.rank for end in absent)}, which never came"
+        title = f"{who} waited{for_words} in {calls} for {rank_words(end.rank for end in absent)}, which never came"
     else:
         title = f"{who} waited{for_words} in {calls}: the ranks did not make the same calls"
     detail = [f"rank {end.rank} was {end.doing or 'seen'}{at_place(end.last_frame)}" for end in absent[:3]]
     place: Frame | None = absent[0].last_frame if absent and absent[0].last_frame else chain.root.place
-    detail.append(f"{words_of(waited[:1])} waited{at_place(chain.root.place)}")
+    detail.append(f"{rank_words(waited[:1])} waited{at_place(chain.root.place)}")
     hint = "every rank must make the same calls in the same order; look at what the missing rank does instead"
     finding = Finding(
         "nccl_timeout", "certain", title, (*detail, *ran_line(evidence)), hint, is_retryable=True, place=place
@@ -245,11 +233,11 @@ def _left_early(evidence: Evidence, chains: dict[int, Chain], told: dict[int, Re
     left = [end for end in evidence.ranks if end.rank not in chains and end.rank not in told]
     if not lost or not left:
         return None
-    names, place = words_of(end.rank for end in left), chains[min(lost)].root.place
+    names, place = rank_words(end.rank for end in left), chains[min(lost)].root.place
     finding = Finding(
         "own_exception",
         "likely",
-        f"{names} ended without an error while {words_of(lost)} still waited in a collective{at_place(place)}",
+        f"{names} ended without an error while {rank_words(lost)} still waited in a collective{at_place(place)}",
         (*(f"rank {end.rank} was last seen{at_place(end.last_frame)}" for end in left[:2]), *ran_line(evidence)),
         "every rank must make the same number of calls: look at the last, shorter epoch, and at an early return",
         place=place,

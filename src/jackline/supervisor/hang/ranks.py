@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from jackline.diagnosis.deaths.ranks import words_of
 from jackline.diagnosis.doing import describe_wait
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.diagnosis.waiting import effective_wait
@@ -19,7 +18,7 @@ from jackline.machine.readings import ProcessReading, Wait, ranks_among
 from jackline.supervisor.hang.scene import Kind, Scene, Verdict
 from jackline.supervisor.hang.text import frame_of, place_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
-from jackline.units import format_duration
+from jackline.units import format_duration, rank_words
 
 _DISTRIBUTED = ("torch/distributed/", "torch/nn/parallel/distributed.py")
 _NOT_CALLED = ("wrapper", "__call__", "__torch_function__")
@@ -142,7 +141,7 @@ def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], g
     for_s, limit_s = scene.now_s - since_s, max(_LEAST_S, scene.limits.stuck_after_s / 3)
     limit_s = min(limit_s, scene.limits.stuck_after_s)
     if gone:
-        first = f"{words_of(gone)} {'has' if len(gone) == 1 else 'have'} ended, and the others wait for it"
+        first = f"{rank_words(gone)} {'has' if len(gone) == 1 else 'have'} ended, and the others wait for it"
         text = f"{first}: {_inside_text(inside, for_s)}"
     elif outside:
         text = f"{_outside_text(outside)}; {_inside_text(inside, for_s)}"
@@ -185,7 +184,7 @@ def _outside_text(outside: Sequence[Standing]) -> str:
 def _inside_text(inside: Sequence[Standing], for_s: float) -> str:
     groups = _by_place(inside)
     words = [
-        f"{words_of(one.rank for one in group)} {'has' if len(group) == 1 else 'have'} waited for "
+        f"{rank_words(one.rank for one in group)} {'has' if len(group) == 1 else 'have'} waited for "
         f"{format_duration(for_s)} in {where}"
         for where, group in groups[:_MOST_GROUPS]
     ]
@@ -213,7 +212,7 @@ def _mismatch_text(inside: Sequence[Standing], for_s: float) -> str:
             "different shapes, dtypes or groups, or one of them has made a call more"
         )
     parts = [
-        f"{words_of(one.rank for one in group)} wait{'s' if len(group) == 1 else ''} in {where}"
+        f"{rank_words(one.rank for one in group)} wait{'s' if len(group) == 1 else ''} in {where}"
         for where, group in groups[:_MOST_GROUPS]
     ]
     return f"the ranks wait for one another in different calls for {format_duration(for_s)}: {'; '.join(parts)}"
