@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jackline.errors import UsageError
 from jackline.session.feeds.choose import choose_feed
+from jackline.session.feeds.loader import Loader
 from jackline.session.feeds.seekable import SeekableBatches
 from jackline.session.ranks import join_ranks, settings_for
 from jackline.session.settings import Settings
@@ -51,6 +52,11 @@ def test_a_distributed_sampler_means_a_batch_size_for_each_rank() -> None:
     )
     assert (feed.kind, feed.batches.batch_size, feed.num_batches) == ("seekable", 8, 4)
     assert [len(indices) for _, indices in feed.batches] == [4, 4, 4, 4]
+
+
+def test_a_loader_of_ours_is_divided_too() -> None:
+    feed: Any = choose_feed(Loader(range(16), batch_size=4), Settings(), print, SimpleNamespace(rank=1, size=2))
+    assert [indices for _, indices in feed.batches][:2] == [[2, 3], [6, 7]]
 
 
 def test_data_that_cannot_be_divided_are_refused() -> None:

@@ -67,6 +67,10 @@ def _shared(loader: Any, settings: Settings, ranks: Any) -> Feed:
     batch of one rank."""
     if loader is None:
         return CountingFeed()
+    own = loader.make_feed() if callable(getattr(loader, "make_feed", None)) else None
+    if isinstance(own, MapFeed) and isinstance(own.batches, SeekableBatches) and own.batches.batch_size is not None:
+        own.batches.divide(ranks.rank, ranks.size, is_per_rank=False)  # jackline.Loader
+        return own
     sampler: Any = getattr(loader, "sampler", None)
     is_divided = type(sampler) is DistributedSampler and sampler.dataset is loader.dataset
     is_divided = is_divided and type(loader.batch_sampler) is BatchSampler
