@@ -204,6 +204,7 @@ def test_the_traceback_of_a_rank_that_is_not_on_the_screen_is_part_of_the_report
 def test_a_stop_of_all_ranks_is_a_stop_of_the_job() -> None:
     found = diagnose(job(report((1, 75), root=(0, 75)), {1: ()}))[0]
     assert found.cause == "stopped"
+    assert found.title.startswith("it stopped by itself")
 
 
 def test_mp_spawn_names_the_process_that_failed() -> None:

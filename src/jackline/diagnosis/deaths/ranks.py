@@ -73,6 +73,8 @@ class First:
     def name_in(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """The findings about this rank, as findings about the job."""
         best = findings[0]
+        if best.cause == "stopped":
+            return findings  # they have agreed on it
         others = self.world_size - len(self.same)
         if len(self.same) > 1:
             said = f"the same error on {rank_words(self.same)}; the first of them is shown"

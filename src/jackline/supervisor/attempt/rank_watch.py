@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jackline.diagnosis.deaths.collect import tail_lines
 from jackline.diagnosis.deaths.evidence import RankEnd
-from jackline.diagnosis.doing import describe
+from jackline.diagnosis.doing import describe, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.machine.readings import ProcessReading
 from jackline.rundir import atomic
@@ -56,9 +56,9 @@ class RankWatch:
         self._holes: dict[int, int] = {}
         self._next_room_s = 0.0
 
-    def note(self, processes: tuple[ProcessReading, ...], stack_of: StackOf) -> None:
-        """Called once a second with the newest readings."""
-        found = look_at_ranks(processes, stack_of)
+    def note(self, processes: tuple[ProcessReading, ...], stack_of: StackOf, *, is_old: bool) -> None:
+        """Called once a second with the newest readings. `is_old`: the stacks are older than the newest output."""
+        found = look_at_ranks(processes, stack_of, is_old=is_old)
         self._seen.update(found)
         for rank, seen in self._seen.items():
             if rank not in found and not seen.is_gone:
@@ -108,12 +108,14 @@ class RankWatch:
                     os.close(fd)
 
 
-def look_at_ranks(processes: tuple[ProcessReading, ...], stack_of: StackOf) -> dict[int, Seen]:
-    """What each rank does now; empty for a job of one process."""
+def look_at_ranks(
+    processes: tuple[ProcessReading, ...], stack_of: StackOf, *, is_old: bool = False
+) -> dict[int, Seen]:
+    """What each rank does now; empty for a job of one process. Of old stacks only the outermost line is right."""
     found = find_ranks(processes, stack_of)
     seen = {}
     for rank, process in found.items():
-        stack = stack_of(process.pid)
+        stack = outermost(stack_of(process.pid)) if is_old else stack_of(process.pid)
         doing = describe(stack, process.wait, process.comm)
         collective = collective_at(stack, process.wait)
         is_waiting = collective and process.wait.kind not in ("stopped", "zombie")

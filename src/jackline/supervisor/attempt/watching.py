@@ -115,7 +115,7 @@ class AttemptWatch:
             self._guard("processes", self._read_tree)
             self._guard("files", lambda: self.written.poll(now_s, self._python_pids()))
             self._guard("gpu", self._read_gpus)
-            self._guard("ranks", lambda: self.ranks.note(self.tree.processes, self._newest_stack))
+            self._guard("ranks", self._look_at_ranks)
             self._guard("verdict", lambda: self._judge(now_s, late_s))
 
     @property
@@ -275,6 +275,10 @@ class AttemptWatch:
         self.pids_seen.update(pids[:1000])
         self.alive_at_s = time.time() if pids else self.alive_at_s
         self.growth_places.bury(pids, time.monotonic())
+
+    def _look_at_ranks(self) -> None:
+        is_old = self.hang.stacks_at_s < self.last_output_s
+        self.ranks.note(self.tree.processes, self._newest_stack, is_old=is_old)
 
     def _read_gpus(self) -> None:
         pids = [process.pid for process in self.tree.processes]
