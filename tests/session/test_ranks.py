@@ -85,6 +85,7 @@ def test_a_metric_of_one_rank_cannot_choose_the_best() -> None:
         settings_for(SimpleNamespace(is_first=True), Settings(keep_best="loss"))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_sigterm_on_one_rank_stops_all_at_one_step_and_one_process_resumes(tmp_path: Path) -> None:
     job = start(tmp_path, 2, 6, SIGNAL="SIGTERM", WHO="1", AT="3")
     assert job.wait() == [75, 75], job.text

@@ -155,7 +155,7 @@ class Viewer:
         if self._keyboard is not None and self._is_typed_to:
             self._keyboard.pass_on()
         if is_state_new or code is not None:
-            if code is not None:
+            if code is not None and is_caught_up:
                 self._say_folded()
             self._say_notes(now_s)
             if is_caught_up and code is None:
