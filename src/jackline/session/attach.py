@@ -157,8 +157,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     scalars = Scalars()
     number = ranks.rank if ranks is not None else 0
     reporter = _open_reports(home, number, scalars)  # before the writer is started: it may raise
-    is_guest = ranks is not None and not ranks.is_first
-    engine: Any = Follower(home.run) if is_guest else CheckpointEngine(home.run, _engine_settings(settings))
+    engine: Any = Follower(home.run) if number else CheckpointEngine(home.run, _engine_settings(settings))
     rng_state = ProcessRandom()
     whole = {**state, "random": rng_state, "session": None, "values": values}
     saver = Saver(engine, whole, settings)
