@@ -20,7 +20,7 @@ from jackline import notebook
 from jackline.cli.main import COMMANDS
 from jackline.session.settings import Settings
 
-PUBLIC = ["Loader", "Stopped", "__version__", "attach", "load", "notebook", "peek", "phase"]
+PUBLIC = ["Loader", "Recipe", "Stopped", "__version__", "attach", "load", "notebook", "peek", "phase"]
 NOTEBOOK = ["Run", "plan", "report", "run", "setup", "train", "watch", "why"]
 RUN = [
     "at_risk",

@@ -16,6 +16,7 @@ _HOME = {
     "peek": "jackline.session.peek",
     "phase": "jackline.session.phase",
     "Loader": "jackline.session.feeds.loader",
+    "Recipe": "jackline.trainer.own.recipe",
     "Stopped": "jackline.session.stopping",
 }
 

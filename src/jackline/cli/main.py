@@ -43,6 +43,7 @@ COMMANDS = {
     "send": ("jackline.cli.programs.send", "Metrics to Prometheus, W&B, MLflow; messages to ntfy, Slack, a webhook."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
+    "init": ("jackline.cli.models.init", "Write a recipe of your own to begin with: jackline init recipe."),
     "sample": ("jackline.cli.commands.model", "Text from the model that a run has trained."),
     "export": ("jackline.cli.commands.model", "The trained model for transformers, or as plain safetensors."),
     "launch": ("jackline.cli.launch.command", "A ready file that starts a script on Slurm, SkyPilot or Kubernetes."),

@@ -49,6 +49,11 @@ class RunDir:
         return self.path / "tokenizer.json"
 
     @property
+    def recipe_file(self) -> Path:
+        """A copy of the file of a person's own recipe, as it was when the run was started."""
+        return self.path / "recipe.py"
+
+    @property
     def supervisor_file(self) -> Path:
         return self.path / "supervisor.json"
 

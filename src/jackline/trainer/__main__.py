@@ -133,7 +133,8 @@ def first_screen(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     """What a person must know before it starts."""
     lines = list(config.unread_environment(environ))
     if config.quick:
-        lines.append(f"quick: tiny settings, to see that everything works; data: {config.data}")
+        data = f"; data: {config.data}" if config.data else ""
+        lines.append(f"quick: tiny settings, to see that everything works{data}")
     place = find_notebook(environ)
     if place in _SHORT_LIVED and not config.mirror:
         lines.append(

@@ -119,6 +119,11 @@ class TrainConfig(
         return "seq_len" not in self.UNUSED
 
     @property
+    def can_sample(self) -> bool:
+        """Whether `jackline sample` can be asked for text."""
+        return self.is_language
+
+    @property
     def has_known_end(self) -> bool:
         """Whether `max_steps` says how long it will take; a stream may end before."""
         return True
@@ -131,6 +136,31 @@ class TrainConfig(
         """For recipes in which one setting decides the default of others; `origins` tells what a person set."""
         return self
 
+    def quick_settings(self) -> dict[str, Any]:
+        """The same code path in under a minute on two cores. Data that every machine has, and it says so."""
+        return {
+            "model": "nano",
+            "seq_len": min(64, self.seq_len),
+            "vocab_size": 0,
+            "data": "python-stdlib",
+            "text_column": "",
+            "tokenizer": "bytes",
+            "val_fraction": 0.02,
+            "val_tokens": 20_000,
+            "batch_size": min(8, self.batch_size),
+            "micro_batch": 0,
+            "max_steps": min(100, self.max_steps),
+            "epochs": 0,
+            "lr": 1e-3,
+            "min_lr": 1e-4,
+            "warmup_steps": 10,
+            "decay_steps": 0,
+            "eval_every": 50,
+            "save_every_steps": 20,
+            "compile": "off",
+            **self.QUICK,
+        }
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -140,10 +170,13 @@ class Resolved:
     origins: Mapping[str, str] = field(default_factory=dict)
 
 
-def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) -> Resolved:
+def resolve(
+    target: str, words: Sequence[str] = (), files: Sequence[Path] = (), source: Path | None = None
+) -> Resolved:
     """A recipe's own config, changed by files in their order, then by the words. Where --quick is among the words it
-    goes before the files, and every other word before it; where a file says quick, that file's own settings stay."""
-    recipe = load_recipe(target, TrainConfig)
+    goes before the files, and every other word before it; where a file says quick, that file's own settings stay.
+    `source`: where the file of an own recipe is now, if not at `target`."""
+    recipe = load_recipe(target, TrainConfig, source)
     kind = type(recipe)
     origins = {entry.name: "recipe" for entry in fields(kind)}
     values: dict[str, Any] = {}
@@ -156,7 +189,7 @@ def resolve(target: str, words: Sequence[str] = (), files: Sequence[Path] = ()) 
     values.update(typed)
     if values.get("quick", recipe.quick):
         stays = typed if typed.get("quick") else values
-        chosen = {name: value for name, value in quick_values(recipe).items() if name not in stays}
+        chosen = {name: value for name, value in recipe.quick_settings().items() if name not in stays}
         origins.update(dict.fromkeys(chosen, "quick"))
         values = {**values, **chosen}
     values, origins = _shorten_warmup(recipe, values, origins)
@@ -198,32 +231,6 @@ def resolve_words(target: str, words: Sequence[str]) -> Resolved:
         else:
             rest.append(word)
     return resolve(target, rest, files)
-
-
-def quick_values(config: TrainConfig) -> dict[str, Any]:
-    """The same code path in under a minute on two cores. Data that every machine has, and it says so."""
-    return {
-        "model": "nano",
-        "seq_len": min(64, config.seq_len),
-        "vocab_size": 0,
-        "data": "python-stdlib",
-        "text_column": "",
-        "tokenizer": "bytes",
-        "val_fraction": 0.02,
-        "val_tokens": 20_000,
-        "batch_size": min(8, config.batch_size),
-        "micro_batch": 0,
-        "max_steps": min(100, config.max_steps),
-        "epochs": 0,
-        "lr": 1e-3,
-        "min_lr": 1e-4,
-        "warmup_steps": 10,
-        "decay_steps": 0,
-        "eval_every": 50,
-        "save_every_steps": 20,
-        "compile": "off",
-        **config.QUICK,
-    }
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
@@ -284,7 +291,7 @@ def _check_batch(config: TrainConfig) -> None:
 
 
 def _check_data(config: TrainConfig) -> None:
-    if config.recipe and not config.data:
+    if config.recipe and not config.data and "data" not in config.UNUSED:
         raise UsageError(
             f"recipe '{config.recipe}' names no data", hint="--data SOURCE: a path, glob, http(s)://, hf://..."
         )

@@ -24,7 +24,8 @@ from jackline.trainer.planning.plan import Chosen, rehearsed
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import flops_per_token
 from jackline.trainer.startup.precision import Attention, attention_kernels
-from jackline.trainer.task import BatchSource, Between, Counting
+from jackline.trainer.task import BatchSource, Between, Counting, Sums
+from jackline.trainer.validate.evaluate import TextWindows
 from jackline.trainer.validate.validation import Validation
 
 
@@ -155,7 +156,8 @@ class LanguageTask:
         return self.additions.state()
 
     def make_validation(self, console: Console, window_s: float) -> Validation:
-        return Validation(self, self.corpus.validation, console, window_s)
+        data = self.corpus.validation
+        return Validation(self, None if data is None else TextWindows(data, self.config.seq_len), console, window_s)
 
     @property
     def hardest_step(self) -> int:
@@ -164,11 +166,11 @@ class LanguageTask:
     def blank_batch(self, count: int) -> Tensor:
         return torch.zeros((count, self.config.seq_len + 1), dtype=torch.long, device=self.learner.device)
 
-    def eval_sum(self, tokens: Tensor) -> tuple[Tensor, int]:
+    def eval_sum(self, tokens: Tensor) -> Sums:
         """Never compiled: another shape and another mode would be compiled anew, for half a minute."""
         targets = tokens[:, 1:]
         with self.learner.autocast():
-            return self.learner.model.forward(tokens[:, :-1], targets), targets.numel()
+            return Sums(self.learner.model.forward(tokens[:, :-1], targets), targets.numel())
 
     def tokens_between(self, first_step: int, step: int) -> int:
         return (step - first_step) * self.counting.per_step

@@ -23,6 +23,7 @@ from jackline.trainer.build import build
 from jackline.trainer.config import Resolved, TrainConfig, save_config
 from jackline.trainer.optim.schedule import lr_at
 from jackline.trainer.planning.rehearsal import Rehearsed, rehearse_step, remember
+from jackline.trainer.recipe import keep_source
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.facts import (
     ask_for_the_end,
@@ -63,6 +64,8 @@ def _write_down(
         save_config(run_dir, resolved)
         remember(run_dir, task, rehearsed)
         shared_code.give()
+        if changed := keep_source(run_dir, resolved.config.recipe):
+            console.say(changed)
     except OSError as error:
         console.say(f"the settings cannot be written to {run_dir.path}: {explain_refusal(error, run_dir.path)}")
 
@@ -150,5 +153,5 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
         finally:
             steps = run.step if run is not None else 0
             best = best_of(run, config)
-            watch.end(outcome, steps, best, next_commands(run_dir, outcome, ruined_step, config.is_language))
+            watch.end(outcome, steps, best, next_commands(run_dir, outcome, ruined_step, config.can_sample))
         return Outcome(steps, watch.last_loss, full.loss if full else None, best)

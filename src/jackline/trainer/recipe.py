@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jackline.errors import UsageError
 from jackline.memory.plan.own_file import load_file
+from jackline.rundir import atomic
+from jackline.rundir.layout import RunDir
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,23 +49,27 @@ def find_recipe(name: str) -> str:
     raise UsageError(
         f"there is no recipe '{name}'",
         detail=("known recipes: " + ", ".join(RECIPES),),
-        hint=f"did you mean '{near[0]}'?" if near else "a recipe of your own: path/to/file.py:function",
+        hint=f"did you mean '{near[0]}'?" if near else "a recipe of your own: jackline train path/to/file.py",
     )
 
 
 def is_own_file(target: str) -> bool:
-    """'path/to/file.py:function' and not the name of a recipe."""
+    """'path/to/file.py', 'path/to/file.py:name', and not the name of a recipe."""
     return ":" in target or target.endswith(".py")
 
 
-def load_recipe(target: str, settings: type[Settings]) -> Settings:
-    """What a recipe's function returns, which must be of that type."""
+def file_of(target: str) -> tuple[str, str]:
+    """The path of an own recipe's file, and the name behind the colon, if there is one."""
+    path, _, name = target.rpartition(":")
+    return (path, name) if path else (target, "")
+
+
+def load_recipe(target: str, settings: type[Settings], file: Path | None = None) -> Settings:
+    """What a recipe's class or function makes, which must be of that type. `file`: where an own one is now."""
     if is_own_file(target):
-        path, _, name = target.rpartition(":")
-        if not path:
-            raise UsageError(f"which function of {target} is meant?", hint=f"jackline train {target}:recipe")
-        module = load_file(str(Path(path)), example="jackline train path/to/file.py:function")
-        origin = path
+        path, name = file_of(target)
+        module = load_file(str(file or Path(path)), example="jackline train path/to/file.py")
+        name, origin = name or _only_recipe(module, path, settings), path
     else:
         module, name, origin = importlib.import_module(find_recipe(target)), "recipe", f"recipe '{target}'"
     function = getattr(module, name, None)
@@ -79,6 +86,39 @@ def load_recipe(target: str, settings: type[Settings]) -> Settings:
             hint=f"from {settings.__module__} import {kind}; return {kind}(data=..., lr=3e-4)",
         )
     return made
+
+
+def _only_recipe(module: ModuleType, path: str, settings: type) -> str:
+    """The name of the one recipe in a file: its class, or its function `recipe`."""
+    made_here = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, settings)]
+    names = [kind.__name__ for kind in made_here if kind.__module__ == module.__name__]
+    if callable(getattr(module, "recipe", None)):
+        return "recipe"
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise UsageError(f"{path} has {len(names)} recipes", hint=f"say which: jackline train {path}:{names[-1]}")
+    raise UsageError(
+        f"{path} has no recipe: no subclass of jackline.Recipe and no function recipe()",
+        hint=f"your own script: jackline run -- python {path}; a recipe to start from: jackline init recipe",
+    )
+
+
+def keep_source(run: RunDir, target: str) -> str:
+    """Keep a copy of an own recipe's file in the run's folder, as it was when the run was started, so that its model
+    can be built later. Returns what to say where the file has changed since."""
+    if not is_own_file(target) or not run.path.is_dir():
+        return ""
+    path = Path(file_of(target)[0])
+    try:
+        source = path.read_bytes()
+        if run.recipe_file.exists():
+            is_same = run.recipe_file.read_bytes() == source
+            return "" if is_same else f"{path} has changed since this run was started; as it was: {run.recipe_file}"
+        atomic.write_whole(run.recipe_file, source)
+    except OSError:
+        return ""  # a disk that refuses stops no training
+    return ""
 
 
 class RecipeHooks(Protocol):

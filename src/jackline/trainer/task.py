@@ -1,15 +1,15 @@
 """What the loop asks of a task, whatever it trains: `Task`, and the small types that go with it.
 
-A recipe's settings build one (`TrainConfig.make_task`). Two there are: `LanguageTask` (language.py), a language model
-over a corpus, which most recipes extend by `Additions`, and the affinity recipe's own. Owns the contract alone, and
-nothing of how it is fulfilled.
+A recipe's settings build one (`TrainConfig.make_task`). Three there are: `LanguageTask` (language.py), a language
+model over a corpus, which most recipes extend by `Additions`; `OwnTask` (own/task.py), a person's `jackline.Recipe`;
+and the affinity recipe's own. Owns the contract alone, and nothing of how it is fulfilled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -55,6 +55,16 @@ class Counting:
     per_step: int
     flops_each: float  # of a training step, for one of the unit
     vocab_size: int = 0  # 0: nothing is guessed out of a vocabulary
+    is_any_loss: bool = False  # a loss below 0 is no mistake
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of a validation batch: the summed loss over `count` targets, and other numbers summed over its samples."""
+
+    loss: Tensor
+    count: int
+    more: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def _nothing_to_tell(text: str) -> AbstractContextManager[None]:
@@ -105,13 +115,13 @@ class Task(Protocol):
     def begin_step(self, step: int) -> None:
         """`step` whole steps were done before."""
 
-    def on_device(self, batch: Any, to_device: ToDevice) -> Tensor:
-        """What slices are taken of."""
+    def on_device(self, batch: Any, to_device: ToDevice) -> Any:
+        """What slices are taken of: a tensor, or tensors with one row a sample."""
 
-    def count_of(self, batch: Any) -> int:
-        """What the summed loss of a batch is divided by."""
+    def count_of(self, batch: Any) -> int | None:
+        """What the summed loss of a batch is divided by; None: by what `loss_sum` has counted in its slices."""
 
-    def loss_sum(self, given: Tensor) -> tuple[Tensor, int]:
+    def loss_sum(self, given: Any) -> tuple[Tensor, int]:
         """Of a slice: the summed loss, and over how many targets."""
 
     def update(self) -> Tensor:
@@ -135,11 +145,11 @@ class Task(Protocol):
     def hardest_step(self) -> int:
         """The first step that needs as much memory as any: the one that is rehearsed."""
 
-    def blank_batch(self, count: int) -> Tensor:
+    def blank_batch(self, count: int) -> Any:
         """As large as `count` samples are, for a rehearsal."""
 
-    def eval_sum(self, given: Tensor) -> tuple[Tensor, int]:
-        """`loss_sum` without gradients and without what is added for training."""
+    def eval_sum(self, given: Any) -> Sums:
+        """`loss_sum` without gradients and without what is added for training, and what else is measured."""
 
     def tokens_between(self, first_step: int, step: int) -> int:
         """How much the steps from one to another have read, in the unit of `counting`."""

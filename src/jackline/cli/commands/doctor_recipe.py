@@ -26,7 +26,7 @@ from jackline.errors import EXIT_DONE, UsageError
 from jackline.trainer.recipe import RECIPES
 
 EXIT_INTERRUPTED = 130
-_OWN_FILE = re.compile(r".+\.py:\w+")
+_OWN_FILE = re.compile(r".+\.py(:\w+)?")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from jackline.memory.plan.hub import is_config_target
 from jackline.trainer.recipe import find_recipe
 from jackline.units import parse_price
 
+_OWN_RECIPE = "jackline.trainer.own.task"  # its first word is the recipe's file
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -34,8 +35,8 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 @click.option("--price", metavar="PRICE/h", help="Money for an hour of one GPU: prints what the steps cost.")
 @click.option("--json", "is_json", is_flag=True, help="The plan as JSON.")
 def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str | None, **flags: bool) -> None:
-    """Plan memory and time for a RECIPE, a file.py:function, or a transformers model by its config, without a GPU and
-    without starting anything.
+    """Plan memory and time for a RECIPE (also your own: my_recipe.py), a file.py:function, or a transformers model
+    by its config, without a GPU and without starting anything.
 
     \b
     jackline plan sparsae --gpu T4
@@ -54,7 +55,11 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
     is_table, is_explaining, is_json = (flags[name] for name in ("is_table", "is_explaining", "is_json"))
     if is_table and (is_json or is_explaining or flags["is_fitting"]):
         raise UsageError("--table goes alone: it cannot be joined with --json, --explain or --fit")
-    reference = target if ":" in target or is_config_target(target) else find_recipe(target)
+    words = list(settings)
+    if target.endswith(".py"):
+        reference, words = _OWN_RECIPE, [target, *words]
+    else:
+        reference = target if ":" in target or is_config_target(target) else find_recipe(target)
     model = find_gpu(gpu) if gpu else detect_gpu()
     if model is None and not is_table:
         raise UsageError(
@@ -67,7 +72,7 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
         "typed_target": target,
         "is_fitting": flags["is_fitting"],
         "gpu": gpu,
-        "words": list(settings),
+        "words": words,
         "price": parse_price(price) if price else 0.0,
         "output": "table" if is_table else "json" if is_json else "explain" if is_explaining else "text",
     }

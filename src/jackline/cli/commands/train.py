@@ -102,13 +102,13 @@ class RepeatedCommand(click.Command):
 @click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_help: bool, **given: Any) -> None:
-    """Train RECIPE, or a function of your own that returns a TrainConfig.
+    """Train RECIPE, or one of your own: a file with a class of jackline.Recipe.
 
     \b
     jackline train demo --quick                       everything once, in under a minute
     jackline train demo --lr 3e-4 batch_size=32       settings: --key value or key=value
     jackline train demo --config mine.yaml --mirror /mnt/drive/runs
-    jackline train path/to/file.py:function --data 'corpus/*.jsonl.zst'
+    jackline train my_recipe.py --quick               your own; `jackline init recipe` writes one
     jackline train demo --show                        all settings, with origin and meaning
     jackline train demo --help-settings               what may be set: default, type, range, meaning
 

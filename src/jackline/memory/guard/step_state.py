@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,20 @@ class Generators:
         random.setstate(self.python)  # type: ignore[arg-type]
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """What is drawn inside depends on `seed` alone, and leaves no trace outside."""
+    before = Generators.take()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    try:
+        yield
+    finally:
+        before.put_back()
 
 
 class Buffers:

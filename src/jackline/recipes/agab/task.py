@@ -18,7 +18,7 @@ from jackline.trainer.optim.learner import Learner
 from jackline.trainer.optim.schedule import Schedule
 from jackline.trainer.planning.plan import Chosen, rehearsed
 from jackline.trainer.report.console import Console
-from jackline.trainer.task import Between, Counting
+from jackline.trainer.task import Between, Counting, Sums
 
 if TYPE_CHECKING:
     from jackline.recipes.agab.recipe import AgabConfig
@@ -103,8 +103,8 @@ class AffinityTask:
     def blank_batch(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int64, device=self.learner.device)
 
-    def eval_sum(self, rows: Tensor) -> tuple[Tensor, int]:
-        return self.parts.loss_sum(rows)
+    def eval_sum(self, rows: Tensor) -> Sums:
+        return Sums(*self.parts.loss_sum(rows))
 
     def tokens_between(self, first_step: int, step: int) -> int:
         return self.loader.pairs_until(step) - self.loader.pairs_until(first_step)

@@ -198,12 +198,12 @@ class SparseAdditions(Additions):
         model.eval()
         try:
             with torch.set_grad_enabled(with_gradients):
-                total, count = task.eval_sum(self._batch(number))
+                found = task.eval_sum(self._batch(number))
                 if with_gradients:
-                    torch.autograd.backward(total / count)
+                    torch.autograd.backward(found.loss / found.count)
         finally:
             model.train(was_training)
-        return float(total.detach()) / count
+        return float(found.loss.detach()) / found.count
 
     def _batch(self, number: int) -> Tensor:
         """Validation windows, a micro-batch at a time; the last of them is what no candidate is chosen on."""

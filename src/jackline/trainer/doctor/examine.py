@@ -266,7 +266,13 @@ def _try_own(config: TrainConfig, request: Request, console: Console, tell: Tell
         tell(Finding("data", "problem", "\n".join((error.message, *error.detail)), error.hint or ""))
         tell(_not_tried("memory, step and saving"))
         return
-    tell(Finding("data", "ok", f"{config.data}: {task.loader.num_windows():,} {task.counting.unit} to train on"))
+    tell(
+        Finding(
+            "data",
+            "ok",
+            f"{config.data or config.recipe}: {task.loader.num_windows():,} {task.counting.unit} to train on",
+        )
+    )
     tell(judge_schedule(task.schedule))
     _try_task(task, next(task.loader), request, console, tell)
 

@@ -177,7 +177,7 @@ def take_step(task: Task, batch: Any) -> StepTaken:
             number = len(took_s)
             began_s = time.perf_counter()
             learner.set_rate(lr_at(number, task.schedule))
-            result = safe_step(task.loss_sum, given, count=float(task.count_of(batch)))
+            result = safe_step(task.loss_sum, given, count=task.count_of(batch))
             if number == 0:
                 untouched = weights_without_gradient(learner.model)
             norms.append(float(task.update()))

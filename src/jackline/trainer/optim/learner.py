@@ -34,7 +34,7 @@ class Learner:
 
     def set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_scale", 1.0)
 
     def unscale(self) -> None:
         """Gradients as they are, where a scaler made them larger."""
@@ -55,10 +55,19 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def make_learner(model: nn.Module, config: TrainConfig, precision: Precision, device: torch.device) -> Learner:
-    """`model` is on its device, in float32: masters are taken from its weights before they are lowered."""
+def make_learner(
+    model: nn.Module,
+    config: TrainConfig,
+    precision: Precision,
+    device: torch.device,
+    own: torch.optim.Optimizer | None = None,
+) -> Learner:
+    """`model` is on its device, in float32: masters are taken from its weights before they are lowered. `own` is an
+    optimizer that a person made; its groups keep the ratios of their learning rates."""
     betas = (config.beta1, config.beta2)
-    optimizer = make_optimizer(
+    for group in own.param_groups if own is not None else ():
+        group["lr_scale"] = float(group["lr"]) / config.lr
+    optimizer = own or make_optimizer(
         model, lr=config.lr, betas=betas, weight_decay=config.weight_decay, precision=precision
     )
     return Learner(

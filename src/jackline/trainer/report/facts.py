@@ -55,6 +55,7 @@ def sentinel_facts(task: Task, validation: Validating) -> Facts:
         schedule=task.schedule,
         tokens_per_step=task.counting.per_step,
         unit=task.counting.unit,
+        is_any_loss=task.counting.is_any_loss,
         floor=None if task.config.sentinels == "off" else validation.floor(),
         full_validation_parts=validation.num_parts if validation.num_quick < validation.num_windows else None,
     )
@@ -102,12 +103,12 @@ def say_curves(run_dir: RunDir, console: Console) -> None:
         console.say(line)
 
 
-def next_commands(run_dir: RunDir, outcome: str, ruined_step: int = 0, is_language: bool = False) -> list[str]:
+def next_commands(run_dir: RunDir, outcome: str, ruined_step: int = 0, can_sample: bool = False) -> list[str]:
     """From `ruined_step` on the weights are lost. A GPU's numbers are known a step or two later, so a save may have
     come between; then the command goes back behind it."""
     name = run_dir.name
     if outcome == "finished":
-        return [f'jackline sample {name} "..."' if is_language else f"jackline checkpoints {name}"]
+        return [f'jackline sample {name} "..."' if can_sample else f"jackline checkpoints {name}"]
     steps = [saved.step for saved in list_names(choose_place(run_dir).folder)] if ruined_step else []
     good = [step for step in steps if step < ruined_step]
     back = f" --step {max(good)}" if good and max(steps) >= ruined_step else ""

@@ -56,5 +56,5 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 
 def mfu(tokens_per_s: float, flops_of_token: float, peak: float | None, num_devices: int = 1) -> float | None:
-    """A share from 0 to 1; None without a peak."""
-    return None if not peak else tokens_per_s * flops_of_token / (peak * num_devices)
+    """A share from 0 to 1; None without a peak, and where the arithmetic is not known."""
+    return None if not peak or not flops_of_token else tokens_per_s * flops_of_token / (peak * num_devices)

@@ -19,6 +19,7 @@ class Facts:
     schedule: Schedule | None = None
     tokens_per_step: int = 1
     floor: Floor | None = None
+    is_any_loss: bool = False  # a loss below 0 is no mistake
     unit: str = "tokens"  # what `tokens_per_step` and rates count
     full_validation_parts: int | None = None  # as many as a full validation has, where the quick one has fewer
 

@@ -29,6 +29,7 @@ class LossUnderFloor:
 
     def __init__(self, facts: Facts) -> None:
         self._floor = facts.floor
+        self._is_any_loss = facts.is_any_loss
         self._tokens = max(1, facts.tokens_per_step)
         self._recent: deque[float] = deque(maxlen=self._STEPS)
         self._won_nats = 0.0
@@ -37,7 +38,7 @@ class LossUnderFloor:
         loss = step.loss
         if loss is None or not math.isfinite(loss):
             return
-        if loss < 0:
+        if loss < 0 and not self._is_any_loss:
             yield Alarm(
                 "loss-under-floor",
                 f"loss {loss:.4g} is below 0, which no cross-entropy can be",
@@ -157,6 +158,9 @@ class LossSpike:
 
     def look(self, step: StepFacts) -> Iterator[Found]:
         if step.loss is None or not math.isfinite(step.loss):
+            return
+        if step.loss <= 0 and not self._is_language:
+            self._usual.clear()  # it has no logarithm, and its size says nothing
             return
         loss = step.loss if self._is_language else math.log(max(step.loss, 1e-30))
         if len(self._usual) < self._FIRST:

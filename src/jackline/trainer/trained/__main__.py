@@ -50,7 +50,8 @@ def _device(name: str) -> str:
 
 def _sample(trained: Trained, request: dict[str, Any]) -> None:
     name = trained.checkpoint.parent.parent.name
-    print(f"{name}, step {trained.step:,}, model {trained.config.model}", file=sys.stderr)
+    model = trained.config.model if trained.config.is_language else type(trained.model).__name__
+    print(f"{name}, step {trained.step:,}, model {model}", file=sys.stderr)
     sampling = Sampling(**request["sampling"])
     for number in range(request["count"]):
         if number:

@@ -35,6 +35,11 @@ END = "<|endoftext|>"
 def export_hf(trained: Trained, out: Path) -> list[Path]:
     """Write config.json, model.safetensors and the tokenizer into `out`; returns the files."""
     model = trained.model
+    if not trained.config.is_language:
+        raise UsageError(
+            f"recipe '{trained.config.recipe}' is not a language model that transformers has a class for",
+            hint="its weights as a plain file: --to safetensors",
+        )
     if not isinstance(model, GPT):
         raise UsageError(
             f"model '{trained.config.model}' has sparse attention, which transformers has no class for",
@@ -49,9 +54,9 @@ def export_hf(trained: Trained, out: Path) -> list[Path]:
     weights = {name: tensor.contiguous().cpu() for name, tensor in hf_weights(model).items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     files = {
-        "config.json": hf_config(model.shape, trained.tokenizer, str(next(model.parameters()).dtype)),
-        "generation_config.json": {"eos_token_id": trained.tokenizer.eos_id, "do_sample": True},
-        "tokenizer.json": json.loads(tokenizer_json(trained.tokenizer)),
+        "config.json": hf_config(model.shape, trained.words, str(next(model.parameters()).dtype)),
+        "generation_config.json": {"eos_token_id": trained.words.eos_id, "do_sample": True},
+        "tokenizer.json": json.loads(tokenizer_json(trained.words)),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.shape.context,

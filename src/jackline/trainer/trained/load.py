@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.export import read_state
@@ -27,13 +27,18 @@ from jackline.checkpoint.format.manifest import TENSORS, Damage, Name, parse_nam
 from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.data.tokenise.tokenizer import Tokenizer, from_json, load_tokenizer
 from jackline.errors import JacklineError, UsageError
+from jackline.models.gpt import GPT
+from jackline.models.nsa.model import NSAModel
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.access.trust import judge
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, resolve
-from jackline.trainer.network import Network, make_model, shape_of
-from jackline.trainer.recipe import is_own_file
+from jackline.trainer.network import make_model, shape_of
+from jackline.trainer.own.recipe import Recipe
+from jackline.trainer.own.task import make_own_model
+from jackline.trainer.recipe import file_of, is_own_file
 from jackline.trainer.trained.sample import Sampling, sample
 
 MODEL = "model"
@@ -44,9 +49,9 @@ MAX_CONFIG_BYTES = 64 << 10  # the trainer writes 5 KiB; a megabyte of brackets 
 class Trained:
     """A model in evaluation mode, and what belongs to it. `checkpoint` is the folder it was loaded from."""
 
-    model: Network
+    model: nn.Module
     config: TrainConfig
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None: it is no language model of ours
     step: int
     checkpoint: Path
 
@@ -54,20 +59,34 @@ class Trained:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def words(self) -> Tokenizer:
+        """The tokenizer, where there is one."""
+        if self.tokenizer is None:
+            raise UsageError(f"recipe '{self.config.recipe}' has no tokenizer of ours", hint="use `.model` itself")
+        return self.tokenizer
+
     def encode(self, text: str) -> Tensor:
         """The ids of a text, as a batch of one."""
-        ids = self.tokenizer.reference.encode([text.encode("utf-8", "surrogateescape")]).ids
+        ids = self.words.reference.encode([text.encode("utf-8", "surrogateescape")]).ids
         return torch.from_numpy(np.asarray(ids, dtype=np.int64))[None].to(self.device)
 
     def decode(self, ids: Tensor | list[int]) -> str:
         """Ids outside the tokenizer's own vocabulary, which is rounded up in the model, are left out."""
         numbers = np.asarray(ids.flatten().tolist() if isinstance(ids, Tensor) else ids, dtype=np.int64)
-        return self.tokenizer.decode(numbers[numbers < self.tokenizer.vocab_size])
+        return self.words.decode(numbers[numbers < self.words.vocab_size])
 
     def stream(self, prompt: str, sampling: Sampling | None = None) -> Iterator[str]:
-        """The continuation of `prompt`, piece by piece as it is made. A character is never cut in two."""
+        """The continuation of `prompt`, piece by piece as it is made. A character is never cut in two.
+
+        Of an own recipe: what its `sample` returns; `sampling` has only its seed there.
+        """
+        if isinstance(self.config, Recipe):
+            yield from _own_sample(self.config, self.model, prompt, sampling)
+            return
+        assert isinstance(self.model, GPT | NSAModel)
         start = self.encode(prompt) if prompt else self._beginning()
-        limits = (self.tokenizer.vocab_size, self.tokenizer.eos_id)
+        limits = (self.words.vocab_size, self.words.eos_id)
         made: list[int] = []
         said = ""
         for token in sample(self.model, start, sampling or Sampling(), vocab_size=limits[0], eos_id=limits[1]):
@@ -87,7 +106,7 @@ class Trained:
 
     def _beginning(self) -> Tensor:
         """Without a prompt: the token between documents, after which every document of the training began."""
-        eos = self.tokenizer.eos_id
+        eos = self.words.eos_id
         return torch.tensor([[eos if eos is not None else 0]], device=self.device)
 
 
@@ -107,25 +126,42 @@ def load(
     own, folder = _find(run, checkpoint, runs_dir)
     config = read_config(own)
     state = read_weights(folder)
-    tokens = state.get("tokens.weight")
-    if tokens is None or not config.is_language:
-        raise UsageError(
-            f"'{own.name}' is not a language model: recipe '{config.recipe}'",
-            hint="its weights as a plain file: jackline checkpoints export",
-        )
-    shape = shape_of(config, int(tokens.shape[0]))
-    model = make_model(shape, is_recomputing=False, loss_chunk_rows=0)
+    model = _build(own, config, state)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         first = str(error).strip().splitlines()
         raise JacklineError(
-            f"the weights of {folder.name} do not fit model '{config.model}': {' '.join(first[1:2]).strip()}",
-            hint="was config.yaml changed since? its weights as a plain file: jackline checkpoints export",
+            f"the weights of {folder.name} do not fit the model of '{own.name}': {' '.join(first[1:2]).strip()}",
+            hint="were its settings or the recipe's file changed since? its weights as a plain file: jackline "
+            "checkpoints export",
         ) from None
     model.to(device=torch.device(device), dtype=dtype).eval().requires_grad_(False)
     name = parse_name(folder.name)
-    return Trained(model, config, read_tokenizer(own, config), name.step if name else -1, folder)
+    tokenizer = read_tokenizer(own, config) if config.is_language else None
+    return Trained(model, config, tokenizer, name.step if name else -1, folder)
+
+
+def _build(run: RunDir, config: TrainConfig, state: dict[str, Tensor]) -> nn.Module:
+    """The module that the weights belong to."""
+    if isinstance(config, Recipe):
+        return make_own_model(config)
+    tokens = state.get("tokens.weight")
+    if tokens is None or not config.is_language:
+        raise UsageError(
+            f"'{run.name}' is not a language model: recipe '{config.recipe}'",
+            hint="its weights as a plain file: jackline checkpoints export",
+        )
+    shape = shape_of(config, int(tokens.shape[0]))
+    return make_model(shape, is_recomputing=False, loss_chunk_rows=0)
+
+
+def _own_sample(config: Recipe, model: nn.Module, prompt: str, sampling: Sampling | None) -> Iterator[str]:
+    if sampling is not None and sampling.seed is not None:
+        torch.manual_seed(sampling.seed)
+    with torch.inference_mode():
+        made = config.sample(model, prompt)
+        yield from [made] if isinstance(made, str) else made
 
 
 def read_config(run: RunDir) -> TrainConfig:
@@ -145,7 +181,17 @@ def read_config(run: RunDir) -> TrainConfig:
             f"run '{run.name}' was not made here by you, and its recipe is code that would be executed: {target}",
             hint="its weights as a plain file, without executing anything: jackline checkpoints export",
         )
-    return resolve(target, (), [run.config_file]).config
+    return resolve(target, (), [run.config_file], _source(run, target)).config
+
+
+def _source(run: RunDir, target: str) -> Path | None:
+    """Where the file of an own recipe is: as it was typed, in the folder where the run was started, or its copy."""
+    if not is_own_file(target):
+        return None
+    path = Path(file_of(target)[0])
+    started_in = [Path(read_run_file(run).cwd)] if run.has_run_file else []
+    places = [*(folder / path for folder in started_in), path, run.recipe_file]
+    return next((place for place in places if place.is_file()), path)
 
 
 def read_tokenizer(run: RunDir, config: TrainConfig) -> Tokenizer:

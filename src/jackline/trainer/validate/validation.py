@@ -10,21 +10,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
-
-from jackline.data.build.supply import Data
 from jackline.session.off import OffRun
 from jackline.session.run import Run
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.watch import Watch
-from jackline.trainer.sentinels.floor import Floor, entropy_floor
+from jackline.trainer.sentinels.floor import Floor
 from jackline.trainer.task import Task
-from jackline.trainer.validate.evaluate import Evaluation, count_windows, evaluate, read_windows, subset_size
+from jackline.trainer.validate.evaluate import Evaluation, ValidationSet, evaluate, subset_size
 from jackline.units import format_duration
 
 Best = tuple[str, float, int]
-_FLOOR_TOKENS = 1 << 16
 
 
 def is_due(step: int, before: int, config: TrainConfig, total_steps: int) -> bool:
@@ -41,29 +37,19 @@ def best_of(run: Run | OffRun | None, config: TrainConfig) -> Best | None:
 class Validation:
     """Of one attempt. Does nothing without validation data."""
 
-    def __init__(self, task: Task, data: Data | None, console: Console, window_s: float = 0.0) -> None:
+    def __init__(self, task: Task, data: ValidationSet | None, console: Console, window_s: float = 0.0) -> None:
         self._task, self._data, self._console = task, data, console
+        self._unit = data.unit if data is not None else "windows"
         self._window_s = window_s  # by the rehearsal, then by the last validation; 0: nobody knows yet
-        self.num_windows = count_windows(data, task.config.seq_len) if data is not None else 0
+        self.num_windows = data.num_windows if data is not None else 0
         self.num_quick = subset_size(self.num_windows, task.config.eval_share) if self.num_windows else 0
         # Of the plan, not what it has shrunk to since: validations must stay comparable.
         self._batch_size = min(task.chosen.micro_batch, max(1, self.num_quick))
         if data is not None and not self.num_windows:
-            console.say(
-                f"the validation set is shorter than one window of {task.config.seq_len} tokens: no validation; "
-                "a larger val_fraction, or split_by=lines for a few long text files",
-                "data",
-            )
+            console.say(data.why_empty, "data")
 
     def floor(self) -> Floor | None:
-        """From validation windows: reading training windows here would move the loader."""
-        if self._data is None or not self.num_windows:
-            return None
-        seq_len = self._task.config.seq_len
-        wanted = min(self.num_windows, max(1, _FLOOR_TOKENS // seq_len))
-        windows = read_windows(self._data, seq_len, min(64, wanted), wanted)
-        sample = [tokens[:, :-1].reshape(-1) for tokens in windows]
-        return entropy_floor(np.concatenate(sample), self._data.cache.meta.vocab_size)
+        return self._data.floor() if self._data is not None and self.num_windows else None
 
     @property
     def num_parts(self) -> int:
@@ -85,18 +71,18 @@ class Validation:
         if found is None:
             return
         values, metric = run.values, self._task.config.metric
-        is_best = values.get("best_value") is None or found.loss < values["best_value"]
-        run.log({metric: found.loss})
-        watch.after_eval(run.step, metric, found, is_subset=self.num_quick < self.num_windows)
-        best = values.get("best_value")
+        value, best = self._numbers(found)[metric], values.get("best_value")
+        is_best = best is None or (value > best if self._task.config.IS_HIGH_GOOD else value < best)
+        run.log(self._numbers(found))
+        self._tell(run, watch, found, is_subset=self.num_quick < self.num_windows)
         if is_best:
             text = "new best" + (f" (previous {best:.4f})" if best is not None else "")
         else:
             text = f"not better, best was {best:.4f}"
-        self._console.say(f"step {run.step:,}: {metric} {found.loss:.4f}, {text}", "eval")
+        self._console.say(f"step {run.step:,}: {metric} {value:.4f}, {text}{self._others(found)}", "eval")
         if is_best:
-            values["best_value"], values["best_step"] = found.loss, run.step
-            run.save(**{f"best_{metric}": found.loss})
+            values["best_value"], values["best_step"] = value, run.step
+            run.save(**{f"best_{metric}": value})
 
     def finish(self, run: Run | OffRun, watch: Watch, folder: Path) -> Evaluation | None:
         """After the last step."""
@@ -106,11 +92,25 @@ class Validation:
         """All of it, at the end or on request."""
         found = self._run(run, watch, "full validation", self.num_windows)
         if found is not None:
-            name = f"{self._task.config.metric}_full"
-            run.log({name: found.loss})
-            watch.after_eval(run.step, name, found, is_subset=False)
-            self._console.say(f"{name} {found.loss:.4f} over {found.num_windows:,} windows", "eval")
+            name = self._task.config.metric
+            run.log({f"{other}_full": value for other, value in self._numbers(found).items()})
+            self._tell(run, watch, found, is_subset=False, ending="_full")
+            text = f"{name}_full {self._numbers(found)[name]:.4f} over {found.num_windows:,} {self._unit}"
+            self._console.say(f"{text}{self._others(found)}", "eval")
         return found
+
+    def _numbers(self, found: Evaluation) -> dict[str, float]:
+        """As they are logged."""
+        return {"val_loss": found.loss, **{f"val_{name}": value for name, value in found.more.items()}}
+
+    def _others(self, found: Evaluation) -> str:
+        """What was measured beside the metric, for people."""
+        metric = self._task.config.metric
+        return "".join(f", {name} {value:.4f}" for name, value in self._numbers(found).items() if name != metric)
+
+    def _tell(self, run: Run | OffRun, watch: Watch, found: Evaluation, *, is_subset: bool, ending: str = "") -> None:
+        watch.after_eval(run.step, f"val_loss{ending}", found, is_subset=is_subset)
+        watch.add_curves(run.step, {f"val_{name}{ending}": value for name, value in found.more.items()})
 
     def _run(self, run: Run | OffRun, watch: Watch, name: str, num_windows: int) -> Evaluation | None:
         if self._data is None or not num_windows:
@@ -118,17 +118,17 @@ class Validation:
         data, console = self._data, self._console
         watch.take_in(wait=True)
         expected = f", about {format_duration(self._window_s * num_windows)}" if self._window_s else ""
-        text = f"{name}, {num_windows:,} of {self.num_windows:,} windows{expected}"
+        text = f"{name}, {num_windows:,} of {self.num_windows:,} {self._unit}{expected}"
         began_s = time.monotonic()
         with (
             console.phase("eval", text),
             watch.aside("evaluation"),
-            run.phase(name, total=num_windows, unit="windows") as bar,
+            run.phase(name, total=num_windows, unit=self._unit) as bar,
         ):
 
             def advance(count: int) -> bool:
                 bar.advance(count)
-                console.now(f"{name}, {bar.done:,.0f} of {num_windows:,} windows")
+                console.now(f"{name}, {bar.done:,.0f} of {num_windows:,} {self._unit}")
                 return not run.should_stop
 
             found = evaluate(self._task, data, num_windows, self._batch_size, advance)

@@ -1,0 +1,1 @@
+"""Commands that make a recipe, or runs out of a recipe or another run: init, fork, sweep."""

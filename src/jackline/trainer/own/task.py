@@ -1,0 +1,292 @@
+"""A recipe of one's own as the loop's task (`trainer.task.Task`): how it is built, and what a step of it is.
+
+Owns the order in which data, model and optimizer of a `jackline.Recipe` are made, and what its methods may return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from jackline import accelerator
+from jackline.data.loader.batches import ToDevice
+from jackline.errors import UsageError
+from jackline.memory.guard.safe_step import count_samples
+from jackline.memory.guard.step_state import seeded
+from jackline.memory.plan.choose import Plan, Room, plan, room_of
+from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu
+from jackline.memory.plan.target import Candidate, job_of
+from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.step import CannotTrace
+from jackline.session.saving.exactness import make_exact
+from jackline.trainer.config import resolve_words
+from jackline.trainer.optim.learner import Learner, make_learner
+from jackline.trainer.optim.schedule import Schedule, describe_schedule, schedule_of
+from jackline.trainer.own.samples import Order, SampleBatch, SampleLoader, Samples, SampleSet, move
+from jackline.trainer.planning.plan import Chosen, rehearsed
+from jackline.trainer.report.console import Console
+from jackline.trainer.startup.device import choose_device, device_name
+from jackline.trainer.startup.precision import choose_precision
+from jackline.trainer.task import Between, Counting, Sums
+from jackline.trainer.validate.validation import Validation
+from jackline.units import count_of, format_bytes
+
+if TYPE_CHECKING:
+    from jackline.trainer.own.recipe import Recipe
+
+_DATA_SEED = 0
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """A sample is whatever the recipe's data holds."""
+
+    config: Recipe
+    learner: Learner
+    loader: SampleLoader
+    samples: Samples
+    validation: SampleSet | None
+    schedule: Schedule
+    total_steps: int
+    chosen: Chosen
+
+    @property
+    def counting(self) -> Counting:
+        """How much arithmetic a sample costs is not known, so no share of the GPU's peak is shown."""
+        return Counting(unit="samples", per_step=self.config.batch_size, flops_each=0.0, is_any_loss=True)
+
+    def with_micro_batch(self, micro_batch: int) -> Self:
+        return replace(self, chosen=rehearsed(self.config, micro_batch))
+
+    def kernels(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def close(self) -> None:
+        self.loader.close()
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, step: int) -> None:
+        """Every step is the same."""
+
+    def on_device(self, batch: SampleBatch, to_device: ToDevice) -> Any:
+        return move(batch.given, self.learner.device)
+
+    def count_of(self, batch: SampleBatch) -> None:
+        """Known when the recipe's loss has counted."""
+
+    def loss_sum(self, given: Any) -> tuple[Tensor, int]:
+        with self.learner.autocast():
+            return summed(self.config.loss(self.learner.model, given), given, "loss()")
+
+    def update(self) -> Tensor:
+        self.learner.unscale()
+        norm = self.learner.move_weights()
+        self.learner.forget_gradients()
+        return norm
+
+    def metrics(self) -> dict[str, float | Tensor]:
+        return {}
+
+    def after_step(self, between: Between) -> None:
+        """Nothing between two steps."""
+
+    # -- around the steps --------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def make_validation(self, console: Console, window_s: float) -> Validation:
+        return Validation(self, self.validation, console, window_s)
+
+    @property
+    def hardest_step(self) -> int:
+        return 0
+
+    def blank_batch(self, count: int) -> Any:
+        """The first samples of the data: what is blank may be no sample at all for a person's model."""
+        return move(self.samples.first(count), self.learner.device)
+
+    def eval_sum(self, given: Any) -> Sums:
+        with self.learner.autocast():
+            found = self.config.measure(self.learner.model, given)
+        if not isinstance(found, Mapping) or "loss" not in found:
+            raise UsageError(
+                "measure() must return a dict of numbers with 'loss' among them",
+                hint="{'loss': ..., 'accuracy': ...}",
+            )
+        total, count = summed(found["loss"], given, "measure()['loss']")
+        size = count_samples(given)
+        more = {name: torch.as_tensor(value).detach() * size for name, value in found.items() if name != "loss"}
+        self._check_metric(more)
+        return Sums(total, count, more)
+
+    def tokens_between(self, first_step: int, step: int) -> int:
+        return self.loader.samples_until(step) - self.loader.samples_until(first_step)
+
+    def place_text(self) -> str:
+        return self.loader.place_text()
+
+    def totals(self) -> dict[str, str]:
+        return {}
+
+    def _check_metric(self, more: Mapping[str, Any]) -> None:
+        known = ["val_loss", *(f"val_{name}" for name in more)]
+        if self.config.metric not in known:
+            raise UsageError(
+                f"metric={self.config.metric} is not measured",
+                hint=f"measured: {', '.join(known)}; measure(self, model, batch) returns them",
+            )
+
+
+def summed(made: Any, given: Any, what: str) -> tuple[Tensor, int]:
+    """What a person's loss returned, as (sum, count)."""
+    if isinstance(made, Tensor):
+        if made.dim():
+            shape = "x".join(map(str, made.shape))
+            raise UsageError(
+                f"{what} returned a tensor of {shape}, not one number",
+                hint="return its mean, or (its sum, how many there are)",
+            )
+        size = count_samples(given)
+        return made * size, size
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Tensor):
+        return made[0], int(made[1])
+    raise UsageError(
+        f"{what} returned {type(made).__name__}, not a tensor", hint="return the mean loss, or (summed loss, count)"
+    )
+
+
+def build_own(config: Recipe, console: Console) -> OwnTask:
+    """Says what it does as it does it; a person's own functions may take long."""
+    device = choose_device(config)
+    if config.exact:
+        make_exact()
+    console.say(f"device {device_name(device)}, torch {torch.__version__}", "start")
+    precision = precision_of(config, choose_precision(config.precision, device))
+    with console.phase("data", "calling train_data() and val_data()"):
+        samples, validation = open_samples(config)
+        console.say(_data_text(samples, validation), "data")
+    with console.phase("model", "calling make_model()"):
+        learner = _make_learner(config, precision, device)
+        console.say(_model_text(learner.model), "model")
+    order = Order(config.batch_size, config.seed, config.num_workers, config.epochs)
+    loader = SampleLoader(samples, order, pin_memory=accelerator.is_gpu(device))
+    total_steps = config.epochs * loader.steps_per_epoch or config.max_steps
+    schedule = schedule_of(config, total_steps)
+    with console.phase("plan", "choosing a micro-batch"):
+        chosen = _choose_micro_batch(config, samples, precision, device)
+        console.say(
+            f"batch {config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch} ({chosen.text}), "
+            f"{precision}; {total_steps:,} steps, {loader.steps_per_epoch:,} to an epoch"
+        )
+        console.say(describe_schedule(schedule))
+    return OwnTask(config, learner, loader, samples, validation, schedule, total_steps, chosen)
+
+
+def precision_of(config: Recipe, chosen: Precision) -> Precision:
+    """bf16 weights would need inputs in bf16 too, and those a person's own code makes: autocast instead."""
+    return "bf16" if config.precision == "auto" and chosen == "bf16-weights" else chosen
+
+
+def open_samples(config: Recipe) -> tuple[Samples, SampleSet | None]:
+    with seeded(_DATA_SEED):
+        train = Samples(config.train_data(), config.collate, name="train_data()", seed=config.seed)
+    with seeded(_DATA_SEED):
+        held = config.val_data()
+        return train, None if held is None else SampleSet(Samples(held, config.collate, name="val_data()"))
+
+
+def make_own_model(config: Recipe) -> nn.Module:
+    with seeded(config.seed):
+        model = config.make_model()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"make_model() returned {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def _make_learner(config: Recipe, precision: Precision, device: torch.device) -> Learner:
+    model = make_own_model(config).to(device)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UsageError(
+            "make_model() returned a model without weights to train", hint="requires_grad is False in all"
+        )
+    own = config.make_optimizer(model)
+    if own is not None and precision == "bf16-weights":
+        raise UsageError("precision=bf16-weights has an optimizer of its own", hint="precision=bf16 uses yours")
+    torch.manual_seed(config.seed)  # what follows (dropout, noise) does not depend on how the model was made
+    return make_learner(model, config, precision, device, own)
+
+
+def _choose_micro_batch(config: Recipe, samples: Samples, precision: Precision, device: torch.device) -> Chosen:
+    if config.micro_batch:
+        return _chosen(config, config.micro_batch, "as asked")
+    if not accelerator.is_gpu(device):
+        return _chosen(config, config.batch_size, "the whole batch: no micro-batching on a CPU")
+    gpu = match_gpu(accelerator.name(), accelerator.total_bytes())
+    free_bytes = accelerator.memory_info()[0] + accelerator.reserved_bytes() + gpu.context_bytes
+    job = own_job(config, samples, precision)
+
+    def plan_again(room: Room) -> Plan:
+        return plan(job, gpu, room=room)
+
+    try:
+        made = plan_again(room_of(gpu, free_bytes=free_bytes))
+    except CannotTrace as error:
+        return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
+    needs = (
+        f"{made.fit}, predicted {format_bytes(made.device_bytes)} of {format_bytes(gpu.usable_bytes)} on {gpu.name}"
+    )
+    return replace(_chosen(config, made.micro_batch, needs), made=made, plan_again=plan_again)
+
+
+def _chosen(config: Recipe, micro_batch: int, why: str) -> Chosen:
+    return Chosen(micro_batch, -(-config.batch_size // micro_batch), why)
+
+
+def own_job(config: Recipe, samples: Samples, precision: Precision) -> Job:
+    """A step, for the memory plan."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        total, count = summed(config.loss(model, batch), batch, "loss()")
+        return total / count
+
+    return job_of(
+        make_own_model(config),
+        samples.first(2),
+        loss,
+        name=config.recipe,
+        global_batch=config.batch_size,
+        options=StepOptions(precision=precision),
+    )
+
+
+def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
+    """For `jackline plan my_recipe.py`: the first word is the file."""
+    config: Any = resolve_words(words[0], words[1:]).config
+    if config.is_language:
+        from jackline.trainer.planning.plan import candidate_of
+
+        return (candidate_of(config, gpu),)
+    wanted: Precision = ("bf16" if gpu.has_bf16 else "fp16") if config.precision == "auto" else config.precision
+    model = make_own_model(config)
+    count = sum(weight.numel() for weight in model.parameters())
+    shown: dict[str, object] = {"parameters": count, "batch_size": config.batch_size, "precision": wanted}
+    return (Candidate(own_job(config, open_samples(config)[0], wanted), shown),)
+
+
+def _data_text(samples: Samples, validation: SampleSet | None) -> str:
+    held = f"{validation.num_windows:,} to validate on" if validation is not None else "no validation: no val_data()"
+    return f"{count_of(len(samples), 'sample')} to train on, {held}"
+
+
+def _model_text(model: nn.Module) -> str:
+    total = sum(weight.numel() for weight in model.parameters())
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    frozen = f", {trained:,} of them trained" if trained != total else ""
+    return f"{type(model).__name__}: {total:,} parameters{frozen}"
