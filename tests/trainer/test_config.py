@@ -220,12 +220,13 @@ def test_a_recipe_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
     known = ", ".join(RECIPES)
     mistakes = {
         "dmo": f"error: there is no recipe 'dmo'\n       known recipes: {known}\nhint: did you mean 'demo'?",
-        str(path): f"error: which function of {path} is meant?\nhint: jackline train {path}:recipe",
+        str(path): f"error: {path} has no recipe: no subclass of jackline.Recipe and no function recipe()\n"
+        f"hint: your own script: jackline run -- python {path}; a recipe to start from: jackline init recipe",
         f"{path}:none": f"error: {path} has no function 'none' that could be trained\n"
         "hint: it takes nothing and returns a jackline.trainer.config.TrainConfig",
         f"{path}:wrong": f"error: {path}:wrong returned dict, not a TrainConfig\n"
         "hint: from jackline.trainer.config import TrainConfig; return TrainConfig(data=..., lr=3e-4)",
-        "none.py:f": "error: there is no file 'none.py'\nhint: jackline train path/to/file.py:function",
+        "none.py:f": "error: there is no file 'none.py'\nhint: jackline train path/to/file.py",
     }
     for target, text in mistakes.items():
         with pytest.raises(UsageError) as caught:

@@ -135,6 +135,7 @@ def test_a_wrong_schedule_is_an_error_with_the_field_in_it(fields: tuple[object,
 def test_a_config_is_read_by_its_fields() -> None:
     class Config:
         schedule, lr, min_lr, warmup_steps, decay_steps, max_steps = "wsd", 1e-3, 1e-4, 5, 7, 100
+        schedule_start = 0
 
     assert schedule_of(Config()) == Schedule("wsd", 1e-3, 1e-4, 5, 100, 7)
     assert schedule_of(Config(), total_steps=50).total_steps == 50

@@ -155,7 +155,9 @@ def _answer(form: str, target: str, words: Sequence[str]) -> int:
 
 def _resolved_json(target: str, words: Sequence[str]) -> str:
     resolved = resolve_words(target, words)
-    return json.dumps({"config": asdict(resolved.config), "identity": identity(resolved.config)})
+    config = resolved.config
+    found = {"config": asdict(config), "identity": identity(config), "is_high_good": config.IS_HIGH_GOOD}
+    return json.dumps(found)
 
 
 def _shown(target: str, words: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ QUIET_FIELDS = (
 )
 A_TENTH = "a tenth of max_steps"  # where a warm-up comes from that was too long
 # Settings that came later. While they have these values a training is what it was without them, and so is its name.
-LATER_FIELDS: Mapping[str, Any] = {"encoding": "auto", "split_by": "auto"}
+LATER_FIELDS: Mapping[str, Any] = {"encoding": "auto", "split_by": "auto", "schedule_start": 0}
 
 
 @dataclass(frozen=True)

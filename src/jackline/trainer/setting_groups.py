@@ -106,6 +106,12 @@ class OptimizerSettings:
         unit="steps",
         allowed=at_least(0),
     )
+    schedule_start: int = setting(
+        0,
+        "Step at which the schedule begins anew, warm-up included; 0: it is that of the whole run.",
+        unit="steps",
+        allowed=at_least(0),
+    )
     weight_decay: float = setting(0.1, "AdamW's decoupled weight decay.", allowed=at_least(0))
     beta1: float = setting(0.9, "AdamW's decay of the first moment.", allowed=FRACTION)
     beta2: float = setting(0.95, "AdamW's decay of the second moment.", allowed=FRACTION)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Resume a run that stopped or crashed.")
 @click.argument("run", required=False, metavar="[RUN|MIRROR]")
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE...]")
 @click.option(
     "--step", metavar="N", help="From this earlier checkpoint; later ones are left behind, none is deleted."
 )
@@ -44,21 +45,29 @@ if TYPE_CHECKING:
 @click.option(
     "--from-scratch", is_flag=True, help="From the beginning, although this run has checkpoints of its own."
 )
+@click.option(
+    "--restart-schedule", is_flag=True, help="Begin the learning rate's schedule anew here, with its warm-up."
+)
 @detach_options
 @quiet_option
 @click.option("--here", is_flag=True, help="It was last seen on another machine and has ended there: resume here.")
 @trust_option
 @click.option("--copied", is_flag=True, hidden=True, help="Its records were brought from its mirror just now.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
-def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
+def command(run: str | None, settings: tuple[str, ...], runs_dir: str | None, **given: Any) -> None:
     """Start the next attempt with the same command, from the newest whole checkpoint Jackline knows of.
 
     RUN is a name, a run's folder, or the place that was given as --mirror: then its records and newest checkpoint are
     brought here first. --step N goes back: also in a run that has finished.
     --from and --from-scratch are for a script's own checkpoints: which one was loaded last, and whether it can be
     trusted, is told by `jackline status`.
+
+    KEY=VALUE changes settings of a recipe from here on, also of a run that has finished: `jackline resume RUN
+    max_steps=2000 lr=1e-4`. What that means for the learning rate is said before it starts.
     """
     from jackline.cli.view import showing
+
+    run, settings = split_words(run, settings)
 
     how = showing.How(given["detach"], is_detached_as_json(given), given["quiet"], is_trusted=given["trust"])
     is_new_start = given["from_scratch"]
@@ -72,7 +81,8 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
     if not is_back and read_status(found).state in ("alive", "unwatched"):
         sys.exit(showing.watch_live(found, how))  # several may resume it at once: one starts it
-    check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back)
+    changes = bool(settings) or given["restart_schedule"]
+    check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back or changes)
     if given["here"] and not given["copied"]:  # a copy's heartbeat is as old as the copy
         refuse_beating(found)
     confirm(found, is_trusted=trusts)
@@ -81,8 +91,36 @@ def command(run: str | None, runs_dir: str | None, **given: Any) -> None:
     if step is not None:
         go_back(found, options, step, mirror)
     options = with_origin(found, options, given["path"], from_scratch=given["from_scratch"])
+    if changes:
+        change_settings(found, contents, options, settings, restarts=given["restart_schedule"])
     os.chdir(contents.cwd)
     sys.exit(showing.start_and_show(found, options, how))
+
+
+def split_words(run: str | None, settings: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """RUN may be left out before settings: `jackline resume max_steps=2000`."""
+    from jackline.cli.models.again import is_setting
+
+    is_left_out = run is not None and is_setting(run) and not Path(run).exists()
+    return (None, (str(run), *settings)) if is_left_out else (run, settings)
+
+
+def change_settings(
+    run: RunDir, contents: RunFile, options: SuperviseOptions, words: tuple[str, ...], *, restarts: bool
+) -> None:
+    """Record the settings of the next attempt, and say what they mean."""
+    from jackline.cli.commands.run import change_run
+    from jackline.cli.models import again
+    from jackline.cli.view.showing import say
+
+    step = again.newest_step(run)
+    more = (f"schedule_start={step}",) if restarts else ()
+    changed = again.change(run, contents, (*words, *more))
+    again.refuse_done(run, changed, step)
+    lines = again.receipt(contents.settings, changed.settings, step)
+    change_run(run, changed.argv, changed.settings, options, changed.differences)
+    for line in lines:
+        say(line)
 
 
 def options_of(run: RunDir, contents: RunFile, mirror: str | None = None) -> SuperviseOptions:
@@ -233,7 +271,7 @@ def check_resumable(run: RunDir, contents: RunFile, *, here: bool, is_back: bool
     if state == "finished" and not is_back:
         raise UsageError(
             f"run '{run.name}' has finished",
-            hint="start it again: jackline run --new -- ...; or go back: jackline resume --step N",
+            hint="more steps: jackline resume RUN max_steps=N; go back: jackline resume --step N; again: --new",
         )
     if state == "elsewhere" and not here:
         raise UsageError(

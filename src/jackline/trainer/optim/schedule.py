@@ -29,6 +29,7 @@ class Schedule:
     warmup_steps: int = 0
     total_steps: int = 1
     decay_steps: int = 0
+    begins_at: int = 0  # the step of the run that is its first one; `total_steps` counts from there
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -84,22 +85,36 @@ class HasSchedule(Protocol):
     def decay_steps(self) -> int: ...
     @property
     def max_steps(self) -> int: ...
+    @property
+    def schedule_start(self) -> int: ...
 
 
 def schedule_of(config: HasSchedule, total_steps: int | None = None) -> Schedule:
     """The schedule a config asks for. `total_steps`: when it is counted in epochs, and so known only now."""
+    total = config.max_steps if total_steps is None else total_steps
+    if config.schedule_start >= total:
+        raise UsageError(
+            f"schedule_start={config.schedule_start} is not before the last step: there are {total}",
+            hint="more max_steps, or schedule_start=0",
+        )
     return Schedule(
         kind=config.schedule,
         lr=config.lr,
         min_lr=config.min_lr,
         warmup_steps=config.warmup_steps,
-        total_steps=config.max_steps if total_steps is None else total_steps,
+        total_steps=total - config.schedule_start,
         decay_steps=config.decay_steps,
+        begins_at=config.schedule_start,
     )
 
 
 def lr_at(step: int, s: Schedule) -> float:
-    """The rate of optimizer step `step`, from 0. Reaches `lr` at step `warmup_steps` and `min_lr` at the last."""
+    """The rate of optimizer step `step` of the run, from 0."""
+    return _rate(max(0, step - s.begins_at), s)
+
+
+def _rate(step: int, s: Schedule) -> float:
+    """Of the schedule's own steps. Reaches `lr` at step `warmup_steps` and `min_lr` at the last."""
     if step < s.warmup_steps:
         return s.lr * (step + 1) / (s.warmup_steps + 1)
     decay = s.decay
@@ -129,23 +144,30 @@ def key_points(s: Schedule) -> tuple[Point, ...]:
     if s.kind == "wsd" and len(s.decay):
         places.append(("decay begins", s.decay.start))
     places.append(("last step", s.total_steps - 1))
-    return tuple(Point(name, step, lr_at(step, s)) for name, step in places)
+    return tuple(Point(name, step + s.begins_at, _rate(step, s)) for name, step in places)
 
 
 def describe_schedule(s: Schedule) -> str:
     """'cosine: 100 steps of warm-up to 3e-04, then down to the floor of 3e-05 at step 9,999'."""
+    anew = f" (begun anew at step {s.begins_at:,})" if s.begins_at else ""
+    return f"{s.kind}{anew}: {_course(s)}"
+
+
+def _course(s: Schedule) -> str:
+    first = s.begins_at
     if s.is_warm_up_cut:
-        reached = lr_at(s.total_steps - 1, s)
+        reached = _rate(s.total_steps - 1, s)
         return (
-            f"{s.kind}: warm-up only: it would take {s.warmup_steps:,} steps to {s.lr:.3g}, the run ends at"
+            f"warm-up only: it would take {s.warmup_steps:,} steps to {s.lr:.3g}, the run ends at"
             f" {reached:.3g} after {s.total_steps:,}"
         )
     warm = f"{s.warmup_steps:,} steps of warm-up to {s.lr:.3g}" if s.warmup_steps else f"{s.lr:.3g} from the start"
     if s.kind == "constant":
-        return f"constant: {warm}" + (", then unchanged" if s.warmup_steps else "")
+        return warm + (", then unchanged" if s.warmup_steps else "")
     if s.kind == "cosine":
-        return f"cosine: {warm}, then down to the floor of {s.min_lr:.3g} at step {s.decay[-1]:,}"
-    return f"wsd: {warm}, unchanged to step {s.decay.start:,}, then down to {s.min_lr:.3g} at step {s.decay[-1]:,}"
+        return f"{warm}, then down to the floor of {s.min_lr:.3g} at step {first + s.decay[-1]:,}"
+    stable = f"{warm}, unchanged to step {first + s.decay.start:,}"
+    return f"{stable}, then down to {s.min_lr:.3g} at step {first + s.decay[-1]:,}"
 
 
 def plot_lines(s: Schedule, *, width: int = 60, height: int = 6) -> list[str]:
@@ -154,12 +176,12 @@ def plot_lines(s: Schedule, *, width: int = 60, height: int = 6) -> list[str]:
     columns = min(width, s.total_steps)
     steps = [round(last * column / max(1, columns - 1)) for column in range(columns)]
     # Never over the curve's own top, so that the short warm-up between two columns still shows the peak's height.
-    rows = [round((height - 1) * lr_at(step, s) / s.lr) for step in steps]
+    rows = [round((height - 1) * _rate(step, s) / s.lr) for step in steps]
     lines = []
     for row in range(height - 1, -1, -1):
         label = f"{s.lr:.1e}" if row == height - 1 else f"{s.lr * row / (height - 1):.1e}" if row == 0 else ""
         lines.append(f"{label:>8} |" + "".join("*" if at == row else " " for at in rows).rstrip())
-    name = f"step {last:,}"
+    name, first = f"step {s.begins_at + last:,}", f"{s.begins_at:,}"
     lines.append(f"{'':>8} +" + "-" * columns)
-    lines.append(f"{'':>9} 0" + name.rjust(max(columns - 1, len(name) + 1)))
+    lines.append(f"{'':>9} {first}" + name.rjust(max(columns - len(first), len(name) + 1)))
     return lines

@@ -86,6 +86,9 @@ class Recipe(TrainConfig):
         own = {one.name for one in fields(cls) if all(one is not known for known in _fields_above(cls))}
         if "UNUSED" not in vars(cls):
             cls.UNUSED = cls.UNUSED - own
+        # With @dataclass above the class this happens once more, and Python refuses to freeze what is frozen. The
+        # settings of every training stay frozen by TrainConfig; attributes of one's own may be set.
+        del cls.__setattr__, cls.__delattr__
         for name, value in declared.items():
             # As written: @dataclass above the class reads it once more, and would lose what setting() declared.
             setattr(cls, name, value)
