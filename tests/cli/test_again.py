@@ -57,6 +57,7 @@ def rates(shell: Shell, name: str) -> dict[int, float]:
     return {line["step"]: round(line["lr"], 6) for line in lines if "lr" in line}
 
 
+@pytest.mark.slow  # four trainings under a supervisor
 def test_a_finished_run_gets_more_steps_a_fork_another_rate_and_a_sweep_skips_what_is_done(shell: Shell) -> None:
     first = shell.jackline("train", "line.py")
     assert first.code == 0, first

@@ -25,6 +25,7 @@ from jackline.trainer.config import resolve
 from jackline.trainer.loop import train
 from jackline.trainer.own.samples import Order, SampleLoader, Samples
 from jackline.trainer.own.task import candidates, summed
+from jackline.trainer.report.console import Console
 from jackline.trainer.trained.sample import Sampling
 from tests.session.nursery import EVERY_SAVE, ROOT, Nursery
 
@@ -216,6 +217,18 @@ def test_batches_depend_on_seed_epoch_and_sample_alone() -> None:
     assert [row for batch in batches_of(other, 2) for row in batch] == [row for batch in whole[1:3] for row in batch]
     with pytest.raises(CannotResume, match="num_samples was 9, is 10"):
         make().seek({**before.state(), "num_samples": 9})
+
+
+def test_workers_and_training_mode_change_nothing(here: Path) -> None:
+    def make(num_workers: int) -> SampleLoader:
+        samples = Samples(Drawn(), torch.stack, name="train_data()", seed=3)
+        return SampleLoader(samples, Order(4, seed=3, num_workers=num_workers))
+
+    alone, helped = make(0), make(1)
+    assert batches_of(helped, 4) == batches_of(alone, 4)
+    helped.close()
+    name = write(here, "    def make_model(self): return nn.Linear(3, 2).eval()")
+    assert resolve(name).config.make_task(Console(), here).learner.model.training  # type: ignore[union-attr]
 
 
 def test_a_loss_may_be_a_mean_or_a_sum_with_its_count() -> None:

@@ -44,7 +44,7 @@ COMMANDS = {
     "stop": ("jackline.cli.commands.stop", "Save and end."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "sweep": ("jackline.cli.models.sweep", "Train every combination of some settings; a table at the end."),
-    "fork": ("jackline.cli.models.again", "A new run from a checkpoint of another, with other settings."),
+    "fork": ("jackline.cli.models.fork", "A new run from a checkpoint of another, with other settings."),
     "init": ("jackline.cli.models.init", "Write a recipe of your own to begin with: jackline init recipe."),
     "sample": ("jackline.cli.commands.model", "Text from the model that a run has trained."),
     "export": ("jackline.cli.commands.model", "The trained model for transformers, or as plain safetensors."),

@@ -104,10 +104,11 @@ class _Places:
         self.epoch = self.begin = 0
 
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        blocks = Blocks(Permutation(self._num_samples, mix(self._order.seed, self.epoch)))
+        epoch = self.epoch
+        blocks = Blocks(Permutation(self._num_samples, mix(self._order.seed, epoch)))
         for begin in range(self.begin, self._num_samples, self._order.batch_size):
             count = min(self._order.batch_size, self._num_samples - begin)
-            yield self.epoch, blocks.take(begin, count).tolist()
+            yield epoch, blocks.take(begin, count).tolist()
 
     def __len__(self) -> int:
         return -(-(self._num_samples - self.begin) // self._order.batch_size)

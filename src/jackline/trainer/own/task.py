@@ -211,7 +211,8 @@ def make_own_model(config: Recipe) -> nn.Module:
 
 
 def _make_learner(config: Recipe, precision: Precision, device: torch.device) -> Learner:
-    model = make_own_model(config).to(device)
+    # One that was loaded (transformers' from_pretrained) is in evaluation mode, and would be trained without dropout.
+    model = make_own_model(config).to(device).train()
     if not any(weight.requires_grad for weight in model.parameters()):
         raise UsageError(
             "make_model() returned a model without weights to train", hint="requires_grad is False in all"
