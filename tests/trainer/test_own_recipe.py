@@ -103,6 +103,7 @@ def test_a_recipe_of_the_guide_killed_in_a_step_ends_bit_equal(
     assert logged(killed, "loss").items() <= logged(whole, "loss").items()
     assert logged(killed, "val_loss")[8] == logged(whole, "val_loss")[8]
     trained = jackline.load(whole.path, "latest")
+    assert not trained.config.is_language and trained.tokenizer is None  # although one declares seq_len
     assert trained.step == 8 and not trained.model.training
     if trained.config.can_sample:
         texts = ["".join(trained.stream("7", Sampling(seed=1))) for _ in range(2)]

@@ -142,6 +142,11 @@ class Recipe(TrainConfig):
     # -- what the trainer asks ---------------------------------------------------------------------------------------
 
     @property
+    def is_language(self) -> bool:
+        """Never one of ours, also if the class declares a setting of language models (seq_len)."""
+        return False
+
+    @property
     def can_sample(self) -> bool:
         return type(self).sample is not Recipe.sample
 

@@ -56,7 +56,7 @@ def _sample(trained: Trained, request: dict[str, Any]) -> None:
     for number in range(request["count"]):
         if number:
             print("\n---")
-        if request["shows_prompt"]:
+        if request["shows_prompt"] and trained.config.is_language:  # else the recipe decides what is printed
             print(request["prompt"], end="", flush=True)
         for piece in trained.stream(request["prompt"], sampling):
             print(piece, end="", flush=True)
