@@ -28,6 +28,7 @@ PYTHON = {
     "peek": ("session/peek.py", "peek"),
     "load": ("trainer/trained/load.py", "load"),
     "Loader": ("session/feeds/loader.py", "Loader"),
+    "Recipe": ("trainer/own/recipe.py", "Recipe"),
     "Stopped": ("session/stopping.py", "Stopped"),
 }
 NOTEBOOK = {
