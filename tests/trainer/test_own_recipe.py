@@ -258,6 +258,14 @@ def test_an_own_optimizer_keeps_the_ratio_of_its_rates_and_negative_losses_are_n
     assert not [line for line in run.session_events(0).read_text().splitlines() if '"alarm"' in line]
 
 
+def found_all(value: Any, name: str) -> list[float]:
+    """Every number of that name in a nested value."""
+    if isinstance(value, dict):
+        own = [value[name]] if isinstance(value.get(name), float | int) else []
+        return own + [one for part in value.values() for one in found_all(part, name)]
+    return [one for part in value for one in found_all(part, name)] if isinstance(value, list) else []
+
+
 def found_rates(value: Any) -> list[float]:
     if isinstance(value, dict):
         own = [value["lr"]] if isinstance(value.get("lr"), float) and "lr_scale" in value else []
@@ -274,7 +282,11 @@ def test_it_is_planned_and_its_changed_file_is_told(here: Path, capsys: pytest.C
     train(resolve(name, ["rehearse=no", "max_steps=4"]), run)
     assert run.recipe_file.read_text() == Path(name).read_text()
     write(here, "    save_every_steps = 2\n    # changed")
-    train(resolve(name, ["rehearse=no", "max_steps=6"]), run)
-    assert "mine.py has changed since this run was started" in capsys.readouterr().out
+    train(resolve(name, ["rehearse=no", "max_steps=6", "lr=0.5", "weight_decay=0"]), run)
+    said = capsys.readouterr()
+    assert "mine.py has changed since this run was started" in said.out
+    assert "the saved one stays in use" not in said.err
+    state = json.loads((run.checkpoints / "step-00000006" / "state.json").read_text())
+    assert set(found_all(state, "weight_decay")) == {0.0}
     Path(name).unlink()
     assert isinstance(jackline.load(run.path, "latest").model, nn.Linear)  # from its copy

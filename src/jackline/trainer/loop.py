@@ -99,7 +99,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                 best_step=None,
                 **({"scaler": task.learner.scaler} if task.learner.scaler is not None else {}),
                 **task.state(),
-                **session_settings(config, run_dir),
+                **session_settings(task, run_dir),
             ) as run:
                 _write_down(run_dir, resolved, task, rehearsed, console)
                 total = task.total_steps if config.has_known_end else None

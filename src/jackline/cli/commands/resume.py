@@ -271,7 +271,9 @@ def check_resumable(run: RunDir, contents: RunFile, *, here: bool, is_back: bool
     if state == "finished" and not is_back:
         raise UsageError(
             f"run '{run.name}' has finished",
-            hint="more steps: jackline resume RUN max_steps=N; go back: jackline resume --step N; again: --new",
+            hint="more steps: jackline resume RUN max_steps=N; or go back: jackline resume --step N"
+            if list(contents.argv[1:3]) == ["-m", "jackline.trainer"]
+            else "start it again: jackline run --new -- ...; or go back: jackline resume --step N",
         )
     if state == "elsewhere" and not here:
         raise UsageError(

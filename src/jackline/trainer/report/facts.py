@@ -19,6 +19,7 @@ from jackline.rundir.intent import write_intent
 from jackline.rundir.layout import RunDir
 from jackline.session.off import OffRun
 from jackline.session.run import Run
+from jackline.session.settings import USE_NEW
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.step_line import curves_lines
@@ -27,8 +28,11 @@ from jackline.trainer.task import Task, Validating
 from jackline.units import format_duration
 
 
-def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
-    """For `jackline.attach`. Who started it has compared the settings already, so changed arguments only warn."""
+def session_settings(task: Task, run_dir: RunDir) -> dict[str, Any]:
+    """For `jackline.attach`. Who started it has compared the settings already, so changed arguments only warn, and an
+    optimizer's changed settings are the ones that a person asked for."""
+    config, groups = task.config, task.learner.optimizer.param_groups
+    used = [word for word in ("lr", "weight_decay") if all(word in group for group in groups)]
     return {
         "name": run_dir.name,
         "runs_dir": str(run_dir.path.parent),
@@ -43,7 +47,7 @@ def session_settings(config: TrainConfig, run_dir: RunDir) -> dict[str, Any]:
         "mirror_patience_s": config.mirror_patience_s,
         "seed": config.seed,
         "exact": config.exact,
-        "on_change": {"arguments": "warn"},
+        "on_change": {"arguments": "warn", **dict.fromkeys(used, USE_NEW)},
         "trial": False,  # the recipes' own tests train every step twice
         "overlap": True,  # loop.py says where a step begins to change what is saved
     }
