@@ -1,6 +1,6 @@
 """A list of strings grows until the kernel kills it."""
 
-# expect: slow=yes cause=kernel_oom signal=9 memory_limit=300M marker=HERE
+# expect: slow=yes cause=kernel_oom signal=9 memory_limit=300M
 import time
 
 seen = []

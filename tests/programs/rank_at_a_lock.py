@@ -1,6 +1,6 @@
 """Two ranks: one waits for a lock of its own that nobody gives back, the other for it in a barrier."""
 
-# expect: slow=yes verdict=STUCK|SUSPECT label=STUCK_RANKS marker=HERE also=THERE needs=torch "command={python} -m torch.distributed.run --standalone --nproc-per-node 2 {program}"
+# expect: slow=yes verdict=STUCK|SUSPECT label=DEADLOCK also=THERE says='it waits for itself' needs=torch "command={python} -m torch.distributed.run --standalone --nproc-per-node 2 {program}"
 import threading
 
 import torch.distributed as dist

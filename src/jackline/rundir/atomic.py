@@ -202,3 +202,15 @@ def remove_tree(folder: Path) -> None:
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def sha256_hex(data: bytes) -> str:
+    """Without `hashlib` where possible: it loads OpenSSL, 3.7 MB in a supervisor that lives as long as a run."""
+    try:
+        from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]  # Python 3.12
+    except ImportError:
+        try:
+            from _sha256 import sha256  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            from hashlib import sha256
+    return str(sha256(data).hexdigest())

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
+from jackline.rundir.atomic import sha256_hex
+
 State = Literal["alive", "unwatched", "stopped", "dead", "finished", "elsewhere", "empty"]
 _LAUNCHER = re.compile(
     r"(python|pypy)[\d.]*|bash|sh|env|nohup|nice|time|timeout|uv|poetry|run|torchrun|accelerate|launch|deepspeed|mpirun|srun"
@@ -79,18 +81,6 @@ def default_name(argv: Sequence[str], settings: Mapping[str, Any]) -> str:
 def settings_hash(settings: Mapping[str, Any]) -> str:
     text = json.dumps(settings, sort_keys=True, default=str)
     return sha256_hex(text.encode("utf-8", "surrogateescape"))
-
-
-def sha256_hex(data: bytes) -> str:
-    """Without `hashlib` where possible: it loads OpenSSL, 3.7 MB in a supervisor that lives as long as a run."""
-    try:
-        from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]  # Python 3.12
-    except ImportError:
-        try:
-            from _sha256 import sha256  # type: ignore[import-not-found,unused-ignore]
-        except ImportError:
-            from hashlib import sha256
-    return str(sha256(data).hexdigest())
 
 
 def decide_start(

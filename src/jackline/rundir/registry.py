@@ -18,7 +18,7 @@ from typing import Any
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_whole
 from jackline.rundir.access.writing import NotOurs, private_folder
-from jackline.rundir.identity import sha256_hex
+from jackline.rundir.atomic import sha256_hex
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import decode, encode, left_out
 

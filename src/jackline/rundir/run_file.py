@@ -13,7 +13,7 @@ from typing import Any
 
 from jackline.errors import UsageError
 from jackline.rundir import atomic
-from jackline.rundir.identity import sha256_hex
+from jackline.rundir.atomic import sha256_hex
 from jackline.rundir.layout import FORMAT, RunDir
 from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.records import fields

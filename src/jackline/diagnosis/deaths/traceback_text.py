@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.user_code import is_user_file
-from jackline.rundir.identity import sha256_hex
+from jackline.rundir.atomic import sha256_hex
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\)(:| ─)")
 _FRAME = re.compile(r'\s+File "(.+?)", line (\d+)(?:, in (.+))?$')

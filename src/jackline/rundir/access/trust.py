@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jackline.rundir import registry
-from jackline.rundir.identity import sha256_hex
+from jackline.rundir.atomic import sha256_hex
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, is_alive
 from jackline.rundir.records.start import read_start

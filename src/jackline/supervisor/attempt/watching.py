@@ -333,12 +333,16 @@ class AttemptWatch:
 
     def _describe(self) -> None:
         leader = self._leading_process()
-        if leader is not None:
+        is_held_by_us = leader is not None and leader.state == "t" and not self._is_paused()
+        if leader is not None and not is_held_by_us:  # py-spy holds a process for a moment to read native stacks
             stack, around = self._leading_stack(), around_of(leader, self.tree, self.rates, self.gpus)
             if self.hang.stacks_at_s < self.last_output_s:
                 stack = outermost(stack)
             wait = effective_wait(stack, leader.wait or Wait("unknown"))
             self.doing = describe(stack, wait, leader.comm, around)
+
+    def _is_paused(self) -> bool:
+        return self.verdict is not None and self.verdict.kind == "PAUSED"
 
     def last_frame(self) -> Frame | None:
         """The line where it was seen last; on a busy machine only the verdict may have it."""

@@ -81,10 +81,9 @@ def collective_of(view: ProcessView) -> str:
     """The function of torch.distributed that the user's line has called: 'all_reduce'; '' when it is in none."""
     main = view.stack.main if view.stack else None
     inside = list(itertools.takewhile(lambda frame: not frame.is_user, main.frames if main else ()))
-    called = [
-        frame.function for frame in inside if "torch/distributed/" in frame.file and frame.function != "wrapper"
-    ]
-    return called[-1] if called else ""
+    # py-spy prints '_exception_logger.<locals>.wrapper' where faulthandler prints 'wrapper'.
+    called = [frame.function.rpartition(".")[2] for frame in inside if "torch/distributed/" in frame.file]
+    return next((name for name in reversed(called) if name != "wrapper"), "")
 
 
 def name_of(view: ProcessView) -> str:
