@@ -28,7 +28,7 @@ WaitKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wait:
     """What one thread waits for. `target` is a text for people, e.g. '10.0.0.3:443' or a file's path."""
 
@@ -165,7 +165,7 @@ class Protection:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TreeReading:
     """A process and all its descendants, the root first. `sockets` has the bytes that each TCP socket of the tree has
     received and sent, by inode; None when the machine does not report them."""

@@ -22,8 +22,9 @@ _MAX_SOURCE_BYTES = 4 << 20
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?(?:err\| )?")
 _NOTE = "[jackline]"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[ -/]*[0-~])")
-_FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
-_FAULT_FRAME = re.compile(r'  File "(.+)", line (\d{1,9}) in .+')
+# Compiled where they are used: `status` imports this module, and compiling takes a thousand calls.
+_FATAL = r"(?m)^Fatal Python error: "
+_FAULT_FRAME = r'  File "(.+)", line (\d{1,9}) in .+'
 
 
 def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int | None]:
@@ -81,7 +82,7 @@ def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:
             text = read_end(path, _MAX_FAULT_BYTES)[0].decode("utf-8", "replace")
         except OSError:
             continue
-        starts = [match.start() for match in _FATAL.finditer(text)]
+        starts = [match.start() for match in re.finditer(_FATAL, text)]
         if starts and written_s > newest_s:
             newest, newest_s = text[starts[-1] :], written_s
     return _with_source(newest)
@@ -109,7 +110,7 @@ def _with_source(fault_text: str) -> str:
     lines: list[str] = []
     for line in fault_text.splitlines()[:_MAX_FAULT_FRAMES]:
         lines.append(line)
-        match = _FAULT_FRAME.fullmatch(line)
+        match = re.fullmatch(_FAULT_FRAME, line)
         if match and not match[1].startswith("<"):
             source = _source_line(match[1], int(match[2]))
             if source:

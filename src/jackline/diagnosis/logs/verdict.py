@@ -19,7 +19,7 @@ LogKind = Literal["absent", "empty", "warnings only", "growing", "silent", "ende
 GROWING_WITHIN_S = 60.0
 _NUM_LINES = 200
 _WHOLE_BYTES = 64 << 10  # a longer log certainly holds more than warnings
-_WARNING = re.compile(
+_WARNING = (  # compiled where it is used: `status` imports this module
     r"\w*Warning\b|\bWARN(?:ING)?\b|^\s*warn(?:ing)?\b|[Dd]eprecated|^W\d{4} |TF_ENABLE_|oneDNN|Unable to register"
     r"|To suppress this|^\*+$"
 )
@@ -80,7 +80,7 @@ def are_only_warnings(lines: list[str]) -> bool:
     """Indented lines belong to the warning above them (Python prints the source line there)."""
     is_warning = False
     for line in lines:
-        if _WARNING.search(line):
+        if re.search(_WARNING, line):
             is_warning = True
         elif not (is_warning and line[:1].isspace()):
             return False
