@@ -73,10 +73,9 @@ def list_numbers(folder: str) -> list[int]:
         return []
 
 
-_FOLDER = re.compile(rb"(/[^\0\n]*?/(?:site|dist)-packages)/")
-_INSTALLED = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*?)-(?P<version>\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info"
-)
+# Texts, compiled when they are used: `status` loads this module and never looks at packages.
+_FOLDER = rb"(/[^\0\n]*?/(?:site|dist)-packages)/"
+_INSTALLED = r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*?)-(?P<version>\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info"
 
 
 def package_folders(pids: Iterable[int]) -> list[str]:
@@ -84,7 +83,7 @@ def package_folders(pids: Iterable[int]) -> list[str]:
     process without compiled packages maps none."""
     found: dict[str, None] = {}
     for pid in pids:
-        for folder in _FOLDER.findall(read_bytes(f"/proc/{pid}/maps") or b""):
+        for folder in re.findall(_FOLDER, read_bytes(f"/proc/{pid}/maps") or b""):
             found[folder.decode("utf-8", "replace")] = None
     return list(found)
 
@@ -98,7 +97,7 @@ def list_packages(folders: Iterable[str]) -> dict[str, str]:
         except OSError:
             continue
         for name in names:
-            match = _INSTALLED.fullmatch(name)
+            match = re.fullmatch(_INSTALLED, name)
             if match is not None:
                 found.setdefault(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
     return dict(sorted(found.items()))

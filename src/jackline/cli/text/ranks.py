@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jackline.cli.text.safety import safe_text
-from jackline.rundir.records.supervisor import RankRecord
+from jackline.rundir.records.fields import decode
+from jackline.rundir.records.ranks import RankRecord
 from jackline.units import rank_words
 
 _MOST_GROUPS = 8
 
 
-def rank_lines(ranks: Sequence[RankRecord]) -> list[str]:
+def rank_lines(found: Sequence[dict[str, Any]]) -> list[str]:
     """'rank 1 of 4: sleeping at train.py:11 `time.sleep(9)`'; a job of one process has none."""
+    ranks = [decode(RankRecord, entry) for entry in found]
     groups: dict[tuple[str, str], list[int]] = {}
     for record in ranks:
         if record.rank is not None:

@@ -9,11 +9,9 @@ from jackline.cli.text.headline import headline, paused_pid
 from jackline.cli.text.memory import gpu_line, oom_lines, others_beside
 from jackline.cli.text.mirror import mirror_lines
 from jackline.cli.text.origin import origin_lines
-from jackline.cli.text.ranks import rank_lines
 from jackline.cli.text.safety import safe_lines, safe_text
 from jackline.cli.view.run_view import RunView
 from jackline.diagnosis.logs.curves import stale_curves
-from jackline.review.limits import limit_lines
 from jackline.rundir.records.supervisor import ProgressRecord
 from jackline.units import format_bytes, format_duration, format_limit
 
@@ -57,7 +55,7 @@ def _live_lines(view: RunView) -> list[str]:
         ("saved", saved_line(view)),
         ("numbers", numbers_line(view)),
         ("now", now_line(view)),
-        *[("ranks", line) for line in rank_lines(view.state.ranks)],
+        *[("ranks", line) for line in _rank_lines(view)],
         ("verdict", verdict_line(view)),
         ("memory", memory_line(view)),
         *[(f"gpu {index}", line) for index, line in gpu_lines(view)],
@@ -73,6 +71,14 @@ def _live_lines(view: RunView) -> list[str]:
     if view.is_live:
         lines.append(row("at risk", loss_line(view)))
     return lines
+
+
+def _rank_lines(view: RunView) -> list[str]:
+    if not view.state.ranks:
+        return []
+    from jackline.cli.text.ranks import rank_lines  # only a distributed job pays for it
+
+    return rank_lines(view.state.ranks)
 
 
 def _reached_lines(view: RunView) -> list[str]:
@@ -171,6 +177,8 @@ def time_left_words(view: RunView) -> str:
 
 def limit_line(view: RunView) -> str:
     """When its time is over, and whether it is done before; '' without a limit."""
+    from jackline.review.limits import limit_lines  # as in `_rank_lines`: not for `status --json`
+
     lines = limit_lines(view.state.time_limit, view.progress, view.now_s, is_saving=view.session.is_there)
     return safe_text("; ".join(reversed(lines)), 300)
 

@@ -23,6 +23,7 @@ from jackline.machine.gpu.watch import GpuUse, read_gpus
 from jackline.machine.proc import read_tree
 from jackline.machine.procfs import read_bytes
 from jackline.machine.readings import GpuReading, ProcessReading, TreeReading, rates_between
+from jackline.rundir.records.fields import encode
 from jackline.supervisor.attempt.rank_watch import look_at_ranks, rank_record
 from jackline.supervisor.hang.deadlock import find_deadlock
 from jackline.supervisor.hang.evidence import evidence_lines
@@ -218,7 +219,9 @@ def look_lines(look: Look, *, show_all: bool) -> Iterator[str]:
     if look.output_clue:
         yield f"note: {look.output_clue}"
     stacks = {stack.pid: stack for stack in look.stacks}
-    yield from rank_lines([rank_record(one) for one in look_at_ranks(look.tree.processes, stacks.get).values()])
+    yield from rank_lines(
+        [encode(rank_record(one)) for one in look_at_ranks(look.tree.processes, stacks.get).values()]
+    )
     yield ""
     processes = look.tree.processes if show_all else look.tree.processes[:_MOST_PROCESS_LINES]
     commands = {stack.pid: stack.command for stack in look.stacks}

@@ -181,21 +181,6 @@ class TimeLimitRecord:
     is_told: bool | None = None
 
 
-@dataclass(frozen=True)
-class RankRecord:
-    """One rank of a distributed job and what it does. `is_gone`: it has ended while others run."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    pid: int | None = None
-    what: str | None = None
-    file: str | None = left_out()
-    line: int | None = left_out()
-    source: str | None = left_out()
-    out: str | None = left_out()  # the file with its output
-    is_gone: bool | None = left_out()
-
-
 def _part(record: Any) -> Any:
     return lambda value: decode(record, value)
 
@@ -212,7 +197,6 @@ _OWN = {
     "tuple[GpuRecord, ...]": each(_part(GpuRecord)),
     "tuple[GpuUserRecord, ...]": each(_part(GpuUserRecord)),
     "tuple[IncidentRecord, ...]": each(_part(IncidentRecord)),
-    "tuple[RankRecord, ...]": each(_part(RankRecord)),
     "tuple[PrintedNumberRecord, ...]": each(_part(PrintedNumberRecord)),
 }
 
@@ -247,7 +231,7 @@ class SupervisorRecord:
     oom_before: OomCountersRecord = OomCountersRecord()
     resumed_from: str | None = None
     incidents: tuple[IncidentRecord, ...] = ()
-    ranks: tuple[RankRecord, ...] = ()
+    ranks: tuple[dict[str, Any], ...] = ()  # each a RankRecord (records/ranks.py)
     protections_off: tuple[str, ...] = ()
     restart_at_s: float | None = left_out()
     time_limit: TimeLimitRecord = TimeLimitRecord()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jackline.diagnosis.deaths.collect import tail_lines
 from jackline.diagnosis.deaths.evidence import RankEnd
@@ -20,8 +21,8 @@ from jackline.machine.readings import ProcessReading
 from jackline.rundir import atomic
 from jackline.rundir.access.writing import open_own
 from jackline.rundir.layout import AttemptDir
-from jackline.rundir.records.fields import decode
-from jackline.rundir.records.supervisor import RankRecord
+from jackline.rundir.records.fields import decode, encode
+from jackline.rundir.records.ranks import RankRecord
 from jackline.supervisor.hang.ranks import collective_at, find_ranks
 from jackline.supervisor.output.room import punch
 
@@ -71,9 +72,9 @@ class RankWatch:
         """Bytes that the ranks with files of their own have written so far."""
         return sum(_size_of(path) for _, path in self._files)
 
-    def records(self) -> tuple[RankRecord, ...]:
+    def records(self) -> tuple[dict[str, Any], ...]:
         """For supervisor.json."""
-        return tuple(self._record(seen) for _, seen in sorted(self._seen.items())[:_MOST_RECORDS])
+        return tuple(encode(self._record(seen)) for _, seen in sorted(self._seen.items())[:_MOST_RECORDS])
 
     def _record(self, seen: Seen) -> RankRecord:
         path = self._attempt.rank_out(seen.rank)
