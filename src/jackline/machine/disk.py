@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.machine.cgroups import Mount, read_mounts
-from jackline.machine.readings import DiskReading
 
 _REMOTE = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "drvfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "smb2", "smb3")
@@ -19,6 +19,15 @@ _REMOTE = frozenset(
 )
 _REMOTE_STARTS = ("nfs", "fuse")
 _LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs", "fuse.lxcfs", "fuseblk", "fusectl"))
+
+
+@dataclass(frozen=True)
+class DiskReading:
+    path: str
+    free_bytes: int
+    total_bytes: int
+    filesystem: str  # 'ext4', 'tmpfs', 'nfs4', 'fuse.drive' ...
+    is_remote: bool  # FUSE, NFS and similar: rename and fsync are not reliable there
 
 
 def read_disk(path: str | Path, *, root: Path = Path("/")) -> DiskReading | None:

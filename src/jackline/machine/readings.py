@@ -138,15 +138,6 @@ class GpuReading:
 
 
 @dataclass(frozen=True)
-class DiskReading:
-    path: str
-    free_bytes: int
-    total_bytes: int
-    filesystem: str  # 'ext4', 'tmpfs', 'nfs4', 'fuse.drive' ...
-    is_remote: bool  # FUSE, NFS and similar: rename and fsync are not reliable there
-
-
-@dataclass(frozen=True)
 class KernelKill:
     """A line of the kernel log about an out-of-memory kill."""
 

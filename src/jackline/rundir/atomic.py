@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -207,10 +208,10 @@ def remove_tree(folder: Path) -> None:
 def sha256_hex(data: bytes) -> str:
     """Without `hashlib` where possible: it loads OpenSSL, 3.7 MB in a supervisor that lives as long as a run."""
     try:
-        from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]  # Python 3.12
-    except ImportError:
-        try:
+        if sys.version_info >= (3, 12):
+            from _sha2 import sha256  # type: ignore[import-not-found,unused-ignore]
+        else:
             from _sha256 import sha256  # type: ignore[import-not-found,unused-ignore]
-        except ImportError:
-            from hashlib import sha256
+    except ImportError:
+        from hashlib import sha256
     return str(sha256(data).hexdigest())

@@ -31,14 +31,14 @@ from jackline.diagnosis.preflight.check import (
 from jackline.diagnosis.preflight.target import read_command_line
 from jackline.errors import EXIT_DONE, EXIT_FAILED
 from jackline.extras import TRAINING, require
-from jackline.machine.disk import read_disk
+from jackline.machine.disk import DiskReading, read_disk
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.host import describe_host
 from jackline.machine.memory import read_memory, shm_free_bytes
 from jackline.machine.net import find_listener
 from jackline.machine.proc import read_command
 from jackline.machine.protections import read_protections
-from jackline.machine.readings import DiskReading, GpuProcess, GpuReading, MemoryReading, Protection
+from jackline.machine.readings import GpuProcess, GpuReading, MemoryReading, Protection
 from jackline.rundir.find import runs_folder
 from jackline.units import format_bytes, format_limit
 
