@@ -24,6 +24,7 @@ from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.checkpoint.staging.writer_process import WriterProcess
 from jackline.checkpoint.writer.retention import Keep
 from jackline.checkpoint.writer.serve import Options
+from tests.deadline import HANGS_S
 
 FILES = ("model", "optim")
 
@@ -70,7 +71,7 @@ class LightTrainer:
         self.writer.send({"op": "arena", "size_bytes": room}, fd=self._fd)
         self.reports: list[dict[str, Any]] = []
 
-    def wait_for(self, *kinds: str, timeout_s: float = 60.0) -> dict[str, Any] | None:
+    def wait_for(self, *kinds: str, timeout_s: float = HANGS_S) -> dict[str, Any] | None:
         """The next report of one of these kinds; None when the writer is gone or silent."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -103,7 +104,7 @@ def main() -> None:
     folder, acks, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     note = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     trainer = LightTrainer(folder, size)
-    if trainer.wait_for("ready", "refused", timeout_s=120) is None:
+    if trainer.wait_for("ready", "refused", timeout_s=HANGS_S) is None:
         sys.exit("the writer did not get ready")
     found = newest_whole(folder)
     step = found[0] if found else 0

@@ -54,7 +54,7 @@ def start(run: RunDir) -> Iterator[Make]:
     yield make
     for engine in engines:
         if engine.why_off != "the engine is closed":
-            engine.close(timeout_s=10)
+            engine.close(timeout_s=10)  # some writers were stopped for good
 
 
 def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def test_an_overlapped_save_holds_the_state_of_the_call_although_training_went_o
     ticket = engine.save(state, step=1, overlap=True)
     for _ in range(5):
         train_step(state, engine.before_change)
-    assert ticket.wait(30)
+    assert ticket.wait(HANGS_S)
     other = make_state(width=256)
     engine.load_newest(other)
     assert fingerprint(other) == before
@@ -120,7 +120,7 @@ def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
     finish = stage.Staging.finish
 
     def slow(staging: Any, on_progress: Any) -> bool:
-        gate.wait(10)
+        gate.wait(HANGS_S)
         return finish(staging, on_progress)
 
     monkeypatch.setattr(stage.Staging, "finish", slow)
@@ -130,7 +130,7 @@ def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
     ticket = engine.save(state, step=1, overlap=True)
     train_step(state)  # without before_change
     gate.set()
-    assert not ticket.wait(30)
+    assert not ticket.wait(HANGS_S)
     assert ticket.why == "a tensor changed while it was being copied; from now on saves wait for the copy"
     assert list_names(engine.folder) == []
     events = engine.poll()
@@ -141,7 +141,7 @@ def test_a_loop_that_forgets_the_barrier_gets_no_wrong_checkpoint_and_is_told(
     before = fingerprint(state)
     ticket = engine.save(state, step=2, overlap=True)  # is blocking now
     train_step(state)
-    assert ticket.wait(30)
+    assert ticket.wait(HANGS_S)
     other = make_state()
     engine.load_newest(other)
     assert fingerprint(other) == before
@@ -157,7 +157,7 @@ def test_after_a_blocking_save_a_loop_may_change_its_state_behind_every_counter(
         state["model"][0].weight.data.zero_()
         state["model"][1].weight.detach().numpy()[:] = 3
         state["model"][1].bias.data = torch.ones(256)
-        assert ticket.wait(30)
+        assert ticket.wait(HANGS_S)
         other = make_state(width=256)
         engine.load_newest(other)
         assert fingerprint(other) == before
@@ -180,7 +180,7 @@ def test_a_state_that_another_thread_changes_during_the_copy_is_copied_again(
                 state["model"][0].weight.add_(1)
 
     monkeypatch.setattr(stage, "copy_at_once", interrupted)
-    assert engine.save(state, step=1).wait(30)
+    assert engine.save(state, step=1).wait(HANGS_S)
     other = make_state(seed=3)
     engine.load_newest(other)
     assert fingerprint(other) == fingerprint(state) and interruptions == []
@@ -205,7 +205,7 @@ def test_a_state_that_never_holds_still_is_refused_and_said(start: Make, monkeyp
     assert (ticket.outcome, ticket.why) == ("failed", why)
     assert [event.text for event in engine.poll() if event.is_loud] == [f"step 1 was not saved: {why}"]
     assert not engine.is_busy and list_names(engine.folder) == []
-    assert engine.save(state, step=2).wait(30)
+    assert engine.save(state, step=2).wait(HANGS_S)
 
 
 def test_a_state_in_pieces_that_another_thread_changes_is_not_committed(
@@ -225,9 +225,9 @@ def test_a_state_in_pieces_that_another_thread_changes_is_not_committed(
     with monkeypatch.context() as patch:
         patch.setattr(pieces, "fill_window", interrupted)
         ticket = engine.save(state, step=1)
-    assert not ticket.wait(60)
+    assert not ticket.wait(HANGS_S)
     assert ticket.why == "another thread changed model.bias while it was being copied"
-    assert engine.save(state, step=2).wait(60)
+    assert engine.save(state, step=2).wait(HANGS_S)
     assert list_names(engine.folder) == [Name(2)]
 
 
@@ -244,7 +244,7 @@ def test_memory_that_a_loop_gives_up_during_an_overlapped_copy_crashes_nothing(
     finish = stage.Staging.finish
 
     def slow(staging: Any, on_progress: Any) -> bool:
-        gate.wait(30)
+        gate.wait(HANGS_S)
         return finish(staging, on_progress)
 
     monkeypatch.setattr(stage.Staging, "finish", slow)
@@ -259,7 +259,7 @@ def test_memory_that_a_loop_gives_up_during_an_overlapped_copy_crashes_nothing(
         else:
             parameter.untyped_storage().resize_(0)
     gate.set()
-    assert ticket.wait(60) == (how == "rebind")
+    assert ticket.wait(HANGS_S) == (how == "rebind")
     if how == "rebind":
         other = large_state()
         engine.load_newest(other)
@@ -272,7 +272,7 @@ def test_the_files_are_plain_safetensors(start: Make) -> None:
     engine = start()
     state = make_state()
     train_step(state)
-    assert engine.save(state, step=1).wait(30)
+    assert engine.save(state, step=1).wait(HANGS_S)
     weights = load_file(engine.folder / "step-00000001" / "model.safetensors")
     assert torch.equal(weights["0.weight"], state["model"][0].weight)
     moments = load_file(engine.folder / "step-00000001" / "optim.safetensors")
@@ -292,8 +292,8 @@ def test_a_busy_writer_means_a_skipped_save_that_is_said(start: Make, tmp_path: 
         "step 2 was not saved: the save before it is still being written"
     ]
     os.kill(engine._link.writer.pid, signal.SIGCONT)
-    assert first.wait(30)
-    assert engine.save(state, step=3).wait(30)
+    assert first.wait(HANGS_S)
+    assert engine.save(state, step=3).wait(HANGS_S)
     assert list_names(engine.folder) == [Name(3), Name(1)]
 
 
@@ -306,7 +306,7 @@ def test_a_writer_stopped_by_a_signal_is_woken_when_it_holds_up_a_save(
     train_step(state)
     first = engine.save(state, step=1)
     pid = engine._link.writer.pid
-    assert engine.save(state, step=2, wait="writer").wait(60)  # nobody sends SIGCONT
+    assert engine.save(state, step=2, wait="writer").wait(HANGS_S)  # nobody sends SIGCONT
     assert first.outcome == "committed" and os.path.exists(fired)
     assert [event.text for event in engine.poll() if event.is_loud] == [
         f"the checkpoint writer (process {pid}) was stopped by a signal; waking it"
@@ -325,7 +325,7 @@ def test_a_writer_killed_around_any_call_costs_nothing(
     state = make_state()
     train_step(state)
     before = fingerprint(state)
-    assert engine.save(state, step=1).wait(60)
+    assert engine.save(state, step=1).wait(HANGS_S)
     assert fired.exists() or nth > 20, "the fault did not strike"
     events = engine.poll()
     assert ("writer_died" in kinds(events)) == fired.exists()
@@ -344,13 +344,13 @@ def test_a_disk_that_fills_while_writing_costs_one_save_and_not_the_training(
     state = make_state()
     train_step(state)
     ticket = engine.save(state, step=1)
-    assert not ticket.wait(30)
+    assert not ticket.wait(HANGS_S)
     assert ticket.why == "the disk is full"
     assert [event.text for event in engine.poll() if event.is_loud] == [
         "step 1 could not be saved: the disk is full; training continues without this checkpoint"
     ]
     assert list(path.name for path in engine.folder.iterdir() if path.name.startswith((".", "step"))) == []
-    assert engine.save(state, step=2).wait(30)
+    assert engine.save(state, step=2).wait(HANGS_S)
 
 
 def test_a_parent_that_cannot_be_synced_is_not_acknowledged_but_can_be_loaded(
@@ -361,11 +361,11 @@ def test_a_parent_that_cannot_be_synced_is_not_acknowledged_but_can_be_loaded(
     train_step(state)
     before = fingerprint(state)
     ticket = engine.save(state, step=1)
-    assert not ticket.wait(30)
+    assert not ticket.wait(HANGS_S)
     assert ticket.why == "step-00000001 is written, but its folder could not be synced"
     assert list_names(engine.folder) == [Name(1)]
     train_step(state)
-    assert engine.save(state, step=2).wait(30)
+    assert engine.save(state, step=2).wait(HANGS_S)
     other = make_state()
     (engine.folder / "step-00000002" / "manifest.json").write_text("{}")
     receipt = engine.load_newest(other)
@@ -379,7 +379,7 @@ def test_a_damaged_newest_one_is_named_set_aside_and_the_one_before_used(start: 
     for step in (1, 2):
         train_step(state)
         prints[step] = fingerprint(state)
-        assert engine.save(state, step=step, wait="writer").wait(30)
+        assert engine.save(state, step=step, wait="writer").wait(HANGS_S)
     engine.close()
     path = engine.folder / "step-00000002" / "optim.safetensors"
     data = bytearray(path.read_bytes())
@@ -396,7 +396,7 @@ def test_a_damaged_newest_one_is_named_set_aside_and_the_one_before_used(start: 
     ]
     wait_until(lambda: list_set_aside(again.folder), "the damaged one to be set aside")
     train_step(other)
-    assert again.save(other, step=2).wait(30)  # its place is free again
+    assert again.save(other, step=2).wait(HANGS_S)  # its place is free again
     assert list_names(again.folder) == [Name(2), Name(1)]
 
 
@@ -404,7 +404,7 @@ def test_with_every_one_damaged_nothing_is_started_silently_from_scratch(start: 
     engine = start()
     state = make_state()
     train_step(state)
-    assert engine.save(state, step=1).wait(30)
+    assert engine.save(state, step=1).wait(HANGS_S)
     wait_until(lambda: "verified" in kinds(engine.poll()), "the writer to read it back")
     (engine.folder / "step-00000001" / "state.json").write_text("{}")
     with pytest.raises(CannotResume) as caught:
@@ -426,7 +426,7 @@ def test_a_chosen_step_is_loaded_and_a_missing_one_refused(start: Make) -> None:
     for step in (1, 2):
         train_step(state)
         prints[step] = fingerprint(state)
-        engine.save(state, step=step, wait="writer").wait(30)
+        engine.save(state, step=step, wait="writer").wait(HANGS_S)
     other = make_state()
     receipt = engine.load_newest(other, step=1)
     assert receipt is not None and fingerprint(other) == prints[1]
@@ -440,7 +440,7 @@ def test_old_ones_go_and_the_best_and_the_multiples_stay(start: Make) -> None:
     state = make_state()
     for step in range(1, 11):
         train_step(state)
-        engine.save(state, step=step, metrics={"loss": 1.0 if step == 3 else 2.0}, wait="writer").wait(30)
+        engine.save(state, step=step, metrics={"loss": 1.0 if step == 3 else 2.0}, wait="writer").wait(HANGS_S)
     engine.close(linger_s=30)
     assert [name.step for name in list_names(engine.folder)] == [10, 9, 8, 4, 3]
     assert (engine.folder / "latest").read_text() == "step-00000010\n"
@@ -461,7 +461,7 @@ def test_a_second_trainer_on_the_same_run_is_refused(start: Make, run: RunDir) -
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert first.save(state, step=1).wait(30)
+    assert first.save(state, step=1).wait(HANGS_S)
 
 
 def test_a_forked_child_saves_nothing_and_harms_nothing(start: Make) -> None:
@@ -475,7 +475,7 @@ def test_a_forked_child_saves_nothing_and_harms_nothing(start: Make) -> None:
         engine.close()
         os._exit(0 if ticket.why == "this is a forked child of the training process" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert engine.save(state, step=1).wait(30)
+    assert engine.save(state, step=1).wait(HANGS_S)
     assert list_names(engine.folder) == [Name(1)]
 
 
@@ -484,11 +484,11 @@ def test_a_folder_deleted_under_us_is_said_and_saving_continues(start: Make) -> 
 
     engine = start()
     state = make_state()
-    assert engine.save(state, step=1).wait(30)
+    assert engine.save(state, step=1).wait(HANGS_S)
     wait_until(lambda: "verified" in kinds(engine.poll()), "the writer to read it back")
     # In one step: the writer may be writing a note into it at this moment.
     shutil.move(engine.folder, engine.folder.with_name("elsewhere"))
-    assert engine.save(state, step=2).wait(30)
+    assert engine.save(state, step=2).wait(HANGS_S)
     assert "folder_lost" in kinds(engine.poll())
     assert list_names(engine.folder) == [Name(2)]
     assert read_holder(engine.folder / LOCK).writer is not None
@@ -501,7 +501,7 @@ def test_without_memory_for_a_copy_it_saves_in_pieces_and_says_so(start: Make) -
         "odd": {"t": torch.randn(3000, 2000).t(), "z": torch.randn(7).to(torch.complex64)},
     }
     ticket = engine.save(state, step=1, overlap=True)
-    assert ticket.wait(60)
+    assert ticket.wait(HANGS_S)
     assert engine._area.arena is not None and engine._area.arena.size_bytes == 64 << 20
     assert ticket.size_bytes > 100 << 20
     assert [event.text for event in engine.poll() if event.is_loud] == [
@@ -522,8 +522,8 @@ def test_a_writer_that_dies_in_the_middle_of_pieces_loses_that_save_only(
     engine = start(available_memory=lambda: 0, writer_command=with_fault(monkeypatch, fault))
     state = {"model": nn.Linear(5000, 6000)}
     ticket = engine.save(state, step=1)
-    assert not ticket.wait(60) and ticket.why == "the writer died"
-    assert engine.save(state, step=2).wait(60)
+    assert not ticket.wait(HANGS_S) and ticket.why == "the writer died"
+    assert engine.save(state, step=2).wait(HANGS_S)
     assert list_names(engine.folder) == [Name(2)]
 
 
@@ -531,10 +531,10 @@ def test_a_state_that_grows_gets_a_larger_arena(start: Make) -> None:
     engine = start()
     state = make_state()
     engine.prepare(state)
-    assert engine.save(state, step=1).wait(30)  # no optimizer state yet
+    assert engine.save(state, step=1).wait(HANGS_S)  # no optimizer state yet
     train_step(state)
     before = fingerprint(state)
-    assert engine.save(state, step=2, wait="writer").wait(30)
+    assert engine.save(state, step=2, wait="writer").wait(HANGS_S)
     other = make_state()
     engine.load_newest(other)
     assert fingerprint(other) == before
@@ -542,7 +542,7 @@ def test_a_state_that_grows_gets_a_larger_arena(start: Make) -> None:
 
 def test_the_writer_lets_an_outgrown_arena_go_before_the_next_save(start: Make) -> None:
     engine = start()
-    assert engine.save({"w": torch.zeros(1000)}, step=1).wait(30)
+    assert engine.save({"w": torch.zeros(1000)}, step=1).wait(HANGS_S)
     maps = Path(f"/proc/{engine._link.writer.pid}/maps")
     arena = "jackline-checkpoint"
 
@@ -565,7 +565,7 @@ def test_a_state_that_cannot_be_saved_is_refused_by_name_and_the_next_one_works(
     state = make_state()
     with pytest.raises(CannotSave, match=r"counters\.bad cannot be saved: a 'object' has no state_dict"):
         engine.save({**state, "counters": {"bad": object()}}, step=1)
-    assert engine.save(state, step=1).wait(30)
+    assert engine.save(state, step=1).wait(HANGS_S)
 
 
 @pytest.mark.parametrize("is_in_pieces", [False, True])
@@ -595,7 +595,7 @@ def test_frozen_parameters_are_named_by_their_hash_and_must_be_there_at_resume(s
     engine = start(leave_out_frozen=True)
     state = make(0)
     ticket = engine.save(state, step=1, overlap=True)
-    assert ticket.wait(30) and ticket.size_bytes < 20_000
+    assert ticket.wait(HANGS_S) and ticket.size_bytes < 20_000
     again = make(0)
     with torch.no_grad():
         again["model"][1].weight.zero_()
@@ -612,7 +612,7 @@ def test_frozen_parameters_are_named_by_their_hash_and_must_be_there_at_resume(s
 def test_metrics_that_are_no_numbers_do_not_stop_a_save(start: Make) -> None:
     engine = start()
     ticket = engine.save(make_state(), step=1, metrics={"loss": float("nan"), "accuracy": 0.5})
-    assert ticket.wait(30)
+    assert ticket.wait(HANGS_S)
     manifest = verify_checkpoint(engine.folder / "step-00000001")
     assert manifest.metrics == {"accuracy": 0.5}
     assert manifest.facts["metrics_not_finite"] == {"loss": "nan"}
@@ -641,7 +641,7 @@ def test_what_would_be_lost_is_known(start: Make) -> None:
     assert engine.bounds().text() == (
         "at risk: everything since the start; if the machine is lost, everything since the start"
     )
-    engine.save(make_state(), step=1).wait(30)
+    engine.save(make_state(), step=1).wait(HANGS_S)
     engine.poll()
     text = engine.bounds().text()
     assert re.fullmatch(r"at risk: \d+\.\d s; if the machine is lost, everything since the start", text), text
@@ -658,12 +658,12 @@ def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(run: RunDir
             outcomes = []
             for step in range(1, 9):
                 ticket = engine.save(state, step=step, wait="writer")
-                ticket.wait(60)
+                ticket.wait(HANGS_S)
                 outcomes.append(ticket.outcome)
             assert outcomes == ["committed"] * 8  # older ones made room
             (run.checkpoints / "ballast").write_bytes(bytes(30 << 20))
             ticket = engine.save(state, step=9, wait="writer")
-            assert not ticket.wait(60) and ticket.why == "the disk is full"
+            assert not ticket.wait(HANGS_S) and ticket.why == "the disk is full"
             (loud,) = [event.text for event in engine.poll() if event.is_loud]
             assert re.fullmatch(
                 r"step 9 could not be saved: the disk is full \(\S+ MiB needed, \S+ MiB free\); "
@@ -672,7 +672,7 @@ def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(run: RunDir
             ), loud
             assert len(list_names(run.checkpoints)) >= 2
             (run.checkpoints / "ballast").unlink()
-            assert engine.save(state, step=10, wait="writer").wait(60)
+            assert engine.save(state, step=10, wait="writer").wait(HANGS_S)
             engine.close(linger_s=30)
             assert [name.step for name in list_names(run.checkpoints)] == [10, 8]
     except Unavailable as reason:
@@ -689,7 +689,7 @@ def test_checkpoints_on_another_device_than_the_run_are_as_good(run: RunDir, sta
         assert away.stat().st_dev != run.path.stat().st_dev
         engine = start()
         state = make_state()
-        assert engine.save(state, step=1).wait(30)
+        assert engine.save(state, step=1).wait(HANGS_S)
         other = make_state(seed=2)
         assert engine.load_newest(other) is not None and fingerprint(other) == fingerprint(state)
         engine.close()
@@ -711,7 +711,7 @@ def test_a_run_on_a_network_mount_commits_locally_and_comes_back_from_the_mount_
     assert engine.folder != run.checkpoints
     assert "is on fuse.drive, so checkpoints are committed to" in engine.poll()[0].text
     state = make_state()
-    assert engine.save(state, step=1).wait(30)
+    assert engine.save(state, step=1).wait(HANGS_S)
     wait_until(lambda: "mirrored" in kinds(engine.poll()), "the copy on the mount")
     assert not list(run.checkpoints.glob(".tmp*")) and len(list(run.checkpoints.glob("step-00000001-*"))) == 1
     engine.close()
@@ -740,7 +740,7 @@ def test_a_large_state_is_written_while_it_is_copied_and_is_exact(start: Make) -
     engine.before_change()
     with torch.no_grad():
         state["model"][0].weight.zero_()
-    assert ticket.wait(60) and ticket.size_bytes > 100 << 20
+    assert ticket.wait(HANGS_S) and ticket.size_bytes > 100 << 20
     other = large_state()
     engine.load_newest(other)
     assert fingerprint(other) == before
@@ -756,7 +756,7 @@ def test_a_writer_killed_while_it_takes_a_large_state_costs_nothing(
     before = fingerprint(state)
     ticket = engine.save(state, step=1, overlap=True)
     engine.before_change()
-    assert ticket.wait(60) and fired.exists()
+    assert ticket.wait(HANGS_S) and fired.exists()
     other = large_state()
     engine.load_newest(other)
     assert fingerprint(other) == before
@@ -769,9 +769,9 @@ def test_an_error_while_a_large_state_comes_in_fails_that_save_only(
     state = large_state()
     ticket = engine.save(state, step=1, overlap=True)
     engine.before_change()
-    assert not ticket.wait(60) and ticket.why == "the disk is full"
+    assert not ticket.wait(HANGS_S) and ticket.why == "the disk is full"
     assert list_names(engine.folder) == []
-    assert engine.save(state, step=2, overlap=True).wait(60)
+    assert engine.save(state, step=2, overlap=True).wait(HANGS_S)
 
 
 def test_a_torn_copy_of_a_large_state_is_cancelled_at_the_writer(
@@ -787,22 +787,22 @@ def test_a_torn_copy_of_a_large_state_is_cancelled_at_the_writer(
     def slow(over: HandOver, address: int) -> None:
         up_to(over, address)
         begun.set()
-        gate.wait(10)
+        gate.wait(HANGS_S)
 
     engine = start()
     state = large_state()
-    assert engine.save(state, step=1).wait(60)
+    assert engine.save(state, step=1).wait(HANGS_S)
     monkeypatch.setattr(HandOver, "up_to", slow)
     ticket = engine.save(state, step=2, overlap=True)
     engine._pending = None  # a loop that forgets
-    assert begun.wait(30)
+    assert begun.wait(HANGS_S)
     with torch.no_grad():
         for tensor in state["model"].parameters():
             tensor.add_(1)
     gate.set()
-    assert not ticket.wait(60)
+    assert not ticket.wait(HANGS_S)
     assert list_names(engine.folder) == [Name(1)]
-    assert engine.save(state, step=3, wait="writer").wait(60)
+    assert engine.save(state, step=3, wait="writer").wait(HANGS_S)
     assert not list(engine.folder.glob(".tmp*"))
 
 
@@ -814,7 +814,7 @@ def test_a_disk_that_refuses_o_direct_after_all_is_written_through_the_cache(
     state = large_state()
     ticket = engine.save(state, step=1, overlap=True)
     engine.before_change()
-    assert ticket.wait(60)
+    assert ticket.wait(HANGS_S)
     other = large_state()
     engine.load_newest(other)
     assert fingerprint(other) == fingerprint(state)

@@ -20,6 +20,7 @@ from jackline.checkpoint.staging.stage import Stager
 from jackline.checkpoint.state.capture import Source, capture
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import fingerprint, make_state, train_step
+from tests.deadline import HANGS_S
 
 PLENTY = 1 << 50
 WAYS = ["whole", "bounce", "none"]
@@ -186,7 +187,7 @@ def test_what_was_gathered_comes_back_bit_for_bit(start: Any, way: str, overlap:
         before = fingerprint(state)
         ticket = engine.save(state, step=step, overlap=overlap)
         train_step(state, engine.before_change)
-        assert ticket.wait(30)
+        assert ticket.wait(HANGS_S)
         other = make_state(seed=3)
         engine.load_newest(other)
         assert fingerprint(other) == before
@@ -201,11 +202,11 @@ def test_the_memory_taken_on_the_gpu_is_said_and_given_back_when_it_runs_short(s
     assert [event.text for event in engine.poll() if event.kind == "gpu_memory"] == [
         "saves keep a copy of the state on the GPU (3.9 KiB), so training does not wait for the bus"
     ]
-    assert engine.save(state, step=1, overlap=True).wait(30)
+    assert engine.save(state, step=1, overlap=True).wait(HANGS_S)
     free[0] = 10
     train_step(state, engine.before_change)
     before = fingerprint(state)
-    assert engine.save(state, step=2, overlap=True).wait(30)
+    assert engine.save(state, step=2, overlap=True).wait(HANGS_S)
     assert [event.text for event in engine.poll() if event.kind == "gpu_memory"] == [
         "GPU memory is short: gave back the 3.9 KiB that saves had taken of it",
         "saves gather small tensors on the GPU (2.0 KiB)",
@@ -224,11 +225,11 @@ def test_a_loop_that_ran_out_of_gpu_memory_gets_the_copy_back(start: Any) -> Non
     ticket = engine.save(state, step=1, overlap=True)
     assert engine.give_back_gpu_memory() > 3000 and engine.give_back_gpu_memory() == 0
     train_step(state, engine.before_change)
-    assert ticket.wait(30)
+    assert ticket.wait(HANGS_S)
     other = make_state(seed=3)
     engine.load_newest(other)
     assert fingerprint(other) == before
-    assert engine.save(state, step=2, overlap=True).wait(30)
+    assert engine.save(state, step=2, overlap=True).wait(HANGS_S)
     engine.load_newest(other)
     assert fingerprint(other) == fingerprint(state)
 
@@ -259,6 +260,6 @@ def test_on_a_real_gpu_every_way_saves_the_state_of_the_call_while_training_cont
         ticket = engine.save(state, step=step, overlap=overlap, wait="writer")
         for _ in range(3):
             train()
-        assert ticket.wait(30)
+        assert ticket.wait(HANGS_S)
         engine.load_newest(state)
         assert fingerprint(state) == before

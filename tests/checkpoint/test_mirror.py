@@ -185,7 +185,7 @@ def test_a_run_comes_back_on_an_empty_machine_from_its_mirror_alone(run: RunDir,
     state = make_state()
     for step in (1, 2, 3):
         train_step(state)
-        assert engine.save(state, step=step, wait="writer").wait(60)
+        assert engine.save(state, step=step, wait="writer").wait(HANGS_S)
     texts: list[str] = []
 
     def has_heard() -> bool:
@@ -216,7 +216,7 @@ def test_an_engine_with_a_mirror_fetches_what_it_does_not_have(run: RunDir, tmp_
     far = str(tmp_path / "far")
     engine = CheckpointEngine(run, EngineSettings(mirror=far, mirror_every_s=0.1))
     state = make_state()
-    assert engine.save(state, step=5).wait(60)
+    assert engine.save(state, step=5).wait(HANGS_S)
     engine.close()
     wait_until(lambda: read_uploads(run.checkpoints).get(Name(5)), "the last upload after the close")
     before = fingerprint(state)
@@ -244,7 +244,7 @@ def test_a_broken_mirror_is_said_and_delays_nothing_and_is_tried_again(run: RunD
     far.write_text("a file where a folder should be")
     engine = CheckpointEngine(run, EngineSettings(mirror=str(far), mirror_every_s=0.1))
     state = make_state()
-    assert engine.save(state, step=1).wait(60)
+    assert engine.save(state, step=1).wait(HANGS_S)
     texts: list[str] = []
 
     def hears(part: str) -> bool:
@@ -252,7 +252,7 @@ def test_a_broken_mirror_is_said_and_delays_nothing_and_is_tried_again(run: RunD
         return any(part in text for text in texts)
 
     wait_until(lambda: hears("the mirror cannot be reached: "), "the trouble to be said")
-    assert engine.save(state, step=2, wait="writer").wait(60)
+    assert engine.save(state, step=2, wait="writer").wait(HANGS_S)
     far.unlink()
     wait_until(lambda: hears("to the mirror (confirmed)"), "the mirror to try again")
     engine.close()
@@ -261,14 +261,14 @@ def test_a_broken_mirror_is_said_and_delays_nothing_and_is_tried_again(run: RunD
 def test_a_hanging_mirror_delays_no_save_and_no_end(run: RunDir, tmp_path: Path) -> None:
     engine = CheckpointEngine(run, EngineSettings(mirror=str(tmp_path / "far"), mirror_every_s=0.1))
     state = make_state()
-    assert engine.save(state, step=1).wait(60)
+    assert engine.save(state, step=1).wait(HANGS_S)
     wait_until(lambda: mirror_lives(run), "the mirror to start")
     holder = read_holder(run.checkpoints / MIRROR_LOCK).writer
     assert holder is not None
     os.kill(holder.pid, signal.SIGSTOP)
     try:
         for step in range(2, 6):
-            assert engine.save(state, step=step, wait="writer").wait(60)
+            assert engine.save(state, step=step, wait="writer").wait(HANGS_S)
         engine.close()
     finally:
         os.kill(holder.pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ import torch
 
 from jackline.checkpoint.staging import moves as module
 from jackline.checkpoint.staging.moves import Move, Moving
+from tests.deadline import HANGS_S
 
 
 @pytest.fixture(autouse=True)
@@ -77,14 +78,14 @@ def test_over_waits_for_the_last_part_of_the_slowest(monkeypatch: pytest.MonkeyP
     def slow_at_first(part: Move) -> None:
         if part[0] == target.data_ptr():
             has_begun.set()
-            assert may_go.wait(30)
+            assert may_go.wait(HANGS_S)
         ctypes.memmove(*part)
 
     monkeypatch.setattr(module, "_move", slow_at_first)
     moving = Moving(moves)
     slow = threading.Thread(target=moving.help)
     slow.start()
-    assert has_begun.wait(30)
+    assert has_begun.wait(HANGS_S)
     moving.help()
     assert not moving.over.is_set()
     may_go.set()
@@ -125,7 +126,7 @@ def test_while_another_thread_is_alive_a_copy_at_once_is_of_one_instant() -> Non
 
     other = threading.Thread(target=write)
     other.start()
-    assert has_begun.wait(30)
+    assert has_begun.wait(HANGS_S)
     try:
         for _ in range(20):
             assert module.has_other_threads()

@@ -33,6 +33,7 @@ from jackline.checkpoint.writer.retention import left_behind_to_delete
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import write_small
+from tests.deadline import HANGS_S
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ class hold:
         return self.process
 
     def __exit__(self, *_: object) -> None:
-        self.process.communicate("\n", timeout=30)
+        self.process.communicate("\n", timeout=HANGS_S)
 
 
 def dying_at(number: int, run: RunDir, text: str) -> bool:

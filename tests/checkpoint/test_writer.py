@@ -126,14 +126,14 @@ def test_trainer_and_writer_killed_together_around_any_call_leave_all_or_nothing
     first = LightTrainer(folder, SIZE)
     assert (first.save(1) or {})["event"] == "committed"
     first.writer.send({"op": "close"})
-    assert first.writer.wait_end(30)
+    assert first.writer.wait_end(HANGS_S)
     first.writer.let_go()
     fired = tmp_path / "fired"
     monkeypatch.setenv("FAULT", kill_at(nth, when, fired=str(fired)).to_json())  # type: ignore[arg-type]
     second = LightTrainer(folder, SIZE, FAULTY)
     second.writer.send(second.stage(2), state_json(2))
     wait_until(fired.exists, "the writer to be killed")
-    second.writer.wait_end(30)
+    second.writer.wait_end(HANGS_S)
     second.writer.let_go()
     found = newest_whole(folder)
     assert found is not None and found[0] in (1, 2) and is_right(found[1], found[0], SIZE)
@@ -172,7 +172,7 @@ def test_sigterm_lets_a_writer_finish_what_is_staged_and_end(
     wait_until_stopped(trainer.writer.pid)
     os.kill(trainer.writer.pid, signal.SIGTERM)
     os.kill(trainer.writer.pid, signal.SIGCONT)
-    assert trainer.writer.wait_end(30)
+    assert trainer.writer.wait_end(HANGS_S)
     trainer.writer.let_go()
     assert newest_whole(tmp_path / "c") == (1, tmp_path / "c" / "step-00000001")
 
@@ -196,7 +196,7 @@ def test_half_a_message_of_a_dead_trainer_is_no_save(tmp_path: Path) -> None:
     ours.sendall(b'\x40\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00{"op":')
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert writer.wait(30) == 0  # although the socket is still open, as in a forked data worker
+    assert writer.wait(HANGS_S) == 0  # although the socket is still open, as in a forked data worker
     ours.close()
     assert list_names(tmp_path / "c") == []
 
@@ -206,7 +206,7 @@ def test_what_was_saved_is_read_back_and_noted(tmp_path: Path) -> None:
     for step in range(1, 6):
         assert (trainer.save(step) or {})["event"] == "committed"
     trainer.writer.send({"op": "close"})
-    assert trainer.writer.wait_end(30)
+    assert trainer.writer.wait_end(HANGS_S)
     trainer.writer.let_go()
     notes = read_notes(tmp_path / "c", STATUS)
     assert sorted(notes) == [Name(3), Name(4), Name(5)]
@@ -220,7 +220,7 @@ def test_a_bit_that_flips_before_it_is_read_back_keeps_the_older_ones_from_going
     for step in range(1, 4):
         assert (trainer.save(step) or {})["event"] == "committed"
     trainer.writer.send({"op": "close"})
-    trainer.writer.wait_end(30)
+    trainer.writer.wait_end(HANGS_S)
     trainer.writer.let_go()
     path = tmp_path / "c" / "step-00000003" / "model.safetensors"
     data = bytearray(path.read_bytes())
@@ -232,7 +232,7 @@ def test_a_bit_that_flips_before_it_is_read_back_keeps_the_older_ones_from_going
     assert report is not None and report["why"] == "model.safetensors has wrong bytes between 0 B and 52.8 KiB"
     assert (again.save(4) or {})["event"] == "committed"
     again.writer.send({"op": "close"})
-    again.writer.wait_end(30)
+    again.writer.wait_end(HANGS_S)
     again.writer.let_go()
     assert list_names(tmp_path / "c") == [Name(4), Name(2), Name(1)]
 
@@ -251,7 +251,7 @@ def test_a_clock_that_jumped_back_only_means_reading_again(tmp_path: Path) -> No
     trainer = LightTrainer(tmp_path / "c", SIZE)
     assert (trainer.save(1) or {})["event"] == "committed"
     trainer.writer.send({"op": "close"})
-    trainer.writer.wait_end(30)
+    trainer.writer.wait_end(HANGS_S)
     trainer.writer.let_go()
     from jackline.checkpoint.format.catalogue import write_notes
 
@@ -307,7 +307,7 @@ def test_the_writer_and_all_it_needs_import_neither_torch_nor_numpy() -> None:
         f"for name in {names!r}: importlib.import_module('jackline.checkpoint.' + name)\n"
         "print(sorted({'torch', 'numpy', 'safetensors', 'fsspec', 'asyncio', 'multiprocessing'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 

@@ -96,7 +96,7 @@ def _one_life(checkpoints: Path, acks: Path, victim: str, rng_state: random.Rand
         with contextlib.suppress(ProcessLookupError):
             os.kill(writer.pid, signal.SIGKILL)
     try:
-        process.wait(10)  # a trainer whose writer is gone ends by itself
+        process.wait(HANGS_S)  # a trainer whose writer is gone ends by itself
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

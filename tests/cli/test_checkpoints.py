@@ -14,6 +14,7 @@ from jackline.cli.commands.checkpoints import _is_deleted, command
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import write_small
+from tests.deadline import HANGS_S
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_an_export_is_loaded_by_the_three_lines_it_prints(
 
     state = make_state()
     engine = CheckpointEngine(run)
-    assert engine.save(state, step=1).wait(60)
+    assert engine.save(state, step=1).wait(HANGS_S)
     engine.close()
     monkeypatch.chdir(tmp_path)
     lines = shown(call("export", "--out", "away")).split("\n")

@@ -92,7 +92,9 @@ def test_a_script_in_an_environment_without_jackline_is_told_what_to_install(cor
     script = tmp_path / "train.py"
     script.write_text("import jackline\n")
     python = tmp_path / "plain" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "plain")], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "plain")], check=True, timeout=HANGS_S
+    )
     code, out, err = call(core, "doctor", "--", str(python), str(script), cwd=tmp_path)
     assert code == 1, err
     assert f"hint: {python} -m pip install 'jackline[train]'" in out

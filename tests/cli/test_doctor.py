@@ -34,6 +34,7 @@ from jackline.machine.readings import (
     MemoryReading,
     Protection,
 )
+from tests.deadline import HANGS_S
 
 GIB = 2**30
 PYTHON = sys.executable
@@ -193,7 +194,7 @@ def test_a_command_that_is_not_there_is_a_usage_error() -> None:
 )
 def test_as_a_real_process(words: list[str], code: int, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "jackline", *words], capture_output=True, text=True, timeout=120, cwd=tmp_path
+        [sys.executable, "-m", "jackline", *words], capture_output=True, text=True, timeout=HANGS_S, cwd=tmp_path
     )
     assert done.returncode == code, done.stdout + done.stderr
     if code == 2:
@@ -279,7 +280,7 @@ def test_ctrl_c_ends_the_child_too_and_is_no_verdict(tmp_path: Path) -> None:
         assert (tmp_path / "fifo").read_text() == "here"
         os.killpg(process.pid, signal.SIGINT)
         try:
-            output, talk = process.communicate(timeout=60)
+            output, talk = process.communicate(timeout=HANGS_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # else leaving the block would wait for it
             raise

@@ -20,6 +20,7 @@ from jackline.checkpoint.mirror.bundle import pack_run
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name, identify
 from jackline.rundir.run_file import read_run_file, write_run_file
+from tests.deadline import HANGS_S
 from tests.rundir.made import make_run, write_exit, write_start, write_state
 from tests.shell import Shell, wait_for
 
@@ -158,7 +159,7 @@ def test_at_a_terminal_the_question_is_answered_with_yes_or_no(shell: Shell, tra
             env=shell.env,
             cwd=shell.work,
             capture_output=True,
-            timeout=120,
+            timeout=HANGS_S,
         )
         assert b"execute this?" in done.stdout, done
         assert trap.exists() is is_executed

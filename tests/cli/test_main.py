@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from jackline.cli.main import cli
+from tests.deadline import HANGS_S
 from tests.rundir.made import make_run
 
 
 def jackline(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "jackline", *words], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "jackline", *words], cwd=folder, capture_output=True, text=True, timeout=HANGS_S
     )
 
 
@@ -83,7 +84,7 @@ def test_a_reader_that_went_away_is_no_error(words: tuple[str, ...], tmp_path: P
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=HANGS_S,
         )
     finally:
         os.close(writer)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jackline.memory.plan.gpus import detect_gpu
+from tests.deadline import HANGS_S
 
 MODEL = """
 import torch
@@ -36,7 +37,7 @@ def needs_a_gpu():
 
 def jackline(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "jackline", "plan", *words]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=cwd, timeout=240)
+    return subprocess.run(argv, capture_output=True, text=True, cwd=cwd, timeout=HANGS_S)
 
 
 @pytest.fixture

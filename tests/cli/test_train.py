@@ -17,6 +17,7 @@ from jackline.trainer.config import TrainConfig
 from jackline.trainer.recipe import RECIPES, load_recipe
 from jackline.trainer.report.settings_text import help_text
 from tests.data.corpora import make_texts
+from tests.deadline import HANGS_S
 from tests.shell import Shell, wait_for
 from tests.zoo import JACKLINE
 
@@ -150,7 +151,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(
             stdin=subprocess.DEVNULL,
             stdout=writer,
             stderr=subprocess.PIPE,
-            timeout=120,
+            timeout=HANGS_S,
         )
     finally:
         os.close(writer)

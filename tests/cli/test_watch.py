@@ -15,6 +15,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify
 from jackline.rundir.run_file import describe_run, write_run_file
 from jackline.rundir.status import read_status
+from tests.deadline import HANGS_S
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def begin(run: RunDir, child: ProcessId) -> None:
 
 def watch(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "jackline", "watch", *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "jackline", "watch", *words], capture_output=True, text=True, timeout=HANGS_S
     )
 
 

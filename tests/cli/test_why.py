@@ -29,6 +29,7 @@ from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import identify
 from jackline.rundir.run_file import describe_run, write_run_file
 from jackline.supervisor.hang.verdict import Verdict
+from tests.deadline import HANGS_S
 from tests.supervisor.hanging import LOCK_ABBA, SLEEP_LOOP, Hanging, hanging, running, wait_until
 
 NOTHING = "the log is empty: the command has printed nothing at all (Python's buffering is switched off here)"
@@ -41,7 +42,7 @@ def why(*words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=120,
+        timeout=HANGS_S,
     )
 
 
@@ -530,7 +531,7 @@ def test_the_evidence_of_a_verdict_can_be_shown_and_kept(tmp_path: Path) -> None
     kept = tmp_path / "case.json"
     with hanging(tmp_path / "p", LOCK_ABBA, waits="lock") as program:
         command = [sys.executable, "-m", "jackline", "why", "--pid", str(program.pid), "--for", "3s", "--evidence"]
-        done = subprocess.run([*command, "--save-case", str(kept)], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*command, "--save-case", str(kept)], capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     assert "STUCK, as far as" in done.stdout
     assert "they wait for each other" in done.stdout

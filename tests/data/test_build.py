@@ -37,6 +37,7 @@ from tests.data.corpora import (
     write_zst,
 )
 from tests.data.far_end import FarEnd, serving
+from tests.deadline import HANGS_S
 
 
 def files_of(cache: Cache) -> dict[str, bytes]:
@@ -156,7 +157,7 @@ def test_killed_at_random_instants_the_cache_comes_out_bit_by_bit_the_same(tmp_p
     chosen, num_kills, num_commits_found = random.Random(11), 0, 0
     for _ in range(40):
         child = start_preparing(spec, settings, kill_at=chosen.randrange(5, 30))
-        _, said = child.communicate(timeout=120)
+        _, said = child.communicate(timeout=HANGS_S)
         if child.returncode == 0:
             break
         assert child.returncode == -signal.SIGKILL, said.decode()
@@ -202,7 +203,7 @@ def test_two_processes_build_one_cache_together(tmp_path: Path) -> None:
     spec = spec_of(write_jsonl(tmp_path / "a.jsonl", texts), era_tokens=1 << 16)
     settings = CacheSettings(root=tmp_path / "cache")
     children = [start_preparing(spec, settings) for _ in range(3)]
-    said = [child.communicate(timeout=120)[1].decode() for child in children]
+    said = [child.communicate(timeout=HANGS_S)[1].decode() for child in children]
     assert [child.returncode for child in children] == [0, 0, 0], said
     cache = open_cache_folder(cache_folder(spec, settings))
     assert np.array_equal(all_tokens(cache), expected_bytes(texts))
@@ -328,7 +329,10 @@ def test_a_limit_on_the_size_of_files_is_said_and_nothing_is_lost(tmp_path: Path
     request = {"spec": spec.to_json(), "settings": settings.to_json(), "rebuild": False, "as_json": True}
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, -1)); {START}"
     done = subprocess.run(
-        [sys.executable, "-c", limited, "prepare", json.dumps(request)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", limited, "prepare", json.dumps(request)],
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
     )
     assert done.returncode == 1
     folder = cache_folder(spec, settings)

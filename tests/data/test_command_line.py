@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from tests.data.corpora import all_tokens, expected_bytes, make_texts, open_cache_folder, write_jsonl
+from tests.deadline import HANGS_S
 
 JACKLINE = [sys.executable, "-c", "from jackline.cli.main import main; main()", "data"]
 
 
 def run(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*JACKLINE, *map(str, words)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*JACKLINE, *map(str, words)], capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == code, done.stderr
     return done
 
@@ -118,14 +119,14 @@ def test_ctrl_c_keeps_what_was_done_and_says_so(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in" / "a.jsonl", make_texts(20_000, 150))
     words = ["prepare", str(tmp_path / "in"), "--tokenizer", "bytes", "--cache-dir", str(tmp_path / "cache")]
     child = subprocess.Popen([*JACKLINE, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_S
     while not list((tmp_path / "cache").glob("*/era-*")) and time.monotonic() < deadline:
         time.sleep(0.005)
     # As a terminal does it: to the whole group.
     import os
 
     os.killpg(child.pid, signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=HANGS_S)
     assert child.returncode == 130
     assert said.splitlines()[-1] == "stopped; what was tokenised is kept, the same command resumes from there"
     assert prepared(tmp_path)["documents"] == 20_000
@@ -212,7 +213,7 @@ def test_whoever_stops_listening_is_no_error(tmp_path: Path) -> None:
     child = subprocess.Popen([*JACKLINE, "show", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.close()
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=HANGS_S)
     assert said == b""
 
 
@@ -235,7 +236,7 @@ def test_on_a_terminal_one_line_is_rewritten(tmp_path: Path) -> None:
             break
         seen += part
     os.close(ours)
-    assert child.wait(60) == 0
+    assert child.wait(HANGS_S) == 0
     first, *rest = seen.decode().split("\r\n")
     assert first.startswith("\rlist 0 files")
     assert rest[0].startswith("cache     ")

@@ -18,6 +18,7 @@ import pytest
 from jackline.data.sources.hub import Listings, parse_hub_url
 from jackline.errors import UsageError
 from tests.data.corpora import jsonl_bytes, make_texts
+from tests.deadline import HANGS_S
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is part of the train extra")
 
@@ -128,7 +129,7 @@ def read_in_child(hub: Hub, url: str, tmp_path: Path) -> Any:
     # The hub's client reads its address when it is imported, so it needs a process of its own.
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, url], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", CHILD, url], capture_output=True, text=True, env=environment, timeout=HANGS_S
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -164,7 +165,7 @@ def test_a_busy_hub_is_asked_again_and_a_missing_data_set_is_not(hub: Hub, tmp_p
     assert read_in_child(hub, "hf://datasets/some/set/data/a/1.jsonl", tmp_path)[2] == make_texts(3)
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
     command = [sys.executable, "-c", CHILD, "hf://datasets/no/such/a.jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS_S)
     assert "error: cannot list hf://datasets/no/such/a.jsonl: " in done.stderr
     assert (
         "hint: a private data set needs `hf auth login` or HF_TOKEN; without network use a local copy" in done.stderr
@@ -192,7 +193,7 @@ def test_a_whole_build_asks_for_every_folder_once(hub: Hub, tmp_path: Path) -> N
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "JACKLINE_DATA": str(tmp_path)}
     words = ["data", "prepare", "hf://datasets/some/set/data/**/*.jsonl", "--tokenizer", "bytes"]
     command = [sys.executable, "-m", "jackline", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     assert trees(hub) == ["data", "data/a", "data/b"]
 
@@ -205,7 +206,7 @@ def test_a_folder_wanted_by_several_threads_is_asked_for_once_and_trouble_is_eve
     def answer() -> list[Any]:
         asked.append(threading.current_thread().name)
         is_asked.set()
-        assert may_answer.wait(60)
+        assert may_answer.wait(HANGS_S)
         if len(asked) == 1:
             raise OSError("the line went dead")
         return ["a", "b"]
@@ -220,13 +221,13 @@ def test_a_folder_wanted_by_several_threads_is_asked_for_once_and_trouble_is_eve
 
     first = threading.Thread(target=want, name="first")
     first.start()
-    assert is_asked.wait(60)
+    assert is_asked.wait(HANGS_S)
     others = [threading.Thread(target=want, name="other") for _ in range(3)]
     for thread in others:
         thread.start()
     may_answer.set()
     for thread in (first, *others):
-        thread.join(60)
+        thread.join(HANGS_S)
     assert asked == ["first", "other"]
     assert sorted(found, key=str) == [["a", "b"]] * 3 + ["the line went dead"]
 

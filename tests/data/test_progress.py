@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from jackline.data.progress import Board, Progress, describe, ticking
+from tests.deadline import HANGS_S
 
 
 def test_a_rate_and_the_time_to_go_come_of_the_last_seconds() -> None:
@@ -67,5 +68,5 @@ def test_a_long_call_does_not_silence_the_reports() -> None:
             enough.set()
 
     with ticking(Board(report), every_s=0.02):
-        assert enough.wait(30)  # the main thread does nothing else all this time
+        assert enough.wait(HANGS_S)  # the main thread does nothing else all this time
     assert len(seen) >= 6

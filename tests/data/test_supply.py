@@ -25,6 +25,7 @@ from jackline.errors import JacklineError
 from jackline.rundir.atomic import read_json, write_json
 from jackline.rundir.lock import RunLock
 from tests.data.corpora import build_cache, make_texts, spec_of, write_jsonl
+from tests.deadline import HANGS_S
 
 SETTINGS = LoaderSettings(seq_len=64, batch_size=8, seed=3, epochs=2)
 
@@ -178,13 +179,13 @@ def test_the_tokeniser_stays_a_few_eras_ahead(tmp_path: Path) -> None:
         wait_until(lambda: is_era_ready(data.cache, 2))
         assert isinstance(data.supply, BackgroundSupply)
         assert data.supply._process is not None
-        assert data.supply._process.wait(60) == 0
+        assert data.supply._process.wait(HANGS_S) == 0
         assert {int(path.name[4:9]) for path in data.cache.folder.glob("era-*.tok")} == {0, 1, 2}
         assert not data.cache.ledger.is_sealed
 
 
 def wait_until(is_there: Any) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS_S
     while not is_there():
         assert time.monotonic() < deadline
         time.sleep(0.01)

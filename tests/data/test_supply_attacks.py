@@ -27,6 +27,7 @@ from jackline.rundir.atomic import write_json
 from jackline.rundir.process_id import identify
 from tests.data.corpora import make_texts, spec_of, write_jsonl
 from tests.data.test_supply import SETTINGS, corpus, same, wait_until, whole_cache_batches
+from tests.deadline import HANGS_S
 
 
 def test_a_stopped_tokeniser_is_named_and_does_not_hold_the_end_up(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_stopped_tokeniser_is_named_and_does_not_hold_the_end_up(tmp_path: Pat
     words = f"is stopped by a signal: `kill -CONT {process.pid}` lets it continue"
     wait_until(lambda: any(report.detail.endswith(words) for report in reports))
     loader.close()
-    reading.join(timeout=60)
+    reading.join(timeout=HANGS_S)
     assert not reading.is_alive()
     assert process.poll() is not None
 
@@ -179,7 +180,7 @@ def test_reader_and_builder_killed_in_turn_give_the_same_batches(tmp_path: Path)
         num_builders_killed += is_killed
         if target < len(ready):
             child.send_signal(signal.SIGKILL)
-        child.wait(60)
+        child.wait(HANGS_S)
     found = [json.loads(line)["hash"] for line in log.read_text().splitlines()]
     assert num_builders_killed >= 1
     assert found == [hashlib.sha256(batch.tokens.tobytes()).hexdigest() for batch in ready]

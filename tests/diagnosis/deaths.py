@@ -10,6 +10,7 @@ from typing import Any
 
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from tests.deadline import HANGS_S
 
 GIB = 1 << 30
 
@@ -45,7 +46,7 @@ def run_script(folder: Path, code: str, *arguments: str, **facts: Any) -> Eviden
 
 def run_command(argv: list[str], *, cwd: Path, **facts: Any) -> Evidence:
     done = subprocess.run(
-        argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
+        argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=HANGS_S
     )
     code = done.returncode
     return evidence(

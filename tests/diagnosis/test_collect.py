@@ -13,6 +13,7 @@ import pytest
 from jackline.diagnosis.deaths.collect import oom_delta, read_fault_text, tail_lines
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.machine.readings import OomCounters
+from tests.deadline import HANGS_S
 from tests.diagnosis.deaths import evidence
 
 
@@ -98,7 +99,7 @@ def test_a_real_crash_is_placed_by_what_faulthandler_wrote(tmp_path: Path, name:
     script = tmp_path / "train.py"
     script.write_text(CRASH.format(signal=name))
     process = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL)
-    assert process.wait(60) == -getattr(signal, name)
+    assert process.wait(HANGS_S) == -getattr(signal, name)
     text = read_fault_text(tmp_path, [process.pid, 1])
     assert text.startswith("Fatal Python error: ")
     assert text.count("in crash") == 1  # not the dump that was asked for

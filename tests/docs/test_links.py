@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.deadline import HANGS_S
+
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)|!\[[^\]\n]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -22,7 +24,7 @@ FOR_CONTRIBUTORS = ("CONTRIBUTING.md", "SECURITY.md", "CHANGES.md", "README.md",
 def documents() -> tuple[Path, ...]:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S,
     )  # fmt: skip
     if listed.returncode == 0:
         return tuple(ROOT / name for name in sorted(listed.stdout.split()) if (ROOT / name).exists())

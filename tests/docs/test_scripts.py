@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import HANGS_S
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "scripts").iterdir())
 
@@ -25,5 +27,5 @@ def test_a_script_can_be_started_says_what_it_does_and_stops_at_an_error(path: P
     assert os.access(path, os.X_OK)
     assert lines[0] == "#!/usr/bin/env bash" and lines[1].startswith("# ")
     assert "set -euo pipefail" in lines
-    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, timeout=HANGS_S)
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,6 +17,7 @@ from jackline.machine.gpu.vendors import nvidia
 from jackline.machine.gpu.vendors.nvidia import parse_smi
 from jackline.machine.gpu.watch import GpuUse, find_source, is_hanging, read_gpus, uses_a_gpu
 from jackline.machine.readings import GpuProcess, GpuReading
+from tests.deadline import HANGS_S
 from tests.machine.conftest import wait_until
 
 GPU_MODELS = """\
@@ -100,7 +101,7 @@ def test_a_driver_that_hangs_costs_one_deadline_and_one_thread(smi: Path) -> Non
     gate_again = threading.Thread(target=lambda: gate.write_text("go\n"), daemon=True)
     gate_again.start()  # the second question of the same call
     assert wait_until(lambda: not is_hanging(), "the driver to answer")
-    gate_again.join(20)
+    gate_again.join(HANGS_S)
 
 
 def test_a_failing_program_gives_no_gpus(smi: Path) -> None:

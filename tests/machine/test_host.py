@@ -77,7 +77,7 @@ def test_a_process_bound_to_one_cpu_has_one(tmp_path: Path) -> None:
     first = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, {{{first}}})\nfrom jackline.machine.host import effective_cpus\n"
     code += "print(effective_cpus() <= 1)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S)
     assert done.stdout == "True\n", done.stderr
 
 

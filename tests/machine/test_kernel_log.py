@@ -13,6 +13,7 @@ import pytest
 from jackline.machine import kernel_log
 from jackline.machine.kernel_log import can_read_kernel_log, find_kills, read_kernel_kills
 from jackline.machine.readings import KernelKill
+from tests.deadline import HANGS_S
 from tests.machine.conftest import Start, TestCgroup, wait_until
 
 SUMMARY = (
@@ -52,7 +53,7 @@ def test_other_lines_are_no_kills() -> None:
 def die_of_memory(start: Start, cgroup: TestCgroup) -> int:
     cgroup.set_limit(60 * 2**20)
     child = start(cgroup.join_code() + "print('ready'); block = bytearray(300 * 2**20)")
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(HANGS_S) == -signal.SIGKILL
     return child.pid
 
 
@@ -84,7 +85,7 @@ def test_a_log_that_is_not_ours_to_read_gives_nothing() -> None:
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(isinstance(read_kernel_kills(0), tuple), can_read_kernel_log() in (True, False))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S)
     assert done.stdout == "True True\n", done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jackline.machine.memory import effective_limit, read_memory, read_oom_counters, read_pss, shm_free_bytes
 from jackline.machine.readings import MemoryLimit, OomCounters
+from tests.deadline import HANGS_S
 from tests.machine.conftest import Start, TestCgroup, wait_until
 
 GIB = 2**30
@@ -233,7 +234,7 @@ def test_a_real_kill_by_the_kernel_is_counted_in_the_cgroup(start: Start, cgroup
     assert child.stdin is not None
     child.stdin.write("go\n")
     child.stdin.flush()
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(HANGS_S) == -signal.SIGKILL
     after = wait_until(
         lambda: (c := read_oom_counters(child.pid, cgroup=before.cgroup)).cgroup_kills != before.cgroup_kills and c,
         "a kill",

@@ -14,6 +14,7 @@ import pytest
 
 from jackline.machine import net
 from jackline.machine.net import far_address, parse_ss, tree_sockets
+from tests.deadline import HANGS_S
 from tests.machine.conftest import Start, wait_until
 
 
@@ -139,5 +140,5 @@ def test_far_addresses_are_read_from_the_kernels_hexadecimal_tables() -> None:
 def test_ss_really_prints_what_we_read() -> None:
     if not shutil.which("ss"):
         pytest.skip("ss is not installed")
-    done = subprocess.run(["ss", "-tineH"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["ss", "-tineH"], capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ from jackline.machine.protections import (
     try_reading_a_process,
 )
 from jackline.machine.readings import Protection
+from tests.deadline import HANGS_S
 
 NAMES = ["py-spy", "ptrace", "oom counters", "kernel log", "pss", "shared memory", "line buffering", "gpu"]
 
@@ -37,7 +38,7 @@ def test_reading_somebody_elses_process_is_refused() -> None:
         "exec(_TRY_READ)"
     )
     tried = [sys.executable, "-c", code, str(os.getpid())]
-    done = subprocess.run(tried, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(tried, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("PermissionError: [Errno 13] Permission denied: '/proc/")
 
@@ -52,7 +53,7 @@ def test_where_py_spy_works_reading_a_process_works(tmp_path: Path) -> None:
         assert target.stdout is not None
         target.stdout.readline()
         done = subprocess.run(
-            [program, "dump", "--nonblocking", "--pid", str(target.pid)], capture_output=True, timeout=60
+            [program, "dump", "--nonblocking", "--pid", str(target.pid)], capture_output=True, timeout=HANGS_S
         )
     finally:
         target.kill()

@@ -19,6 +19,7 @@ from jackline.machine.proc import list_threads, read_wait
 from jackline.machine.procfs import read_text
 from jackline.machine.readings import Wait
 from jackline.machine.waits import classify_wchan
+from tests.deadline import HANGS_S
 from tests.machine.conftest import Start, wait_until
 
 READY = "print('ready')\n"
@@ -295,7 +296,9 @@ def test_without_the_right_to_look_the_answer_is_unknown_and_not_an_error(start:
         "print(read_wait(pid)); r = read_process(pid); print(r.wait, r.read_bytes, r.state)\n"
         "print(open_files(pid), read_environ(pid))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(child.pid)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(child.pid)], capture_output=True, text=True, timeout=HANGS_S
+    )
     unknown = str(Wait("unknown"))
     assert done.stdout.splitlines() == [unknown, f"{unknown} 0 S", "[] {}"], done.stderr
 

@@ -21,6 +21,7 @@ from jackline.memory.guard.host import (
     smaller_settings,
     trim_host_memory,
 )
+from tests.deadline import HANGS_S
 from tests.places import Unavailable, memory_cgroup
 
 EATER = Path(__file__).with_name("eater.py")
@@ -156,7 +157,7 @@ def eat(tmp_path: Path, *, limit: str, save_mb: int) -> tuple[int, str]:
             assert eater.stdin is not None and eater.stdout is not None
             assert eater.stdout.readline() == "ready\n"
             (group / "cgroup.procs").write_text(str(eater.pid))
-            output, _ = eater.communicate("go\n", timeout=120)
+            output, _ = eater.communicate("go\n", timeout=HANGS_S)
         return eater.returncode, output
 
 

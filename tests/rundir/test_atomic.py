@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jackline.rundir.atomic import drop_spares, keep_spares, read_json, write_json, write_whole
+from tests.deadline import HANGS_S
 
 
 def test_a_file_is_replaced_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_reader_never_sees_a_mixture_even_when_the_writer_is_killed(tmp_path: 
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
     try:
         seen: set[int] = set()
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + HANGS_S
         while len(seen) < 30 and time.monotonic() < deadline_s:
             if path.exists():
                 value = json.loads(path.read_bytes())

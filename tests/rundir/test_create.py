@@ -15,6 +15,7 @@ from jackline.rundir.create import claim_run, find_existing, is_unfinished
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock
 from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file
+from tests.deadline import HANGS_S
 from tests.rundir.made import make_run, write_exit
 
 HINT = "choose another place"
@@ -78,7 +79,7 @@ def contents(run: RunDir, *argv: str) -> RunFile:
 @pytest.mark.parametrize("how", ["making", "healing", "abandoning"])
 def test_a_creator_killed_at_any_line_leaves_a_name_that_the_next_start_can_have(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", EVERY_LINE, str(tmp_path), how], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", EVERY_LINE, str(tmp_path), how], capture_output=True, text=True, timeout=HANGS_S
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 40, "the creator was hardly killed at all"

@@ -81,7 +81,7 @@ class Nursery:
     def close(self) -> None:
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.close()
-        self._server.wait(30)
+        self._server.wait(ENDS_WITHIN_S)
         self._server.stdout.close()
 
     def _read(self, key: str, what: str, timeout_s: float) -> int:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from jackline.session.saving.changes import compare_programs, describe_program
+from tests.deadline import HANGS_S
 from tests.faults import PAYLOAD, kill_at
 from tests.session.nursery import EVERY_SAVE, ROOT, Nursery
 
@@ -325,7 +326,7 @@ show()
     for runs, die, code in (("a", "1", -9), ("a", "", 0), ("b", "", 0)):
         done = subprocess.run(
             [sys.executable, "gpu.py"], env={**env, "DIE": die, "JACKLINE_RUNS": str(tmp_path / runs)},
-            capture_output=True, text=True, timeout=200, cwd=tmp_path,
+            capture_output=True, text=True, timeout=HANGS_S, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
         outputs.append(done.stdout)
@@ -690,7 +691,7 @@ show()
     for runs, extra, code in (("a", {"DIE": "1"}, -9), ("a", {"STOP": "1"}, 75), ("a", {}, 0), ("b", {}, 0)):
         done = subprocess.run(
             [sys.executable, str(path)], env={**env, **extra, "JACKLINE_RUNS": str(tmp_path / runs)},
-            capture_output=True, text=True, timeout=120, cwd=tmp_path,
+            capture_output=True, text=True, timeout=HANGS_S, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
         outputs.append(done.stdout)

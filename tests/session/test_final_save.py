@@ -71,7 +71,7 @@ def command(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     code = "from jackline.cli.main import main; main()"
     env = {**os.environ, "JACKLINE_RUNS": str(tmp_path / "runs"), "XDG_STATE_HOME": str(tmp_path / "state")}
     return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=240
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=HANGS_S
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jackline.session.settings import DEFAULT_VERDICTS, VERDICTS, Settings
+from tests.deadline import HANGS_S
 from tests.session.guide import TEXT, before_and_after, find_block
 from tests.session.nursery import ROOT, Nursery
 
@@ -57,7 +58,9 @@ def test_every_command_of_the_guide_works(tmp_path: Path) -> None:
     commands = find_block("", "jackline run").splitlines()
     outputs = []
     for command in commands:
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=200)
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=HANGS_S
+        )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         outputs.append(done.stdout + done.stderr)
     assert "finished" in outputs[1]

@@ -21,6 +21,7 @@ from jackline.rundir.layout import RunDir
 from jackline.session.feeds.choose import choose_feed
 from jackline.session.memory.host import HostMemory, SaveCost, loading_of, settings_to_start_with, use_less
 from jackline.session.settings import Settings
+from tests.deadline import HANGS_S
 from tests.memory.test_host_guard import Growing
 from tests.places import Unavailable, memory_cgroup
 from tests.session.nursery import ROOT
@@ -60,7 +61,7 @@ def jackline(folder: Path, *words: str, **more: str) -> subprocess.CompletedProc
     env = {**os.environ, "JACKLINE_RUNS": str(folder / "runs"), "XDG_STATE_HOME": str(folder / "state"), **more}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "jackline", *words]
-    return subprocess.run(command, env=env, cwd=folder, text=True, capture_output=True, timeout=240)
+    return subprocess.run(command, env=env, cwd=folder, text=True, capture_output=True, timeout=HANGS_S)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from jackline.session.phase import Phase
 from jackline.supervisor.output.progress import Progress, parse_protocol
+from tests.deadline import HANGS_S
 
 
 @pytest.fixture
@@ -26,7 +27,9 @@ def run_script(script: str, raw: Path, *, out: Path | None = None, **env: str) -
     """Run `script` with fd 1 and 2 on raw.out (fd 1 on `out` if given); returns what raw.out holds."""
     environment = {**os.environ, "JACKLINE_RUN_DIR": str(raw.parents[2]), "JACKLINE_ATTEMPT": "1", **env}
     with open(raw, "ab") as both, open(out or raw, "ab") as first:
-        done = subprocess.run([sys.executable, "-c", script], stdout=first, stderr=both, env=environment, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=first, stderr=both, env=environment, timeout=HANGS_S
+        )
     assert done.returncode == 0, raw.read_bytes().decode()
     return raw.read_bytes()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import HANGS_S
 from tests.session.nursery import Nursery
 from tests.session.test_attach import HEAD, final, killed_and_whole
 
@@ -198,7 +199,7 @@ print("child" if not child else "parent", run.step, flush=True)
 if not child: os._exit(0)
 show()
 """
-    ended = nursery.start(HEAD + script, [], tmp_path).wait(60.0)
+    ended = nursery.start(HEAD + script, [], tmp_path).wait(HANGS_S)
     assert ended.code == 0, ended.output
     assert "child 12\n" in ended.output and "parent 12\n" in ended.output
     off = "[jackline] checkpoints are off: this is a forked child of the training process\n"
@@ -252,7 +253,7 @@ show()
 def test_a_disk_that_cannot_be_written_is_named(nursery: Nursery, tmp_path: Path, disk: Path) -> None:
     runs = {"JACKLINE_RUNS": str(disk)}
     assert nursery.run(HEAD + LOOP, [], tmp_path, {**runs, "DIE": "1"}).code == -9
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + HANGS_S
     while subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
         assert time.monotonic() < deadline_s, "the dead attempt's writer never let the disk go"
         time.sleep(0.1)

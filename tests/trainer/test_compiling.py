@@ -102,7 +102,7 @@ def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=200,
+        timeout=HANGS_S,
         check=True,
     )
     kept = tmp_path / "run" / "compiled" / "plain"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import HANGS_S
+
 KEEPING = """
 import gc, os, sys
 from jackline.trainer.startup.process import keep_bytecode, without_collecting
@@ -38,7 +40,7 @@ def start(package: Path, **more: str) -> list[str]:
     environment = {**kept, "PYTHONPATH": path, "XDG_CACHE_HOME": str(package.parents[1] / "home"), **more}
     command = [sys.executable, "-c", KEEPING]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+        command, env=environment, capture_output=True, text=True, check=True, timeout=HANGS_S
     ).stdout.splitlines()
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.deadline import HANGS_S
+
 ENDING = """
 import atexit, sys, threading, time
 from jackline.trainer.startup.process import leave
@@ -46,7 +48,7 @@ leave(0)
 
 def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 def test_what_is_registered_and_begun_is_finished_but_the_interpreter_is_not_taken_apart(tmp_path: Path) -> None:

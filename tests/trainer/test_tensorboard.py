@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from jackline.rundir.layout import RunDir
 from jackline.session.metrics import tensorboard
 from jackline.session.metrics.tensorboard import Board, Curves, event_files, few_of_each
+from tests.deadline import HANGS_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
@@ -98,7 +99,7 @@ def test_a_kill_in_the_middle_leaves_a_file_that_is_read_and_gone_on_with(tmp_pa
         "for step in range(1, 6): board.add(step, {'loss': 1.0})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=HANGS_S)
     assert done.returncode == -signal.SIGKILL
     (file,) = event_files(tmp_path)
     whole = file.read_bytes()

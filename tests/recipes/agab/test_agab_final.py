@@ -18,6 +18,7 @@ from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affini
 from jackline.recipes.agab.final import _load_best, _write_lines, write_predictions
 from jackline.rundir.layout import RunDir
 from jackline.trainer.report.console import Console
+from tests.deadline import HANGS_S
 from tests.recipes.agab.data.planted import write_small
 
 
@@ -71,7 +72,7 @@ def test_a_best_head_with_a_flipped_bit_is_not_used(tmp_path: Path, capsys: pyte
     best = nn.Linear(3, 2)
     engine = CheckpointEngine(run_dir, EngineSettings())
     engine.save({"model": best}, step=5, metrics={})
-    engine.close(timeout_s=60)
+    engine.close(timeout_s=HANGS_S)
     run: Any = SimpleNamespace(values={"best_step": 5}, step=9)
     head = nn.Linear(3, 2)
     parts: Any = SimpleNamespace(learner=SimpleNamespace(model=head))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.data.test_hub import SHA, Hub, hub
+from tests.deadline import HANGS_S
 
 __all__ = ["hub"]
 NEWER = "fedcba9876543210fedcba9876543210fedcba98"
@@ -35,7 +36,7 @@ print(json.dumps([chunks, loader.state()]))
 def read(hub: Hub, folder: Path, state: dict[str, Any], count: int) -> tuple[list[Any], dict[str, Any]]:
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret", "HF_HOME": str(folder)}
     command = [sys.executable, "-c", CHILD, json.dumps(state), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     chunks, after = json.loads(done.stdout)
     return chunks, after

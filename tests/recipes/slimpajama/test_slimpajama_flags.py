@@ -15,6 +15,7 @@ from jackline.errors import EXIT_USAGE, UsageError
 from jackline.recipes.slimpajama.recipe import SLIMPAJAMA, SlimpajamaConfig
 from jackline.trainer.config import Resolved, config_text, resolve, resolve_words
 from tests.data.corpora import make_texts, write_zst
+from tests.deadline import HANGS_S
 from tests.session.nursery import Nursery
 
 SCRIPT = Path(__file__).with_name("streaming.py")
@@ -165,7 +166,7 @@ def test_the_command_line_refuses_with_code_2_before_anything_is_started(tmp_pat
         [*command, "--checkpoint_dir", str(tmp_path / "runs"), "--no-checkpoint"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_S,
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
     )
     assert done.returncode == EXIT_USAGE

@@ -19,6 +19,7 @@ from jackline.recipes.agab.data.mirrored import copy_in, copy_out, files_of
 from jackline.recipes.agab.data.prepared import AffinityData, AffinitySettings, cache_keys, prepare_affinity
 from jackline.recipes.agab.data.shards import list_shards
 from jackline.rundir.lock import RunLock
+from tests.deadline import HANGS_S
 from tests.faults import Fault, fail_at, kill_at
 from tests.recipes.agab.data.encode_program import SHARD_ROWS
 from tests.recipes.agab.data.planted import write_planted
@@ -52,7 +53,7 @@ def run(table: Path, cache: Path, fault: Fault | None = None) -> subprocess.Comp
     command = [sys.executable, "-m", "tests.recipes.agab.data.encode_program", str(table), str(cache)]
     environment = fault.in_child(os.environ) if fault else dict(os.environ)
     return subprocess.run(
-        command, env=environment, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=120
+        command, env=environment, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=HANGS_S
     )
 
 
@@ -144,7 +145,7 @@ def test_two_processes_at_once_encode_every_sequence_once(
     both = [
         subprocess.Popen(command, cwd=Path(__file__).parents[4], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
+    said = [process.communicate(timeout=HANGS_S)[0].splitlines()[-1] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1]
     assert contents(tmp_path) == undisturbed
@@ -162,7 +163,7 @@ def test_who_waits_says_for_whom(table: Path, undisturbed: dict[str, bytes], tmp
         wanted = f"waiting for process {os.getpid()}, which writes {key}\n"
         assert next(line for line in process.stdout if line.startswith("waiting")) == wanted
         lock.release()
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=HANGS_S) == 0
     assert contents(tmp_path) == undisturbed
 
 

@@ -17,6 +17,7 @@ from jackline.recipes.agab.data import language_models
 from jackline.recipes.agab.data.encoders import open_encoder
 from jackline.recipes.agab.data.language_models import LanguageModelEncoder, load_model
 from jackline.recipes.agab.data.weights import find_weights
+from tests.deadline import HANGS_S
 
 torch = pytest.importorskip("torch", reason="language models need torch")
 transformers = pytest.importorskip("transformers", reason="language models need transformers")
@@ -226,7 +227,9 @@ def test_a_model_of_the_hub_is_taken_from_this_machines_disk_without_a_network(
         "HF_HUB_CACHE": str(tmp_path / "hub"),
         "HF_HUB_OFFLINE": "1",
     }
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, env=environment
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == f"Exscientia/IgT5 {commit}-first-1022 (1, 16)", done.stderr
     assert lines[1].startswith("error: cannot get facebook/esm2_t6_8M_UR50D from the hub: ")

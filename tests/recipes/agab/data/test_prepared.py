@@ -13,6 +13,7 @@ import pytest
 from jackline.recipes.agab.data import features, prepared
 from jackline.recipes.agab.data.pairs import Hashes
 from jackline.recipes.agab.data.prepared import AffinitySettings, prepare_affinity, unique_rows
+from tests.deadline import HANGS_S
 from tests.recipes.agab.data.planted import planted_rule, spearman, write_planted, write_small
 
 
@@ -68,7 +69,7 @@ def test_long_work_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def slow(self: Any, sequences: list[bytes], moved: Any) -> Any:
         moved(240)
-        assert shown.wait(60)
+        assert shown.wait(HANGS_S)
         return original(self, sequences, moved)
 
     def say(line: str) -> None:
