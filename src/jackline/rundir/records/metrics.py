@@ -20,6 +20,7 @@ MAX_NAME = 60
 # A file is read in portions, so that a long one never needs much memory at once.
 _PORTION_BYTES = 4 << 20
 _SAMPLE_BYTES = 8 << 10
+MAX_SERIES_BYTES = 256 << 20  # some three million lines; a larger file would fill the memory of the reader
 _FACTS = frozenset({"step", "epoch", "at_s", "is_guessed"})
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -97,7 +98,7 @@ class PrintedMetrics:
             self._writer = None
 
 
-def read_series(run: RunDir, *, max_bytes: int | None = None) -> tuple[Series, ...]:
+def read_series(run: RunDir, *, max_bytes: int = MAX_SERIES_BYTES) -> tuple[Series, ...]:
     """Every metric of a run; from the session where it logged any of that name, else from what was printed. Of a file
     with more than `max_bytes` only parts are read, evenly spread from its beginning to its end."""
     found: dict[str, Series] = {}
@@ -108,7 +109,7 @@ def read_series(run: RunDir, *, max_bytes: int | None = None) -> tuple[Series, .
     return tuple(found.values())
 
 
-def _read_file(path: Path, source: str, max_bytes: int | None) -> dict[str, Series]:
+def _read_file(path: Path, source: str, max_bytes: int) -> dict[str, Series]:
     points: dict[str, list[Point]] = {}
     guessed: dict[str, bool] = {}
     for portion in _portions(path, max_bytes):
@@ -120,12 +121,12 @@ def _read_file(path: Path, source: str, max_bytes: int | None) -> dict[str, Seri
     return {name: Series(name, tuple(values), source, guessed[name]) for name, values in points.items()}
 
 
-def _portions(path: Path, max_bytes: int | None) -> Iterator[Lines]:
+def _portions(path: Path, max_bytes: int) -> Iterator[Lines]:
     try:
         size = path.stat().st_size
     except OSError:
         return
-    if max_bytes is not None and size > max_bytes:
+    if size > max_bytes:
         count = max(2, max_bytes // _SAMPLE_BYTES)
         for number in range(count):
             # A portion begins and ends inside of a line, and such a line is left out.
