@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from jackline.checkpoint.format.verify import read_manifest
 from tests.deadline import read_best_name
 from tests.session.nursery import Nursery
-from tests.session.test_integrations import IMPORTS, is_installed, needs
+from tests.session.test_integrations import needs
 
 pytestmark = pytest.mark.xdist_group("integrations")
 
@@ -69,10 +68,8 @@ trainer.fit(Module(), jackline.Loader(data, 2), torch.utils.data.DataLoader(data
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    found = Nursery(*(module for module in IMPORTS.values() if is_installed(module)))
-    yield found
-    found.close()
+def nursery(framework_nursery: Nursery) -> Nursery:
+    return framework_nursery
 
 
 def read_best(folder: Path, metric: str) -> tuple[int, float]:

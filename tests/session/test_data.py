@@ -21,6 +21,18 @@ MAP_STYLE = [
     "weighted", "replacement", "subset", "distributed", "buckets", "restless", "batches",
     "noise-none", "noise-torch", "noise-numpy", "noise-python", "noise-all", "noise-own", "noise-late",
 ]  # fmt: skip
+# Told apart by nothing that another mode does not have: noise-all draws from all three generators, and each of these
+# samplers is in tests/session/test_samplers.py too.
+ALIKE = (
+    "droplast",
+    "sequential",
+    "replacement",
+    "subset",
+    "noise-none",
+    "noise-torch",
+    "noise-numpy",
+    "noise-python",
+)
 STREAMS = ["stream", "blind", "self", "list"]
 
 
@@ -57,7 +69,9 @@ def run_killed(nursery: Nursery, mode: str, workers: list[int], folder: Path) ->
     return read_seen(folder), last_line(ended.output), ended.output
 
 
-@pytest.mark.parametrize("mode", MAP_STYLE)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.slow if mode in ALIKE else ()) for mode in MAP_STYLE]
+)
 def test_map_style_data_go_on_with_any_number_of_workers(mode: str, nursery: Nursery, tmp_path: Path) -> None:
     wanted, weights = run_whole(nursery, mode, 0, tmp_path / "whole")
     found, found_weights, output = run_killed(nursery, mode, [2, 0, 1], tmp_path)

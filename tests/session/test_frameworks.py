@@ -9,15 +9,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.session.framework_torture import IMPORTS, SCRIPTS, Bench, Cell, read_result
+from tests.session.framework_torture import SCRIPTS, Bench, Cell, read_result
 from tests.session.nursery import EVERY_SAVE, Ended, Nursery
-from tests.session.test_integrations import is_installed, needs
+from tests.session.test_integrations import needs
 
 pytestmark = pytest.mark.xdist_group("integrations")
 # Some cells each: both accumulations, workers, a kill and a stop at the end of an epoch, and what people add.
@@ -70,10 +69,8 @@ def few(cells: dict[str, tuple[Cell, ...]], count: int) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    found = Nursery(*(module for module in IMPORTS.values() if is_installed(module)))
-    yield found
-    found.close()
+def nursery(framework_nursery: Nursery) -> Nursery:
+    return framework_nursery
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,11 +110,8 @@ IMPORTS = {"transformers": "transformers", "lightning": "lightning.pytorch", "ac
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One process imports all three, which takes longer than the training; each script is a fork of it."""
-    found = Nursery(*(module for module in IMPORTS.values() if is_installed(module)))
-    yield found
-    found.close()
+def nursery(framework_nursery: Nursery) -> Nursery:
+    return framework_nursery
 
 
 @pytest.fixture(scope="module")

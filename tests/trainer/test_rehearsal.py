@@ -23,11 +23,16 @@ from jackline.trainer.planning.rehearsal import _remembered, rehearse_step, reme
 from jackline.trainer.report.console import Console
 from jackline.trainer.validate.validation import Validation
 
+pytestmark = pytest.mark.xdist_group("rehearsal")  # one task for all of them
 
-@pytest.fixture
-def task(corpus: Path, tmp_path: Path) -> Iterator[LanguageTask]:
+
+@pytest.fixture(scope="module")
+def task(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageTask]:
+    """Rehearsals leave no trace in it."""
     words = ["--quick", "seq_len=16", "batch_size=8", "max_steps=3", f"data={corpus / 'text'}"]
-    made = build_language(resolve("demo", [*words, f"data_dir={corpus / 'data'}"]).config, Console(), tmp_path)
+    made = build_language(
+        resolve("demo", [*words, f"data_dir={corpus / 'data'}"]).config, Console(), tmp_path_factory.mktemp("run")
+    )
     yield made
     made.close()
 
