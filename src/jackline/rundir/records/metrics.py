@@ -20,6 +20,7 @@ MAX_NAME = 60
 # A file is read in portions, so that a long one never needs much memory at once.
 _PORTION_BYTES = 4 << 20
 _SAMPLE_BYTES = 8 << 10
+_MAX_SAMPLES = 1024  # each opens the file
 MAX_SERIES_BYTES = 256 << 20  # some three million lines; a larger file would fill the memory of the reader
 _FACTS = frozenset({"step", "epoch", "at_s", "is_guessed"})
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -127,10 +128,11 @@ def _portions(path: Path, max_bytes: int) -> Iterator[Lines]:
     except OSError:
         return
     if size > max_bytes:
-        count = max(2, max_bytes // _SAMPLE_BYTES)
+        each = max(_SAMPLE_BYTES, max_bytes // _MAX_SAMPLES)
+        count = max(2, max_bytes // each)
         for number in range(count):
             # A portion begins and ends inside of a line, and such a line is left out.
-            yield read_lines(path, (size - _SAMPLE_BYTES) * number // (count - 1), max_bytes=_SAMPLE_BYTES)
+            yield read_lines(path, (size - each) * number // (count - 1), max_bytes=each)
         return
     offset = 0
     while (portion := read_lines(path, offset, max_bytes=_PORTION_BYTES)).next_offset != offset:
