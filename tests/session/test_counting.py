@@ -6,7 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+from jackline.errors import UsageError
+from jackline.session.stepping import Stepper
 from tests.session.nursery import EVERY_SAVE, Nursery
 from tests.session.test_attach import HEAD, final
 
@@ -273,3 +276,15 @@ def test_a_loop_that_counts_its_epochs_is_told_before_it_writes_a_file_twice(
 ) -> None:
     ended = nursery.run(HEAD + EPOCHS, [], tmp_path)
     assert ended.output.count("this loop counts its epochs itself: after a resume") == 1, ended.output
+
+
+def test_an_optimizer_without_places_for_hooks_is_refused_in_words() -> None:
+    """Lookahead wrappers never call Optimizer.__init__: attach ended with an AttributeError of torch."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    with pytest.raises(UsageError, match=r"^Wrapper does not call Optimizer\.__init__, so its steps cannot"):
+        Stepper({"optimizer": Wrapper(inner)}, None)

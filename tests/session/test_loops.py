@@ -16,7 +16,6 @@ for module in MODULES:
     importlib.import_module(module)
 SOME = {
     "SAM by hand": "equal",
-    "a wrapper without Optimizer.__init__": "equal",
     "WGAN with clipping and n_critic": "equal",
     "accumulation by run.batch": "equal",
     "EMA swapped in for validation": "equal",

@@ -23,15 +23,18 @@ _SHORT = 16
 _version = operator.attrgetter("_version")
 
 
-def complete_hooks(optimizer: Optimizer) -> None:
-    """Give it the places for hooks that Optimizer.__init__ makes: wrappers such as Lookahead often do not call that.
+def refuse_hookless(optimizer: Optimizer) -> None:
+    """Raise for an optimizer that never called Optimizer.__init__, as some wrappers do: its steps cannot be seen.
 
-    It is what torch itself does for an optimizer that comes out of an older pickle.
+    torch could be made to add the places for hooks. But the `load_state_dict` of the wrappers known so far separates
+    their parameter groups from those of the optimizer inside, and what they save from then on is out of date.
     """
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
-        if not hasattr(optimizer, "defaults"):
-            optimizer.defaults = {}
-        Optimizer.__setstate__(optimizer, {})
+        name = type(optimizer).__name__
+        raise UsageError(
+            f"{name} does not call Optimizer.__init__, so its steps cannot be counted",
+            hint=f"call super().__init__(params, defaults) in {name}.__init__, or use one that does",
+        )
 
 
 class Stepper:
@@ -55,7 +58,7 @@ class Stepper:
         self._num_counted = len(counted)
         for number, team in enumerate(counted):
             for optimizer in team:
-                complete_hooks(optimizer)
+                refuse_hookless(optimizer)
                 self._handles.append(optimizer.register_step_pre_hook(self._on_begin))
                 self._handles.append(optimizer.register_step_post_hook(self._on_end(number)))
         self._rng_state = RngState()

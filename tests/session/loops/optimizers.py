@@ -66,41 +66,6 @@ def _with_scheduler(make: Any) -> Any:
     return train
 
 
-class Anchored(torch.optim.Optimizer):
-    """Pulls the weights back every third step. Like many wrappers it never calls Optimizer.__init__."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner = inner
-        self.param_groups = inner.param_groups
-        self.state = {p: {"anchor": p.detach().clone()} for group in self.param_groups for p in group["params"]}
-        self.count = 0
-
-    def step(self, closure: Any = None) -> Any:
-        loss = self.inner.step(closure)
-        self.count += 1
-        if self.count % 3 == 0:
-            for weight, own in self.state.items():
-                weight.data.lerp_(own["anchor"], 0.5)
-                own["anchor"].copy_(weight.detach())
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        anchors = [own["anchor"] for own in self.state.values()]
-        return {"inner": self.inner.state_dict(), "anchors": anchors, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state["inner"])
-        self.count = state["count"]
-        for own, anchor in zip(self.state.values(), state["anchors"], strict=True):
-            own["anchor"].copy_(anchor)
-
-
-OPTIMIZERS["a wrapper without Optimizer.__init__"] = lambda p: Anchored(torch.optim.Adam(p, 0.01))
-
-
 for _name, _make in OPTIMIZERS.items():
     SHAPES[_name] = Shape(_name, _with_optimizer(_make))
 for _name, _make in SCHEDULERS.items():
