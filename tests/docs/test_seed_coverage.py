@@ -120,7 +120,8 @@ def find_problem(place: str) -> str:
     name, *words = place.split()[1:]
     if name not in COMMANDS:
         return f"{place}: there is no such command"
-    command: click.Command = import_module(COMMANDS[name][0]).command
+    module = import_module(COMMANDS[name][0])
+    command: click.Command = getattr(module, "command", None) or getattr(module, name)
     options = options_of(command)
     if isinstance(command, ListByDefault):
         options |= options_of(command.commands["list"])

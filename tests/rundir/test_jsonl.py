@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jackline.rundir.jsonl import JsonlWriter, read_last, read_lines
+from jackline.rundir.jsonl import JsonlWriter, end_of, read_last, read_lines
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 RECORDS = st.lists(st.dictionaries(st.text(max_size=8), VALUES, max_size=4), max_size=8)
@@ -142,3 +142,14 @@ def test_a_disk_that_takes_only_part_of_a_line_leaves_no_part(tmp_path: Path) ->
     writer.close()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"first": 1}, {"third": 3}]
     assert path.stat().st_size == read_lines(path).next_offset
+
+
+@pytest.mark.parametrize(
+    ("text", "offset"),
+    [(b"", 0), (b'{"a": 1}\n', 9), (b'{"a": 1}\n{"b"', 9), (b'{"b"', 0), (b"x" * (3 << 20), 3 << 20)],
+    ids=["empty", "whole", "torn", "one torn line", "a line without end"],
+)
+def test_a_reader_of_what_comes_begins_behind_the_last_whole_line(text: bytes, offset: int, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(text)
+    assert end_of(tmp_path / "lines") == offset
+    assert end_of(tmp_path / "none") == 0

@@ -18,6 +18,7 @@ from jackline.rundir.access.writing import open_own
 
 MAX_LINE_BYTES = 1 << 20
 _BLOCK = 1 << 16
+_TAIL_BYTES = 1 << 20
 
 
 class JsonlWriter:
@@ -86,6 +87,17 @@ def read_lines(path: Path, offset: int = 0, *, max_bytes: int = 64 << 20) -> Lin
         else:
             records.append(record)
     return Lines(tuple(records), offset + end, num_damaged)
+
+
+def end_of(path: Path) -> int:
+    """The offset behind the last complete line, for a reader that wants only what comes; a long file is not read."""
+    try:
+        size = path.stat().st_size
+        start = max(0, size - _TAIL_BYTES)
+        found = read_part(path, start, _TAIL_BYTES).rfind(b"\n")
+    except OSError:
+        return 0
+    return start + found + 1 if found >= 0 else size if start else 0
 
 
 def read_last(path: Path, count: int) -> tuple[dict[str, Any], ...]:

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 @click.command(short_help="A ready file for Slurm, SkyPilot or Kubernetes.")
 @click.argument("scheduler", type=click.Choice(list(_FORMS)))
 @click.option("--name", help="Name of the job and of its runs; default: the script's name.")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines to ask for.")
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="GPUs of each node.")
 @click.option("--time-limit", type=SOME_TIME, default="24h", show_default=True, help="Of one job; it is requeued.")
 @click.option(

@@ -11,7 +11,7 @@ from jackline.cli.text.clock import clock
 from jackline.cli.text.paint import Tone
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view.live_line import Line, evaluation, live_line
-from jackline.rundir.jsonl import read_last, read_lines
+from jackline.rundir.jsonl import end_of, read_last, read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.session import SessionRecord
@@ -35,12 +35,8 @@ class Notes:
     def __init__(self, run: RunDir, attempt: int, *, from_start: bool) -> None:
         self._path = run.supervisor_events
         self._attempt = attempt
-        self._offset = 0
-        self._has_begun = False
-        if not from_start:
-            self._has_begun = True
-            while (lines := read_lines(self._path, self._offset)).next_offset > self._offset:
-                self._offset = lines.next_offset
+        self._offset = 0 if from_start else end_of(self._path)
+        self._has_begun = not from_start
 
     def read(self, now_s: float) -> list[Line]:
         """New texts. An old one is printed with the time when it was written."""
