@@ -286,5 +286,5 @@ def test_an_optimizer_without_places_for_hooks_is_refused_in_words() -> None:
             self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
 
     inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    with pytest.raises(UsageError, match=r"^Wrapper does not call Optimizer\.__init__, so its steps cannot"):
+    with pytest.raises(UsageError, match=r"Wrapper does not call Optimizer\.__init__, so its steps cannot"):
         Stepper({"optimizer": Wrapper(inner)}, None)
