@@ -522,7 +522,7 @@ def test_a_writer_that_dies_in_the_middle_of_pieces_loses_that_save_only(
     engine = start(available_memory=lambda: 0, writer_command=with_fault(monkeypatch, fault))
     state = {"model": nn.Linear(5000, 6000)}
     ticket = engine.save(state, step=1)
-    assert not ticket.wait(HANGS_S) and ticket.why == "the writer died"
+    assert not ticket.wait(HANGS_S) and ticket.why == "the writer was lost"
     assert engine.save(state, step=2).wait(HANGS_S)
     assert list_names(engine.folder) == [Name(2)]
 
