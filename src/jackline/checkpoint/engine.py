@@ -28,7 +28,7 @@ from typing import Any, Literal
 from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
 from jackline.checkpoint.mirror.store import open_store
-from jackline.checkpoint.place import choose_place
+from jackline.checkpoint.place import Place, choose_place
 from jackline.checkpoint.staging.area import StagingArea, available_bytes
 from jackline.checkpoint.staging.gather import GpuCopies
 from jackline.checkpoint.staging.handover import Job
@@ -61,6 +61,7 @@ class EngineSettings:
     """
 
     keep: Keep = field(default_factory=Keep)
+    place: Place | None = None  # where to commit; None: the run's own folder for checkpoints
     mirror: str | None = None
     mirror_every_s: float = 300.0
     disk_budget: int | None = None  # bytes that the whole run may take
@@ -82,7 +83,7 @@ class CheckpointEngine:
 
     def __init__(self, run: RunDir, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
-        place = choose_place(run)
+        place = self.settings.place or choose_place(run)
         self.folder = place.folder
         self.mirror = self.settings.mirror or place.mirror
         self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time of its capture

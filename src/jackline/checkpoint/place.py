@@ -39,3 +39,11 @@ def away_from(run: RunDir, filesystem: str) -> Place:
     folder = state_folder() / "checkpoints" / f"{run.name}-{short}"
     why = f"{run.path} is on {filesystem}, so checkpoints are committed to {folder} and copied there"
     return Place(folder, str(run.path.parent), why)
+
+
+def rescue_place(run: RunDir) -> Place:
+    """Where rescued states of this run are committed: `rescue`, or beside its checkpoints on the local disk."""
+    place = choose_place(run)
+    if place.folder == run.checkpoints:
+        return Place(run.rescued, None)
+    return Place(place.folder.with_name(f"{place.folder.name}-rescue"), None, place.why)

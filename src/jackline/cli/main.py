@@ -42,6 +42,7 @@ COMMANDS = {
     "report": ("jackline.cli.pages.report", "One file that tells what a run did; for a failure, a post-mortem."),
     "send": ("jackline.cli.programs.send", "Metrics to Prometheus, W&B, MLflow; messages to ntfy, Slack, a webhook."),
     "stop": ("jackline.cli.commands.stop", "Save and end."),
+    "rescue": ("jackline.cli.rescue.command", "Save the state of a running script that never saved."),
     "resume": ("jackline.cli.commands.resume", "Resume a run that stopped or crashed."),
     "sweep": ("jackline.cli.models.sweep", "Train every combination of some settings; a table at the end."),
     "fork": ("jackline.cli.models.fork", "A new run from a checkpoint of another, with other settings."),

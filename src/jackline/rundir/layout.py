@@ -13,6 +13,7 @@ MAX_RANKS = 4096
 MAX_DIGITS = 9
 _ATTEMPT, _SESSION, _INCIDENT = ("", ""), ("session-", ".json"), ("incident-", ".txt")  # around a number
 _RANK = ("rank-", ".json")
+_RESCUE = ("rescue-", ".json")
 LIVE_VARIABLE = "JACKLINE_LIVE"  # set by the supervisor where viewers draw the signs of life
 DISK_BUDGET_VARIABLE = "JACKLINE_DISK_BUDGET"  # bytes; from the supervisor to a session
 
@@ -111,6 +112,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def rescued(self) -> Path:
+        """Checkpoints that Jackline took of a script which had not asked for any."""
+        return self.path / "rescue"
 
     @property
     def memory_file(self) -> Path:
@@ -238,6 +244,17 @@ class AttemptDir:
     def case_file(self) -> Path:
         """The samples of the newest verdict that was no progress, to be replayed."""
         return self.path / "case.json"
+
+    def rescue_file(self, pid: int) -> Path:
+        """Written by a process of the command: its newest rescue."""
+        return self.path / f"rescue-{pid}.json"
+
+    def list_rescues(self) -> list[Path]:
+        return _numbered(self.path, _RESCUE)
+
+    def rescue_door(self, pid: int) -> Path:
+        """A FIFO through which a process is asked to rescue its state; made after its first optimizer step."""
+        return self.stacks / f"ask.{pid}"
 
     def incident(self, number: int) -> Path:
         return self.path / f"incident-{number}.txt"

@@ -295,7 +295,7 @@ class Supervisor:
             self.stop_requested_by = "time limit"
             self.stopping = Stopping("time-limit", self.options.grace_s)
             self.events.emit("note", words)
-        if self.stopping is None:
+        if self.stopping is None or watch.rescuing.holds(self.stopping, now_s):
             return
         self.stopping, step = next_step(self.stopping, now_s)
         if step is not None:

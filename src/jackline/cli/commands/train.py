@@ -46,6 +46,8 @@ _NOT_ASKED: dict[str, Any] = {
     "tty": False,
     "split_streams": False,
     "all_ranks": False,
+    "rescue_every": None,
+    "no_rescue": True,  # a recipe saves by itself
 }
 
 

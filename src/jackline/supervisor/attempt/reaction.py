@@ -19,11 +19,30 @@ from jackline.supervisor.attempt.stopping import Step
 from jackline.supervisor.child.process import Command
 
 _MAX_SOURCE_BYTES = 1 << 20
+_HANDLES_SIGTERM = re.compile(rb"\bSIGTERM\b")
 _HANDLES_CTRL_C = re.compile(rb"except\s*\(?[^\n:]*\bKeyboardInterrupt\b|signal\.SIGINT")
 
 
 def reaction(run: RunDir, attempt: int, pid: int, number: int) -> str:
-    return stop_words(signal_answer(pid, number), number, is_attached=is_attached(run, attempt))
+    answer = signal_answer(pid, number)
+    if answer in ("caught", "default") and has_rescue(run, attempt, pid) and not is_attached(run, attempt):
+        own = (
+            ""
+            if _is_ours(run, answer, number)
+            else f"; what the script does at {signal.Signals(number).name} follows"
+        )
+        return f"Jackline rescues the state of its last step first{own}"
+    return stop_words(answer, number, is_attached=is_attached(run, attempt))
+
+
+def has_rescue(run: RunDir, attempt: int, pid: int) -> bool:
+    """Whether the process can be asked for its state: it has taken an optimizer step."""
+    return run.attempt(attempt).rescue_door(pid).exists()
+
+
+def _is_ours(run: RunDir, answer: SignalAnswer, number: int) -> bool:
+    """Whether SIGTERM ends the process as if nothing handled it: a handler that rescues first is ours."""
+    return number == signal.SIGTERM and (answer == "default" or not script_mentions(run, _HANDLES_SIGTERM))
 
 
 def step_words(run: RunDir, command: Command, step: Step, stage: int) -> str:
@@ -41,14 +60,17 @@ def is_attached(run: RunDir, attempt: int) -> bool:
 
 def choose_signal(run: RunDir, attempt: int, pid: int) -> int:
     """SIGTERM, unless the script would end of it at once and its source shows that it handles Ctrl-C."""
-    if is_attached(run, attempt) or signal_answer(pid, signal.SIGTERM) != "default":
+    answer = signal_answer(pid, signal.SIGTERM)
+    if answer == "caught" and has_rescue(run, attempt, pid) and _is_ours(run, answer, signal.SIGTERM):
+        answer = "default"
+    if is_attached(run, attempt) or answer != "default":
         return signal.SIGTERM
-    handles = signal_answer(pid, signal.SIGINT) == "caught" and script_handles_ctrl_c(run)
+    handles = signal_answer(pid, signal.SIGINT) == "caught" and script_mentions(run, _HANDLES_CTRL_C)
     return signal.SIGINT if handles else signal.SIGTERM
 
 
-def script_handles_ctrl_c(run: RunDir) -> bool:
-    """Whether a script named in the command mentions KeyboardInterrupt or SIGINT."""
+def script_mentions(run: RunDir, words: re.Pattern[bytes]) -> bool:
+    """Whether a script named in the command has these words: KeyboardInterrupt or SIGINT, for example."""
     try:
         contents = read_run_file(run)
     except DamagedRun:
@@ -57,7 +79,7 @@ def script_handles_ctrl_c(run: RunDir) -> bool:
         if word.endswith(".py"):
             try:
                 with open(Path(contents.cwd) / word, "rb") as source:
-                    if _HANDLES_CTRL_C.search(source.read(_MAX_SOURCE_BYTES)):
+                    if words.search(source.read(_MAX_SOURCE_BYTES)):
                         return True
             except OSError:
                 continue

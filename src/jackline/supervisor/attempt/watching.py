@@ -25,6 +25,7 @@ from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord
 from jackline.supervisor.attempt.hang_watch import HangWatch
 from jackline.supervisor.attempt.memory_watch import ARMED_SHARE, GrowthPlaces, MemoryWatch
 from jackline.supervisor.attempt.rank_watch import RankWatch
+from jackline.supervisor.attempt.rescuing import Rescuing
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.attempt.written import WrittenFiles
 from jackline.supervisor.child.process import Command
@@ -86,6 +87,7 @@ class AttemptWatch:
         self.growth_places = GrowthPlaces()
         self.written = WrittenFiles(run)
         self.gpu_use = GpuUse()
+        self.rescuing = Rescuing(command.attempt, options, events)
         self.gpu_points: deque[tuple[float, int]] = deque(maxlen=900)
         self.alive_at_s: float | None = None
         self.pids_seen: set[int] = {command.child.pid}
@@ -117,6 +119,7 @@ class AttemptWatch:
             self._guard("gpu", self._read_gpus)
             self._guard("ranks", self._look_at_ranks)
             self._guard("verdict", lambda: self._judge(now_s, late_s))
+            self._guard("rescue", lambda: self._tend_rescue(now_s))
 
     @property
     def verdict(self) -> Verdict | None:
@@ -166,6 +169,7 @@ class AttemptWatch:
     def close(self) -> None:
         """After its end: end the processes it left behind if nobody else does, and read the rest of its output."""
         self._guard("processes", self._end_survivors)
+        self._guard("rescue", self.rescuing.close)
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
@@ -294,6 +298,11 @@ class AttemptWatch:
         sample = self.hang.make_sample(now_s, late_s, self.tree, self.gpus, (output_bytes, self.marks))
         self.hang.judge_sample(sample)
         self._describe()
+
+    def _tend_rescue(self, now_s: float) -> None:
+        is_stuck = self.verdict is not None and self.verdict.kind == "STUCK"
+        left_s = self.memory.seconds_left() if self.memory.is_own_growth() else None
+        self.rescuing.tend(now_s, is_stuck=is_stuck, memory_left_s=left_s)
 
     def _collect_stacks(self, now_s: float) -> None:
         taken = self.hang.collect(self.tree)

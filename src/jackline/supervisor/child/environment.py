@@ -7,6 +7,7 @@ looks at this machine. Does not own what the injected file does with them (injec
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -94,6 +95,8 @@ def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOpti
     if options.inject and env.get("JACKLINE", "").lower() != "off":
         env.update(rank_environment(os.environ, attempt, is_divided=not (options.tty or options.all_ranks)))
     env["JACKLINE_RUN_DIR"] = str(run.path)
+    env["JACKLINE_RESCUE"] = "1" if options.rescue else ""
+    env["JACKLINE_PYTHON"] = sys.executable
     env["JACKLINE_ATTEMPT"] = str(attempt.number)
     env[DISK_BUDGET_VARIABLE] = str(options.disk_budget or "")
     # Always set: an inherited value would belong to another run.

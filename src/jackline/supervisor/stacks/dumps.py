@@ -113,7 +113,12 @@ def parse_py_spy(text: str, pid: int) -> tuple[ThreadStack, ...]:
     if not isinstance(value, list):
         raise ValueError("not a list of threads")
     threads = [_thread(entry, pid) for entry in value if isinstance(entry, dict) and entry.get("pid", pid) == pid]
-    return tuple(sorted(threads, key=lambda thread: not thread.is_main))
+    return tuple(sorted((one for one in threads if not _is_listener(one)), key=lambda thread: not thread.is_main))
+
+
+def _is_listener(thread: ThreadStack) -> bool:
+    """Our own thread in the process, which waits to be asked for a rescue (`child/inside/rescue`)."""
+    return any(frame.function == "_listen" and frame.file.endswith("/inside/rescue.py") for frame in thread.frames)
 
 
 def _thread(entry: dict[str, Any], pid: int) -> ThreadStack:
@@ -174,7 +179,7 @@ def parse_faulthandler(text: str, pid: int) -> tuple[ThreadStack, ...]:
     if threads and not is_cut:
         last = threads.pop()
         threads.insert(0, ThreadStack(pid, last.name or "MainThread", last.frames, is_main=True))
-    return tuple(threads)
+    return tuple(thread for thread in threads if not _is_listener(thread))
 
 
 def fatal_part(text: str) -> str:

@@ -3,10 +3,10 @@
 """Runs at the start of every Python process of a supervised run, because its folder is first on PYTHONPATH.
 
 Owns: the file a process dumps its stacks to (JACKLINE_STACKS/fh.PID), the signals that ask for a dump or for a report
-of who waits for whom (`inside`, loaded only when asked), line buffering, the output file of a rank that is not the
-first of its machine (JACKLINE_RANKS), and running the user's own sitecustomize, which this file hides. It changes
-nothing else, imports nothing slow, and works (or does nothing) on every Python from
-2.7 on, so it uses no newer syntax.
+of who waits for whom (`inside`, loaded only when asked), the notice that torch is imported (`inside/rescue`), line
+buffering, the output file of a rank that is not the first of its machine (JACKLINE_RANKS), and running the user's own
+sitecustomize, which this file hides. It changes nothing else, imports nothing slow, and works (or does nothing) on
+every Python from 2.7 on, so it uses no newer syntax.
 """
 
 import os
@@ -82,6 +82,42 @@ def _load_inside():
     sys.modules["_jackline_inside"] = module
     spec.loader.exec_module(module)
     return module
+
+
+class _TorchWatch:
+    """A finder that finds nothing: it notices the import of torch's optimizers, and removes itself."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.optim.optimizer":
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                return _with_rescue(spec)
+        return None
+
+
+def _with_rescue(spec):
+    run = getattr(spec.loader, "exec_module", None)
+
+    def run_and_arm(module):
+        del spec.loader.exec_module
+        run(module)
+        try:
+            if _state["inside"] is None:
+                _state["inside"] = _load_inside()
+            from _jackline_inside import rescue
+
+            rescue.arm(module, _state["folder"])
+        except Exception:
+            pass
+
+    try:
+        spec.loader.exec_module = run_and_arm
+    except Exception:
+        pass  # a loader of another type: no rescue
+    return spec
 
 
 def _before_fork():
@@ -231,6 +267,8 @@ try:
     if _state["folder"] and os.path.isdir(_state["folder"]):
         _arm()
         _allow_reading()
+        if sys.version_info >= (3, 11) and os.environ.get("JACKLINE_RESCUE") == "1":
+            sys.meta_path.insert(0, _TorchWatch())
 except Exception:
     pass
 try:

@@ -13,6 +13,7 @@ import time
 from _jackline_inside import awaited, loops, processes
 
 _MOST_THREADS = 256
+_LISTENER = os.path.join(os.path.dirname(__file__), "rescue.py")
 
 
 def write_report(folder, interrupted, fork):
@@ -32,6 +33,7 @@ def make_report(interrupted, fork):
     me = awaited.current_ident()
     frames[me] = interrupted
     stacks = {ident: awaited.list_frames(frame) for ident, frame in list(frames.items())[:_MOST_THREADS]}
+    stacks = {ident: stack for ident, stack in stacks.items() if ident == me or not _is_listener(stack)}
     threads = awaited.list_threads(stacks)
     return {
         "pid": os.getpid(),
@@ -44,3 +46,8 @@ def make_report(interrupted, fork):
         "role": processes.role(stacks.get(me, ())),
         "remarks": processes.remarks(),
     }
+
+
+def _is_listener(stack):
+    """Our own thread, which waits to be asked for a rescue (rescue.py)."""
+    return any(frame.f_code.co_name == "_listen" and frame.f_code.co_filename == _LISTENER for frame in stack)
