@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import subprocess
@@ -28,6 +29,7 @@ from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.request import StartAnswer, StartRequest
 
 START_DEADLINE_S = 60.0
+ADOPTER = Path(__file__).parent / "child/adopter.py"
 _WRITES_DOWN_WITHIN_S = 30.0
 
 # Isolated (-I): files in the current folder or on PYTHONPATH may have names of standard modules, and they must not
@@ -87,6 +89,41 @@ def start_supervisor(
     answer = _read_answer(report, say)
     if answer.problem:
         raise NotStarted(answer.problem, detail=answer.detail, hint=answer.hint, exit_code=answer.exit_code)
+
+
+def adopt_process(run: RunDir, process: ProcessId, lock: RunLock) -> None:
+    """Make a running process that Jackline did not start the first attempt of a claimed run, and watch it."""
+    attempt = run.attempt(1)
+    attempt.stacks.mkdir(parents=True)
+    ticks_s = process.start_ticks / os.sysconf("SC_CLK_TCK")
+    spec = {
+        "child": process.to_json(),
+        "started_at_s": time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks_s),
+        "raw_out": str(attempt.raw_out),
+        "start_file": str(attempt.start_file),
+        "wait_file": str(attempt.wait_file),
+    }
+    spec_fd = os.memfd_create("jackline-adopter", 0)
+    os.write(spec_fd, json.dumps(spec).encode())
+    os.lseek(spec_fd, 0, os.SEEK_SET)
+    try:
+        adopter = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(ADOPTER), str(spec_fd)],
+            pass_fds=(spec_fd,),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+    finally:
+        os.close(spec_fd)
+    while not attempt.start_file.exists():
+        if adopter.poll() is not None and not attempt.start_file.exists():
+            raise JacklineError(f"process {process.pid} ended just now", hint="its log and dmesg may tell why")
+        time.sleep(0.01)
+    adopter.returncode = 0  # it lives as long as the process that it watches; this avoids Python's warning
+    start_supervisor(run, SuperviseOptions(inject=False, rescue=False), adopts=True, lock=lock)
 
 
 def take_over(run: RunDir) -> None:

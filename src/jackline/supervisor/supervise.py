@@ -38,7 +38,7 @@ from jackline.rundir.reserves import release_records, reserve_records
 from jackline.rundir.run_file import read_run_file
 from jackline.supervisor.attempt.autopsy import Autopsy, examine, is_over
 from jackline.supervisor.attempt.heartbeat import HeartbeatNotes
-from jackline.supervisor.attempt.reaction import step_words
+from jackline.supervisor.attempt.reaction import step_words, taken_over_text
 from jackline.supervisor.attempt.stopping import LimitWatch, Stopping, asked_to_stop, next_step, press
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.child.environment import attempt_environment
@@ -115,8 +115,7 @@ class Supervisor:
         watch = self._adopted_watch()
         if watch is None:
             raise UsageError(f"run '{self.run.name}' has nothing to take over", hint="start it: jackline resume")
-        gap = f" for {format_duration(time.time() - state.at_s)}" if state.at_s is not None else ""
-        self.events.emit("taken_over", f"a new supervisor took over; nobody watched{gap} before this line")
+        self.events.emit("taken_over", taken_over_text(watch.command, state.at_s))
         self.limit.recall(state.time_limit)
         self._write_state(watch)
         self.on_started()

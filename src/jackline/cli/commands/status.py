@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from jackline.cli.adopting import pid_option, run_of_process
 from jackline.cli.text.paint import page, print_out
 from jackline.cli.view import run_view
 from jackline.cli.view.run_view import RunView, read_view
@@ -20,15 +21,17 @@ SCHEMA = "jackline.status/1"
 
 @click.command(short_help="Is it alive, how far, when done, what is at risk.")
 @click.argument("run", required=False)
+@pid_option
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
-def command(run: str | None, as_json: bool, runs_dir: str | None) -> None:
+def command(run: str | None, pid: int | None, as_json: bool, runs_dir: str | None) -> None:
     """Say how RUN is doing; without RUN the only live one, else the newest.
 
     Works on a run of another machine, on a copied one and on a damaged one. The exit code is 0 whenever the state
-    could be read, whatever it is, and 2 for a run that cannot be found.
+    could be read, whatever it is, and 2 for a run that cannot be found. With --pid a process that was started without
+    Jackline becomes a run, which is watched from now on; it is only read, never signalled.
     """
-    found = find_run(run, runs_folder(runs_dir))
+    found = find_run(run, runs_folder(runs_dir)) if pid is None else run_of_process(pid, run, runs_dir)
     view = with_next_start(found, read_view(found, now_s=run_view.wall_clock_s()))
     if as_json:
         click.echo(json.dumps(view_json(view), indent=1, default=str))

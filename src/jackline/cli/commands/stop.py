@@ -20,6 +20,7 @@ from jackline.rundir.access.trust import judge, user_name
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.start import read_start
 from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.rundir.status import RunStatus, read_status
 from jackline.units import format_duration
@@ -60,6 +61,7 @@ def command(
             f"run '{found.name}' is not running: it {status.end_words}", hint=f"jackline why {found.name}"
         )
     refuse_another_users(found)
+    refuse_adopted(found)
     number, words = _foresee(found, status, signal_name)
     asked = request_stop(found, by="jackline stop", grace_s=grace, number=number)
     if asked is None and read_status(found).state in ("alive", "unwatched"):
@@ -134,6 +136,17 @@ def refuse_another_users(run: RunDir) -> None:
         raise UsageError(
             f"run '{run.name}' belongs to user '{user_name(owner)}'; only they can stop it ({run.path})",
             hint="ask them; `jackline status` and `why` tell what it is doing",
+        )
+
+
+def refuse_adopted(run: RunDir) -> None:
+    """Raise for a process that Jackline did not start: it is watched, and never signalled."""
+    attempt = run.last_attempt()
+    start = read_start(attempt) if attempt is not None else None
+    if start is not None and start.is_adopted and start.child is not None:
+        raise UsageError(
+            f"process {start.child.pid} of run '{run.name}' was started without Jackline, which only watches it",
+            hint=f"end it yourself: kill {start.child.pid}; the watching ends with it",
         )
 
 

@@ -6,12 +6,14 @@ import sys
 
 import click
 
+from jackline.cli.adopting import pid_option, run_of_process
 from jackline.cli.options import find, quiet_option, run_argument, runs_dir_option
 from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import trust_option
 from jackline.errors import UsageError
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.start import read_start
 from jackline.rundir.status import RunStatus, read_status
 
 # A longer log would only scroll past.
@@ -20,16 +22,19 @@ SHOW_ALL_BELOW_BYTES = 1 << 20
 
 @click.command(short_help="The live view; takes over a run whose supervisor is gone.")
 @run_argument
+@pid_option
 @trust_option
 @quiet_option
 @runs_dir_option
-def command(run: str | None, trust: bool, quiet: bool, runs_dir: str | None) -> None:
+def command(run: str | None, pid: int | None, trust: bool, quiet: bool, runs_dir: str | None) -> None:
     """Follow a run: its output, what it is doing while it is silent, what happens to it.
 
     Ctrl-C leaves the view and the run continues. A run whose supervisor is gone gets a new one; nothing of its output
-    is lost. Exits with the run's own exit code when it ends.
+    is lost. Exits with the run's own exit code when it ends. With --pid a process that was started without Jackline
+    becomes a run; it is only read, never signalled.
     """
-    sys.exit(watch(find(run, runs_dir), is_trusted=trust, is_quiet=quiet))
+    found = find(run, runs_dir) if pid is None else run_of_process(pid, run, runs_dir)
+    sys.exit(watch(found, is_trusted=trust, is_quiet=quiet))
 
 
 def watch(run: RunDir, *, is_trusted: bool = False, is_quiet: bool = False) -> int:
@@ -42,7 +47,9 @@ def watch(run: RunDir, *, is_trusted: bool = False, is_quiet: bool = False) -> i
         take_over_gently(run, is_trusted=is_trusted)
     elif status.state == "alive":
         tell(f"watching run '{run.name}', attempt {status.attempt}: {run.path}")
-        tell(f"Ctrl-C leaves the view and the run continues; `jackline stop {run.name}` ends it")
+        is_adopted = read_start(run.attempt(status.attempt)).is_adopted
+        end = "" if is_adopted else f"; `jackline stop {run.name}` ends it"
+        tell(f"Ctrl-C leaves the view and the run continues{end}")
     else:
         tell(f"run '{run.name}' is not running: it {status.end_words}; this is what it printed last")
     attempt = run.attempt(status.attempt)

@@ -17,13 +17,15 @@ from jackline.rundir.records.fields import decode, encode, left_out
 
 @dataclass(frozen=True)
 class StartRecord:
-    """`exec_errno` is set when the kernel refused to run the command."""
+    """`exec_errno` is set when the kernel refused to run the command. `is_adopted`: Jackline did not start it, so
+    nobody signals it and nobody learns its exit code."""
 
     child: ProcessId | None = None
     keeper: ProcessId | None = None
     started_at_s: float | None = None
     exec_errno: int | None = left_out()
     is_bare: bool | None = left_out()
+    is_adopted: bool | None = left_out()
 
     @property
     def is_there(self) -> bool:

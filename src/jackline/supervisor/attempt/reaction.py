@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
 from jackline.machine.proc import SignalAnswer, signal_answer
@@ -17,6 +18,7 @@ from jackline.rundir.records.session import read_session
 from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.supervisor.attempt.stopping import Step
 from jackline.supervisor.child.process import Command
+from jackline.units import format_duration
 
 _MAX_SOURCE_BYTES = 1 << 20
 _HANDLES_SIGTERM = re.compile(rb"\bSIGTERM\b")
@@ -50,6 +52,15 @@ def step_words(run: RunDir, command: Command, step: Step, stage: int) -> str:
     if stage != 1:
         return step.text
     return f"{step.text}: {reaction(run, command.attempt.number, command.child.pid, step.signal)}"
+
+
+def taken_over_text(command: Command, seen_at_s: float | None) -> str:
+    """What a supervisor says that has not started the command: when it was last watched, if it ever was."""
+    if command.is_adopted and seen_at_s is None:
+        pid, since_s = command.child.pid, time.time() - command.started_at_s
+        return f"watching process {pid}, which was started without Jackline {format_duration(since_s)} ago; read only"
+    gap = f" for {format_duration(time.time() - seen_at_s)}" if seen_at_s is not None else ""
+    return f"a new supervisor took over; nobody watched{gap} before this line"
 
 
 def is_attached(run: RunDir, attempt: int) -> bool:

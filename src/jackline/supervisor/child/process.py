@@ -63,10 +63,11 @@ class Command:
         self.child = start.child
         self.keeper = start.keeper
         self.started_at_s = start.started_at_s or 0.0
+        self.is_adopted = bool(start.is_adopted)
 
     def read_tree(self) -> TreeReading:
         """Read the command and its descendants, without the keeper."""
-        root = self.keeper if is_alive(self.keeper) else self.child
+        root = self.keeper if is_alive(self.keeper) and not self.is_adopted else self.child
         tree = read_tree(root.pid)
         processes = tuple(process for process in tree.processes if process.pid != self.keeper.pid)
         return TreeReading(tree.at_s, processes, tree.sockets)
@@ -104,7 +105,10 @@ class Command:
 
     def send(self, number: int, target: Target) -> list[int]:
         """Signal the main process, its group, or all processes below the keeper except a running save or upload.
-        A paused process handles no signal, so all paused processes are continued; returns their pids."""
+        A paused process handles no signal, so all paused processes are continued; returns their pids. A process that
+        Jackline did not start gets none."""
+        if self.is_adopted:
+            return []
         with contextlib.suppress(OSError):
             if target == "main":
                 os.kill(self.child.pid, number) if is_alive(self.child) else None

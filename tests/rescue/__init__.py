@@ -1,0 +1,1 @@
+"""Rescue: the state of scripts that never saved."""

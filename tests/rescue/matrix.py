@@ -1,0 +1,192 @@
+"""Every script of `zoo`, ended in six ways: the rescued state must be what the script itself would have saved.
+
+    scripts/torture rescue [--scripts gan,amp] [--ways stuck]
+
+A cell starts the unchanged script with the injected files of `jackline run` and no supervisor, asks where the way
+needs a question, and compares the rescued checkpoint with the script's own state_dict of that step, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, decode
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.rundir.layout import AttemptDir
+from jackline.rundir.records.rescue import RescueRecord, read_rescue
+from jackline.supervisor.attempt.rescuing import ask_rescue
+from jackline.supervisor.child.environment import INJECT_FOLDER
+from tests.deadline import HANGS_S
+from tests.rescue import zoo
+
+WAYS = ("exception", "oom", "interrupt", "sigterm", "stuck", "asked")
+ENDS = {"exception": 1, "oom": 1, "interrupt": -signal.SIGINT, "sigterm": -signal.SIGTERM}
+
+
+@dataclass
+class Cell:
+    """One script on its way to one end."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def attempt(self) -> AttemptDir:
+        return AttemptDir(self.folder / "run/attempts/001")
+
+    def output(self) -> str:
+        return (self.folder / "out.txt").read_text(errors="replace")
+
+    def wait_for(self, what: str, is_there: Any) -> None:
+        until_s = time.monotonic() + HANGS_S
+        while not is_there():
+            assert time.monotonic() < until_s, f"waited for {what}\n{self.output()}"
+            assert self.process.poll() is None or is_there(), f"it ended before {what}\n{self.output()}"
+            time.sleep(0.02)
+
+    def ask(self, wait_s: float) -> RescueRecord:
+        pid = self.process.pid
+        question = ask_rescue(self.attempt, pid, "asked", wait_s)
+        assert question is not None, f"nobody listens\n{self.output()}"
+        self.wait_for("the answer", lambda: read_rescue(self.attempt, pid).id == question)
+        return self.record()
+
+    def record(self) -> RescueRecord:
+        return read_rescue(self.attempt, self.process.pid)
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.kill()
+        return self.process.wait(HANGS_S)
+
+
+def start(script: str, folder: Path, way: str, *, is_armed: bool = True) -> Cell:
+    """Start a script in `folder`, as `jackline run` would, without a supervisor."""
+    stacks = folder / "run/attempts/001/stacks"
+    stacks.mkdir(parents=True)
+    (folder / "train.py").write_text(zoo.source_of(script))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "WAY": way, "TRUTH": str(folder)}
+    env["JACKLINE"] = ""
+    if is_armed:
+        env["PYTHONPATH"] = f"{INJECT_FOLDER}:{env['PYTHONPATH']}"
+        env |= {"JACKLINE_STACKS": str(stacks), "JACKLINE_RESCUE": "1", "JACKLINE_PYTHON": sys.executable}
+    with (folder / "out.txt").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "train.py"], cwd=folder, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
+    return Cell(folder, process)
+
+
+def run_cell(script: str, way: str, folder: Path) -> str:
+    """'' when the rescued state is right; else what is wrong with it."""
+    cell = start(script, folder, way)
+    try:
+        if way in ENDS:
+            code = cell.process.wait(HANGS_S)
+            if code != ENDS[way]:
+                return f"exit code {code}, without Jackline {ENDS[way]}\n{cell.output()[-2000:]}"
+            record = cell.record()
+        elif way == "stuck":
+            cell.wait_for("its last step", (folder / "truth-12.pt").exists)
+            record = cell.ask(0.2)
+        else:
+            cell.wait_for("its first steps", (folder / "truth-5.pt").exists)
+            record = cell.ask(HANGS_S)
+            if not record.is_boundary:
+                return f"taken {record.moment}, though steps came"
+        return compare(record, folder)
+    finally:
+        cell.end()
+
+
+# -- comparison ------------------------------------------------------------------------------------------------------
+
+
+def compare(record: RescueRecord, folder: Path) -> str:
+    if not record.is_saved:
+        return f"{record.outcome}: {record.why}"
+    rescued = Path(record.path)
+    verify_checkpoint(rescued)
+    truth = torch.load(folder / f"truth-{record.step}.pt", weights_only=False)
+    state = json.loads((rescued / "state.json").read_bytes())
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+
+    def leaf(node: dict[str, Any], where: str) -> Any:
+        if node[KIND] != "tensor":
+            return NOT_A_LEAF
+        file = node["file"]
+        if file not in tensors:
+            tensors[file] = load_file(rescued / f"{file}.safetensors")
+        return tensors[file][node["name"]]
+
+    keys = {part["expression"]: part["key"] for part in record.parts}
+    for name, expected in truth.items():
+        key = keys.get(name, name) if name not in state else name
+        if key not in state:
+            return f"{name} is missing; there are {sorted(state)}"
+        found, wanted = _contents(state[key], expected, leaf)
+        if not _is_equal(found, wanted):
+            return f"{name} of step {record.step} is not what the script has (taken {record.moment})"
+    return ""
+
+
+def _contents(node: Any, expected: Any, leaf: Any) -> tuple[Any, Any]:
+    kind = node.get(KIND) if isinstance(node, dict) else None
+    if kind == "module":
+        return {name: leaf(value, "") for name, value in node["tensors"].items()}, expected
+    if kind == "optimizer":
+        return _optimizer(node, leaf), _plain_optimizer(expected)
+    return decode(node["state"] if kind == "stateful" else node, "", leaf), expected
+
+
+def _optimizer(node: dict[str, Any], leaf: Any) -> dict[str, Any]:
+    states = {int(number): decode(values, "", leaf) for number, values in node["state"].items()}
+    return {"state": states, "lr": [group["settings"]["lr"] for group in node["groups"]]}
+
+
+def _plain_optimizer(state: dict[str, Any]) -> dict[str, Any]:
+    return {"state": state["state"], "lr": [group["lr"] for group in state["param_groups"]]}
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and set(one) == set(other) and all(_is_equal(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    return bool(one == other)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scripts", default=",".join(zoo.SCRIPTS))
+    parser.add_argument("--ways", default=",".join(WAYS))
+    wanted = parser.parse_args()
+    cells = [(script, way) for script in wanted.scripts.split(",") for way in wanted.ways.split(",")]
+    num_wrong = 0
+    for script, way in cells:
+        with tempfile.TemporaryDirectory() as folder:
+            began_s = time.monotonic()
+            problem = run_cell(script, way, Path(folder))
+        num_wrong += bool(problem)
+        print(f"{script:13} {way:10} {time.monotonic() - began_s:5.1f} s  {problem or 'ok'}", flush=True)
+    print(f"{len(cells) - num_wrong} of {len(cells)} cells are right")
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

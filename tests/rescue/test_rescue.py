@@ -1,0 +1,218 @@
+"""Rescues of unchanged scripts. The whole matrix is `scripts/torture rescue`; here are a few of its cells."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from jackline.checkpoint.rescue.live import CannotRescue, Scope, find_state
+from jackline.checkpoint.rescue.take import too_dear
+from jackline.cli.rescue.patch import find_loop, loading_text, make_patch
+from jackline.rundir.layout import AttemptDir
+from jackline.rundir.records.rescue import RescueRecord, read_rescues, rescue_lines
+from jackline.supervisor.attempt.rescuing import next_interval_s
+from tests.deadline import HANGS_S
+from tests.rescue import matrix, zoo
+
+MIB = 1 << 20
+
+
+def test_a_script_that_is_stuck_on_a_lock_is_rescued(tmp_path: Path) -> None:
+    """And SIGTERM then ends it as if we were not there, after another rescue."""
+    cell = matrix.start("function", tmp_path, "stuck")
+    try:
+        cell.wait_for("its first step", cell.attempt.rescue_door(cell.process.pid).exists)
+        cell.wait_for("its last step", (tmp_path / "truth-12.pt").exists)
+        stuck = cell.ask(0.2)
+        assert (stuck.step, stuck.is_boundary) == (12, False)
+        assert (
+            stuck.moment == "not at a step boundary (no step ended within 0.2 s): the weights are those after step 12"
+        )
+        assert {part["expression"] for part in stuck.parts} == {"model", "optimizer", "scheduler"}
+        assert matrix.compare(stuck, tmp_path) == ""
+        cell.process.send_signal(signal.SIGTERM)
+        assert cell.process.wait(HANGS_S) == -signal.SIGTERM
+        ended = cell.record()
+        assert (ended.cause, ended.outcome, ended.step) == ("sigterm", "saved", 12)
+    finally:
+        cell.end()
+
+
+def test_a_rescue_between_steps_changes_no_loss(tmp_path: Path) -> None:
+    """A GAN with two optimizers, asked in the middle: its losses equal those without Jackline."""
+    plain = matrix.start("gan", tmp_path / "plain", "finish", is_armed=False)
+    cell = matrix.start("gan", tmp_path / "armed", "asked")
+    try:
+        cell.wait_for("its first steps", (tmp_path / "armed/truth-5.pt").exists)
+        record = cell.ask(HANGS_S)
+        assert record.is_boundary and "before the next forward pass" in record.moment
+        assert matrix.compare(record, tmp_path / "armed") == ""
+        assert plain.process.wait(HANGS_S) == 0
+        expected = plain.output().splitlines()
+        cell.wait_for("as many steps", lambda: cell.output().count("\n") > len(expected))
+        assert len(expected) == 12 and cell.output().splitlines()[:12] == expected
+    finally:
+        cell.end()
+        plain.end()
+
+
+def test_a_crash_under_supervision_is_rescued_said_and_can_be_loaded(tmp_path: Path) -> None:
+    script = zoo.source_of("ema_dict")
+    (tmp_path / "train.py").write_text(script)
+    env = {**os.environ, "PYTHONPATH": str(Path(matrix.__file__).parent), "WAY": "exception", "TRUTH": str(tmp_path)}
+    line = [sys.executable, "-m", "jackline", "run", "--name", "a", "--", sys.executable, "train.py"]
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (record,) = read_rescues(AttemptDir(tmp_path / "runs/a/attempts/001"))
+    assert matrix.compare(record, tmp_path) == ""
+    for said in rescue_lines(record):
+        assert said in done.stderr
+    assert "rescued the state of step 12 at an uncaught exception" in done.stderr
+    assert not list((tmp_path / "runs/a/attempts/001/stacks").glob("ask.*"))
+    # The patch makes the script resume: it is applied, and the first thing that the script now sees is step 12.
+    patch = loading_text(record, Path(record.path))
+    assert patch.startswith("--- ") and "+model.load_state_dict(" in patch and "+load_optimizer(opt, " in patch
+    before = [text[1:] for text in patch.splitlines() if text.startswith("+") and not text.startswith("+++")]
+    loop = script.index("for step in")
+    check = "torch.save({'model': model.state_dict(), 'opt': opt.state_dict(), 'ema': ema}, 'again.pt')\n"
+    (tmp_path / "resumed.py").write_text(script[:loop] + "\n".join(before) + "\n" + check)
+    subprocess.run([sys.executable, "resumed.py"], cwd=tmp_path, env=env, check=True, timeout=HANGS_S)
+    again = torch.load(tmp_path / "again.pt", weights_only=False)
+    truth = torch.load(tmp_path / "truth-12.pt", weights_only=False)
+    assert matrix._is_equal(again["model"], truth["model"]) and matrix._is_equal(again["ema"], truth["ema"])
+    assert matrix._is_equal(again["opt"]["state"], truth["opt"]["state"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", matrix.WAYS)
+@pytest.mark.parametrize("script", zoo.SCRIPTS)
+def test_the_whole_matrix(script: str, way: str, tmp_path: Path) -> None:
+    assert matrix.run_cell(script, way, tmp_path) == ""
+
+
+# -- what is found ---------------------------------------------------------------------------------------------------
+
+
+class _Holder:
+    def __init__(self, **things: object) -> None:
+        self.__dict__.update(things)
+
+    @property
+    def dangerous(self) -> None:
+        raise AssertionError("a property ran")
+
+
+def _stepped(*parameters: torch.Tensor) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    for value in parameters:
+        value.grad = torch.ones_like(value)
+    optimizer.step()
+    return optimizer
+
+
+def _find(**names: object) -> tuple[dict[str, str], list[str]]:
+    live = {"module": [], "optimizer": [], "scheduler": [], "scaler": []}
+    from jackline.checkpoint.rescue import live as module
+
+    every = module.live_objects()
+    wanted = [value for value in module._reached([Scope("a.py", "train", 3, names)], 4)]
+    ids = {id(value) for value, _, _ in wanted}
+    for kind in live:
+        live[kind] = [one for one in every[kind] if id(one) in ids]
+    found = find_state([Scope("a.py", "train", 3, names)], live)
+    return {part.key: part.kind for part in found.parts}, found.missing
+
+
+def test_names_come_from_variables_attributes_and_containers() -> None:
+    net, nets = nn.Linear(2, 2), [nn.Linear(2, 1)]
+    holder = _Holder(model=net, optim=_stepped(*net.parameters(), *nets[0].parameters()))
+    found, missing = _find(self=holder, nets=nets, loss=nn.MSELoss())
+    assert found == {"model": "module", "nets.0": "module", "optim": "optimizer"} and missing == []
+
+
+def test_an_average_in_a_list_and_a_loose_parameter_are_found() -> None:
+    net, alpha = nn.Linear(2, 2), torch.zeros(1, requires_grad=True)
+    shadow = [value.detach().clone() for value in net.parameters()]
+    found, _ = _find(net=net, opt=_stepped(*net.parameters(), alpha), shadow=shadow, alpha=alpha)
+    assert found == {"net": "module", "opt": "optimizer", "loose_parameters": "tensors", "shadow": "tensors"}
+
+
+def test_a_wrapper_is_saved_as_what_it_wraps() -> None:
+    net = nn.Linear(2, 2)
+    fast = torch.compile(net, backend="eager")
+    found = find_state([Scope("a.py", "train", 3, {"fast": fast, "opt": _stepped(*net.parameters())})])
+    (part,) = [part for part in found.parts if part.expression == "fast"]
+    assert part.value is net and part.is_wrapped
+
+
+def test_shards_and_an_empty_process_are_refused_in_words() -> None:
+    class DTensor(nn.Parameter):
+        pass
+
+    net = nn.Linear(2, 2)
+    net.weight = DTensor(net.weight.detach())
+    with pytest.raises(CannotRescue, match="sharded over processes"):
+        _find(net=net, opt=_stepped(net.bias))
+    with pytest.raises(CannotRescue, match="no module with parameters"):
+        _find(loss=nn.MSELoss())
+
+
+# -- decisions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rescue_nobody_asked_for_is_worth_its_space() -> None:
+    assert too_dear(60 * MIB, 1000 * MIB, 0.5) == ""
+    assert too_dear(1500 * MIB, 100_000 * MIB, 80.0) == ""
+    assert "only 10 s were trained" in too_dear(1500 * MIB, 100_000 * MIB, 10.0)
+    assert "the disk has" in too_dear(300 * MIB, 1000 * MIB, 3600.0)
+
+
+def test_periodic_rescues_hold_the_training_for_half_a_percent_at_most() -> None:
+    assert next_interval_s(600.0, 0.05) == 600.0
+    assert next_interval_s(60.0, 2.0) == 400.0
+
+
+def test_lines_go_before_the_outermost_loop_and_the_epoch_continues() -> None:
+    source = (
+        "import x\ndef fit():\n    a = 1\n    for epoch in range(90):\n        for b in data:\n            step()\n"
+    )
+    record = RescueRecord(file="/none/t.py", function="fit", line=6, values={"epoch": 7})
+    patch = make_patch(record, source, ["load()"])
+    assert patch is not None
+    assert [text for text in patch.splitlines() if text[0] in "+-"][2:] == [
+        "-    for epoch in range(90):",
+        "+    load()",
+        "+    for epoch in range(7, 90):",
+    ]
+    assert find_loop(__import__("ast").parse(source), "fit", 99) is None
+
+
+def test_a_rescue_of_a_run_without_one_says_why(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "jackline", "run", "--name", "a", "--", sys.executable, "-c", "print(1)"]
+    subprocess.run(line, cwd=tmp_path, check=True, capture_output=True, timeout=HANGS_S)
+    done = subprocess.run(
+        [sys.executable, "-m", "jackline", "rescue", "a"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+    )
+    assert done.returncode == 2 and "nothing was rescued of run 'a'" in done.stderr
+    shutil.rmtree(tmp_path / "runs")
+
+
+def test_a_record_that_is_damaged_counts_as_absent(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path / "001")
+    attempt.path.mkdir()
+    attempt.rescue_file(7).write_text(json.dumps({"outcome": 5, "parts": "x", "missing": [1, "a"]}))
+    attempt.rescue_file(8).write_text("{")
+    assert read_rescues(attempt) == []
