@@ -14,8 +14,8 @@ import stat
 import time
 from dataclasses import dataclass
 
-from jackline.machine.procfs import list_numbers
 from jackline.rundir.layout import AttemptDir
+from jackline.rundir.process_id import read_state
 from jackline.rundir.records.rescue import RescueRecord, read_rescue, read_rescues, rescue_lines
 from jackline.supervisor.attempt.stopping import Stopping
 from jackline.supervisor.events import Events
@@ -40,14 +40,13 @@ class Asked:
 
 
 def list_doors(attempt: AttemptDir) -> list[int]:
-    """The processes that can be asked: those that are alive and have taken an optimizer step."""
+    """The processes that can be asked: those that run and have taken an optimizer step; not paused ones."""
     try:
         names = [entry.name for entry in os.scandir(attempt.stacks) if entry.name.startswith("ask.")]
     except OSError:
         return []
-    alive = set(list_numbers("/proc"))
     pids = sorted(int(name[4:]) for name in names if name[4:].isascii() and name[4:].isdigit())
-    return [pid for pid in pids if pid in alive][:_MOST_PROCESSES]
+    return [pid for pid in pids if read_state(pid) not in ("", "Z", "X", "T", "t")][:_MOST_PROCESSES]
 
 
 def ask_rescue(attempt: AttemptDir, pid: int, cause: str, wait_s: float, *, keep: bool = False) -> str | None:
@@ -150,5 +149,8 @@ class Rescuing:
         if not record.is_there:
             return
         self._stall_s = max(self._stall_s, record.stall_s or 0.0)
+        lines = rescue_lines(record)
+        if record.is_saved and record.cause != "every":
+            lines.append(f"  load it: jackline rescue {self._attempt.path.parents[1].name} --load")
         facts = {"path": record.path, "step": record.step, "outcome": record.outcome, "cause": record.cause}
-        self._events.emit("rescued" if record.is_saved else "note", "\n".join(rescue_lines(record)), **facts)
+        self._events.emit("rescued" if record.is_saved else "note", "\n".join(lines), **facts)
