@@ -13,6 +13,7 @@ import yaml
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.skipped import read_skipped
 from jackline.rundir.records.surroundings import read_surroundings
 from jackline.rundir.run_file import DamagedRun, read_run_file
 
@@ -39,6 +40,8 @@ def read_facts(run: RunDir) -> Facts:
     _add_attempt(found, run)
     found["settings"] = _read_config(run.config_file)
     _add_checkpoint(found, run)
+    if (skipped := read_skipped(run)).ranges:
+        found["data"]["batches left out"] = str(skipped)
     return found
 
 

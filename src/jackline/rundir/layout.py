@@ -114,6 +114,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def skipped_file(self) -> Path:
+        """Only after `resume --skip-batches`: batches that are left out."""
+        return self.path / "skipped-batches.json"
+
+    @property
     def rescued(self) -> Path:
         """Checkpoints that Jackline took of a script which had not asked for any."""
         return self.path / "rescue"

@@ -24,6 +24,7 @@ from jackline.machine.disk import explain_refusal
 from jackline.machine.memory import effective_limit
 from jackline.rundir.access.secrets import HIDDEN, without_secrets
 from jackline.rundir.intent import write_intent
+from jackline.rundir.records.skipped import read_skipped
 from jackline.session.attachment import Attachment
 from jackline.session.feeds.choose import choose_feed
 from jackline.session.feeds.compared import SeenBatches
@@ -236,6 +237,7 @@ def _smaller_feed(feed: Feed, home: Home, reporter: Reporter) -> Feed:
 
 
 def _restore(attached: Attachment) -> None:
+    attached.skipped = read_skipped(attached.home.run)
     into = attached.saver.state
     given, rates = dict(into), copy_group_settings(into)
     ranks, engine = attached.ranks, attached.saver.engine
@@ -279,8 +281,12 @@ def report_resumed(attached: Attachment, receipt: Receipt, session: dict[str, An
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
     for line in receipt_lines(receipt, attached.feed, session):
         event("resumed", line, is_loud=True, step=receipt.step)
-    if attached.ranks is not None:
+    if attached.ranks is not None and not attached.skipped.ranges:
         return  # a rank's numbers of before are about another share of the data if their number has changed
+    if attached.skipped.ranges:
+        line = f"  left out: the batches {attached.skipped} of the run (--skip-batches); losses are not compared"
+        event("resumed", line, is_loud=True, step=receipt.step)
+        return
     retrained = Retrained(attached.home.run, 0, receipt.step, event)
     attached.reporter.on_lines.append(retrained.look)
     attached.saver.on_state = retrained.look_at_state

@@ -17,9 +17,10 @@ from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.safe_step import OutOfMemory
 from jackline.rundir.intent import write_intent
+from jackline.rundir.records.skipped import SkippedBatches
 from jackline.session.counting import StepLengths
 from jackline.session.feeds.compared import SeenBatches, rehearse
-from jackline.session.feeds.feed import END, Feed, Position
+from jackline.session.feeds.feed import END, Feed, Position, take_wanted
 from jackline.session.home import Home, exit_as_unsaved, write_ending
 from jackline.session.memory.gpu import GpuMemory
 from jackline.session.memory.host import HostMemory, SaveCost
@@ -60,6 +61,7 @@ class Attachment:
     finish: Finish
     seen: SeenBatches
     position: Position = field(default_factory=Position)
+    skipped: SkippedBatches = field(default_factory=SkippedBatches)
     lengths: StepLengths = field(default_factory=StepLengths)
     restored: dict[str, Any] | None = None
     label: int = 1  # step of what is logged now: the step under way, or the last one after it has ended
@@ -107,7 +109,8 @@ class Attachment:
             self._begin()
             if self.restored is None and self.settings.verify and (text := rehearse(self.feed)):
                 self.reporter.event("data_unverified", text, is_loud=True)
-            self.seen.start(self.position.batches, is_resumed=is_same_size(self.ranks, self.restored))
+            is_same = is_same_size(self.ranks, self.restored)
+            self.seen.start(self.position.batches, is_resumed=is_same, until=self.skipped.first)
             self.pulse.name = "train"
         if self._is_behind:
             self._is_behind = False
@@ -130,7 +133,7 @@ class Attachment:
         self.pulse.now("fetch")
         if self.trial is not None:
             self.trial.before_take()
-        batch = self.feed.take()
+        batch = take_wanted(self.feed, self.position, self.skipped, self.reporter.event)
         self.pulse.now("")
         self.gpu.look_at(batch)
         if self.trial is not None:

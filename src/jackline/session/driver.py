@@ -27,6 +27,8 @@ import torch
 
 from jackline.checkpoint.engine import Wait
 from jackline.checkpoint.state.load import Receipt
+from jackline.errors import CannotResume
+from jackline.rundir.records.skipped import read_skipped
 from jackline.session.attach import join, judge_changes, report_resumed
 from jackline.session.feeds.choose import choose_feed, feed_of_prepared
 from jackline.session.feeds.feed import Feed
@@ -74,6 +76,11 @@ class Driver:
 
     def peek(self) -> dict[str, Any] | None:
         """The notes of the newest whole checkpoint, None when there is none; changes nothing else."""
+        if (skipped := read_skipped(self._attached.home.run)).ranges:
+            raise CannotResume(
+                f"the batches {skipped} cannot be left out: the framework hands out its batches itself",
+                hint="--skip-batches is for own loops (run.steps()) and recipes",
+            )
         into: dict[str, Any] = {"session": None}
         self._receipt = self._load(into)
         if self._receipt is None or not isinstance(into["session"], dict):

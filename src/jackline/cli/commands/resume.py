@@ -20,6 +20,7 @@ from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.kin import relocate
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.skipped import Skip, add_skip, parse_skip
 from jackline.rundir.registry import entry_of, register
 from jackline.rundir.run_file import RunFile, read_run_file
 from jackline.rundir.status import last_beat_s, read_status
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     "--step", metavar="N", help="From this earlier checkpoint; later ones are left behind, none is deleted."
 )
 @click.option(
+    "--skip-batches", metavar="A:B", help="Leave out batches A to B-1 of the run from now on; the first is 0."
+)
+@click.option(
     "--from", "path", metavar="PATH", help="From this one of your script's own checkpoints (--checkpoints)."
 )
 @click.option(
@@ -58,7 +62,8 @@ def command(run: str | None, settings: tuple[str, ...], runs_dir: str | None, **
     """Start the next attempt with the same command, from the newest whole checkpoint Jackline knows of.
 
     RUN is a name, a run's folder, or the place that was given as --mirror: then its records and newest checkpoint are
-    brought here first. --step N goes back: also in a run that has finished.
+    brought here first. --step N goes back: also in a run that has finished. --skip-batches A:B takes batches out of
+    an attached loop or a recipe, for good and on the same order: a bad batch after which the loss went up.
     --from and --from-scratch are for a script's own checkpoints: which one was loaded last, and whether it can be
     trusted, is told by `jackline status`.
 
@@ -69,6 +74,7 @@ def command(run: str | None, settings: tuple[str, ...], runs_dir: str | None, **
 
     run, settings = split_words(run, settings)
 
+    skip = parse_skip(given["skip_batches"]) if given["skip_batches"] else None
     how = showing.How(given["detach"], is_detached_as_json(given), given["quiet"], is_trusted=given["trust"])
     is_new_start = given["from_scratch"]
     with_own = given["step"] is None
@@ -78,7 +84,7 @@ def command(run: str | None, settings: tuple[str, ...], runs_dir: str | None, **
     )
     found, mirror = brought or (find_run(run, folder), None)
     contents = read_run_file(found)
-    step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch"))
+    step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch", "skip_batches"))
     if not is_back and read_status(found).state in ("alive", "unwatched"):
         sys.exit(showing.watch_live(found, how))  # several may resume it at once: one starts it
     changes = bool(settings) or given["restart_schedule"]
@@ -88,8 +94,10 @@ def command(run: str | None, settings: tuple[str, ...], runs_dir: str | None, **
     confirm(found, is_trusted=trusts)
     contents = settle(found, contents)
     options = options_of(found, contents, mirror)
+    refuse_skip(found, skip)
     if step is not None:
         go_back(found, options, step, mirror)
+    take_out(found, skip, step)
     options = with_origin(found, options, given["path"], from_scratch=given["from_scratch"])
     if changes:
         change_settings(found, contents, options, settings, restarts=given["restart_schedule"])
@@ -121,6 +129,24 @@ def change_settings(
     change_run(run, changed.argv, changed.settings, options, changed.differences)
     for line in lines:
         say(line)
+
+
+def take_out(run: RunDir, skip: Skip | None, step: str | None) -> None:
+    """Write down which batches leave the run, if any."""
+    from jackline.cli.view.showing import say
+
+    if skip is not None:
+        add_skip(run, skip, step)
+        say(f"the batches {skip} are left out of run '{run.name}' from now on ({run.skipped_file.name})")
+
+
+def refuse_skip(run: RunDir, skip: Skip | None) -> None:
+    """Raise unless the batches of this run come through `run.steps()`, where they can be left out."""
+    if skip is not None and not run.session_files():
+        raise UsageError(
+            f"run '{run.name}' is not attached: only the batches of an attached loop or a recipe can be left out",
+            hint="docs/guides/own-loop.md shows the four lines",
+        )
 
 
 def options_of(run: RunDir, contents: RunFile, mirror: str | None = None) -> SuperviseOptions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import time
 from collections.abc import Callable
@@ -84,10 +85,12 @@ class SeenBatches:
         self._num_equal = 0
         self._pid = os.getpid()
 
-    def start(self, number: int, *, is_resumed: bool) -> None:
-        """From batch `number` of the run on."""
+    def start(self, number: int, *, is_resumed: bool, until: int | None = None) -> None:
+        """From batch `number` of the run on; those from `until` on are recorded and not compared."""
         if is_resumed:
-            self._before = {seen.number: seen for seen in read_seen(self._path).values() if seen.number >= number}
+            end = math.inf if until is None else until
+            known = read_seen(self._path).values()
+            self._before = {seen.number: seen for seen in known if number <= seen.number < end}
         with contextlib.suppress(OSError):
             self._writer = SeenWriter(self._path)
 

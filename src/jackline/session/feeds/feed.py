@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from jackline.data.loader.order import mix
+from jackline.rundir.records.skipped import SkippedBatches
 from jackline.session.feeds.batches import OnDifference, ReplayedBatches, refuse_difference, refuse_workers
 from jackline.session.feeds.keyed import KeyedDataset
 from jackline.session.feeds.seekable import SeekableBatches
@@ -60,6 +61,19 @@ class Feed(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
     def describe(self) -> list[str]: ...
+
+
+def take_wanted(feed: Feed, position: Position, skipped: SkippedBatches, tell: Callable[..., None]) -> Any:
+    """The next batch that nobody has taken out of the run, or END. Others are read and dropped: the order stays."""
+    first, is_over = position.batches, False
+    while not is_over and skipped.covers(position.batches):
+        is_over = feed.take() is END
+        if not is_over:
+            position.advance()
+    if count := position.batches - first:
+        words = f"batch {first}" if count == 1 else f"the batches {first} to {first + count - 1}"
+        tell("skipped_batches", f"left out {words}, as `resume --skip-batches` says", is_loud=True)
+    return END if is_over else feed.take()
 
 
 class MapFeed:
