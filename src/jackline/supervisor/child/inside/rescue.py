@@ -184,21 +184,22 @@ def _wait_for_forward(optimizer):
 
 
 def _before_forward(*args):
+    """Before a forward pass (module, args), or before an optimizer step (optimizer, args, kwargs)."""
     if _ident() == _now.ident:
-        _take_here(sys._getframe(1))
+        _take_here(sys._getframe(1), "forward pass" if len(args) == 2 else "optimizer step")
 
 
 _before_forward._torchdynamo_disable = True
 
 
-def _take_here(frame):
+def _take_here(frame, what):
     """In the training's own thread, between two steps."""
     request = _now.request
     try:
         _remove_hooks()
         if request is not None and request["claim"].acquire(False):
             try:
-                text = f"after step {_now.num_steps}, before the next forward pass"
+                text = f"after step {_now.num_steps}, before the next {what}"
                 _save(request, _scopes(frame), text, True)
             finally:
                 request["done"].release()
