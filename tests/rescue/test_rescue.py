@@ -57,7 +57,7 @@ def test_a_rescue_between_steps_changes_no_loss(tmp_path: Path) -> None:
         assert record.is_boundary and "before the next forward pass" in record.moment
         assert matrix.compare(record, tmp_path / "armed") == ""
         assert plain.process.wait(HANGS_S) == 0
-        expected = plain.output().splitlines()
+        expected = plain.output().splitlines()  # a line for each loss
         cell.wait_for("as many steps", lambda: cell.output().count("\n") > len(expected))
         assert len(expected) == 12 and cell.output().splitlines()[:12] == expected
     finally:

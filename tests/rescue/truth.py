@@ -23,7 +23,7 @@ WAY = os.environ.get("WAY", "finish")
 
 def note(step: int, loss: Any = None, **objects: Any) -> None:
     if loss is not None:
-        print(step, float(loss).hex(), flush=True)
+        print(step, loss.detach().item().hex(), flush=True)
     if "TRUTH" in os.environ:
         states = {name: _state(value) for name, value in objects.items()}
         path = FOLDER / f"truth-{step}.pt"

@@ -157,7 +157,9 @@ class Rescuer:
         why = "" if moment.is_asked else too_dear(size, disk.free_bytes if disk else None, moment.trained_s)
         if why:
             raise CannotRescue(f"{why}; `jackline rescue {self._run.name}` would have saved it all the same")
-        step = max([moment.num_steps, *(_steps_in_state(one) for one in found.of("optimizer"))])
+        # In a round of several optimizers (a critic that steps five times) the one that steps least counts rounds.
+        counts = [count for one in found.of("optimizer") if (count := _steps_in_state(one))]
+        step = min(counts, default=moment.num_steps)
         parts = tuple(part.to_json() for part in found.parts)
         self._record = replace(
             self._record, step=step, parts=parts, missing=tuple(found.missing), values=found.values
