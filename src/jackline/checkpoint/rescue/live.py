@@ -79,6 +79,14 @@ class Found:
         return [part.value for part in self.parts if part.kind in kinds]
 
     @property
+    def place(self) -> Scope | None:
+        """The frame that names most of the modules and optimizers: lines that load them go there."""
+        scopes = [
+            part.scope for part in self.parts if part.kind in ("module", "optimizer") and part.scope is not None
+        ]
+        return max(scopes, key=lambda one: sum(one is other for other in scopes), default=None)
+
+    @property
     def state(self) -> dict[str, Any]:
         return {part.key: part.value for part in self.parts}
 
@@ -359,14 +367,15 @@ _STATEFUL = ("state_dict", "load_state_dict")
 
 def _reached(scopes: Sequence[Scope], depth: int) -> Iterator[tuple[Any, str, Scope]]:
     """Objects of the user's own frames with their spelling and frame, each once."""
+    waiting = deque(
+        (value, name, scope, 1) for scope in scopes if scope.is_own for name, value in scope.names.items()
+    )
     seen: set[int] = set()
-    for scope in scopes:
-        waiting = deque((value, name, 1) for name, value in scope.names.items()) if scope.is_own else deque()
-        while waiting and len(seen) < MAX_OBJECTS:
-            value, expression, level = waiting.popleft()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            yield value, expression, scope
-            if level < depth:
-                waiting += ((child, f"{expression}{way}", level + 1) for child, way in _inside(value))
+    while waiting and len(seen) < MAX_OBJECTS:
+        value, expression, scope, level = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value, expression, scope
+        if level < depth:
+            waiting += ((child, f"{expression}{way}", scope, level + 1) for child, way in _inside(value))

@@ -86,7 +86,6 @@ class Rescuer:
     def save(self, scopes: Sequence[Scope], moment: Moment) -> bool:
         """Copy the state of this instant. False when it was refused; the record then says why."""
         live, self._live = self._live, None
-        place = next((scope for scope in scopes if scope.is_own), scopes[0] if scopes else None)
         self._record = RescueRecord(
             moment.id,
             os.getpid(),
@@ -94,9 +93,6 @@ class Rescuer:
             moment=moment.text,
             is_boundary=moment.is_boundary,
             at_s=time.time(),
-            file=place.file if place else "",
-            function=place.function if place else "",
-            line=place.line if place else None,
         )
         try:
             self._refuse_other_ranks()
@@ -160,9 +156,16 @@ class Rescuer:
         # In a round of several optimizers (a critic that steps five times) the one that steps least counts rounds.
         counts = [count for one in found.of("optimizer") if (count := _steps_in_state(one))]
         step = min(counts, default=moment.num_steps)
-        parts = tuple(part.to_json() for part in found.parts)
+        place = found.place
         self._record = replace(
-            self._record, step=step, parts=parts, missing=tuple(found.missing), values=found.values
+            self._record,
+            step=step,
+            parts=tuple(part.to_json() for part in found.parts),
+            missing=tuple(found.missing),
+            values=found.values,
+            file=place.file if place else "",
+            function=place.function if place else "",
+            line=place.line if place else None,
         )
         state["rescue"] = {**self._record.to_json(), "num_steps_counted": moment.num_steps}
         engine = self._open()
