@@ -12,7 +12,7 @@ import pytest
 from jackline.errors import UsageError
 from jackline.review.facts import read_facts
 from jackline.rundir.layout import RunDir
-from jackline.rundir.skipped import Skip, SkippedBatches, add_skip, parse_skip, read_skipped
+from jackline.rundir.records.seen import Skip, SkippedBatches, add_skip, parse_skip, read_skipped
 from tests.deadline import HANGS_S
 from tests.session.nursery import Nursery
 

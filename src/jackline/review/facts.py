@@ -13,9 +13,9 @@ import yaml
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.seen import read_skipped
 from jackline.rundir.records.surroundings import read_surroundings
 from jackline.rundir.run_file import DamagedRun, read_run_file
-from jackline.rundir.skipped import read_skipped
 
 MAX_CONFIG_BYTES = 1 << 16
 MAX_NESTED = 1000  # marks that open a list or a mapping: the trainer writes a few

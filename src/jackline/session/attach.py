@@ -24,7 +24,7 @@ from jackline.machine.disk import explain_refusal
 from jackline.machine.memory import effective_limit
 from jackline.rundir.access.secrets import HIDDEN, without_secrets
 from jackline.rundir.intent import write_intent
-from jackline.rundir.skipped import read_skipped
+from jackline.rundir.records.seen import read_skipped
 from jackline.session.attachment import Attachment
 from jackline.session.feeds.choose import choose_feed
 from jackline.session.feeds.compared import SeenBatches

@@ -17,7 +17,7 @@ from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.safe_step import OutOfMemory
 from jackline.rundir.intent import write_intent
-from jackline.rundir.skipped import SkippedBatches
+from jackline.rundir.records.seen import SkippedBatches
 from jackline.session.counting import StepLengths
 from jackline.session.feeds.compared import SeenBatches, rehearse
 from jackline.session.feeds.feed import END, Feed, Position, take_wanted

@@ -28,7 +28,7 @@ import torch
 from jackline.checkpoint.engine import Wait
 from jackline.checkpoint.state.load import Receipt
 from jackline.errors import CannotResume
-from jackline.rundir.skipped import read_skipped
+from jackline.rundir.records.seen import read_skipped
 from jackline.session.attach import join, judge_changes, report_resumed
 from jackline.session.feeds.choose import choose_feed, feed_of_prepared
 from jackline.session.feeds.feed import Feed

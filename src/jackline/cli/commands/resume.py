@@ -20,9 +20,9 @@ from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.kin import relocate
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.seen import Skip, add_skip, parse_skip
 from jackline.rundir.registry import entry_of, register
 from jackline.rundir.run_file import RunFile, read_run_file
-from jackline.rundir.skipped import Skip, add_skip, parse_skip
 from jackline.rundir.status import last_beat_s, read_status
 from jackline.units import format_duration
 

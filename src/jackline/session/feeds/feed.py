@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from jackline.data.loader.order import mix
-from jackline.rundir.skipped import SkippedBatches
+from jackline.rundir.records.seen import SkippedBatches
 from jackline.session.feeds.batches import OnDifference, ReplayedBatches, refuse_difference, refuse_workers
 from jackline.session.feeds.keyed import KeyedDataset
 from jackline.session.feeds.seekable import SeekableBatches
