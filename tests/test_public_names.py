@@ -93,6 +93,7 @@ COMMAND_NAMES = [
     "plan",
     "plot",
     "report",
+    "rescue",
     "resume",
     "run",
     "runs",
