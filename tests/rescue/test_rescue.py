@@ -69,7 +69,7 @@ def test_a_crash_under_supervision_is_rescued_said_and_can_be_loaded(tmp_path: P
     script = zoo.source_of("ema_dict")
     (tmp_path / "train.py").write_text(script)
     env = {**os.environ, "PYTHONPATH": str(Path(matrix.__file__).parent), "WAY": "exception", "TRUTH": str(tmp_path)}
-    line = [sys.executable, "-m", "jackline", "run", "--name", "a", "--", sys.executable, "train.py"]
+    line = [sys.executable, "-m", "jackline", "run", "--rescue", "--name", "a", "--", sys.executable, "train.py"]
     done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 1, done.stdout + done.stderr
     (record,) = read_rescues(AttemptDir(tmp_path / "runs/a/attempts/001"))

@@ -32,7 +32,7 @@ class SuperviseOptions:
     quiet_after_s: float = 2.0
     stuck_after_s: float = 60.0
     inject: bool = True
-    rescue: bool = True  # save the state of a script that has not attached when it crashes, hangs or is stopped
+    rescue: bool = False  # save the state of a script that has not attached when it crashes, hangs or is stopped
     rescue_every_s: float | None = None
     mirror: str | None = None
     disk_budget: int | None = None

@@ -87,8 +87,8 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--all-ranks", is_flag=True, help="Show the output of every rank, not only of the first.")
 @click.option("--quiet-after", type=SOME_TIME, default="2s", show_default=True, help="Silence before we speak.")
 @click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
-@click.option("--rescue-every", type=SOME_TIME, help="Rescue the state of a script that does not save: 10m.")
-@click.option("--no-rescue", is_flag=True, help="Do not save its state at a crash, a hang or a stop.")
+@click.option("--rescue", is_flag=True, help="Save the state of a script that does not: at a crash, a hang, a stop.")
+@click.option("--rescue-every", type=SOME_TIME, help="And so often in between: 10m.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGS]...")
 def command(argv: tuple[str, ...], **given: Any) -> None:
@@ -256,8 +256,9 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         check_resume_arg(resume_arg)
     if resume_arg and not checkpoints:
         raise UsageError("--resume-arg needs --checkpoints", hint="--checkpoints 'out/checkpoint-*'")
-    if given["rescue_every"] and (given["no_rescue"] or given["no_inject"]):
-        raise UsageError("--rescue-every needs a rescue: --no-rescue and --no-inject switch it off")
+    rescues = bool(given["rescue"] or given["rescue_every"])
+    if rescues and given["no_inject"]:
+        raise UsageError("a rescue works from inside the process", hint="leave out --no-inject, or --rescue")
     check_mirror(given["mirror"])
     restart = given["restart"]
     if restart is None:
@@ -281,7 +282,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         quiet_after_s=given["quiet_after"],
         stuck_after_s=given["stuck_after"],
         inject=not given["no_inject"],
-        rescue=not given["no_rescue"],
+        rescue=rescues,
         rescue_every_s=given["rescue_every"],
         mirror=full_place(given["mirror"]),
         disk_budget=parse_bytes(given["disk_budget"]) if given["disk_budget"] else None,

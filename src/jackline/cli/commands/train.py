@@ -47,7 +47,7 @@ _NOT_ASKED: dict[str, Any] = {
     "split_streams": False,
     "all_ranks": False,
     "rescue_every": None,
-    "no_rescue": True,  # a recipe saves by itself
+    "rescue": False,  # a recipe saves by itself
 }
 
 
