@@ -247,6 +247,13 @@ def _on_exception(kind, value, trace):
             cause = "interrupt" if issubclass(kind, KeyboardInterrupt) else "exception"
             cause = "oom" if kind.__name__ == "OutOfMemoryError" else cause
             _rescue_at_end(cause, _traced(trace), f"{kind.__name__} came")
+            try:
+                if (
+                    cause == "interrupt"
+                ):  # Python ends by SIGINT if the text it ran last did, and a rescue runs others
+                    exec("raise KeyboardInterrupt")
+            except KeyboardInterrupt:
+                pass
 
 
 def _traced(trace):
@@ -307,8 +314,7 @@ def _load_package():
 
 def _save(request, scopes, text, is_boundary):
     facts = {
-        "id": str(request.get("id", "")),
-        "cause": str(request.get("cause", "")),
+        **_named(request),
         "text": text,
         "is_boundary": is_boundary,
         "num_steps": _now.num_steps,
@@ -316,6 +322,10 @@ def _save(request, scopes, text, is_boundary):
         "is_asked": request.get("cause") == "asked",
     }
     _now.rescuer.save_plain(scopes, facts)
+
+
+def _named(request):
+    return {"id": str(request.get("id", "")), "cause": str(request.get("cause", ""))}
 
 
 def _end(rescuer, request, wait_s):
@@ -327,14 +337,8 @@ def _end(rescuer, request, wait_s):
 def _note_failure(request, problem):
     """A record by hand: the code that writes records may be what failed."""
     try:
-        record = {
-            "id": str(request.get("id", "")),
-            "pid": _getpid(),
-            "cause": str(request.get("cause", "")),
-            "outcome": "failed",
-            "why": f"{type(problem).__name__}: {problem}",
-            "at_s": time.time(),
-        }
+        why = f"{type(problem).__name__}: {problem}"
+        record = {**_named(request), "pid": _getpid(), "outcome": "failed", "why": why, "at_s": time.time()}
         path = os.path.join(os.path.dirname(_now.folder), f"rescue-{_getpid()}.json")
         with open(path + ".new", "w") as file:
             json.dump(record, file)
