@@ -301,15 +301,13 @@ def _rescuer():
 
 def _load_package():
     """Jackline as it supervises this process, also where the script's own environment has none."""
-    if "jackline" in sys.modules:
-        return
     from importlib.util import module_from_spec, spec_from_file_location
 
-    path = os.path.join(_PACKAGE, "__init__.py")
-    spec = spec_from_file_location("jackline", path, submodule_search_locations=[_PACKAGE])
-    module = module_from_spec(spec)
-    sys.modules["jackline"] = module
-    spec.loader.exec_module(module)
+    if "jackline" not in sys.modules:
+        path = os.path.join(_PACKAGE, "__init__.py")
+        spec = spec_from_file_location("jackline", path, submodule_search_locations=[_PACKAGE])
+        sys.modules["jackline"] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["jackline"])
 
 
 def _save(request, scopes, text, is_boundary):
@@ -340,9 +338,9 @@ def _note_failure(request, problem):
         why = f"{type(problem).__name__}: {problem}"
         record = {**_named(request), "pid": _getpid(), "outcome": "failed", "why": why, "at_s": time.time()}
         path = os.path.join(os.path.dirname(_now.folder), f"rescue-{_getpid()}.json")
-        with open(path + ".new", "w") as file:
+        with open(f"{path}.new", "w") as file:
             json.dump(record, file)
-        os.rename(path + ".new", path)
+        os.rename(f"{path}.new", path)
     except Exception:
         pass
 
@@ -373,15 +371,12 @@ def _scopes_of(frames, read):
         if is_module:
             seen.add(id(frame.f_globals))
         names = dict(frame.f_globals) if is_module else read(frame)
-        found.append((file, frame.f_code.co_name, line, names, _is_own(file)))
+        is_own = not (file.startswith((_LIBRARY, "<frozen")) or "-packages" in file)
+        found.append((file, frame.f_code.co_name, line, names, is_own))
     main = sys.modules.get("__main__")
     if main is not None and id(main.__dict__) not in seen:
         found.append((str(getattr(main, "__file__", "")), "<module>", 0, dict(main.__dict__), True))
     return found
-
-
-def _is_own(file):
-    return not (file.startswith((_LIBRARY, "<frozen")) or "-packages" in file)
 
 
 def slots_local(frame):
