@@ -524,7 +524,10 @@ def try_case(case: int, bases: list[Path], folder: Path, counts: Counter[str]) -
         if trouble:
             wrong.append(f"case {case} ({what}): jackline {name}\n{trouble}")
         is_filtered = "--raw" not in name and name.split() != AS_ONES_OWN
-        if char := forbidden(said, with_colors=name.split() == COLORED) if is_filtered else "":
+        is_live = name.split() == COLORED
+        # A progress bar of the program is redrawn by its carriage returns.
+        shown = said.replace("\r", "") if is_live else said
+        if char := forbidden(shown, with_colors=is_live) if is_filtered else "":
             wrong.append(f"case {case} ({what}): jackline {name} printed {char}")
         if name in LISTS and HEALTHY not in said:
             wrong.append(f"case {case} ({what}): `{name}` hides the healthy run:\n{said}")

@@ -25,9 +25,9 @@ from jackline.cli.commands.doctor import (
     to_json,
 )
 from jackline.errors import UsageError
+from jackline.machine.disk import DiskReading
 from jackline.machine.net import find_listener
 from jackline.machine.readings import (
-    DiskReading,
     GpuProcess,
     GpuReading,
     MemoryLimit,

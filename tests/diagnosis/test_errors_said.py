@@ -357,12 +357,8 @@ TORCHRUN = """
 
 
 def test_torchrun_is_read_down_to_the_rank_that_died_first() -> None:
-    assert (
-        best(said(TORCHRUN)).title == "the training process 18229 was killed with SIGKILL, and the run ended with it"
-    )
-    assert best(said(TORCHRUN, oom_kills_in_cgroup=1)).title == (
-        "the kernel killed the training process 18229 because memory ran out"
-    )
+    assert best(said(TORCHRUN)).title == "rank 1: killed with SIGKILL (kill -9) by someone else"
+    assert best(said(TORCHRUN, oom_kills_in_cgroup=1)).cause == "kernel_oom"
 
 
 def test_a_launcher_that_reports_a_signal_is_read() -> None:
@@ -460,11 +456,15 @@ def test_a_network_error_without_a_traceback_is_quoted_as_it_stands() -> None:
     [
         "requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://hub.example/x",
         "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://hub.example/x",
-        "OSError: [Errno 98] Address already in use",
     ],
 )
 def test_a_refusal_of_the_request_itself_is_not_retried(line: str) -> None:
     assert (best(raised(line)).cause, best(raised(line)).is_retryable) == ("own_exception", False)
+
+
+def test_a_port_that_is_taken_is_not_retried() -> None:
+    found = best(raised("OSError: [Errno 98] Address already in use"))
+    assert (found.cause, found.is_retryable) == ("network", False)
 
 
 # -- own errors and exit codes ---------------------------------------------------------------------------------------

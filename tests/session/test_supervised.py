@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -154,6 +155,19 @@ def kill_bare(folder: Path, env: dict[str, str] | None = None) -> None:
     finally:
         bare.kill()
         bare.wait()
+    wait_until(lambda: not processes_in(folder))  # the writer finishes what it has; it would make a moved folder anew
+
+
+def processes_in(folder: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (
+                str((process / "cwd").readlink()) == str(folder)
+                or os.fsencode(folder) in (process / "cmdline").read_bytes()
+            ):
+                found.append(process.name)
+    return [pid for pid in found if pid != str(os.getpid())]
 
 
 def test_a_plain_command_killed_with_9_is_taken_up_by_run_in_another_spelling(folder: Path) -> None:

@@ -130,7 +130,7 @@ MISTAKES = {
         "hint: it takes nothing and returns a jackline.trainer.config.TrainConfig"
     ),
     "train gone.py:recipe": (
-        "error: there is no file 'gone.py'\nhint: jackline train path/to/file.py:function"
+        "error: there is no file 'gone.py'\nhint: jackline train path/to/file.py"
     ),
     "train demo --config gone.yaml": (
         "error: cannot read gone.yaml: No such file or directory\n"
@@ -141,7 +141,7 @@ MISTAKES = {
     ),
     "plan demoo --gpu T4": f"error: there is no recipe 'demoo'\n{RECIPES}\nhint: did you mean 'demo'?",
     "plan demo --gpu T4 --table --json": (
-        f"error: --table goes alone: it cannot be joined with --json or --explain\n{see('plan')}"
+        f"error: --table goes alone: it cannot be joined with --json, --explain or --fit\n{see('plan')}"
     ),
     "doctor demoo": (
         f"error: there is no recipe and no command 'demoo'\n{RECIPES}\nhint: did you mean 'demo'?"
