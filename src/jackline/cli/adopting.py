@@ -11,8 +11,6 @@ import stat
 import time
 from pathlib import Path
 
-import click
-
 from jackline.cli.text.paint import print_note
 from jackline.cli.text.why_live import check_pid
 from jackline.errors import UsageError
@@ -29,7 +27,6 @@ from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.start import adopt_process
 
 FIRST_READING_S = 10.0
-pid_option = click.option("--pid", type=click.IntRange(min=1), help="Any process of yours, whoever started it.")
 
 
 def run_of_process(pid: int, run: str | None, runs_dir: str | None) -> RunDir:

@@ -32,6 +32,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 DURATION = Duration()
 SOME_TIME = Duration(above=0.0)
 Command = TypeVar("Command", bound=Callable[..., Any])
+pid_option = click.option("--pid", type=click.IntRange(min=1), help="Any process of yours, whoever started it.")
 
 
 class ListByDefault(click.Group):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.adopting import pid_option, run_of_process
+from jackline.cli.options import pid_option
 from jackline.cli.text.paint import page, print_out
 from jackline.cli.view import run_view
 from jackline.cli.view.run_view import RunView, read_view
@@ -31,7 +31,7 @@ def command(run: str | None, pid: int | None, as_json: bool, runs_dir: str | Non
     could be read, whatever it is, and 2 for a run that cannot be found. With --pid a process that was started without
     Jackline becomes a run, which is watched from now on; it is only read, never signalled.
     """
-    found = find_run(run, runs_folder(runs_dir)) if pid is None else run_of_process(pid, run, runs_dir)
+    found = _run_of_process(pid, run, runs_dir) if pid is not None else find_run(run, runs_folder(runs_dir))
     view = with_next_start(found, read_view(found, now_s=run_view.wall_clock_s()))
     if as_json:
         click.echo(json.dumps(view_json(view), indent=1, default=str))
@@ -40,6 +40,12 @@ def command(run: str | None, pid: int | None, as_json: bool, runs_dir: str | Non
     from jackline.cli.text.status import status_text
 
     print_out(page(status_text(view), state_tone(view)))
+
+
+def _run_of_process(pid: int, run: str | None, runs_dir: str | None) -> RunDir:
+    from jackline.cli.adopting import run_of_process
+
+    return run_of_process(pid, run, runs_dir)
 
 
 def with_next_start(run: RunDir, view: RunView) -> RunView:

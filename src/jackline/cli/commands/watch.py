@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from jackline.cli.adopting import pid_option, run_of_process
-from jackline.cli.options import find, quiet_option, run_argument, runs_dir_option
+from jackline.cli.adopting import run_of_process
+from jackline.cli.options import find, pid_option, quiet_option, run_argument, runs_dir_option
 from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import trust_option
 from jackline.errors import UsageError
