@@ -156,6 +156,11 @@ class RunDir:
     def session_files(self) -> list[Path]:
         return _numbered(self.path, _SESSION)[:MAX_RANKS]
 
+    @property
+    def was_attached(self) -> bool:
+        """A session's events are there from its first moment; its state may not be, when a script crashes soon."""
+        return bool(self.session_files()) or self.session_events().exists()
+
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / f"{number:03d}")
 

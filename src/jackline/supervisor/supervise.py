@@ -232,7 +232,7 @@ class Supervisor:
     @property
     def _chosen(self) -> SuperviseOptions:
         """The options in force: those asked for, or the defaults for a script that has attached."""
-        return self.options.for_session(bool(self.run.session_files()))
+        return self.options.for_session(self.run.was_attached)
 
     def _decide(self, watch: AttemptWatch) -> Restart | Stop:
         decision = decide(
