@@ -67,7 +67,7 @@ def run_row(name: str, work: Path, is_small: bool) -> dict[str, Any]:
     data = work / ("data-all" if name == "all-cold" else "data")
     if not name.startswith("hand") and name != "all-cold" and not data.exists():
         _start(
-            name, ["max_steps=1", "compile=off"], (home.with_name("home-data"), data, work / "made"), is_small, out
+            name, ["max_steps=2", "compile=off"], (home.with_name("home-data"), data, work / "made"), is_small, out
         )
         out.unlink(missing_ok=True)
     run = work / ("cold" if name == "resumed" else name)
