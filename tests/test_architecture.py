@@ -62,7 +62,7 @@ HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "pyarrow", "pydantic", "
 MAX_FILE_LINES = 400
 MAX_MODULES = 16  # in one folder
 SMALL_LINES = 100
-MAX_SMALL_WITH_ONE_IMPORTER = 18
+MAX_SMALL_WITH_ONE_IMPORTER = 15
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {("trainer/loop.py", "train"): 120}
 

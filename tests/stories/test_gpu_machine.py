@@ -3,6 +3,7 @@ driver's tool is a program that prints what a real one printed."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -63,6 +64,8 @@ def test_a_hang_is_found_though_a_neighbour_keeps_the_gpu_busy(shell: Shell, gpu
     done = gpu_shell("run", "--name", "mine", *limits, "--", "python", script)
     assert "STUCK" in done.err and "hangs.py:3" in done.err, done.err
     assert "the GPU works" not in done.err
+    seen = json.loads((shell.runs / "mine" / "supervisor.json").read_text())["gpu"]
+    assert [(gpu["name"], gpu["utilisation_percent"], gpu["is_ours"]) for gpu in seen] == [("NVIDIA H200", 87, False)]
 
 
 def test_a_run_on_a_machine_with_a_gpu_is_watched_to_its_end(shell: Shell, gpu_shell: Callable[..., Done]) -> None:

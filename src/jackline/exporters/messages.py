@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jackline.errors import UsageError
-from jackline.exporters.reader import EVENTS, About, Message, Points
-from jackline.exporters.sending import Refused
+from jackline.exporters.reader import EVENTS, About, Message
+from jackline.exporters.sending import Refused, Sink
 
 SCHEMA = "jackline.message/1"
 TIMEOUT_S = 20.0
@@ -26,19 +26,15 @@ NTFY = "https://ntfy.sh"
 
 
 @dataclass
-class Messenger:
+class Messenger(Sink):
     """`shape`: webhook, ntfy or slack."""
 
     shape: str
     url: str
     events: frozenset[str] = frozenset(EVENTS)
-    takes_points: bool = False
 
     def open(self, about: About) -> Mapping[str, float]:
         return {}
-
-    def send_points(self, points: tuple[Points, ...]) -> None:
-        raise NotImplementedError
 
     def send_message(self, about: About, message: Message) -> None:
         url, body = shape_message(self.shape, self.url, about, message)

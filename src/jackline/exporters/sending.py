@@ -24,15 +24,19 @@ class Refused(Exception):
 class Sink(Protocol):
     """Where an exporter sends to. Every call may raise anything and may take long."""
 
-    takes_points: bool
-    events: frozenset[str]
+    takes_points: bool = False
+    events: frozenset[str] = frozenset()
 
     def open(self, about: About) -> Mapping[str, float]:
         """Connect. Returns the highest step of each metric that is there already, as far as it can tell."""
 
-    def send_points(self, points: tuple[Points, ...]) -> None: ...
+    def send_points(self, points: tuple[Points, ...]) -> None:
+        """Only of one that takes points."""
+        return
 
-    def send_message(self, about: About, message: Message) -> None: ...
+    def send_message(self, about: About, message: Message) -> None:
+        """Only of those in `events`."""
+        return
 
     def close(self, state: str) -> None:
         """`state`: how the run stands, as `jackline status` says it."""

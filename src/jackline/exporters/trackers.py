@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
-from jackline.exporters.reader import About, Message, Points
+from jackline.exporters.reader import About, Points
+from jackline.exporters.sending import Sink
 
 _MLFLOW_BATCH = 900
 _ENDED = {"finished": "FINISHED", "stopped": "KILLED", "dead": "FAILED"}
-_NO_EVENTS: frozenset[str] = frozenset()
 
 
 def _import(name: str, package: str) -> Any:
@@ -31,13 +31,13 @@ def _import(name: str, package: str) -> Any:
         ) from None
 
 
-class Wandb:
+class Wandb(Sink):
     """Without a key nothing is sent: W&B writes files below the run's folder, and `wandb sync` sends them later.
 
     Never asks for a login. Steps are a metric of their own (`step`), because W&B drops steps that do not only grow.
     """
 
-    takes_points, events = True, _NO_EVENTS
+    takes_points = True
 
     def __init__(self, project: str, folder: Path) -> None:
         self._project, self._folder = project, folder
@@ -68,9 +68,6 @@ class Wandb:
             step = {} if point.step is None else {"step": point.step}
             self._run.log({**point.values, **step})
 
-    def send_message(self, about: About, message: Message) -> None:
-        raise NotImplementedError
-
     def close(self, state: str) -> None:
         self._run.finish(exit_code=1 if state == "dead" else 0)
 
@@ -82,10 +79,10 @@ def _has_login() -> bool:
         return False
 
 
-class Mlflow:
+class Mlflow(Sink):
     """One MLflow run for one run of ours, found again by a tag. What it holds is asked, so nothing is doubled."""
 
-    takes_points, events = True, _NO_EVENTS
+    takes_points = True
 
     def __init__(self, uri: str | None, experiment: str) -> None:
         self._uri, self._experiment = uri, experiment
@@ -130,9 +127,6 @@ class Mlflow:
         for start in range(0, len(rows), _MLFLOW_BATCH):
             self._client.log_batch(self._run_id, metrics=rows[start : start + _MLFLOW_BATCH])
 
-    def send_message(self, about: About, message: Message) -> None:
-        raise NotImplementedError
-
     def close(self, state: str) -> None:
         if state in _ENDED:
             self._client.set_terminated(self._run_id, status=_ENDED[state])
@@ -142,10 +136,10 @@ def _mlflow_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "_-./ " else "_" for letter in name)[:250]
 
 
-class Trackio:
+class Trackio(Sink):
     """A local trackio project; a run of ours has the same name there, and is continued."""
 
-    takes_points, events = True, _NO_EVENTS
+    takes_points = True
 
     def __init__(self, project: str) -> None:
         self._project = project
@@ -167,9 +161,6 @@ class Trackio:
     def send_points(self, points: tuple[Points, ...]) -> None:
         for point in points:
             self._run.log(dict(point.values), step=None if point.step is None else int(point.step))
-
-    def send_message(self, about: About, message: Message) -> None:
-        raise NotImplementedError
 
     def close(self, state: str) -> None:
         self._run.finish()

@@ -32,7 +32,7 @@ _WARNING = re.compile(r"\bwarn(?:ing)?s?\b|Warning\b", re.IGNORECASE)
 
 @click.command(short_help="Its output, with times.")
 @run_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on printing until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Print until the run is over.")
 @click.option("-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--raw", is_flag=True, help="The bytes as the command wrote them, last attempt only.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The output of one rank of a distributed job.")

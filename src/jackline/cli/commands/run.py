@@ -54,7 +54,9 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 )
 @click.option("--name", help="Name of the run; default: the script's name and a hash of the command.")
 @click.option("--new", "is_new", is_flag=True, help="A new run, even if this command has one already.")
-@click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although the command changed.")
+@click.option(
+    "--continue-with-changes", "accepts_changes", is_flag=True, help="Continue although the command changed."
+)
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 @detach_options
 @quiet_option

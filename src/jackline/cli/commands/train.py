@@ -72,7 +72,7 @@ class RepeatedCommand(click.Command):
 )
 @click.option("--name", help="Name of the run; default: the recipe's name and a hash of its settings.")
 @click.option("--new", "is_new", is_flag=True, help="A new run, even if these settings have one already.")
-@click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Go on although settings changed.")
+@click.option("--continue-with-changes", "accepts_changes", is_flag=True, help="Continue although settings changed.")
 @click.option(
     "--runs-dir",
     "--checkpoint-dir",

@@ -1,6 +1,6 @@
 """Work on many folders of which one may hang: a network mount whose server is gone answers no call, for ever.
 
-Owns the limit. Each call runs in a thread that is left behind when it hangs; the others go on in a new one.
+Owns the limit. Each call runs in a thread that is left behind when it hangs; the others continue in a new one.
 """
 
 from __future__ import annotations

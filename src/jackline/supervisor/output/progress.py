@@ -95,7 +95,7 @@ class Pace:
         if not samples or now_s - samples[-1][0] >= self._spacing_s:
             samples.append((now_s, progress.done))
         if _has_leapt(samples, progress.total):
-            # A resumed bar jumps to where it goes on, and counts the jump as work of no time. So does its own rate.
+            # A resumed bar jumps to where it resumes, and counts the jump as work of no time. So does its own rate.
             rate = median_rate(list(samples)[1:])
             return replace(progress, rate_per_s=rate, eta_s=_eta(progress, rate))
         rate = progress.rate_per_s if progress.rate_per_s is not None else median_rate(list(samples))

@@ -23,7 +23,7 @@ MINUTE_S = 60.0
 
 
 class Console:
-    """Lines by tag. `what` says what is going on, for the sign of life."""
+    """Lines by tag. `what` says what it is doing, for the sign of life."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
