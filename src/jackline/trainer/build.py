@@ -30,8 +30,8 @@ from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import peak_flops
 from jackline.trainer.startup import compiling, process, shared_code
 from jackline.trainer.startup.device import choose_device, device_name
-from jackline.trainer.startup.precision import choose_attention, choose_precision
-from jackline.trainer.task import Task
+from jackline.trainer.startup.precision import choose_attention, choose_precision, settle_precision
+from jackline.trainer.task import Ending, Task
 from jackline.units import count_of
 
 _EAGER_MFU = 0.3  # of the peak, to guess a step's time before there was one
@@ -55,7 +55,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     if config.exact:
         make_exact()
     console.say(f"device {device_name(device)}, torch {torch.__version__}", "start")
-    precision = choose_precision(config.precision, device)
+    precision = settle_precision(config, choose_precision(config.precision, device))
     attention = choose_attention(config.attention, device)
     gpu = process.open_gpu(device)
     if _may_compile(config, device):
@@ -64,6 +64,8 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     opened.callback(corpus.close)
     loader = corpus.train.make_loader(config, device)
     opened.callback(loader.close)
+    if config.patience:
+        loader = Ending(loader)
     _check_vocabulary(config, corpus)
     _keep_tokenizer(corpus, RunDir(folder))
     shape = shape_of(config, corpus.train.vocab_size)

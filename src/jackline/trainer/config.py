@@ -47,7 +47,15 @@ QUIET_FIELDS = (
 )
 A_TENTH = "a tenth of max_steps"  # where a warm-up comes from that was too long
 # Settings that came later. While they have these values a training is what it was without them, and so is its name.
-LATER_FIELDS: Mapping[str, Any] = {"encoding": "auto", "split_by": "auto", "schedule_start": 0}
+LATER_FIELDS: Mapping[str, Any] = {
+    "encoding": "auto",
+    "split_by": "auto",
+    "schedule_start": 0,
+    "optimizer": "adamw",
+    "clip_by": "norm",
+    "patience": 0,
+    "min_gain": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,8 @@ class TrainConfig(
         "eval_interval": "eval_every",
         "grad_clip": "clip",
         "max_grad_norm": "clip",
+        "optim": "optimizer",
+        "early_stopping_patience": "patience",
         "time_limit": "time_limit_s",
         "save_every": "save_every_s",
         "warmup": "warmup_steps",
@@ -297,6 +307,16 @@ def _check_data(config: TrainConfig) -> None:
         )
 
 
+def _check_optimizer(config: TrainConfig) -> None:
+    if config.optimizer != "adamw" and config.precision == "bf16-weights":
+        raise UsageError(
+            f"precision=bf16-weights has an AdamW of its own, and optimizer={config.optimizer}",
+            hint="precision=bf16",
+        )
+    if config.clip_by == "value" and config.precision == "bf16-weights":
+        raise UsageError("precision=bf16-weights clips by the norm alone", hint="precision=bf16, or clip_by=norm")
+
+
 def _check_vocab(config: TrainConfig) -> None:
     unit = min(8, config.VOCAB_MULTIPLE)
     if config.vocab_size % unit:
@@ -305,4 +325,10 @@ def _check_vocab(config: TrainConfig) -> None:
         )
 
 
-_RULES: tuple[Callable[[TrainConfig], None], ...] = (_check_rates, _check_batch, _check_data, _check_vocab)
+_RULES: tuple[Callable[[TrainConfig], None], ...] = (
+    _check_rates,
+    _check_batch,
+    _check_data,
+    _check_optimizer,
+    _check_vocab,
+)

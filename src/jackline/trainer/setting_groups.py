@@ -83,6 +83,10 @@ class LengthSettings:
     epochs: int = setting(
         0, "Passes over the data, which must be on disk as a whole; 0: max_steps decides.", allowed=at_least(0)
     )
+    patience: int = setting(
+        0, "End after so many quick validations without a gain; 0: never.", unit="validations", allowed=at_least(0)
+    )
+    min_gain: float = setting(0.0, "Smallest difference of the metric that counts as a gain.", allowed=at_least(0))
     time_limit_s: float = setting(
         0.0, "Save and stop after this time; 0: no limit.", unit="seconds", allowed=at_least(0)
     )
@@ -92,13 +96,19 @@ class LengthSettings:
 class OptimizerSettings:
     GROUP: ClassVar[str] = "optimizer"
 
+    optimizer: Literal["adamw", "lion", "adafactor", "muon", "adamw8bit"] = setting(
+        "adamw",
+        "Rule of the update; muon: for matrices inside the model, AdamW for the rest; adamw8bit: needs bitsandbytes.",
+    )
     lr: float = setting(6e-4, "Highest learning rate of the schedule.", allowed=above(0))
     min_lr: float = setting(6e-5, "Learning rate at the end of the schedule.", allowed=at_least(0))
     warmup_steps: int = setting(
         100, "Steps in which the learning rate rises from 0 to lr.", unit="steps", allowed=at_least(0)
     )
-    schedule: Literal["cosine", "constant", "wsd"] = setting(
-        "cosine", "Course of the learning rate after warm-up; wsd: constant, then linear decay."
+    schedule: Literal["cosine", "constant", "wsd", "one-cycle"] = setting(
+        "cosine",
+        "Course of the learning rate after warm-up; wsd: constant, then linear decay; one-cycle: up for warmup_steps "
+        "(0: 30 % of all), then down.",
     )
     decay_steps: int = setting(
         0,
@@ -112,10 +122,13 @@ class OptimizerSettings:
         unit="steps",
         allowed=at_least(0),
     )
-    weight_decay: float = setting(0.1, "AdamW's decoupled weight decay.", allowed=at_least(0))
-    beta1: float = setting(0.9, "AdamW's decay of the first moment.", allowed=FRACTION)
-    beta2: float = setting(0.95, "AdamW's decay of the second moment.", allowed=FRACTION)
+    weight_decay: float = setting(0.1, "Decoupled weight decay.", allowed=at_least(0))
+    beta1: float = setting(0.9, "Decay of the first moment; muon: its momentum is 0.95.", allowed=FRACTION)
+    beta2: float = setting(0.95, "Decay of the second moment; lion: of the first.", allowed=FRACTION)
     clip: float = setting(1.0, "Largest norm of the gradient; 0: no clipping.", allowed=at_least(0))
+    clip_by: Literal["norm", "value"] = setting(
+        "norm", "norm: all gradients are scaled by one factor; value: each number is cut to between -clip and clip."
+    )
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ Tell = Callable[[str], None]
 class BatchSource(Protocol):
     """Batches in an order that can be seeked. A batch has at least `epoch` and `windows`, the ids of its samples."""
 
-    waited_s: float  # for data, in all
+    @property
+    def waited_s(self) -> float:
+        """For data, in all."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def __next__(self) -> Any: ...
@@ -45,6 +47,50 @@ class BatchSource(Protocol):
         """All samples there are; None where that is not known."""
 
     def close(self) -> None: ...
+
+
+class Ending:
+    """The batches of another source, until `end_here` was called; kept in checkpoints."""
+
+    def __init__(self, inner: BatchSource) -> None:
+        self._inner = inner
+        self._is_ended = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def waited_s(self) -> float:
+        return self._inner.waited_s
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._is_ended or bool(getattr(self._inner, "is_exhausted", False))
+
+    def end_here(self) -> None:
+        """No further batch: the run is complete after this step, and stays so after a resume."""
+        self._is_ended = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_ended:
+            raise StopIteration
+        return next(self._inner)
+
+    def state(self) -> dict[str, Any]:
+        return {**self._inner.state(), "is_ended": self._is_ended}
+
+    def seek(self, state: dict[str, Any]) -> None:
+        self._is_ended = bool(state.get("is_ended", False))
+        self._inner.seek({name: value for name, value in state.items() if name != "is_ended"})
+
+    def num_windows(self) -> int | None:
+        return self._inner.num_windows()
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ _WORKERS = "embeddings are computed once and lie in memory or a map: nothing is 
 _ONCE = "each sequence is encoded once, in batches of like lengths, by frozen encoders; --antibody_encoder chooses"
 _LANGUAGE = (
     "model seq_len vocab_size text_column documents tokenizer val_fraction val_tokens min_chars max_train_examples"
-    " max_val_examples max_cache_bytes compile attention loss_chunk_rows recompute num_threads"
+    " max_val_examples max_cache_bytes compile attention loss_chunk_rows recompute num_threads patience min_gain"
 )
+_OTHER_NAMES = ("num_workers", "model_size", "early_stopping_patience")
 _UNUSED = frozenset(_LANGUAGE.split())  # of text, or of models that are compiled and planned
 _TABLE, _HEAD = "affinity table", "affinity training"  # groups of settings
 _SAME = "the same command again resumes from the newest good checkpoint; so does `jackline resume`"
@@ -102,7 +103,7 @@ class AgabConfig(TrainConfig):
     )
 
     ALIASES: ClassVar[Mapping[str, str]] = {
-        **{name: to for name, to in TrainConfig.ALIASES.items() if name not in ("num_workers", "model_size")},
+        **{name: to for name, to in TrainConfig.ALIASES.items() if name not in _OTHER_NAMES},
         "cache_dir": "data_dir",
         "num_epochs": "epochs",
         "use_early_stopping": "early_stopping",

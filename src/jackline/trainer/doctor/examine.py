@@ -237,10 +237,11 @@ def _try_model(config: TrainConfig, request: Request, found: Any, console: Conso
     from jackline.trainer.doctor.trial import make_task, predict_host_bytes
     from jackline.trainer.network import describe_shape, shape_of
     from jackline.trainer.startup.device import choose_device
-    from jackline.trainer.startup.precision import choose_precision
+    from jackline.trainer.startup.precision import choose_precision, settle_precision
 
     device = choose_device(config)
-    precision, free_bytes = choose_precision(config.precision, device), _free_memory(device)
+    precision = settle_precision(config, choose_precision(config.precision, device))
+    free_bytes = _free_memory(device)
     tell(Finding("model", "ok", describe_shape(config.model, shape_of(config, found.vocab_size))))
     if not accelerator.is_gpu(device):
         # Before it is built: on a CPU too much memory ends other people's programs too.

@@ -28,6 +28,7 @@ class Learner:
     device: torch.device
     device_name: str
     clip: float
+    clip_by: str = "norm"
 
     def autocast(self) -> torch.autocast:
         return autocast(self.precision, self.device)
@@ -43,7 +44,7 @@ class Learner:
 
     def move_weights(self) -> Tensor:
         """The update alone; gradients stay. Returns their norm before it was clipped."""
-        norm = clip_gradients(self.optimizer, self.clip)
+        norm = clip_gradients(self.optimizer, self.clip, self.clip_by)
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -68,7 +69,12 @@ def make_learner(
     for group in own.param_groups if own is not None else ():
         group["lr_scale"] = float(group["lr"]) / config.lr
     optimizer = own or make_optimizer(
-        model, lr=config.lr, betas=betas, weight_decay=config.weight_decay, precision=precision
+        model,
+        lr=config.lr,
+        betas=betas,
+        weight_decay=config.weight_decay,
+        precision=precision,
+        algorithm=config.optimizer,
     )
     return Learner(
         model=model,
@@ -78,4 +84,5 @@ def make_learner(
         device=device,
         device_name=device_name(device),
         clip=config.clip,
+        clip_by=config.clip_by,
     )

@@ -1,19 +1,22 @@
-"""AdamW for the trainer: torch's own fused one, or one that keeps float32 masters of bf16 weights.
+"""The optimizers of the trainer: torch's fused AdamW, one that keeps float32 masters of bf16 weights, Lion, Muon with
+AdamW beside it, torch's Adafactor, and AdamW with states of 8 bits by bitsandbytes.
 
-Owns the update and the clipping that goes with it. Masters are state like the moments ("master"), so checkpoints,
-retention and restore treat them as they treat any optimizer. On a GPU one Triton kernel does widening, clipping,
-update and rounding in a single pass over memory (adamw_kernel.py); elsewhere torch's operators do the same.
+Owns which one a setting means, the update, and the clipping that goes with it. Masters are state like the moments
+("master"), so checkpoints, retention and restore treat them as they treat any optimizer. On a GPU one Triton kernel
+does widening, clipping, update and rounding in a single pass over memory (adamw_kernel.py); elsewhere the operators
+of torch do the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from jackline import accelerator
+from jackline.errors import UsageError
 from jackline.memory.plan.gpus import Precision
 from jackline.trainer.startup.precision import lower_weights
 
@@ -21,7 +24,13 @@ _EPS = 1e-8
 
 
 def make_optimizer(
-    model: nn.Module, *, lr: float, betas: tuple[float, float], weight_decay: float, precision: Precision
+    model: nn.Module,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    precision: Precision,
+    algorithm: str = "adamw",
 ) -> torch.optim.Optimizer:
     """`model` is in float32 still; with bf16 weights it is lowered here, after its masters were taken.
 
@@ -33,6 +42,10 @@ def make_optimizer(
         {"params": [weight for weight in trained if weight.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    if algorithm == "muon":
+        return _make_muon(model, groups, lr, betas)
+    if algorithm != "adamw":
+        return _MAKERS[algorithm](groups, lr, betas)
     if precision != "bf16-weights":
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=_EPS, fused=True)
     masters = {weight: weight.detach().clone() for weight in trained}
@@ -40,8 +53,13 @@ def make_optimizer(
     return MasterAdamW(groups, masters, lr=lr, betas=betas)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, clip: float) -> Tensor:
+def clip_gradients(optimizer: torch.optim.Optimizer, clip: float, by: str = "norm") -> Tensor:
     """The norm of all gradients, in float32, and cuts them to `clip` (0: not at all). Never waits for the device."""
+    if by == "value" and clip > 0:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        norm = gradient_norm([weight.grad for weight in weights if weight.grad is not None])
+        nn.utils.clip_grad_value_(weights, clip, foreach=True)
+        return norm
     if isinstance(optimizer, MasterAdamW):
         return optimizer.clip_at_step(clip)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -139,3 +157,112 @@ class MasterAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 yield group, weight
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of a mixture of momentum and gradient, with decoupled decay (Chen et al. 2023). One moment a weight.
+
+    Its steps are larger than AdamW's: a learning rate three to ten times lower is usual.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            raise TypeError("Lion takes no closure")
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            gradients: list[Tensor] = [weight.grad for weight in weights]
+            moments = [self._moment(weight) for weight in weights]
+            (first, second), lr = group["betas"], float(group["lr"])
+            moves = torch._foreach_lerp(moments, gradients, 1 - first)
+            torch._foreach_sign_(moves)
+            torch._foreach_mul_(list[Tensor](weights), 1 - lr * group["weight_decay"])
+            torch._foreach_add_(list[Tensor](weights), moves, alpha=-lr)
+            torch._foreach_lerp_(moments, gradients, 1 - second)
+        return None
+
+    def _moment(self, weight: nn.Parameter) -> Tensor:
+        state = self.state[weight]
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(weight)
+        moment: Tensor = state["exp_avg"]
+        return moment
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch's Muon for the groups with `is_muon`, torch's AdamW for the others, as one optimizer with one state."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+        first, rest = self._parts()
+        # Learning rates as for AdamW: updates are scaled to the size that AdamW's usually have.
+        self._muon = torch.optim.Muon(first, lr=lr, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        self._adamw = torch.optim.AdamW(rest, lr=lr, betas=betas, eps=_EPS) if rest else None
+
+    def _parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        return (
+            [group for group in self.param_groups if group["is_muon"]],
+            [group for group in self.param_groups if not group["is_muon"]],
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            raise TypeError("MuonWithAdamW takes no closure")
+        for inner, groups in zip((self._muon, self._adamw), self._parts(), strict=True):
+            if inner is not None:
+                # Each time: who restores a state may put other objects into their place.
+                inner.state, inner.param_groups = self.state, groups
+                inner.step()  # type: ignore[no-untyped-call]
+        return None
+
+
+def _make_muon(
+    model: nn.Module, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    if not hasattr(torch.optim, "Muon"):
+        raise UsageError(f"torch {torch.__version__} has no Muon", hint="it came with torch 2.9; optimizer=adamw")
+    outer = _outer_weights(model)
+    made: list[dict[str, Any]] = []
+    for group in groups:
+        inside = [weight for weight in group["params"] if weight.dim() == 2 and weight not in outer]
+        rest = [weight for weight in group["params"] if not any(weight is other for other in inside)]
+        made += [{**group, "params": inside, "is_muon": True}] if inside else []
+        made += [{**group, "params": rest, "is_muon": False}] if rest else []
+    if not any(group["is_muon"] for group in made):
+        raise UsageError("optimizer=muon is for matrices, and this model has none inside", hint="optimizer=adamw")
+    return MuonWithAdamW(made, lr=lr, betas=betas)
+
+
+def _outer_weights(model: nn.Module) -> set[Tensor]:
+    """Embeddings and heads: rows that stand for themselves, which Muon is not meant for."""
+    found: set[Tensor] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) or name.rpartition(".")[2].endswith("head"):
+            found |= set(module.parameters())
+    return found
+
+
+def _make_lion(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
+    return Lion(groups, lr=lr, betas=betas)
+
+
+def _make_adafactor(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(groups, lr=lr)
+
+
+def _make_8bit(groups: list[dict[str, Any]], lr: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
+    try:
+        import bitsandbytes  # type: ignore[import-not-found]
+    except ImportError:
+        raise UsageError("optimizer=adamw8bit needs bitsandbytes", hint="pip install bitsandbytes; a GPU") from None
+    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=betas, eps=_EPS)
+    return made
+
+
+_MAKERS = {"lion": _make_lion, "adafactor": _make_adafactor, "adamw8bit": _make_8bit}

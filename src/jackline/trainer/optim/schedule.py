@@ -1,8 +1,8 @@
 """The learning rate of every optimizer step, as a pure function of the step's number.
 
-Owns warm-up + cosine, constant, and warm-up + stable + decay ("wsd"), and how they are shown. Steps count optimizer
-steps, never micro-batches: step 0 is the first update. Nothing here is stateful, so a resumed run cannot be one step
-off, and the rate in use can be held against `lr_at` at any time (watch.py).
+Owns warm-up + cosine, constant, warm-up + stable + decay ("wsd"), one-cycle, and how they are shown. Steps count
+optimizer steps, never micro-batches: step 0 is the first update. Nothing here is stateful, so a resumed run cannot be
+one step off, and the rate in use can be held against `lr_at` at any time (watch.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Protocol
 
 from jackline.errors import UsageError
 
-KINDS = ("cosine", "constant", "wsd")
+KINDS = ("cosine", "constant", "wsd", "one-cycle")
+ONE_CYCLE_RISE, ONE_CYCLE_FIRST = 0.3, 1 / 25  # share of the steps, and of lr
 DEFAULT_DECAY_SHARE = 0.1  # of a wsd run
 
 
@@ -63,11 +64,18 @@ class Schedule:
         """The steps over which the rate falls from `lr` to `min_lr`; empty for constant."""
         if self.kind == "constant":
             return range(self.total_steps, self.total_steps)
+        if self.kind == "one-cycle":
+            return range(min(self.rise_steps, self.total_steps - 1), self.total_steps)
         rest = max(0, self.total_steps - self.warmup_steps)
         if self.kind == "cosine":
             return range(self.warmup_steps, self.warmup_steps + (self.decay_steps or rest))
         steps = min(rest, self.decay_steps or max(1, round(DEFAULT_DECAY_SHARE * self.total_steps)))
         return range(self.total_steps - steps, self.total_steps)
+
+    @property
+    def rise_steps(self) -> int:
+        """Of one-cycle: the steps before the highest rate."""
+        return self.warmup_steps or round(ONE_CYCLE_RISE * self.total_steps)
 
 
 class HasSchedule(Protocol):
@@ -115,6 +123,9 @@ def lr_at(step: int, s: Schedule) -> float:
 
 def _rate(step: int, s: Schedule) -> float:
     """Of the schedule's own steps. Reaches `lr` at step `warmup_steps` and `min_lr` at the last."""
+    if s.kind == "one-cycle" and step < s.rise_steps:
+        rise = 0.5 * (1 - math.cos(math.pi * step / s.rise_steps))
+        return s.lr * (ONE_CYCLE_FIRST + (1 - ONE_CYCLE_FIRST) * rise)
     if step < s.warmup_steps:
         return s.lr * (step + 1) / (s.warmup_steps + 1)
     decay = s.decay
@@ -124,7 +135,7 @@ def _rate(step: int, s: Schedule) -> float:
         # Also the only step of a decay of one.
         return s.min_lr
     share = (step - decay.start) / (len(decay) - 1)
-    left = 0.5 * (1 + math.cos(math.pi * share)) if s.kind == "cosine" else 1 - share
+    left = 0.5 * (1 + math.cos(math.pi * share)) if s.kind != "wsd" else 1 - share
     return s.min_lr + (s.lr - s.min_lr) * left
 
 
@@ -161,6 +172,9 @@ def _course(s: Schedule) -> str:
             f"warm-up only: it would take {s.warmup_steps:,} steps to {s.lr:.3g}, the run ends at"
             f" {reached:.3g} after {s.total_steps:,}"
         )
+    if s.kind == "one-cycle":
+        up = f"from {s.lr * ONE_CYCLE_FIRST:.3g} up to {s.lr:.3g} at step {first + s.rise_steps:,}"
+        return f"{up}, then down to {s.min_lr:.3g} at step {first + s.decay[-1]:,}"
     warm = f"{s.warmup_steps:,} steps of warm-up to {s.lr:.3g}" if s.warmup_steps else f"{s.lr:.3g} from the start"
     if s.kind == "constant":
         return warm + (", then unchanged" if s.warmup_steps else "")

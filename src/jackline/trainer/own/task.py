@@ -263,7 +263,7 @@ def own_job(config: Recipe, samples: Samples, precision: Precision) -> Job:
         loss,
         name=config.recipe,
         global_batch=config.batch_size,
-        options=StepOptions(precision=precision),
+        options=StepOptions(precision=precision, algorithm=config.optimizer),
     )
 
 

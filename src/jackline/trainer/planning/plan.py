@@ -69,7 +69,10 @@ def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_gpu
         loss=loss,
         global_batch=config.batch_size,
         options=StepOptions(
-            precision=precision, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows
+            precision=precision,
+            is_recomputing=config.recompute,
+            loss_chunk_rows=config.loss_chunk_rows,
+            algorithm=config.optimizer,
         ),
         can_recompute=True,
         can_chunk_loss=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from torch import nn
 from jackline import accelerator
 from jackline.errors import UsageError
 from jackline.memory.plan.gpus import Precision
+
+if TYPE_CHECKING:
+    from jackline.trainer.config import TrainConfig
 
 Asked = Literal["auto", "fp32", "bf16", "fp16", "bf16-weights"]
 Attention = Literal["auto", "cudnn", "flash", "plain"]
@@ -35,6 +38,12 @@ def choose_precision(asked: Asked, device: torch.device) -> Precision:
     if asked.startswith("bf16") and major < _AMPERE:
         raise UsageError(f"{accelerator.name(device)} (sm_{major}x) has no bf16", hint="precision=fp16, or auto")
     return asked
+
+
+def settle_precision(config: TrainConfig, chosen: Precision) -> Precision:
+    """bf16 weights with masters have an AdamW of their own that clips by the norm; others get autocast instead."""
+    is_ours = config.optimizer == "adamw" and config.clip_by == "norm"
+    return "bf16" if chosen == "bf16-weights" and not is_ours else chosen
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from jackline.session.off import OffRun
 from jackline.session.run import Run
@@ -83,6 +84,23 @@ class Validation:
         if is_best:
             values["best_value"], values["best_step"] = value, run.step
             run.save(**{f"best_{metric}": value})
+        self._judge_patience(run, value)
+
+    def _judge_patience(self, run: Run | OffRun, value: float) -> None:
+        """End the training after `patience` validations without a gain; small gains add up to one. Both numbers are
+        in the checkpoint, so a resumed run counts from there."""
+        config, values = self._task.config, run.values
+        before = values.get("gained_value")
+        gain = 0.0 if before is None else (value - before if config.IS_HIGH_GOOD else before - value)
+        if before is None or gain > config.min_gain:
+            values["gained_value"], values["num_stale"] = value, 0
+            return
+        values["num_stale"] = values.get("num_stale", 0) + 1
+        if config.patience and values["num_stale"] >= config.patience:
+            loader: Any = self._task.loader
+            loader.end_here()
+            text = f"no gain above {config.min_gain:g} in {values['num_stale']} validations: the end (patience)"
+            self._console.say(text, "eval")
 
     def finish(self, run: Run | OffRun, watch: Watch, folder: Path) -> Evaluation | None:
         """After the last step."""
