@@ -111,7 +111,12 @@ def test_show_lists_every_value_with_its_origin_and_what_follows_from_them() -> 
     wide = f"{'lr':<18}  {'0.0003':<24}  command line    Highest learning rate of the schedule."
     assert rows["lr"] == wide
     assert re.split(r"  +", rows["seq_len"]) == ["seq_len", "64", "quick", "Length of a sequence. [tokens]"]
-    assert re.split(r"  +", rows["beta2"]) == ["beta2", "0.95", "recipe", "AdamW's decay of the second moment."]
+    assert re.split(r"  +", rows["beta2"]) == [
+        "beta2",
+        "0.95",
+        "recipe",
+        "Decay of the second moment; lion: of the first.",
+    ]
     assert re.split(r"  +", rows["recompute"])[:3] == ["recompute", "false", "recipe"]
     headings = [line for line in text.splitlines() if line.endswith(":") and "  " not in line]
     wanted = "model, data, source files, length and batch, optimizer, compute, validation, "
@@ -136,7 +141,7 @@ MISTAKES = {
     "lr=fast": "error: lr=fast is not a number",
     "lr=nan": "error: lr=nan is not a number",
     "recompute=maybe": "error: recompute=maybe is not true or false",
-    "schedule=cosin": "error: schedule is one of cosine, constant, wsd, not 'cosin'\nhint: did you mean 'cosine'?",
+    "schedule=cosin": "error: schedule is one of cosine, constant, wsd, one-cycle, not 'cosin'\nhint: did you mean 'cosine'?",
     "model=xyz": "error: model is one of nano, tiny, small, medium, not 'xyz'",
     "time_limit=soon": "error: 'soon' is not a duration\nhint: write 90, 90s, 15m, 1h30m or 2d",
     "max_cache_bytes=lots": "error: 'lots' is not a size\nhint: write 512, 300M, 20G or 1.5GiB",

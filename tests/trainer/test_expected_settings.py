@@ -144,6 +144,8 @@ def test_wrong_combinations_are_refused_and_names_of_earlier_runs_stay() -> None
         TrainConfig(data="x", optimizer="lion", precision="bf16-weights")
     with pytest.raises(UsageError, match="clips by the norm alone"):
         TrainConfig(data="x", clip_by="value", precision="bf16-weights")
+    with pytest.raises(UsageError, match="patience=2 counts validations, and eval_every=0"):
+        TrainConfig(data="x", patience=2, eval_every=0)
     assert not {"optimizer", "clip_by", "patience", "min_gain"} & set(identity(TrainConfig(data="x")))
     assert "optimizer" in identity(TrainConfig(data="x", optimizer="lion"))
 

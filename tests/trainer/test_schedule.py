@@ -113,7 +113,7 @@ def test_the_picture_shows_rise_peak_and_floor() -> None:
     [
         (
             ("cosin", 1.0),
-            "error: schedule is one of cosine, constant, wsd, not 'cosin'\nhint: did you mean 'cosine'?",
+            "error: schedule is one of cosine, constant, wsd, one-cycle, not 'cosin'\nhint: did you mean 'cosine'?",
         ),
         (("cosine", 0.0), "error: lr=0 is not above 0"),
         (("cosine", float("nan")), "error: lr=nan is not above 0"),

@@ -28,7 +28,7 @@ from jackline.trainer.config import TrainConfig
 @dataclass(frozen=True)
 class MyConfig(TrainConfig):
     temperature: float = setting(1.0, "Divides the logits.", allowed=above(0))
-    patience: int | None = None
+    horizon: int | None = None
     note: str = ""
     layers: list[int] = field(default_factory=list)
 
@@ -99,18 +99,18 @@ def own_recipe(folder: Path) -> str:
 
 def test_a_recipe_of_ones_own_declares_settings_the_same_way(tmp_path: Path) -> None:
     target = own_recipe(tmp_path)
-    found = resolve(target, ["--temperature", "0.5", "--patience", "3", "note=hello"])
-    assert {name: identity(found.config)[name] for name in ("temperature", "patience", "note")} == {
+    found = resolve(target, ["--temperature", "0.5", "--horizon", "3", "note=hello"])
+    assert {name: identity(found.config)[name] for name in ("temperature", "horizon", "note")} == {
         "temperature": 0.5,
-        "patience": 3,
+        "horizon": 3,
         "note": "hello",
     }
-    assert resolve(target, ["patience=none"]).config.patience is None  # type: ignore[attr-defined]
+    assert resolve(target, ["horizon=none"]).config.horizon is None  # type: ignore[attr-defined]
     assert help_text(target, load_recipe(target, TrainConfig)).endswith(
         f"{OWN_GROUP}:\n"
         "  temperature = 1  (number, above 0)\n"
         "      Divides the logits.\n"
-        "  patience = None  (whole number)\n"
+        "  horizon = None  (whole number)\n"
         "  note = -  (text)\n"
         "  layers = []  (list)"
     )
@@ -130,7 +130,7 @@ def test_wrong_values_of_ones_own_settings_are_named(tmp_path: Path) -> None:
         "hint: it must be above 0",
         "temprature=1": f"error: unknown setting 'temprature' for recipe '{target}'\n"
         "hint: did you mean 'temperature'?",
-        "patience=few": "error: patience=few is not a whole number",
+        "horizon=few": "error: horizon=few is not a whole number",
         "layers=3": "error: layers cannot be set by a word: nobody knows how to read a list\n"
         "hint: int, float, bool, str and Literal can be read; for others give setting(..., read=function)",
     }
@@ -144,7 +144,7 @@ def test_a_wrong_value_in_a_recipes_own_code_is_an_error_too() -> None:
     with pytest.raises(UsageError) as caught:
         TrainConfig(schedule="cosin")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "error: schedule is one of cosine, constant, wsd, not 'cosin'\nhint: did you mean 'cosine'?"
+        "error: schedule is one of cosine, constant, wsd, one-cycle, not 'cosin'\nhint: did you mean 'cosine'?"
     )
 
 

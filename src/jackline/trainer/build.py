@@ -31,7 +31,7 @@ from jackline.trainer.report.flops import peak_flops
 from jackline.trainer.startup import compiling, process, shared_code
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_attention, choose_precision, settle_precision
-from jackline.trainer.task import Ending, Task
+from jackline.trainer.task import Ending, Task, check_patience
 from jackline.units import count_of
 
 _EAGER_MFU = 0.3  # of the peak, to guess a step's time before there was one
@@ -65,6 +65,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     loader = corpus.train.make_loader(config, device)
     opened.callback(loader.close)
     if config.patience:
+        check_patience(has_validation=corpus.validation is not None)
         loader = Ending(loader)
     _check_vocabulary(config, corpus)
     _keep_tokenizer(corpus, RunDir(folder))

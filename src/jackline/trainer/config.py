@@ -317,6 +317,11 @@ def _check_optimizer(config: TrainConfig) -> None:
         raise UsageError("precision=bf16-weights clips by the norm alone", hint="precision=bf16, or clip_by=norm")
 
 
+def _check_patience(config: TrainConfig) -> None:
+    if config.patience and not config.eval_every:
+        raise UsageError(f"patience={config.patience} counts validations, and eval_every=0", hint="eval_every=200")
+
+
 def _check_vocab(config: TrainConfig) -> None:
     unit = min(8, config.VOCAB_MULTIPLE)
     if config.vocab_size % unit:
@@ -330,5 +335,6 @@ _RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _check_batch,
     _check_data,
     _check_optimizer,
+    _check_patience,
     _check_vocab,
 )

@@ -103,12 +103,14 @@ class OptimizerSettings:
     lr: float = setting(6e-4, "Highest learning rate of the schedule.", allowed=above(0))
     min_lr: float = setting(6e-5, "Learning rate at the end of the schedule.", allowed=at_least(0))
     warmup_steps: int = setting(
-        100, "Steps in which the learning rate rises from 0 to lr.", unit="steps", allowed=at_least(0)
+        100,
+        "Steps in which the learning rate rises from 0 to lr; 0: none, for one-cycle 30 % of all.",
+        unit="steps",
+        allowed=at_least(0),
     )
     schedule: Literal["cosine", "constant", "wsd", "one-cycle"] = setting(
         "cosine",
-        "Course of the learning rate after warm-up; wsd: constant, then linear decay; one-cycle: up for warmup_steps "
-        "(0: 30 % of all), then down.",
+        "Course of the learning rate after warm-up; wsd: constant, then linear decay; one-cycle: up, then down.",
     )
     decay_steps: int = setting(
         0,

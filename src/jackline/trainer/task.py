@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from torch import Tensor
 
 from jackline.data.loader.batches import ToDevice
+from jackline.errors import UsageError
 from jackline.trainer.optim.learner import Learner
 from jackline.trainer.optim.schedule import Schedule
 
@@ -47,6 +48,11 @@ class BatchSource(Protocol):
         """All samples there are; None where that is not known."""
 
     def close(self) -> None: ...
+
+
+def check_patience(*, has_validation: bool) -> None:
+    if not has_validation:
+        raise UsageError("patience counts validations, and this training has none", hint="patience=0")
 
 
 class Ending:

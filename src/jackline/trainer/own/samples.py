@@ -162,7 +162,7 @@ class SampleLoader:
             "seed": self.order.seed,
             "epoch": self._epoch,
             "position": self._position,
-            "is_ended": self.is_exhausted,
+            "is_exhausted": self.is_exhausted,
         }
 
     def seek(self, state: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class SampleLoader:
                     hint="train_data() must return the same samples in every attempt; or start a new run with --new",
                 )
         self._epoch, self._position, self._open = int(state["epoch"]), int(state["position"]), None
-        self.is_exhausted = bool(state["is_ended"])
+        self.is_exhausted = bool(state["is_exhausted"])
 
     def place_text(self) -> str:
         """Of the batch given out last, for people."""

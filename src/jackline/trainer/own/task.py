@@ -32,7 +32,7 @@ from jackline.trainer.planning.plan import Chosen, rehearsed
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_precision
-from jackline.trainer.task import Between, Counting, Sums
+from jackline.trainer.task import Between, Counting, Sums, check_patience
 from jackline.trainer.validate.validation import Validation
 from jackline.units import count_of, format_bytes
 
@@ -172,6 +172,8 @@ def build_own(config: Recipe, console: Console) -> OwnTask:
     with console.phase("data", "calling train_data() and val_data()"):
         samples, validation = open_samples(config)
         console.say(_data_text(samples, validation), "data")
+    if config.patience:
+        check_patience(has_validation=validation is not None)
     with console.phase("model", "calling make_model()"):
         learner = _make_learner(config, precision, device)
         console.say(_model_text(learner.model), "model")

@@ -90,13 +90,15 @@ class Validation:
         """End the training after `patience` validations without a gain; small gains add up to one. Both numbers are
         in the checkpoint, so a resumed run counts from there."""
         config, values = self._task.config, run.values
+        if not config.patience:
+            return
         before = values.get("gained_value")
         gain = 0.0 if before is None else (value - before if config.IS_HIGH_GOOD else before - value)
         if before is None or gain > config.min_gain:
             values["gained_value"], values["num_stale"] = value, 0
             return
         values["num_stale"] = values.get("num_stale", 0) + 1
-        if config.patience and values["num_stale"] >= config.patience:
+        if values["num_stale"] >= config.patience:
             loader: Any = self._task.loader
             loader.end_here()
             text = f"no gain above {config.min_gain:g} in {values['num_stale']} validations: the end (patience)"
