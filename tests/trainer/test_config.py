@@ -141,7 +141,8 @@ MISTAKES = {
     "lr=fast": "error: lr=fast is not a number",
     "lr=nan": "error: lr=nan is not a number",
     "recompute=maybe": "error: recompute=maybe is not true or false",
-    "schedule=cosin": "error: schedule is one of cosine, constant, wsd, one-cycle, not 'cosin'\nhint: did you mean 'cosine'?",
+    "schedule=cosin": "error: schedule is one of cosine, constant, wsd, one-cycle, not 'cosin'\n"
+    "hint: did you mean 'cosine'?",
     "model=xyz": "error: model is one of nano, tiny, small, medium, not 'xyz'",
     "time_limit=soon": "error: 'soon' is not a duration\nhint: write 90, 90s, 15m, 1h30m or 2d",
     "max_cache_bytes=lots": "error: 'lots' is not a size\nhint: write 512, 300M, 20G or 1.5GiB",
