@@ -29,7 +29,7 @@ SOURCE_SETTINGS = ("format", "documents", "text_column", "encoding", "split_by")
 def make_text(number: int, num_words: int = 60) -> str:
     """A document of its own: words, punctuation, a few characters outside ASCII."""
     chosen = random.Random(number)
-    words = [chosen.choice(WORDS) for _ in range(num_words)]
+    words = chosen.choices(WORDS, k=num_words)
     words[0] = f"Document {number}:"
     words[len(words) // 2] = chosen.choice(["naïve", "日本語", "1,234.5", "don't", "👩‍👧", "x=1;"])
     return " ".join(words)

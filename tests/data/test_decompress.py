@@ -25,9 +25,9 @@ def zst_with_checksum(data: bytes) -> bytes:
 
 FILES = {
     "plain": ("", RAW),
-    "gz": ("gz", gzip.compress(RAW)),
-    "gz of members": ("gz", b"".join(gzip.compress(RAW[at : at + 99_999]) for at in range(0, len(RAW), 99_999))),
-    "gz padded with zeros": ("gz", gzip.compress(RAW) + b"\0" * 1000),
+    "gz": ("gz", gzip.compress(RAW, 1)),
+    "gz of members": ("gz", b"".join(gzip.compress(RAW[at : at + 99_999], 1) for at in range(0, len(RAW), 99_999))),
+    "gz padded with zeros": ("gz", gzip.compress(RAW, 1) + b"\0" * 1000),
     "zst": ("zst", zstandard.compress(RAW)),
     "zst with checksum": ("zst", zst_with_checksum(RAW)),
     "zst of frames": ("zst", b"".join(zst_with_checksum(RAW[at : at + 99_999]) for at in range(0, len(RAW), 99_999))),
@@ -82,7 +82,7 @@ def test_continuing_in_a_file_of_frames_costs_one_frame_not_the_file(tmp_path: P
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_bytes_before_a_truncation_are_given_out_and_then_it_is_named(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    whole = gzip.compress(RAW) if kind == "gz" else zstandard.compress(RAW)
+    whole = gzip.compress(RAW, 1) if kind == "gz" else zstandard.compress(RAW)
     path.write_bytes(whole[: len(whole) // 2])
     file = LocalFile(str(path))
     stream, out = open_stream(file, kind, START), bytearray()
@@ -97,7 +97,7 @@ def test_bytes_before_a_truncation_are_given_out_and_then_it_is_named(kind: str,
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_a_flipped_byte_is_damage_not_the_end(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    whole = bytearray(gzip.compress(RAW) if kind == "gz" else zst_with_checksum(RAW))
+    whole = bytearray(gzip.compress(RAW, 1) if kind == "gz" else zst_with_checksum(RAW))
     whole[-6] ^= 0xFF
     path.write_bytes(whole)
     with pytest.raises(DamagedBytes, match=f"damaged {kind} file"):

@@ -203,8 +203,8 @@ def test_too_much_damage_is_an_error_that_says_what_it_was(tmp_path: Path) -> No
     assert str(caught.value) == (
         "error: 1 of the first 10 records cannot be read (10.0 %, allowed 1 %)\n"
         "       1 x bad JSON line\n"
-        "       8 B lost of 2.4 KiB of text (0.32 %)\n"
-        f"       {path}: byte 2,480, line 10: bad JSON line, 8 bytes\n"
+        "       8 B lost of 2.4 KiB of text (0.33 %)\n"
+        f"       {path}: byte 2,420, line 10: bad JSON line, 8 bytes\n"
         "hint: repair the source, or allow it: --max-damaged 0.1 (max_damaged in a recipe, max_damaged_fraction in "
         "Python)"
     )
