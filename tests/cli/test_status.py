@@ -150,6 +150,39 @@ def test_a_stuck_run_points_to_why(runs: Path) -> None:
     assert lines[-1] == "hint: `jackline why train-1` shows where, with the stacks of every process"
 
 
+def test_a_stuck_run_has_no_pace_and_no_time_left_and_says_what_the_hang_cost(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = {"kind": "STUCK", "for_s": 290.0, "text": "waits for a lock at train.py:17"}
+    progress = {
+        "done": 300.0,
+        "total": 2000.0,
+        "unit": "steps",
+        "rate_per_s": 38.0,
+        "eta_s": 45.0,
+        "at_s": NOW_S - 300,
+    }
+    run = live_run(runs, verdict=verdict, progress=progress, started_at_s=NOW_S - 1000)
+    last = run.last_attempt()
+    assert last is not None
+    started = json.loads(last.start_file.read_text())
+    last.start_file.write_text(json.dumps({**started, "started_at_s": NOW_S - 1000}))
+    moments = [(NOW_S - 1000 + at_s, "PROGRESS") for at_s in range(0, 700, 60)]
+    moments += [(NOW_S - 300 + at_s, "STUCK") for at_s in range(0, 300, 60)]
+    lines = [{"at_s": at_s, "attempt": 1, "verdict": verdict} for at_s, verdict in moments]
+    run.timeline.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setenv("JACKLINE_PRICE", "3.6/h")
+    said = lines_of()
+    assert "  progress:   300 of 2,000 steps (15 %) (5 min ago)" in said
+    (goodput,) = [line for line in said if "goodput:" in line]
+    assert goodput == (
+        "  goodput:    70 % of 16 min 40 s was productive; hang cost 30 %: let it restart when it hangs "
+        "(--on-stuck restart); cost: 1.00, of which 0.30 was not productive"
+    )
+    monkeypatch.setenv("JACKLINE_PRICE", "much")  # a price that is none must not hide how the run is
+    assert lines_of()[0].startswith("train-1: alive")
+
+
 def test_a_stale_heartbeat_is_said_as_stale(runs: Path) -> None:
     live_run(runs, at_s=NOW_S - 120)
     assert lines_of()[0] == (

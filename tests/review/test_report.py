@@ -74,6 +74,14 @@ def test_a_run_that_failed_reads_as_a_post_mortem(tmp_path: Path) -> None:
         assert words in text, text
 
 
+def test_what_to_do_next_claims_no_checkpoint_that_is_not_known_and_the_cost_is_told(tmp_path: Path) -> None:
+    text = to_markdown(make_report(summarise(copy_of("format1-killed-oom", tmp_path), now_s=NOW), 3600.0))
+    assert "| what was lost | everything since the start, as far as is known" in text
+    assert "# as it was typed: no checkpoint of it is known here" in text
+    assert "from its newest whole checkpoint" not in text
+    assert "\nCost: 60.00, of which " in text, text
+
+
 def test_what_a_run_says_stays_text(tmp_path: Path) -> None:
     run = copy_of("format1-finished", tmp_path)
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>"

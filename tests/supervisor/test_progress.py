@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jackline.supervisor.output.bars import parse_bar
+from jackline.supervisor.output.journey import Journey
 from jackline.supervisor.output.lines import parse_line
 from jackline.supervisor.output.progress import Pace, Progress, parse_protocol
 
@@ -208,3 +209,17 @@ def test_nested_bars_keep_their_own_pace() -> None:
 def test_what_the_bar_says_itself_is_believed() -> None:
     found = Pace().update(Progress("", 5, 10, "it", 2.5, 2.0, "bar"), 0.0)
     assert (found.rate_per_s, found.eta_s) == (2.5, 2.0)
+
+
+def test_a_later_line_about_the_same_steps_does_not_forget_their_total() -> None:
+    """A crash that names its step was the last word about a run: how far it was seemed unknown."""
+    journey = Journey()
+    said = (
+        "step 695/2000 loss 0.1",
+        "step 700/2000 loss 0.1",
+        "RuntimeError: CUDA error: an assert triggered at step 700",
+    )
+    found = [journey.take(progress, float(at)) for at, text in enumerate(said) if (progress := parse_line(text))]
+    assert [(progress.done, progress.total) for progress in found] == [(695, 2000), (700, 2000), (700, 2000)]
+    other = [journey.take(Progress("", done, None, "steps", None, None, "line"), 9.0) for done in (2500.0, 3.0)]
+    assert [progress.total for progress in other] == [None, None]  # not of these 2,000

@@ -10,7 +10,7 @@ import click
 from jackline.errors import UsageError
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
-from jackline.units import parse_duration
+from jackline.units import parse_duration, parse_price
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -27,6 +27,15 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
             option = param.opts[0] if param else "it"
             raise UsageError(f"{option} must be more than {self._above:g}, not {value}")
         return seconds
+
+
+class Price(click.ParamType):  # type: ignore[type-arg]
+    """Money for an hour: 2.5/h, 2.5, $2.5/h, 60/d."""
+
+    name = "price"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return float(value) if isinstance(value, int | float) else parse_price(value)
 
 
 DURATION = Duration()
@@ -52,6 +61,16 @@ def run_argument(command: Command) -> Command:
 def runs_dir_option(command: Command) -> Command:
     return click.option(
         "--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs."
+    )(command)
+
+
+def price_option(command: Command) -> Command:
+    return click.option(
+        "--price",
+        type=Price(),
+        envvar="JACKLINE_PRICE",
+        metavar="PRICE",
+        help="Price of the machine, such as 2.5/h (an hour without a unit); default: $JACKLINE_PRICE.",
     )(command)
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from jackline.review.history import AttemptSpan
 from jackline.rundir.records.timeline import TimelineRecord
+from jackline.units import format_duration
 
 MICRO = 1_000_000
 SEEN_FOR_S = 90.0  # a line is written at least each minute: after this the supervisor was not there
@@ -182,6 +183,30 @@ def _overwrite(spans: list[Span], begin_us: int, end_us: int) -> Iterator[Span]:
         yield replace(span, end_us=since_us)
         yield replace(span, begin_us=since_us, end_us=until_us, use="hang")
         yield replace(span, begin_us=until_us)
+
+
+def costs(found: Account, price_an_hour: float) -> dict[str, float]:
+    """A machine that is stopped is assumed to be given back."""
+    spent = found.microseconds()
+    meant_us = found.wall_us - spent["stopped"]
+    per_us = price_an_hour / 3600 / MICRO
+    return {"all": meant_us * per_us, "not_productive": (meant_us - spent[PRODUCTIVE]) * per_us}
+
+
+def cost_line(found: Account, price_an_hour: float | None) -> str:
+    """'cost: 12.50, of which 1.20 was not productive'; '' without a price."""
+    if price_an_hour is None:
+        return ""
+    cost = costs(found, price_an_hour)
+    return f"cost: {cost['all']:,.2f}, of which {cost['not_productive']:,.2f} was not productive"
+
+
+def goodput_line(found: Account, price_an_hour: float | None = None) -> str:
+    """'94 % of 3 h 2 min was productive; restarts cost 5 %: ...'; '' when nothing was recorded."""
+    if found.goodput is None:
+        return ""
+    share = f"{100 * found.goodput:.0f} % of {format_duration(found.wall_us / MICRO)} was productive"
+    return "; ".join(filter(None, (share, best_saving(found), cost_line(found, price_an_hour))))
 
 
 def best_saving(found: Account) -> str:

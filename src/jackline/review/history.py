@@ -64,6 +64,26 @@ def steps_per_s(marks: Sequence[TimelineRecord]) -> tuple[tuple[float, float], .
     )
 
 
+def usual_steps_per_s(marks: Sequence[TimelineRecord]) -> float | None:
+    """The median over the run."""
+    rates = sorted(rate for _, rate in steps_per_s(marks))
+    return rates[len(rates) // 2] if rates else None
+
+
+def step_times(marks: Sequence[TimelineRecord]) -> dict[str, list[tuple[float, float]]]:
+    """How long a step took, and which part of it an attached loop waited for data or for a save."""
+    found: dict[str, list[tuple[float, float]]] = {"whole step": [], "waiting for data": [], "saving": []}
+    for one, two in pairwise(marks):
+        if one.attempt != two.attempt or one.step is None or two.step is None or two.step <= one.step:
+            continue
+        at_s, steps = two.at_s or 0.0, two.step - one.step
+        found["whole step"].append((at_s, (at_s - (one.at_s or 0.0)) / steps))
+        for name, part in (("waiting for data", "fetch"), ("saving", "save")):
+            if part in one.spent_s and part in two.spent_s:
+                found[name].append((at_s, max(0.0, two.spent_s[part] - one.spent_s[part]) / steps))
+    return found
+
+
 def _read_attempt(
     run: RunDir, attempt: AttemptDir, marks: tuple[TimelineRecord, ...], now_s: float | None
 ) -> AttemptSpan | None:

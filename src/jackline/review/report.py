@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from jackline.review.document import Bar, Block, Document, Plain, Section, Table, Text
-from jackline.review.goodput import MICRO, best_saving
+from jackline.review.goodput import MICRO, best_saving, cost_line
 from jackline.review.limits import limit_lines
 from jackline.review.redact import redact
 from jackline.review.summary import Summary, charts_of, first_finding
@@ -27,16 +27,25 @@ PREVENTION = {
     "preempted": "`--mirror` keeps checkpoints off the machine, so that any other machine can resume",
     "killed_by_someone": "checkpoints that are minutes apart make a kill cheap: `jackline.attach`",
     "worker_killed": "fewer DataLoader workers, or a larger /dev/shm",
+    "import_error": "`jackline doctor -- CMD` looks for missing packages before anything is started",
+    "syntax_error": "`jackline doctor -- CMD` reads the files before anything is started",
+    "command_not_found": "`jackline doctor -- CMD` looks for the command before anything is started",
+    "keyboard_input": "`--tty`, or an option of the script that asks no question",
+    "nccl_timeout": "`--on-stuck restart` restarts a job whose ranks wait for each other; `why` names the rank",
+    "cuda_error": "a short run with CUDA_LAUNCH_BLOCKING=1 names the line; checks of labels and indices before it",
+    "time_limit": "`--time-limit` with checkpoints: it then saves and stops in time, and resumes in the next session",
+    "timed_out": "`--time-limit` instead of `timeout`: it then saves and stops in time",
+    "segfault": "not known; `--restart 3` with checkpoints makes it cheap",
     "own_exception": "`jackline doctor -- CMD` checks without training; a short run first finds the rest",
 }
 
 
-def make_report(summary: Summary) -> Document:
+def make_report(summary: Summary, price_an_hour: float | None = None) -> Document:
     sections = [Section("What ran", tuple(_what_ran(summary)))]
     if summary.has_failed:
         sections.insert(0, Section("Post-mortem", tuple(_post_mortem(summary))))
     sections += [
-        Section("Time", tuple(_time(summary))),
+        Section("Time", tuple(_time(summary, price_an_hour))),
         Section("Curves", tuple(charts_of(summary)) or (Text("No numbers were logged or recognised."),)),
         Section("Memory", tuple(_memory(summary))),
         Section("What happened", tuple(_events(summary))),
@@ -177,7 +186,7 @@ def _what_ran(summary: Summary) -> Iterator[Block]:
         yield Table(tuple(attempts), ("attempt", "started", "lasted", "how it ended"))
 
 
-def _time(summary: Summary) -> Iterator[Block]:
+def _time(summary: Summary, price_an_hour: float | None) -> Iterator[Block]:
     found = summary.account
     yield Bar(found)
     spent, meant = found.seconds(), found.wall_us - found.microseconds()["stopped"]
@@ -192,6 +201,8 @@ def _time(summary: Summary) -> Iterator[Block]:
     yield Table(tuple(rows), ("use", "time", "share"))
     if saving := best_saving(found):
         yield Text(f"Largest loss: {saving}.")
+    if cost := cost_line(found, price_an_hour):
+        yield Text(cost[0].upper() + cost[1:] + ".")
     if summary.status.state == "alive":
         state, session = summary.status.supervisor_state, summary.session
         progress = session.progress if session.done is not None else state.progress
@@ -230,7 +241,11 @@ def _next(summary: Summary) -> Iterator[Block]:
     name = redact(summary.run.name)
     state = summary.status.state
     if state in ("stopped", "dead"):
-        yield Plain(f"jackline resume {name}      # from its newest whole checkpoint\njackline why {name}")
+        is_saved = summary.session.last_checkpoint.step is not None or bool(summary.ending.checkpoint_after)
+        begins = (
+            "from its newest whole checkpoint" if is_saved else "as it was typed: no checkpoint of it is known here"
+        )
+        yield Plain(f"jackline resume {name}      # {begins}\njackline why {name}")
     elif state == "finished":
         yield Plain(f"jackline checkpoints {name}")
     else:

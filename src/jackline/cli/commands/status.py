@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,10 +14,13 @@ from jackline.cli.text.paint import page, print_out
 from jackline.cli.view import run_view
 from jackline.cli.view.run_view import RunView, read_view
 from jackline.diagnosis.logs.curves import stale_curves
+from jackline.errors import UsageError
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
+from jackline.units import parse_price
 
 SCHEMA = "jackline.status/1"
+MAX_TIMELINE = 1 << 20
 
 
 @click.command(short_help="Is it alive, how far, when done, what is at risk.")
@@ -39,7 +43,7 @@ def command(run: str | None, pid: int | None, as_json: bool, runs_dir: str | Non
     from jackline.cli.text.headline import state_tone
     from jackline.cli.text.status import status_text
 
-    print_out(page(status_text(view), state_tone(view)))
+    print_out(page(status_text(with_goodput(found, view)), state_tone(view)))
 
 
 def _run_of_process(pid: int, run: str | None, runs_dir: str | None) -> RunDir:
@@ -58,6 +62,21 @@ def with_next_start(run: RunDir, view: RunView) -> RunView:
         return replace(view, next_start=next_start(run, view.contents, view.now_s))
     except (OSError, TypeError, ValueError):
         return view  # damaged files: everything else is still worth printing
+
+
+def with_goodput(run: RunDir, view: RunView) -> RunView:
+    """Add where the time went, unless that takes long to read: `jackline goodput` reads a long run whole."""
+    from jackline.review.goodput import account, goodput_line
+    from jackline.review.history import read_history
+
+    try:
+        if run.timeline.stat().st_size > MAX_TIMELINE:
+            return view
+        price = parse_price(os.environ["JACKLINE_PRICE"]) if os.environ.get("JACKLINE_PRICE") else None
+        history = read_history(run, now_s=view.now_s)
+        return replace(view, goodput=goodput_line(account(history.attempts, history.marks), price))
+    except (OSError, TypeError, ValueError, UsageError):
+        return view  # damaged files, or a price that is none
 
 
 def view_json(view: RunView) -> dict[str, Any]:

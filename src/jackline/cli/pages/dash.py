@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import runs_dir_option
+from jackline.cli.options import price_option, runs_dir_option
 from jackline.errors import JacklineError, UsageError
 from jackline.extras import require
 from jackline.rundir.find import runs_folder
@@ -31,8 +31,11 @@ TRIED = 20
     help="Host under which a notebook's proxy shows the page; '*.example.org' for any below it.",
 )
 @click.option("--new-token", is_flag=True, help="Make a new token: pages that are open lose access.")
+@price_option
 @runs_dir_option
-def command(port: int | None, proxy_hosts: tuple[str, ...], runs_dir: str | None, **given: bool) -> None:
+def command(
+    port: int | None, proxy_hosts: tuple[str, ...], price: float | None, runs_dir: str | None, **given: bool
+) -> None:
     """Serve a page that shows the runs of the runs folder and those registered from other folders.
 
     It listens on 127.0.0.1 only and changes nothing: no button stops or deletes a run. The address it prints holds a
@@ -71,7 +74,7 @@ def command(port: int | None, proxy_hosts: tuple[str, ...], runs_dir: str | None
     from jackline.cli.pages.told import RunTeller
     from jackline.dashboard.views import Site
 
-    serve(make_app(Site(folder, RunTeller()), Rules(token, taken, proxy_hosts)), listening)
+    serve(make_app(Site(folder, RunTeller(), price), Rules(token, taken, proxy_hosts)), listening)
 
 
 def _listen(listen: Any, port: int | None) -> Any:

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import find, json_option, runs_dir_option
+from jackline.cli.options import find, json_option, price_option, runs_dir_option
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
-from jackline.review.goodput import MICRO, Account, account, best_saving
+from jackline.review.goodput import MICRO, Account, account, best_saving, cost_line, costs
 from jackline.review.history import read_history
 from jackline.rundir.layout import RunDir
-from jackline.units import format_duration, parse_price
+from jackline.units import format_duration
 
 BAR = 24
 SCHEMA = 1
@@ -21,21 +21,20 @@ SCHEMA = 1
 
 @click.command(short_help="Where the time went: productive, redone, waiting, down; and what it cost.")
 @click.argument("runs", nargs=-1)
-@click.option("--price", help="Price of the machine, such as 2.5/h; without a unit an hour is meant.")
+@price_option
 @json_option
 @runs_dir_option
-def command(runs: tuple[str, ...], price: str | None, as_json: bool, runs_dir: str | None) -> None:
+def command(runs: tuple[str, ...], price: float | None, as_json: bool, runs_dir: str | None) -> None:
     """Divide the wall time of RUNS among its uses, over all attempts; every second is counted once.
 
     Without RUNS the only live one, else the newest. `stopped` is time in which a person wanted it to stand still: it
     is shown and not counted as a loss. `unseen` is time in which no supervisor was there to look.
     """
-    rate = parse_price(price) / 3600 if price is not None else None
     found = [(run, read_account(run)) for run in (find(name, runs_dir) for name in runs or (None,))]
     if as_json:
-        click.echo(json.dumps([account_json(run, each, rate) for run, each in found], indent=1))
+        click.echo(json.dumps([account_json(run, each, price) for run, each in found], indent=1))
         return
-    click.echo("\n\n".join(account_text(run, each, rate) for run, each in found))
+    click.echo("\n\n".join(account_text(run, each, price) for run, each in found))
 
 
 def read_account(run: RunDir) -> Account:
@@ -43,7 +42,7 @@ def read_account(run: RunDir) -> Account:
     return account(history.attempts, history.marks)
 
 
-def account_json(run: RunDir, found: Account, price_per_s: float | None) -> dict[str, Any]:
+def account_json(run: RunDir, found: Account, price: float | None) -> dict[str, Any]:
     spent = found.seconds()
     return {
         "schema": SCHEMA,
@@ -53,11 +52,11 @@ def account_json(run: RunDir, found: Account, price_per_s: float | None) -> dict
         "goodput": found.goodput,
         "seconds": spent,
         "best_saving": best_saving(found) or None,
-        "cost": None if price_per_s is None else _costs(found, price_per_s),
+        "cost": None if price is None else costs(found, price),
     }
 
 
-def account_text(run: RunDir, found: Account, price_per_s: float | None) -> str:
+def account_text(run: RunDir, found: Account, price: float | None) -> str:
     name = safe_text(run.name, 60)
     if not found.spans:
         return f"{name}: no attempt of it has begun"
@@ -72,17 +71,6 @@ def account_text(run: RunDir, found: Account, price_per_s: float | None) -> str:
         rows.append(f"  {use:<11} {format_duration(seconds):>12}  {told}  {bar}".rstrip())
     if saving := best_saving(found):
         rows.append(f"  largest loss: {saving}")
-    if price_per_s is not None:
-        cost = _costs(found, price_per_s)
-        rows.append(f"  cost: {cost['all']:,.2f}, of which {cost['not_productive']:,.2f} was not productive")
+    if line := cost_line(found, price):
+        rows.append(f"  {line}")
     return "\n".join(rows)
-
-
-def _costs(found: Account, price_per_s: float) -> dict[str, float]:
-    """A machine that is stopped is assumed to be given back."""
-    spent = found.microseconds()
-    meant_us = found.wall_us - spent["stopped"]
-    return {
-        "all": meant_us / MICRO * price_per_s,
-        "not_productive": (meant_us - spent["productive"]) / MICRO * price_per_s,
-    }

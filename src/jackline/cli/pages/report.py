@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from jackline.cli.options import find, run_argument, runs_dir_option
+from jackline.cli.options import find, price_option, run_argument, runs_dir_option
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
 from jackline.errors import JacklineError, UsageError
@@ -42,8 +42,11 @@ _MEASURE = "document.title = 'high:' + document.documentElement.scrollHeight"
 )
 @click.option("--md", "as_markdown", is_flag=True, help="Markdown instead of HTML, for an issue or a chat.")
 @click.option("--png", "as_picture", is_flag=True, help="A picture of the page; needs chromium or Chrome.")
+@price_option
 @runs_dir_option
-def command(run: str | None, out: str | None, as_markdown: bool, as_picture: bool, runs_dir: str | None) -> None:
+def command(
+    run: str | None, out: str | None, as_markdown: bool, as_picture: bool, price: float | None, runs_dir: str | None
+) -> None:
     """Write what RUN did, how it ended, where the time went and what its curves look like, into one file.
 
     The file needs no network, runs no script, and can be opened anywhere, also on a phone. Tokens, passwords, user
@@ -57,7 +60,7 @@ def command(run: str | None, out: str | None, as_markdown: bool, as_picture: boo
         raise UsageError("--md and --png exclude each other", hint="call it twice")
     browser = find_browser() if as_picture else ""
     found = find(run, runs_dir)
-    document = make_report(summarise(found, now_s=run_view.wall_clock_s()))
+    document = make_report(summarise(found, now_s=run_view.wall_clock_s()), price)
     text = to_markdown(document) if as_markdown else to_html(document)
     if out == "-" and not as_picture:
         click.echo(text, nl=False)

@@ -228,9 +228,9 @@ def time_card(view: RunView) -> Card:
 
 
 def speed_card(view: RunView) -> Card:
-    progress = view.progress
-    lines = []
-    if progress.rate_per_s:
+    progress, is_stuck = view.progress, view.is_live and view.state.verdict.kind == "STUCK"
+    lines = ["no step is being made"] if is_stuck else []
+    if progress.rate_per_s and not is_stuck:
         unit = safe_text(progress.unit or "", 20)
         each = f", {format_duration(1 / progress.rate_per_s)} each" if progress.rate_per_s < 10 else ""
         lines.append(f"{progress.rate_per_s:.3g} {unit}/s".replace(" /s", "/s") + each)
@@ -241,7 +241,7 @@ def speed_card(view: RunView) -> Card:
         lines.append(f"saving {100 * spent['save'] / running_s:.1f} %")
     if view.is_live and (rates := rates_line(view)):
         lines.append(rates)
-    return Card("Speed", tuple(lines) or ("not known yet",))
+    return Card("Speed", tuple(lines) or ("not known yet" if view.is_live else "it has ended",))
 
 
 def _facts(view: RunView) -> Iterator[tuple[str, str]]:

@@ -63,6 +63,7 @@ def _live_lines(view: RunView) -> list[str]:
         *[("also there", line) for line in others_beside(view.state)],
         *[("ran out", line.strip()) for line in oom_lines(view.session)],
         ("cpu", rates_line(view)),
+        ("goodput", view.goodput),
     ]
     lines = [row(label, text) for label, text in found if text]
     if lines and is_old_news(view) and view.status.last_seen_at_s is not None:
@@ -89,6 +90,7 @@ def _reached_lines(view: RunView) -> list[str]:
         ("epoch", epoch_line(view)),
         ("best", best_line(view)),
         ("saved", saved_line(view)),
+        ("goodput", view.goodput),
     ]
     return [row(label, text) for label, text in found if text]
 
@@ -152,7 +154,7 @@ def progress_line(view: RunView) -> str:
     parts = [words]
     unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
     rate = progress.rate_per_s
-    if rate:
+    if rate and not _is_stuck(view):
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
     if left := time_left_words(view):
         parts.append(left)
@@ -162,7 +164,7 @@ def progress_line(view: RunView) -> str:
 def time_left_words(view: RunView) -> str:
     """'done in about 3 min (14:02)'; of one epoch or one bar where the end of the run is not known."""
     progress, eta_s = view.progress, view.progress.eta_s
-    if eta_s is None:
+    if eta_s is None or _is_stuck(view):
         return ""
     part = f"this {progress.of} " if progress.is_part else ""
     if is_old_news(view):
@@ -173,6 +175,11 @@ def time_left_words(view: RunView) -> str:
         return f"{part}expected to be done {format_duration(-left_s)} ago"
     left_s = max(0.0, left_s)
     return f"{part}done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})"
+
+
+def _is_stuck(view: RunView) -> bool:
+    """Then the pace of before tells nothing."""
+    return view.is_live and view.state.verdict.kind == "STUCK"
 
 
 def limit_line(view: RunView) -> str:

@@ -55,6 +55,7 @@ class RunView:
     pause: Pause | None = None
     disk_used_bytes: int | None = None  # only for a run with a disk budget, because it walks through the run's folder
     mirrors: tuple[MirrorRecord, ...] = ()  # of the command's own checkpoints, and of Jackline's
+    goodput: str = ""  # only for `status`, because it reads what the run did all its time
     next_start: NextStart | None = None  # only for `status`, because it searches the disk for checkpoints
 
     @property

@@ -51,7 +51,7 @@ class Journey:
         if progress.source == "protocol":
             self.step = progress.done
             return replace(self._pace.update(progress, now_s), at_s=now_s)
-        told = self._with_epoch(progress)
+        told = self._with_total(self._with_epoch(progress))
         if told.unit == "epochs" and told.source == "line" and self._fine is not None:
             return self._fine  # '| end of epoch 3 | valid loss 5.9': the batches say more, and have counted on
         counter = self._count(told, now_s)
@@ -87,6 +87,15 @@ class Journey:
             self._epoch, self._epochs = found.epoch, found.epochs or self._epochs
             found = replace(found, epochs=found.epochs or self._epochs)
         return found
+
+    def _with_total(self, told: Progress) -> Progress:
+        """'error at step 700', after 'step 695/2000', is about the same steps: their total still holds."""
+        last = self._fine
+        is_bare = told.source == "line" and told.total is None and told.epoch is None and not told.phase
+        if not is_bare or last is None or last.total is None or (last.source, last.of) != ("line", "run"):
+            return told
+        is_same = told.unit == last.unit and last.epoch is None and last.done <= told.done <= last.total
+        return replace(told, total=last.total) if is_same else told
 
     def _count(self, progress: Progress, now_s: float) -> _Counter:
         phase = _DIGITS.sub("#", progress.phase)[:30]
