@@ -133,4 +133,5 @@ def test_the_wheel_builds_and_works_in_an_empty_environment() -> None:
     env = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run([str(RELEASE), "--dry"], capture_output=True, text=True, env=env, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "release: uPlot is " in done.stdout
     assert f"jackline, version {jackline.__version__}: run, why and doctor work from the wheel" in done.stdout

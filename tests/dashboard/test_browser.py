@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 class Page:
     """A tab that counts what must never happen: dialogs, errors, requests to other hosts."""
 
-    def __init__(self, browser: Any, served: Served, **options: Any) -> None:
+    def __init__(self, browser: Any, served: Served, *, without_uplot: bool = False, **options: Any) -> None:
         context = browser.new_context(**options)
         context.set_default_timeout(HANGS_S * 1000)
         self.tab = context.new_page()
@@ -52,6 +52,8 @@ class Page:
             "request", lambda asked: None if asked.url.startswith(served.base) else self.wrong.append(asked.url)
         )
         served.get("api/runs")  # it answers
+        if without_uplot:
+            self.tab.route("**/uplot.js", lambda asked: asked.fulfill(body="", content_type="text/javascript"))
         self.tab.goto(served.url)
 
     def open(self, name: str) -> None:
@@ -89,7 +91,9 @@ def test_hostile_text_stays_text_and_a_phone_needs_no_sideways_scrolling(
     sideways = "document.documentElement.scrollWidth <= window.innerWidth"
     assert page.tab.evaluate(sideways)
     page.open(EVIL)
-    page.wait_for("document.querySelectorAll('figure svg path').length > 0 && document.querySelector('pre span')")
+    page.wait_for(
+        "document.querySelector('.drawn[aria-label^=Chart]') !== null && document.querySelector('pre span')"
+    )
     page.tab.get_by_text("Config", exact=True).click()
     page.wait_for("[...document.querySelectorAll('pre')].some((one) => one.textContent.startsWith('name: '))")
     page.tab.locator("figure details summary").first.click()
@@ -119,12 +123,12 @@ def test_two_runs_are_compared_by_tokens_and_by_config_and_nothing_hinders_a_scr
     page = Page(browser, served, viewport=PHONE, bypass_csp=True)
     page.tab.wait_for_selector("table.runs")
     page.open("format1-finished")
-    page.wait_for("document.querySelectorAll('figure svg path').length > 0")
+    page.wait_for("document.querySelector('.drawn[aria-label^=Chart]') !== null")
     page.tab.get_by_label("Horizontal axis").select_option("tokens")
     page.tab.get_by_text("compare with other runs").click()
     page.tab.get_by_label("second", exact=True).check()
     page.tab.locator("figure details summary").first.click()
-    page.wait_for("document.querySelector('figure table').textContent.includes('second loss')")
+    page.wait_for("(document.querySelector('figure table')?.textContent || '').includes('second loss')")
     numbers = page.tab.locator("figure table").first.inner_text()
     assert "tokens" in numbers and "1,024" in numbers and "203,776" in numbers  # 199 steps of 8 x 128
     page.tab.get_by_text("Config", exact=True).click()
@@ -136,6 +140,54 @@ def test_two_runs_are_compared_by_tokens_and_by_config_and_nothing_hinders_a_scr
     script = next(Path(axe.__file__).parent.rglob("axe*.js")).read_text()
     page.tab.evaluate(script)
     assert [found["id"] for found in page.tab.evaluate("axe.run()")["violations"]] == []
+
+
+@pytest.mark.parametrize("without_uplot", [False, True], ids=["uplot", "own lines"])
+def test_charts_are_read_by_keyboard_and_keep_nothing_from_a_reader(
+    browser: Any, served: Served, runs: Path, without_uplot: bool
+) -> None:
+    run = RunDir(runs / "format1-finished")
+    contents = json.loads(run.run_file.read_text())
+    run.run_file.write_text(json.dumps({**contents, "name": "charted"}))
+    rows = [{"step": step, "loss": "nan" if step == 50 else 100 / step} for step in range(1, 101)]
+    write_metrics(run, rows)
+    page = Page(browser, served, without_uplot=without_uplot)
+    page.tab.wait_for_selector("table.runs")
+    page.open("charted")
+    has_uplot = not without_uplot and page.tab.evaluate("typeof uPlot === 'function'")
+    drawing = ".drawn canvas" if has_uplot else ".drawn svg"
+    page.tab.wait_for_selector(drawing)
+    loss = page.tab.locator('.drawn[aria-label^="Chart of loss"]')
+    assert "from 1 to 100; loss ends at 1." in loss.get_attribute("aria-label")
+    loss.focus()
+    page.tab.keyboard.press("Home")
+    read = page.tab.locator("figure .read").first
+    assert read.inner_text() == "step 1: loss 100" and read.get_attribute("aria-live") == "polite"
+    page.tab.keyboard.press("End")
+    assert read.inner_text() == "step 100: loss 1"
+    page.tab.keyboard.press("ArrowLeft")
+    assert read.inner_text() == "step 98: loss 1.02"
+    page.tab.keyboard.press("Escape")
+    assert read.inner_text() == ""
+    page.tab.get_by_label("log scale").check()
+    page.tab.get_by_label("smoothing").fill("0")
+    page.tab.wait_for_selector(drawing)
+    assert page.wrong == []
+    if has_uplot:  # a drag shows a part, and new points leave it
+        box = page.tab.locator(".drawn .u-over").first.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        page.tab.mouse.move(box["x"] + box["width"] * 0.5, middle)
+        page.tab.mouse.down()
+        page.tab.mouse.move(box["x"] + box["width"] * 0.75, middle, steps=4)
+        page.tab.mouse.up()
+        write_metrics(run, [{"step": 101, "loss": 0.5}], more=True)
+        page.wait_for("document.querySelector('.drawn').getAttribute('aria-label').includes('ends at 0.5')")
+        loss.focus()
+        page.tab.keyboard.press("Home")
+        assert int(read.inner_text().split()[1].strip(":")) in range(49, 53)
+        page.tab.keyboard.press("Escape")
+        page.tab.keyboard.press("Home")
+        assert read.inner_text() == "step 1: loss 100"
 
 
 def test_the_page_follows_a_live_run_and_turns_grey_when_its_server_dies(
@@ -162,7 +214,7 @@ def test_the_page_follows_a_live_run_and_turns_grey_when_its_server_dies(
         page.tab.wait_for_selector("table.runs")
         page.open("live")
         page.wait_for("document.querySelector('.verdict').textContent.includes('40 of 100 steps')")
-        page.wait_for("document.querySelectorAll('figure svg path').length > 0")
+        page.wait_for("document.querySelector('.drawn[aria-label^=Chart]') !== null")
         go_on.touch()
         page.wait_for("document.querySelector('.verdict').textContent.includes('77 of 100 steps')")
         page.wait_for("[...document.querySelectorAll('pre span')].some((one) => one.textContent.includes('step 77'))")

@@ -266,7 +266,7 @@ def test_control_characters_do_not_reach_the_page(app: Any, finished: RunDir, ke
 
 
 def test_the_page_puts_text_in_as_text_and_loads_nothing_from_elsewhere() -> None:
-    for name in ("app.js", "charts.js"):
+    for name in ("app.js", "charts.js", "plots.js"):
         text = (STATIC_FOLDER / name).read_text()
         assert not re.search(r"\.(?:inner|outer)HTML\s*[+]?=[^=]|document\.write|\beval\(|new Function", text), name
         assert not re.search(r"insertAdjacentHTML|setHTML|srcdoc|DOMParser|createContextualFragment", text), name
@@ -274,7 +274,8 @@ def test_the_page_puts_text_in_as_text_and_loads_nothing_from_elsewhere() -> Non
         addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\"' )]*", path.read_text()))
         assert addresses <= {"http://www.w3.org/2000/svg"}, path.name
     page = (STATIC_FOLDER / "index.html").read_text()
-    assert "<style" not in page and " on" not in re.sub(r">[^<]*<", "><", page) and page.count("<script") == 1
+    assert "<style" not in page and " on" not in re.sub(r">[^<]*<", "><", page) and page.count("<script ") == 2
+    assert page.count("<script") == 2 and '<script src="uplot.js" defer></script>' in page
 
 
 def test_a_websocket_is_refused(app: Any) -> None:

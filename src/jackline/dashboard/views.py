@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from jackline.dashboard.told import Teller, Told
 from jackline.review.chart import thin
 from jackline.review.compare import differences
 from jackline.review.facts import read_facts
-from jackline.review.goodput import MICRO, USES, Account, Span, account, best_saving
-from jackline.review.history import History, read_history
+from jackline.review.goodput import MICRO, USES, Account, Span, account, best_saving, cost_line
+from jackline.review.history import History, read_history, step_times, usual_steps_per_s
 from jackline.review.summary import FIRST
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.find import list_runs
@@ -62,8 +62,9 @@ class Kept:
 class Site:
     """The runs of a folder, and the registered ones, under names that are safe in an address."""
 
-    def __init__(self, folder: Path, teller: Teller) -> None:
+    def __init__(self, folder: Path, teller: Teller, price_an_hour: float | None = None) -> None:
         self._folder = folder
+        self._price_an_hour = price_an_hour
         self._teller = teller
         self._kept: dict[str, Kept] = {}
         self._order: list[str] = []
@@ -144,7 +145,8 @@ class Site:
             "now_s": now_s,
             "key": key_of(kept.run),
             "told": _told_json(told),
-            "time": _account_json(found),
+            "time": {**_account_json(found), "cost": cost_line(found, self._price_an_hour)},
+            "usual_steps_per_s": rounded(usual_steps_per_s(history.marks)),
             "attempts": _attempts_json(history),
             "machine": _machine_json(history),
             "tokens_per_step": _tokens_per_step(kept),
@@ -331,18 +333,12 @@ def _machine_json(history: History) -> list[dict[str, Any]]:
         "host RAM": [(line.at_s, line.used_bytes) for line in marks],
         "GPU memory": [(line.at_s, line.gpu_bytes) for line in marks],
     }
-    steps = [
-        (two.at_s or 0.0, ((two.at_s or 0.0) - (one.at_s or 0.0)) / (two.step - one.step))
-        for one, two in pairwise(marks)
-        if one.attempt == two.attempt and one.step is not None and two.step is not None and two.step > one.step
-    ]
     found = []
     for name, spots in memory.items():
         known = [(at_s or 0.0, float(value)) for at_s, value in spots if value is not None]
         if any(value for _, value in known):
             found.append(_spots_json(name, "bytes", known))
-    if steps:
-        found.append(_spots_json("seconds a step", "s", steps))
+    found += [_spots_json(name, "s", spots) for name, spots in step_times(marks).items() if spots]
     return found
 
 

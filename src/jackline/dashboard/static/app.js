@@ -2,6 +2,7 @@
 // is put into the page as text. Nothing here changes a run.
 
 import { bar, draw, duration, number, shape, spark, UNITS } from "./charts.js";
+import { isThere, plot } from "./plots.js";
 
 const EVERY_MS = 2000, HIDDEN_MS = 30000, MOST_MS = 30000, COMPARED = 10, LOG_LINES = 1500;
 const SIGNS = { good: "●", warn: "▲", bad: "■", "": "◦" };
@@ -241,9 +242,10 @@ function showVerdict(holders, found) {
     const meter = card.share === null ? "" : make("meter", { min: 0, max: 1, high: 0.85, value: card.share, "aria-label": card.title + ": share in use" });
     return make("div", { kind: "box " + card.tone }, make("h2", { text: card.title }), ...card.lines.map((line) => say(line)), meter);
   });
-  if (found.time.goodput !== null) {
-    cards[3].append(say(`${Math.round(found.time.goodput * 100)} % of the time was productive`));
-  }
+  const usual = found.usual_steps_per_s, card = cards[3];
+  if (usual && !told.is_live) card.append(say(usual >= 1 ? `usually ${number(usual)} steps/s` : `usually ${duration(1 / usual)} a step`));
+  if (found.time.goodput !== null) card.append(say(`${Math.round(found.time.goodput * 100)} % of the time was productive`));
+  if (found.time.cost) card.append(say(found.time.cost));
   show(holders.cards, ...cards);
   const list = make("dl");
   const rows = [...told.facts, ["command", told.command], ["run folder", told.path], [told.is_live ? "to end it" : "to resume", told.resume]];
@@ -339,7 +341,7 @@ function drawCharts(holder, state, key) {
   }
   const wanted = [...groups].slice(0, 12).map(([title, names]) => ({ title, unit: "", lines: lines(state, names.slice(0, 6)), x: state.x, breaks: breaks(state) }));
   const memory = state.machine.filter((series) => series.unit === "bytes"), rest = state.machine.filter((series) => series.unit !== "bytes");
-  for (const [title, found] of [["memory", memory], ...rest.map((series) => [series.name, [series]])]) {
+  for (const [title, found] of [["memory", memory], ["time of a step", rest]]) {
     if (!found.length) continue;
     const begin = state.attempts.length ? state.attempts[0].started_at_s : found[0].times[0];
     wanted.push({
@@ -378,9 +380,31 @@ function breaks(state) {
   return state.attempts.slice(1).map((attempt) => (state.x === "time" ? attempt.started_at_s - begin : attempt.first_step === null ? null : attempt.first_step * (state.x === "tokens" ? state.tokens : 1))).filter((value) => value !== null);
 }
 
+// Where the reader looks in a chart: the mouse, a finger, or the arrow keys.
 function newFigure() {
   const table = make("details", { kind: "small" }, make("summary", { text: "as numbers" }), make("div", { kind: "scroll" }));
-  return make("figure", {}, make("figcaption"), make("div", { kind: "drawn" }), make("div", { kind: "read" }), table);
+  const holder = make("div", { kind: "drawn", role: "img", tabindex: "0" }), read = make("div", { kind: "read" });
+  const figure = make("figure", {}, make("figcaption"), holder, read, table);
+  let share = 1;
+  const look = (at) => { share = Math.min(1, Math.max(0, at)); figure.dataset.held = "yes"; figure.drawn?.move(share); };
+  const away = () => { figure.dataset.held = ""; figure.drawn?.hide(); };
+  const follow = (event) => {
+    const drawn = figure.drawn, box = (holder.querySelector(".u-over") || holder).getBoundingClientRect();
+    if (!drawn || (drawn.hasPointer && event.pointerType === "mouse")) return;
+    const at = (event.clientX - box.left) / box.width;
+    look(drawn.shareAt ? drawn.shareAt(at) : at);
+  };
+  holder.addEventListener("pointermove", follow);
+  holder.addEventListener("pointerdown", follow);
+  holder.addEventListener("pointerleave", away);
+  holder.addEventListener("focus", () => read.setAttribute("aria-live", "polite"));
+  holder.addEventListener("blur", () => { read.removeAttribute("aria-live"); away(); });
+  holder.addEventListener("keydown", (event) => {
+    const to = { ArrowLeft: share - 0.02, ArrowRight: share + 0.02, Home: 0, End: 1 }[event.key];
+    if (event.key === "Escape") { figure.drawn?.whole(); away(); } else if (to === undefined) return; else look(to);
+    event.preventDefault();
+  });
+  return figure;
 }
 
 function fillFigure(figure, chart, state) {
@@ -391,22 +415,12 @@ function fillFigure(figure, chart, state) {
     return make("span", { kind: "key" }, square, line.name);
   }) : [];
   show(caption, chart.title, ...keys);
-  const isHeld = figure.dataset.held === "yes";
-  if (isHeld) return; // the reader looks at values: the next update redraws it
-  const drawn = draw(holder, chart.lines, { ...chart, log: state.log, smoothing: chart.unit ? 0 : state.smoothing });
-  read.textContent = "";
-  const isOpen = details.open;
-  if (isOpen) details.lastElementChild.replaceChildren(numbers(chart));
+  const hasPlots = isThere();
+  if (figure.dataset.held === "yes" && !hasPlots) return; // the reader looks at values: the next update redraws it
+  const tell = (text) => { if (read.textContent !== text) read.textContent = text; };
+  figure.drawn = (hasPlots ? plot : draw)(holder, chart.lines, { ...chart, log: state.log, smoothing: chart.unit ? 0 : state.smoothing }, tell);
+  if (details.open) details.lastElementChild.replaceChildren(numbers(chart));
   details.ontoggle = () => { if (details.open) details.lastElementChild.replaceChildren(numbers(chart)); };
-  if (!drawn) return;
-  const follow = (event) => {
-    const box = drawn.svg.getBoundingClientRect();
-    figure.dataset.held = "yes";
-    read.textContent = drawn.tell((event.clientX - box.left) / box.width);
-  };
-  drawn.svg.addEventListener("pointermove", follow);
-  drawn.svg.addEventListener("pointerdown", follow);
-  drawn.svg.addEventListener("pointerleave", () => { figure.dataset.held = ""; drawn.hide(); read.textContent = ""; });
 }
 
 // A chart for those who cannot see it: about twelve rows, the last point among them.

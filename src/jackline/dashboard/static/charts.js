@@ -1,6 +1,8 @@
-// Line charts, sparklines and the bar of attempts, drawn as SVG. No library. Text goes in as text only.
+// Line charts, sparklines and the bar of attempts, drawn as SVG, and the words beside them. Text goes in as text only.
+// Where uPlot is installed, plots.js draws the charts instead.
 
-const HIGH = 210, LEFT = 58, RIGHT = 10, TOP = 8, BOTTOM = 24;
+export const HIGH = 210;
+const LEFT = 58, RIGHT = 10, TOP = 8, BOTTOM = 24;
 const SPACE = "http://www.w3.org/2000/svg";
 
 export function shape(name, attributes = {}, text) {
@@ -46,12 +48,12 @@ const STEPS = {
 };
 for (const steps of Object.values(STEPS)) steps.sort((one, two) => one - two);
 
-function ticks(low, high, count, unit = "") {
+export function ticks(low, high, count, unit = "") {
   if (!(high > low)) return [low];
   const raw = (high - low) / count, ten = 10 ** Math.floor(Math.log10(raw));
   const step = (raw >= 0.1 && (STEPS[unit] || []).find((part) => part >= raw)) || [1, 2, 2.5, 5, 10].map((part) => part * ten).find((part) => part >= raw);
   const found = [];
-  for (let at = Math.ceil(low / step); at * step <= high + step * 1e-9; at += 1) found.push(at * step);
+  for (let at = Math.ceil(low / step); at * step <= high + step * 1e-9; at += 1) found.push(at * step || 0);
   return found;
 }
 
@@ -67,29 +69,56 @@ export function smooth(values, strength) {
   });
 }
 
-// lines: {name, tone (0-9), isDashed, xs, last, low?, high?}; options: {unit, log, smoothing, x, breaks, title}
-export function draw(holder, lines, options) {
+export const xFormatOf = (options) => (options.x === "time" ? duration : number);
+
+// The chart in a sentence, for those who cannot see it.
+export function labelOf(lines, options) {
+  if (!lines.length) return options.title + ": nothing to draw yet";
+  const format = UNITS[options.unit] || number, [low, high] = extent(lines, (line) => [line.low || line.last, line.high || line.last], (value) => value !== null);
+  const ends = lines.map((line) => `${line.name} ends at ${format(lastOf(line.last))}`).join(", ");
+  const from = high >= low ? ` from ${format(low)} to ${format(high)};` : "";
+  return `Chart of ${options.title}:${from} ${ends}. Arrow keys read its values.`;
+}
+
+// What the lines are at a place of the x axis.
+export function reading(lines, options, place) {
   const format = UNITS[options.unit] || number;
-  const xFormat = options.x === "time" ? duration : number;
-  const known = lines.filter((line) => line.xs.length);
+  const values = lines.map((line) => {
+    const at = nearest(line.xs, place);
+    const spread = line.low && line.low[at] !== line.high[at] ? ` (${format(line.low[at])} to ${format(line.high[at])})` : "";
+    return `${line.name} ${format(line.last[at])}${spread}`;
+  });
+  const words = { time: "after", tokens: "token" }[options.x] || "step";
+  return `${words} ${xFormatOf(options)(options.x === "time" ? place : Math.round(place))}: ${values.join(", ")}`;
+}
+
+function extent(lines, values, usable) {
+  let low = Infinity, high = -Infinity;
+  for (const line of lines) {
+    const [lows, highs] = values(line);
+    for (const value of lows) if (usable(value)) low = Math.min(low, value);
+    for (const value of highs) if (usable(value)) high = Math.max(high, value);
+  }
+  return [low, high];
+}
+
+// lines: {name, tone (0-9), isDashed, xs, last, low?, high?}; options: {unit, log, smoothing, x, breaks, title}; `read` gets
+// what is under the cursor. The answer moves the cursor to a share of the width, hides it, and shows the whole chart again.
+export function draw(holder, lines, options, read) {
+  const format = UNITS[options.unit] || number;
   const usable = (value) => value !== null && Number.isFinite(value) && (!options.log || value > 0);
-  let left = Infinity, right = -Infinity, low = Infinity, high = -Infinity;
+  const known = lines.filter((line) => line.xs.some((x) => x !== null));
   for (const line of known) {
     line.isSmooth = options.smoothing > 0 && line.xs.length > 50; // a few values are shown as they are
     line.drawn = line.isSmooth ? smooth(line.last, options.smoothing) : line.last;
-    const lows = line.low || line.last, highs = line.high || line.last;
-    for (let at = 0; at < line.xs.length; at += 1) {
-      if (line.xs[at] === null) continue;
-      left = Math.min(left, line.xs[at]); right = Math.max(right, line.xs[at]);
-      if (usable(lows[at])) low = Math.min(low, lows[at]);
-      if (usable(highs[at])) high = Math.max(high, highs[at]);
-    }
   }
+  const [left, right] = extent(known, (line) => [line.xs, line.xs], (x) => x !== null);
+  let [low, high] = extent(known, (line) => [line.low || line.last, line.high || line.last], usable);
   const WIDE = Math.min(1200, Math.max(260, holder.clientWidth || 600)); // as wide as it is shown, so that text is readable
-  const svg = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
+  const svg = shape("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, "aria-hidden": "true" });
   holder.replaceChildren(svg);
+  holder.setAttribute("aria-label", labelOf(known, options));
   if (!(high >= low) || !(right >= left)) {
-    svg.setAttribute("aria-label", options.title + ": nothing to draw yet");
     svg.append(shape("text", { x: WIDE / 2, y: HIGH / 2, class: "mid" }, "nothing to draw yet"));
     return null;
   }
@@ -106,7 +135,7 @@ export function draw(holder, lines, options) {
     svg.append(shape("text", { x: LEFT - 6, y: Number(at) + 4, class: "end" }, format(value)));
   }
   for (const value of ticks(left, right, Math.max(2, Math.floor(WIDE / 130)), options.x === "time" ? "s" : "")) {
-    svg.append(shape("text", { x: x(value).toFixed(1), y: HIGH - 6, class: "mid" }, xFormat(value)));
+    svg.append(shape("text", { x: x(value).toFixed(1), y: HIGH - 6, class: "mid" }, xFormatOf(options)(value)));
   }
   for (const place of options.breaks || []) {
     if (place <= left || place >= right) continue;
@@ -118,32 +147,30 @@ export function draw(holder, lines, options) {
     if (line.low && line.high) svg.append(shape("path", { class: tone + " band", d: band(line, x, y, usable) }));
     else if (line.isSmooth) svg.append(shape("path", { class: tone + " raw", d: path(line.xs, line.last, x, y, usable) }));
     svg.append(shape("path", { class: tone, d: path(line.xs, line.drawn, x, y, usable) }));
+    const bad = line.xs.filter((place, at) => place !== null && line.last[at] === null).map((place) => `M${x(place).toFixed(1)} ${TOP}v8`);
+    if (bad.length) svg.append(shape("path", { class: "nan", d: bad.join("") }));
   }
-  const ends = known.map((line) => `${line.name} ends at ${format(lastOf(line.last))}`).join(", ");
-  svg.setAttribute("aria-label", `${options.title}: from ${format(low)} to ${format(high)}; ${ends}`);
   const cursor = shape("line", { class: "at", y1: TOP, y2: HIGH - BOTTOM, visibility: "hidden" });
   svg.append(cursor);
-  // What is under the pointer: a place between 0 and 1 of the width -> the values there.
-  const tell = (share) => {
-    const inner = Math.min(1, Math.max(0, (share * WIDE - LEFT) / (WIDE - LEFT - RIGHT)));
-    const place = left + inner * width;
-    cursor.setAttribute("x1", x(place)); cursor.setAttribute("x2", x(place)); cursor.setAttribute("visibility", "visible");
-    const values = known.map((line) => {
-      const at = nearest(line.xs, place);
-      const spread = line.low && line.low[at] !== line.high[at] ? ` (${format(line.low[at])} to ${format(line.high[at])})` : "";
-      return `${line.name} ${format(line.last[at])}${spread}`;
-    });
-    return `${options.x === "time" ? "after" : "step"} ${xFormat(options.x === "time" ? place : Math.round(place))}: ${values.join(", ")}`;
+  return {
+    hasPointer: false,
+    move(share) {
+      const place = left + share * width;
+      cursor.setAttribute("x1", x(place)); cursor.setAttribute("x2", x(place)); cursor.setAttribute("visibility", "visible");
+      read(reading(known, options, place));
+    },
+    hide() { cursor.setAttribute("visibility", "hidden"); read(""); },
+    whole() {},
+    shareAt: (share) => Math.min(1, Math.max(0, (share * WIDE - LEFT) / (WIDE - LEFT - RIGHT))),
   };
-  return { svg, tell, hide: () => cursor.setAttribute("visibility", "hidden") };
 }
 
-function lastOf(values) {
+export function lastOf(values) {
   for (let at = values.length - 1; at >= 0; at -= 1) if (values[at] !== null) return values[at];
   return null;
 }
 
-function logTicks(low, high) {
+export function logTicks(low, high) {
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     for (const part of [1, 2, 5]) {
