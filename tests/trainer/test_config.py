@@ -119,8 +119,8 @@ def test_show_lists_every_value_with_its_origin_and_what_follows_from_them() -> 
     ]
     assert re.split(r"  +", rows["recompute"])[:3] == ["recompute", "false", "recipe"]
     headings = [line for line in text.splitlines() if line.endswith(":") and "  " not in line]
-    wanted = "model, data, source files, length and batch, optimizer, compute, validation, "
-    wanted += "checkpoints, run, on this machine"
+    wanted = "model, data, source files, length and batch, optimizer, fine-tuning, "
+    wanted += "averaging and smoothing, compute, validation, checkpoints, run, on this machine"
     assert headings == [f"{group}:" for group in wanted.split(", ")]
     assert rows["-> batch"].endswith("chosen by plan") and "8 x 64 tokens" in rows["-> batch"]
     assert "8 (the whole batch: no GPU here)" in rows["-> micro-batch"]

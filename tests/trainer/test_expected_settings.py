@@ -9,17 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
 import jackline
 from jackline.errors import UsageError
+from jackline.memory.guard.step_state import seeded
+from jackline.models.gpt import GPT
+from jackline.models.shapes import GPTShape
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import TrainConfig, identity
 from jackline.trainer.loop import train
 from jackline.trainer.optim.optimizer import Lion, MuonWithAdamW, clip_gradients, make_optimizer
 from jackline.trainer.optim.schedule import Schedule, describe_schedule, lr_at
 from jackline.trainer.task import Ending
+from jackline.trainer.trained.load import read_weights
 
 BETAS = (0.9, 0.99)
 
@@ -58,16 +63,18 @@ def state_of(run: RunDir) -> tuple[str, dict[str, bytes], Any]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"optimizer": "lion", "weight_decay": 0.1},
-        {"optimizer": "adafactor"},
-        {"optimizer": "muon", "weight_decay": 0.1},
-        {"clip_by": "value", "clip": 0.01},
-        {"schedule": "one-cycle", "warmup_steps": 3},
-        {"schedule": "wsd"},
-        {"schedule": "constant", "schedule_start": 2},
+        pytest.param({"optimizer": "lion", "weight_decay": 0.1}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "adafactor"}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "muon", "weight_decay": 0.1}, marks=pytest.mark.slow),
+        pytest.param({"clip_by": "value", "clip": 0.01}, marks=pytest.mark.slow),
+        {"schedule": "one-cycle", "warmup_steps": 3, "optimizer": "lion"},
+        pytest.param({"schedule": "wsd"}, marks=pytest.mark.slow),
+        pytest.param({"schedule": "constant", "schedule_start": 2}, marks=pytest.mark.slow),
         {"patience": 2, "min_gain": 100.0},
+        pytest.param({"ema": 0.9}, marks=pytest.mark.slow),
+        {"ema": 0.9, "frozen": "0.*,1.bias", "optimizer": "muon"},
     ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
+    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
 )
 def test_a_run_that_is_resumed_from_its_first_checkpoint_ends_as_before(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,6 +91,49 @@ def test_a_run_that_is_resumed_from_its_first_checkpoint_ends_as_before(
             shutil.rmtree(path)
     assert train(config, run).steps == steps
     assert state_of(run) == whole
+
+
+def test_the_average_is_validated_and_loaded_and_follows_the_weights(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "one")
+    config = Small(recipe="small", ema=0.5, frozen="0.weight", save_every_steps=8, full_eval=True, eval_share=1.0)
+    ended = train(config, run)
+    newest = max(run.checkpoints.glob("step-*"))
+    model, average = (load_file(newest / f"{name}.safetensors") for name in ("model", "average"))
+    assert set(average) == set(model) - {"0.weight"}, f"frozen weights are stored once: {set(average)}"
+    assert not torch.equal(average["1.weight"], model["1.weight"])
+    weights = read_weights(newest)
+    assert torch.equal(weights["1.weight"], average["1.weight"])
+    judge = config.make_model().eval()
+    judge.load_state_dict(weights)
+    with seeded(0):
+        held = config.val_data()
+    assert ended.val_loss == pytest.approx(float(config.loss(judge, held).detach()), abs=1e-6)
+
+
+def test_label_smoothing_is_for_training_alone() -> None:
+    torch.manual_seed(1)
+    model, ids = GPT(GPTShape(1, 2, 8, context=6, vocab_size=16)), torch.randint(16, (2, 6))
+    plain = float(model(ids, ids).detach())
+    model.label_smoothing = 0.2
+    wanted = functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten(), label_smoothing=0.2, reduction="sum")
+    assert float(model(ids, ids).detach()) == pytest.approx(float(wanted.detach()), rel=1e-6) != plain
+    model.loss_chunk_rows = 5
+    assert float(model(ids, ids).detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
+    model.eval()
+    assert float(model(ids, ids).detach()) == pytest.approx(plain, rel=1e-6)
+
+
+def test_a_separated_document_is_computed_as_if_it_were_alone() -> None:
+    torch.manual_seed(1)
+    model = GPT(GPTShape(2, 2, 8, context=12, vocab_size=16))
+    model.separator = 15
+    first, second, third = (torch.randint(15, (1, size)) for size in (4, 3, 5))
+    end = torch.tensor([[15]])
+    packed = model(torch.cat((first, end, second, end, third[:, :3]), dim=1))
+    alone = [model(first), model(torch.cat((end, second), dim=1)), model(torch.cat((end, third[:, :3]), dim=1))]
+    assert torch.allclose(packed, torch.cat(alone, dim=1), atol=1e-6)
+    model.separator = None
+    assert not torch.allclose(packed, model(torch.cat((first, end, second, end, third[:, :3]), dim=1)), atol=1e-3)
 
 
 def set_gradients(model: nn.Module, value: float = 0.5) -> None:

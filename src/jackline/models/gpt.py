@@ -40,17 +40,23 @@ class Block(nn.Module):
         self.up = unfilled.Linear(width, shape.mlp_width)
         self.down = unfilled.Linear(shape.mlp_width, width)
 
-    def forward(self, stream: Tensor) -> Tensor:
-        stream = stream + self._drop(self._attend(self.attention_norm(stream)))
+    def forward(self, stream: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`visible`: which tokens each one reads; None: all before it."""
+        stream = stream + self._drop(self._attend(self.attention_norm(stream), visible))
         hidden: Tensor = self.activation(self.up(self.mlp_norm(stream)))
         return stream + self._drop(self.down(hidden))
 
-    def _attend(self, normed: Tensor) -> Tensor:
+    def _attend(self, normed: Tensor, visible: Tensor | None) -> Tensor:
         batch, length, width = normed.shape
         heads = (batch, length, self.num_heads, width // self.num_heads)
         query, key, value = (part.view(heads).transpose(1, 2) for part in self.qkv(normed).split(width, dim=2))
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+            query,
+            key,
+            value,
+            attn_mask=visible,
+            is_causal=visible is None,
+            dropout_p=self.dropout if self.training else 0.0,
         )
         projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
         return projected
@@ -80,6 +86,8 @@ class GPT(nn.Module):
         self.is_recomputing = is_recomputing
         self.loss_chunk_rows = loss_chunk_rows
         self.has_loss_kernel = False  # set by a caller that has checked `loss.why_no_kernel`, before compiling
+        self.label_smoothing = 0.0  # of the loss while training
+        self.separator: int | None = None  # the token before each document, if none reads the document before it
         self.tokens = unfilled.Embedding(shape.vocab_size, shape.width)
         self.positions = unfilled.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
@@ -101,19 +109,36 @@ class GPT(nn.Module):
     def _embed(self, ids: Tensor) -> Tensor:
         return embed(self.tokens, ids)
 
+    def _places(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """The position of each token. With a separator: in its own document, and which tokens it reads."""
+        places = torch.arange(ids.shape[1], device=ids.device)
+        if self.separator is None:
+            return (places,)
+        begins = ids == self.separator
+        document = begins.cumsum(dim=1)
+        first = torch.where(begins, places, 0).cummax(dim=1).values
+        is_same = document[:, None, :, None] == document[:, None, None, :]
+        return places - first, is_same & (places[:, None] >= places)
+
     def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        stream = self._embed(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        places, *visible = self._places(ids)
+        stream = self._embed(ids) + self.positions(places)
         if self.shape.dropout:
             stream = functional.dropout(stream, self.shape.dropout, self.training)
         for block in self.blocks:
             if self.is_recomputing and self.training:
-                stream = checkpoint(block, stream, use_reentrant=False)
+                stream = checkpoint(block, stream, *visible, use_reentrant=False)
             else:
-                stream = block(stream)
+                stream = block(stream, *visible)
         hidden = self.norm(stream)
         if targets is None:
             logits: Tensor = self.head(hidden)
             return logits
         return summed_cross_entropy(
-            self.head, hidden, targets, chunk_rows=self.loss_chunk_rows, has_kernel=self.has_loss_kernel
+            self.head,
+            hidden,
+            targets,
+            chunk_rows=self.loss_chunk_rows,
+            has_kernel=self.has_loss_kernel,
+            smoothing=self.label_smoothing if self.training else 0.0,
         )

@@ -23,25 +23,32 @@ _CHECK_LIMIT = 0.02  # bf16 has 8 bits of precision; a wrong kernel is off by fa
 
 
 def summed_cross_entropy(
-    head: nn.Module, hidden: Tensor, targets: Tensor, *, chunk_rows: int = 0, has_kernel: bool = False
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    chunk_rows: int = 0,
+    has_kernel: bool = False,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Sum over all targets that are not IGNORED. `hidden` is (..., width), `targets` (...).
 
     With `chunk_rows` the logits of only that many rows exist at a time. The head's matrix product is then computed
     twice, about 4 % of a small model's step. Gradients are summed in float32 between chunks, because each chunk casts
-    the head's weights again. `has_kernel` means that `why_no_kernel` returned no objection for this head.
+    the head's weights again. `has_kernel` means that `why_no_kernel` returned no objection for this head. `smoothing`
+    is the share of a target that is spread over all tokens.
     """
     rows, labels = hidden.flatten(0, -2), targets.flatten()
-    if has_kernel and not chunk_rows and torch.is_grad_enabled():
+    if has_kernel and not chunk_rows and not smoothing and torch.is_grad_enabled():
         from jackline.models.loss_kernel import head_loss
 
         loss: Tensor = head_loss(rows, head.weight, labels)[0]
         return loss
     if not chunk_rows or rows.shape[0] <= chunk_rows:
-        return _sum_of(head, rows, labels)
+        return _sum_of(head, rows, labels, smoothing)
     total = rows.new_zeros((), dtype=torch.float32)
     for part, label in zip(torch.split(rows, chunk_rows), torch.split(labels, chunk_rows), strict=True):
-        total = total + checkpoint(_sum_of, head, part, label, use_reentrant=False)
+        total = total + checkpoint(_sum_of, head, part, label, smoothing, use_reentrant=False)
     return total
 
 
@@ -87,9 +94,9 @@ def _compare(head: nn.Linear, head_loss: Any) -> float:
     return max(float((left.float() - right.float()).norm() / right.float().norm()) for left, right in pairs)
 
 
-def _sum_of(head: nn.Module, rows: Tensor, labels: Tensor) -> Tensor:
+def _sum_of(head: nn.Module, rows: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     logits = head(rows)
     if logits.dtype != torch.float32 and not torch.is_autocast_enabled(logits.device.type):
         # Autocast does this cast by itself. A compiler fuses it away; without one it costs 4 bytes a logit.
         logits = logits.float()
-    return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)

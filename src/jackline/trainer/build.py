@@ -15,14 +15,16 @@ import torch
 from jackline import accelerator
 from jackline.checkpoint.format.catalogue import list_names
 from jackline.errors import UsageError
+from jackline.models.gpt import GPT
+from jackline.models.nsa.model import NSAModel
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.memory import read_memory
 from jackline.session.saving.exactness import make_exact
-from jackline.trainer.config import TrainConfig
-from jackline.trainer.corpus import Corpus, count_steps, open_corpus
+from jackline.trainer.config import TrainConfig, identity
+from jackline.trainer.corpus import CachedText, Corpus, count_steps, open_corpus
 from jackline.trainer.language import LanguageTask, NoAdditions
-from jackline.trainer.network import Network, Shape, describe_shape, make_model, shape_of, use_kernels
+from jackline.trainer.network import CAST, Network, Shape, describe_shape, make_model, shape_of, use_kernels
 from jackline.trainer.optim.learner import make_learner
 from jackline.trainer.optim.schedule import describe_schedule, schedule_of
 from jackline.trainer.planning.plan import Chosen, choose_micro_batch
@@ -32,6 +34,7 @@ from jackline.trainer.startup import compiling, process, shared_code
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_attention, choose_precision, settle_precision
 from jackline.trainer.task import Ending, Task, check_patience
+from jackline.trainer.trained.begin import begin_with, freeze
 from jackline.units import count_of
 
 _EAGER_MFU = 0.3  # of the peak, to guess a step's time before there was one
@@ -73,11 +76,19 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     with console.phase("model", describe_shape(config.model, shape)):
         process.wait_for(gpu)  # before the seed: one that is set while a GPU opens may miss the GPU's generator
         network = make_network(config, shape, device)
+        network.label_smoothing = config.label_smoothing
+        if config.packing == "separate":
+            _separate(network, corpus)
+        if config.init_from:
+            console.say(begin_with(network, config, tokenizer=corpus.train.tokenizer_json()))
+        freeze(network, config.frozen)
         additions = config.make_additions(network) or NoAdditions()  # may change weights before masters are taken
         learner = make_learner(network, config, precision, device)
         console.now("comparing our kernels with plain torch on this device")
         if words := use_kernels(network, precision):
             console.say(words)
+        if isinstance(learner.average, NSAModel):
+            learner.average.use_kernels(CAST.get(learner.judged().precision))
     total_steps = count_steps(config, corpus.train, loader, console)
     schedule = schedule_of(config, total_steps)
     with console.phase("plan", "choosing a micro-batch"):
@@ -110,6 +121,14 @@ def make_network(config: TrainConfig, shape: Shape, device: torch.device) -> Net
     # On the CPU first, whatever the device: the same seed gives the same weights everywhere.
     made = make_model(shape, is_recomputing=config.recompute, loss_chunk_rows=config.loss_chunk_rows)
     return made.to(device)
+
+
+def _separate(network: Network, corpus: Corpus) -> None:
+    eos_id = corpus.train.data.cache.meta.eos_id if isinstance(corpus.train, CachedText) else None
+    if eos_id is None:
+        raise UsageError("packing=separate needs a token between documents", hint="packing=joined")
+    assert isinstance(network, GPT)
+    network.separator = eos_id
 
 
 def _may_compile(config: TrainConfig, device: torch.device) -> bool:
@@ -187,6 +206,7 @@ def compiled_facts(task: LanguageTask) -> dict[str, object]:
         "recompute": config.recompute,
         "loss_chunk_rows": config.loss_chunk_rows,
         "exact": config.exact,
+        **{name: getattr(config, name) for name in ("packing", "label_smoothing") if name in identity(config)},
     }
 
 

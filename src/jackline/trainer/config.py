@@ -22,10 +22,12 @@ from jackline.trainer.setting_groups import (
     CheckpointSettings,
     ComputeSettings,
     DataSettings,
+    FineTuneSettings,
     LengthSettings,
     ModelSettings,
     OptimizerSettings,
     RunSettings,
+    SmoothingSettings,
     SourceSettings,
     ValidationSettings,
 )
@@ -55,6 +57,12 @@ LATER_FIELDS: Mapping[str, Any] = {
     "clip_by": "norm",
     "patience": 0,
     "min_gain": 0.0,
+    "packing": "joined",
+    "init_from": "",
+    "init_partial": False,
+    "frozen": "",
+    "ema": 0.0,
+    "label_smoothing": 0.0,
 }
 
 
@@ -64,6 +72,8 @@ class TrainConfig(
     CheckpointSettings,
     ValidationSettings,
     ComputeSettings,
+    SmoothingSettings,
+    FineTuneSettings,
     OptimizerSettings,
     LengthSettings,
     SourceSettings,
@@ -91,6 +101,8 @@ class TrainConfig(
         "max_grad_norm": "clip",
         "optim": "optimizer",
         "early_stopping_patience": "patience",
+        "deterministic": "exact",
+        "freeze": "frozen",
         "time_limit": "time_limit_s",
         "save_every": "save_every_s",
         "warmup": "warmup_steps",

@@ -83,11 +83,10 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
         if rehearsed is not None:
             task = task.with_micro_batch(rehearsed.micro_batch)
         validation = task.make_validation(console, rehearsed.window_s if rehearsed else 0.0)
-        find_bad = partial(first_bad_tensor, task.learner.model)
-        sentinels = Sentinels(sentinel_facts(task, validation), read_surroundings, find_bad)
+        facts, model = sentinel_facts(task, validation), task.learner.model
+        sentinels = Sentinels(facts, read_surroundings, partial(first_bad_tensor, model))
         watch = Watch(task, run_dir, console, sentinels)
-        to_device = ToDevice(task.learner.device)
-        deadline_s = find_deadline_s(config)
+        to_device, deadline_s = ToDevice(task.learner.device), find_deadline_s(config)
         run, outcome, ruined_step = None, "failed", 0
         try:
             with attach(
@@ -98,6 +97,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                 best_value=None,
                 best_step=None,
                 **({"scaler": task.learner.scaler} if task.learner.scaler is not None else {}),
+                **({"average": task.learner.average} if task.learner.average is not None else {}),
                 **task.state(),
                 **session_settings(task, run_dir),
             ) as run:
@@ -119,6 +119,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                     )
                     run.before_change()  # what is saved changes from here on
                     norm = task.update()
+                    task.learner.follow(before)
                     run.log(loss=result.loss, lr=rate, grad_norm=norm, **(more := task.metrics()))
                     seconds, waited_s = watch.clock()
                     step = Step(

@@ -22,7 +22,7 @@ from jackline.trainer.config import TrainConfig
 Shape = GPTShape | NSAShape
 Network = GPT | NSAModel
 # What autocast computes in; else the weights' own type.
-_CAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+CAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shape_of(config: TrainConfig, vocab_size: int) -> Shape:
@@ -66,7 +66,7 @@ def use_kernels(model: Network, precision: Precision) -> str:
     model.has_loss_kernel = precision == "bf16-weights" and not why_no_kernel(model.head)
     if not isinstance(model, NSAModel):
         return ""
-    why_not = model.use_kernels(_CAST.get(precision))
+    why_not = model.use_kernels(CAST.get(precision))
     if why_not:
         return f"attention in plain torch, with memory for the square of the sequence; no kernels: {why_not}"
     return "attention by our own kernels: compared with plain torch on this GPU, outputs, gradients and chosen blocks"

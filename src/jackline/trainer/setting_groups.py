@@ -25,6 +25,10 @@ class ModelSettings:
         allowed=at_least(0),
     )
     dropout: float = setting(0.0, "Share of activations set to zero while training.", allowed=FRACTION)
+    packing: Literal["joined", "separate"] = setting(
+        "joined",
+        "What a token reads of its sequence; joined: all before it; separate: its own document alone.",
+    )
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,35 @@ class LengthSettings:
     min_gain: float = setting(0.0, "Smallest difference of the metric that counts as a gain.", allowed=at_least(0))
     time_limit_s: float = setting(
         0.0, "Save and stop after this time; 0: no limit.", unit="seconds", allowed=at_least(0)
+    )
+
+
+@dataclass(frozen=True)
+class FineTuneSettings:
+    GROUP: ClassVar[str] = "fine-tuning"
+
+    init_from: str = setting(
+        "", "Weights to begin with: a run, a checkpoint, a .safetensors file, or a folder of transformers."
+    )
+    init_partial: bool = setting(
+        False, "What init_from lacks, or has in another shape, keeps its initial values; said which."
+    )
+    frozen: str = setting(
+        "", "Parameters that are not trained: names or patterns, with commas between them: tokens.*,blocks.0.*."
+    )
+
+
+@dataclass(frozen=True)
+class SmoothingSettings:
+    GROUP: ClassVar[str] = "averaging and smoothing"
+
+    ema: float = setting(
+        0.0,
+        "Decay of a moving average of the weights, which is then validated and exported; 0: none.",
+        allowed=FRACTION,
+    )
+    label_smoothing: float = setting(
+        0.0, "Share of each target that is spread over all tokens while training.", allowed=FRACTION
     )
 
 

@@ -58,6 +58,7 @@ class NSAModel(nn.Module):
         self.is_recomputing = is_recomputing
         self.loss_chunk_rows = loss_chunk_rows
         self.has_loss_kernel = False  # set by a caller that has checked `loss.why_no_kernel`, before compiling
+        self.label_smoothing = 0.0  # of the loss while training
         self.tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(SparseBlock(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
@@ -85,7 +86,12 @@ class NSAModel(nn.Module):
             logits: Tensor = self.head(hidden)
             return logits
         return summed_cross_entropy(
-            self.head, hidden, targets, chunk_rows=self.loss_chunk_rows, has_kernel=self.has_loss_kernel
+            self.head,
+            hidden,
+            targets,
+            chunk_rows=self.loss_chunk_rows,
+            has_kernel=self.has_loss_kernel,
+            smoothing=self.label_smoothing if self.training else 0.0,
         )
 
     def use_kernels(self, dtype: torch.dtype | None = None) -> str:

@@ -139,6 +139,7 @@ class M7cConfig(TrainConfig):
         "loader_timeout": _PATIENCE,
         "fwe_report_docs": "documents, tokens and their rate are told at least every 2 s while data is read",
     }
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"packing"})  # sparse attention has no such mask
     QUICK: ClassVar[Mapping[str, Any]] = {
         "model": "toy",
         "seq_len": 128,

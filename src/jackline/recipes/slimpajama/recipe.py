@@ -88,6 +88,8 @@ class SlimpajamaConfig(TrainConfig):
         "tokenizer_model": "--tokenizer gpt2, bytes, or the path of a tokenizer.json",
         "intensive": "there is no stage of its own for embeddings: they are learned with the rest",
     }
+    # Chunks are not packed, and nothing is validated. pretrained_checkpoint has the place of init_from.
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"packing", "patience", "min_gain", "init_from", "init_partial"})
     QUICK: ClassVar[Mapping[str, Any]] = {
         "val_fraction": 0.0,
         "val_tokens": TrainConfig.val_tokens,

@@ -91,6 +91,8 @@ class SparsaeConfig(TrainConfig):
     burn_in_most: float = setting(1.5, "How far they are stretched, at most.", allowed=at_least(1))
 
     ALIASES: ClassVar[Mapping[str, str]] = {**TrainConfig.ALIASES, "lambda_": "num_mutants", "lambda": "num_mutants"}
+    # The loss and the average are the method's own; frozen weights would have no mask.
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"ema", "label_smoothing", "frozen", "packing"})
     QUICK: ClassVar[Mapping[str, Any]] = {
         "model": "tiny",
         "min_chars": 0,

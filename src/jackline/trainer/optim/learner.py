@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,8 @@ class Learner:
     device_name: str
     clip: float
     clip_by: str = "norm"
+    average: nn.Module | None = None  # of the weights, in float32, with the decay `ema`; saved with them
+    ema: float = 0.0
 
     def autocast(self) -> torch.autocast:
         return autocast(self.precision, self.device)
@@ -52,6 +55,27 @@ class Learner:
             self.scaler.update()
         return norm
 
+    @torch.no_grad()
+    def follow(self, steps: int) -> None:
+        """The average follows the weights, which have moved `steps` times. At first it follows faster, because it
+        would keep the initial weights for long otherwise."""
+        if self.average is None:
+            return
+        rate, state = 1 - min(self.ema, (1 + steps) / (10 + steps)), self.optimizer.state
+        for average, weight in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            if weight.requires_grad:
+                average.lerp_(state.get(weight, {}).get("master", weight.detach()).to(average.dtype), rate)
+        for copied, value in zip(self.average.buffers(), self.model.buffers(), strict=True):
+            copied.copy_(value)
+
+    def judged(self) -> Learner:
+        """What is validated: the average in the place of the model, where there is one. It has no bf16 weights."""
+        if self.average is None:
+            return self
+        return replace(
+            self, model=self.average, precision="bf16" if self.precision == "bf16-weights" else self.precision
+        )
+
     def forget_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -66,6 +90,7 @@ def make_learner(
     """`model` is on its device, in float32: masters are taken from its weights before they are lowered. `own` is an
     optimizer that a person made; its groups keep the ratios of their learning rates."""
     betas = (config.beta1, config.beta2)
+    average = _copy_of(model) if config.ema else None
     for group in own.param_groups if own is not None else ():
         group["lr_scale"] = float(group["lr"]) / config.lr
     optimizer = own or make_optimizer(
@@ -85,4 +110,12 @@ def make_learner(
         device_name=device_name(device),
         clip=config.clip,
         clip_by=config.clip_by,
+        average=average,
+        ema=config.ema,
     )
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """A copy of what is trained; frozen weights are shared."""
+    frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, frozen).requires_grad_(False).eval()

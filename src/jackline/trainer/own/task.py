@@ -33,6 +33,7 @@ from jackline.trainer.report.console import Console
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_precision
 from jackline.trainer.task import Between, Counting, Sums, check_patience
+from jackline.trainer.trained.begin import begin_with, freeze
 from jackline.trainer.validate.validation import Validation
 from jackline.units import count_of, format_bytes
 
@@ -175,7 +176,7 @@ def build_own(config: Recipe, console: Console) -> OwnTask:
     if config.patience:
         check_patience(has_validation=validation is not None)
     with console.phase("model", "calling make_model()"):
-        learner = _make_learner(config, precision, device)
+        learner = _make_learner(config, precision, device, console)
         console.say(_model_text(learner.model), "model")
     order = Order(config.batch_size, config.seed, config.num_workers, config.epochs)
     loader = SampleLoader(samples, order, pin_memory=accelerator.is_gpu(device))
@@ -212,9 +213,13 @@ def make_own_model(config: Recipe) -> nn.Module:
     return model
 
 
-def _make_learner(config: Recipe, precision: Precision, device: torch.device) -> Learner:
+def _make_learner(config: Recipe, precision: Precision, device: torch.device, console: Console) -> Learner:
+    made = make_own_model(config)
+    if config.init_from:
+        console.say(begin_with(made, config))
+    freeze(made, config.frozen)
     # One that was loaded (transformers' from_pretrained) is in evaluation mode, and would be trained without dropout.
-    model = make_own_model(config).to(device).train()
+    model = made.to(device).train()
     if not any(weight.requires_grad for weight in model.parameters()):
         raise UsageError(
             "make_model() returned a model without weights to train", hint="requires_grad is False in all"

@@ -113,6 +113,7 @@ def choose_micro_batch(
     # What this process holds already (context, weights) is in the prediction too. Asked of the driver and not of
     # nvidia-smi, which counts all GPUs of the machine and not those that this process may see.
     free_bytes = accelerator.memory_info()[0] + accelerator.reserved_bytes() + gpu.context_bytes
+    free_bytes -= 4 * count_parameters(shape) if config.ema else 0  # the average, which no plan counts
     try:
         plan_again = partial(plan_on, config, shape, precision, gpu)
         job = planned_job(config, shape, precision)

@@ -20,7 +20,7 @@ from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
 from jackline.trainer.trained.load import Trained
 
-_BLOCK = {
+BLOCK = {
     "attention_norm": "ln_1",
     "qkv": "attn.c_attn",
     "projection": "attn.c_proj",
@@ -28,7 +28,7 @@ _BLOCK = {
     "up": "mlp.c_fc",
     "down": "mlp.c_proj",
 }
-_TURNED = ("qkv", "projection", "up", "down")  # GPT-2 in transformers keeps the matrices of these transposed
+TURNED = ("qkv", "projection", "up", "down")  # GPT-2 in transformers keeps the matrices of these transposed
 END = "<|endoftext|>"
 
 
@@ -81,10 +81,10 @@ def hf_weights(model: GPT) -> dict[str, Tensor]:
     if not model.shape.is_tied:
         found["lm_head.weight"] = model.head.weight
     for number, block in enumerate(model.blocks):
-        for own, theirs in _BLOCK.items():
+        for own, theirs in BLOCK.items():
             part = getattr(block, own)
             name = f"transformer.h.{number}.{theirs}"
-            found[f"{name}.weight"] = part.weight.t() if own in _TURNED else part.weight
+            found[f"{name}.weight"] = part.weight.t() if own in TURNED else part.weight
             found[f"{name}.bias"] = part.bias
     return {name: tensor.detach() for name, tensor in found.items()}
 
@@ -114,47 +114,48 @@ def hf_config(shape: GPTShape, tokenizer: Tokenizer, dtype: str) -> dict[str, An
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:
     """The tokenizer's own file; for plain bytes one that gives the same ids, 256 being the end of a document."""
-    if tokenizer.json is not None:
-        return tokenizer.json
+    return tokenizer.json if tokenizer.json is not None else json.dumps(byte_tokenizer())
+
+
+def byte_tokenizer() -> dict[str, Any]:
+    """Plain bytes as a tokenizer.json."""
     vocabulary = {char: byte for byte, char in enumerate(_byte_chars())}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [
-                {
-                    "id": 256,
-                    "content": END,
-                    "single_word": False,
-                    "lstrip": False,
-                    "rstrip": False,
-                    "normalized": False,
-                    "special": True,
-                }
-            ],
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "ByteLevel",
-                "add_prefix_space": False,
-                "trim_offsets": True,
-                "use_regex": False,
-            },
-            "post_processor": None,
-            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "vocab": {**vocabulary, END: 256},
-                "merges": [],
-            },
-        }
-    )
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": 256,
+                "content": END,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {**vocabulary, END: 256},
+            "merges": [],
+        },
+    }
 
 
 def _byte_chars() -> list[str]:

@@ -41,7 +41,7 @@ from jackline.trainer.own.task import make_own_model
 from jackline.trainer.recipe import file_of, is_own_file
 from jackline.trainer.trained.sample import Sampling, sample
 
-MODEL = "model"
+MODEL, AVERAGE = "model", "average"  # with ema the average is what was validated
 MAX_CONFIG_BYTES = 64 << 10  # the trainer writes 5 KiB; a megabyte of brackets takes PyYAML minutes
 
 
@@ -123,7 +123,7 @@ def load(
     `checkpoint` is 'best' (the newest where none is best), 'latest', or a step. Raises JacklineError with a hint when
     the run is no recipe's, has no whole checkpoint, or its model cannot be built.
     """
-    own, folder = _find(run, checkpoint, runs_dir)
+    own, folder = find_checkpoint(run, checkpoint, runs_dir)
     config = read_config(own)
     state = read_weights(folder)
     model = _build(own, config, state)
@@ -210,7 +210,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """The model's tensors by their names in the module; tied ones have the same storage. Verified before."""
     try:
         manifest = verify_checkpoint(folder)
-        node = read_state(folder, manifest).get(MODEL)
+        state = read_state(folder, manifest)
+        node = state.get(AVERAGE) or state.get(MODEL)
     except Damage as damage:
         raise JacklineError(
             f"{folder.name} is not whole: {damage}", hint="choose another: `jackline checkpoints verify` tells which"
@@ -227,7 +228,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def _find(
+def find_checkpoint(
     run: str | os.PathLike[str] | None, checkpoint: str | int, runs_dir: str | os.PathLike[str] | None
 ) -> tuple[RunDir, Path]:
     if run is not None and parse_name(Path(run).name) is not None and Path(run).is_dir():

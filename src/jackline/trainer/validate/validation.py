@@ -8,8 +8,9 @@ evaluate.py's.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jackline.session.off import OffRun
 from jackline.session.run import Run
@@ -151,12 +152,19 @@ class Validation:
                 console.now(f"{name}, {bar.done:,.0f} of {num_windows:,} {self._unit}")
                 return not run.should_stop
 
-            found = evaluate(self._task, data, num_windows, self._batch_size, advance)
+            found = evaluate(_judged(self._task), data, num_windows, self._batch_size, advance)
         if found is None:
             console.say(f"{name} given up: somebody asked for the end", "eval")
         else:
             self._window_s = (time.monotonic() - began_s) / num_windows
         return found
+
+
+def _judged(task: Any) -> Task:
+    """The same task with the average of the weights, where there is one."""
+    if task.learner.average is None:
+        return cast(Task, task)
+    return cast(Task, replace(task, learner=task.learner.judged()))
 
 
 def take_request(request: Path) -> bool:
