@@ -292,7 +292,7 @@ def test_a_state_folder_in_the_temporary_directory_of_somebody_else_is_not_used(
 def test_the_recipe_of_a_foreign_run_is_not_executed_to_load_its_model(tmp_path: Path, trap: Path) -> None:
     """`jackline.load`, `sample` and `export` read config.yaml, whose recipe may be a file with code."""
     from jackline.errors import UsageError
-    from jackline.trainer.trained.load import read_config
+    from jackline.trainer.trained.stored import read_config
 
     (tmp_path / "evil.py").write_text(f"open({str(trap)!r}, 'w')\ndef recipe(): pass\n")
     run = make_run(tmp_path / "gift")

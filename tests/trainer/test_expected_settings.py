@@ -24,7 +24,7 @@ from jackline.trainer.loop import train
 from jackline.trainer.optim.optimizer import Lion, MuonWithAdamW, clip_gradients, make_optimizer
 from jackline.trainer.optim.schedule import Schedule, describe_schedule, lr_at
 from jackline.trainer.task import Ending
-from jackline.trainer.trained.load import read_weights
+from jackline.trainer.trained.stored import read_weights
 
 BETAS = (0.9, 0.99)
 

@@ -76,12 +76,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     with console.phase("model", describe_shape(config.model, shape)):
         process.wait_for(gpu)  # before the seed: one that is set while a GPU opens may miss the GPU's generator
         network = make_network(config, shape, device)
-        network.label_smoothing = config.label_smoothing
-        if config.packing == "separate":
-            _separate(network, corpus)
-        if config.init_from:
-            console.say(begin_with(network, config, tokenizer=corpus.train.tokenizer_json()))
-        freeze(network, config.frozen)
+        _prepare(network, config, corpus, console)
         additions = config.make_additions(network) or NoAdditions()  # may change weights before masters are taken
         learner = make_learner(network, config, precision, device)
         console.now("comparing our kernels with plain torch on this device")
@@ -123,12 +118,18 @@ def make_network(config: TrainConfig, shape: Shape, device: torch.device) -> Net
     return made.to(device)
 
 
-def _separate(network: Network, corpus: Corpus) -> None:
-    eos_id = corpus.train.data.cache.meta.eos_id if isinstance(corpus.train, CachedText) else None
-    if eos_id is None:
-        raise UsageError("packing=separate needs a token between documents", hint="packing=joined")
-    assert isinstance(network, GPT)
-    network.separator = eos_id
+def _prepare(network: Network, config: TrainConfig, corpus: Corpus, console: Console) -> None:
+    """What settings say of the model itself: its first weights, what is trained of it, and what its tokens read."""
+    network.label_smoothing = config.label_smoothing
+    if config.packing == "separate":
+        eos_id = corpus.train.data.cache.meta.eos_id if isinstance(corpus.train, CachedText) else None
+        if eos_id is None:
+            raise UsageError("packing=separate needs a token between documents", hint="packing=joined")
+        assert isinstance(network, GPT)
+        network.separator = eos_id
+    if config.init_from:
+        console.say(begin_with(network, config, tokenizer=corpus.train.tokenizer_json()))
+    freeze(network, config.frozen)
 
 
 def _may_compile(config: TrainConfig, device: torch.device) -> bool:

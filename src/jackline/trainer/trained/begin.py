@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -20,10 +20,24 @@ from torch import Tensor, nn
 from jackline.errors import JacklineError, UsageError
 from jackline.models.gpt import GPT
 from jackline.rundir.layout import RunDir
+from jackline.trainer.network import shape_of
+from jackline.trainer.trained.stored import find_checkpoint, read_config, read_weights
 from jackline.units import count_of
 
 if TYPE_CHECKING:
     from jackline.trainer.config import TrainConfig
+
+# Our modules and what GPT-2 in transformers calls them.
+BLOCK = {
+    "attention_norm": "ln_1",
+    "qkv": "attn.c_attn",
+    "projection": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+TURNED = ("qkv", "projection", "up", "down")  # GPT-2 in transformers keeps the matrices of these transposed
+END = "<|endoftext|>"
 
 _INDEX = "model.safetensors.index.json"
 _HINT = "a run's name or folder, a checkpoint's folder, a .safetensors file, or a folder that from_pretrained loads"
@@ -92,9 +106,6 @@ def find_weights(source: str) -> Found:
 
 
 def _of_run(source: str, path: Path) -> Found:
-    from jackline.trainer.network import shape_of
-    from jackline.trainer.trained.load import find_checkpoint, read_config, read_weights
-
     if "/" in source and not path.exists():
         raise UsageError(f"init_from={source}: there is no such file or folder", hint=_HINT)
     try:
@@ -146,8 +157,6 @@ def _vocabulary_of(run: RunDir, config: TrainConfig) -> Mapping[str, int] | None
 
 def vocabulary_of(text: str | None) -> Mapping[str, int]:
     """The tokens of a tokenizer.json with their ids; None is plain bytes."""
-    from jackline.trainer.trained.hf import byte_tokenizer
-
     parsed = byte_tokenizer() if text is None else json.loads(text)
     vocabulary = parsed.get("model", {}).get("vocab", {})
     tokens = dict(vocabulary) if isinstance(vocabulary, dict) else {}
@@ -169,8 +178,6 @@ def _check_tokens(source: str, found: Found, tokenizer: str | None) -> None:
 
 def _to_gpt(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Names and layout of GPT-2 in transformers as ours; others stay as they are."""
-    from jackline.trainer.trained.hf import BLOCK, TURNED
-
     if not any(name.removeprefix("transformer.").startswith("h.0.") for name in weights):
         return weights
     outer = {"wte": "tokens", "wpe": "positions", "ln_f": "norm", "lm_head": "head"}
@@ -237,3 +244,51 @@ def _shape(value: Tensor) -> str:
 def _listed(words: list[str]) -> str:
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return ", ".join(words[:_SHOWN]) + more
+
+
+def byte_tokenizer() -> dict[str, Any]:
+    """Plain bytes as a tokenizer.json."""
+    vocabulary = {char: byte for byte, char in enumerate(_byte_chars())}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": 256,
+                "content": END,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": False,
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {**vocabulary, END: 256},
+            "merges": [],
+        },
+    }
+
+
+def _byte_chars() -> list[str]:
+    """The visible character by which byte-level tokenizers write each byte."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

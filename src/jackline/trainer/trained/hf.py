@@ -18,18 +18,8 @@ from jackline.data.tokenise.tokenizer import Tokenizer
 from jackline.errors import UsageError
 from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape
+from jackline.trainer.trained.begin import BLOCK, END, TURNED, byte_tokenizer
 from jackline.trainer.trained.load import Trained
-
-BLOCK = {
-    "attention_norm": "ln_1",
-    "qkv": "attn.c_attn",
-    "projection": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
-TURNED = ("qkv", "projection", "up", "down")  # GPT-2 in transformers keeps the matrices of these transposed
-END = "<|endoftext|>"
 
 
 def export_hf(trained: Trained, out: Path) -> list[Path]:
@@ -115,51 +105,3 @@ def hf_config(shape: GPTShape, tokenizer: Tokenizer, dtype: str) -> dict[str, An
 def tokenizer_json(tokenizer: Tokenizer) -> str:
     """The tokenizer's own file; for plain bytes one that gives the same ids, 256 being the end of a document."""
     return tokenizer.json if tokenizer.json is not None else json.dumps(byte_tokenizer())
-
-
-def byte_tokenizer() -> dict[str, Any]:
-    """Plain bytes as a tokenizer.json."""
-    vocabulary = {char: byte for byte, char in enumerate(_byte_chars())}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": 256,
-                "content": END,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": False,
-        },
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {**vocabulary, END: 256},
-            "merges": [],
-        },
-    }
-
-
-def _byte_chars() -> list[str]:
-    """The visible character by which byte-level tokenizers write each byte."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = iter(range(256, 512))
-    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

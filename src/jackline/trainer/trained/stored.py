@@ -1,0 +1,128 @@
+"""What a run has stored of its model: the checkpoint that is meant, its weights, its settings and its tokenizer.
+
+Owns finding and reading them; every byte is verified first. What is built of them is load.py.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from jackline.checkpoint.format import catalogue
+from jackline.checkpoint.format.export import read_state
+from jackline.checkpoint.format.manifest import TENSORS, Damage, Name, parse_name
+from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.data.tokenise.tokenizer import Tokenizer, from_json, load_tokenizer
+from jackline.errors import JacklineError, UsageError
+from jackline.rundir.access.reading import read_text
+from jackline.rundir.access.trust import judge
+from jackline.rundir.find import find_run, runs_folder
+from jackline.rundir.layout import RunDir
+from jackline.rundir.run_file import read_run_file
+from jackline.trainer.config import TrainConfig, resolve
+from jackline.trainer.recipe import file_of, is_own_file
+
+MODEL, AVERAGE = "model", "average"  # with ema the average is what was validated
+MAX_CONFIG_BYTES = 64 << 10  # the trainer writes 5 KiB; a megabyte of brackets takes PyYAML minutes
+
+
+def read_config(run: RunDir) -> TrainConfig:
+    """The settings the run was trained with."""
+    if not run.config_file.exists():
+        raise UsageError(
+            f"run '{run.name}' is not of a recipe: it has no config.yaml",
+            hint="build your model yourself and load its weights: jackline checkpoints export",
+        )
+    text = read_text(run.config_file, MAX_CONFIG_BYTES)
+    found = yaml.load(text, Loader=yaml.BaseLoader)  # text only: no objects
+    target = found.get("recipe") if isinstance(found, dict) else None
+    if not isinstance(target, str):
+        raise UsageError(f"{run.config_file} names no recipe", hint="was it written by `jackline train`?")
+    if is_own_file(target) and not judge(run).is_ours:
+        raise UsageError(
+            f"run '{run.name}' was not made here by you, and its recipe is code that would be executed: {target}",
+            hint="its weights as a plain file, without executing anything: jackline checkpoints export",
+        )
+    return resolve(target, (), [run.config_file], _source(run, target)).config
+
+
+def _source(run: RunDir, target: str) -> Path | None:
+    """Where the file of an own recipe is: as it was typed, in the folder where the run was started, or its copy."""
+    if not is_own_file(target):
+        return None
+    path = Path(file_of(target)[0])
+    started_in = [Path(read_run_file(run).cwd)] if run.has_run_file else []
+    places = [*(folder / path for folder in started_in), path, run.recipe_file]
+    return next((place for place in places if place.is_file()), path)
+
+
+def read_tokenizer(run: RunDir, config: TrainConfig) -> Tokenizer:
+    """The run's own copy; a run from before there was one names its tokenizer."""
+    if run.tokenizer_file.exists():
+        return from_json(run.tokenizer_file.read_text(encoding="utf-8"), eos="auto", use_fast=False)
+    if config.tokenizer == "train":
+        raise UsageError(
+            f"the tokenizer of '{run.name}' was trained with its data and is not in the run's folder",
+            hint=f"copy tokenizer.json of its data cache to {run.tokenizer_file}",
+        )
+    return load_tokenizer(config.tokenizer, use_fast=False)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The model's tensors by their names in the module; tied ones have the same storage. Verified before."""
+    try:
+        manifest = verify_checkpoint(folder)
+        state = read_state(folder, manifest)
+        node = state.get(AVERAGE) or state.get(MODEL)
+    except Damage as damage:
+        raise JacklineError(
+            f"{folder.name} is not whole: {damage}", hint="choose another: `jackline checkpoints verify` tells which"
+        ) from None
+    if not isinstance(node, dict) or not isinstance(node.get("tensors"), dict):
+        raise UsageError(f"{folder.name} holds no model", hint="jackline checkpoints show tells what it holds")
+    files: dict[str, dict[str, Tensor]] = {}
+    found = {}
+    for name, part in node["tensors"].items():
+        file = str(part["file"]) + TENSORS
+        if file not in files:
+            files[file] = load_file(folder / file)
+        found[name] = files[file][part["name"]]
+    return found
+
+
+def find_checkpoint(
+    run: str | os.PathLike[str] | None, checkpoint: str | int, runs_dir: str | os.PathLike[str] | None
+) -> tuple[RunDir, Path]:
+    if run is not None and parse_name(Path(run).name) is not None and Path(run).is_dir():
+        folder = Path(run).absolute()
+        return RunDir(folder.parent.parent), folder
+    own = find_run(None if run is None else os.fspath(run), runs_folder(runs_dir))
+    names = catalogue.list_names(own.checkpoints)
+    if not names:
+        raise UsageError(f"run '{own.name}' has no checkpoint", hint="jackline checkpoints lists them")
+    return own, own.checkpoints / str(_choose(own, names, checkpoint))
+
+
+def _choose(run: RunDir, names: list[Name], checkpoint: str | int) -> Name:
+    if checkpoint in ("best", "latest"):
+        return (_read_best(run, names) if checkpoint == "best" else None) or names[0]
+    wanted = int(checkpoint) if str(checkpoint).isdigit() else None
+    found = next((name for name in names if name.step == wanted), None)
+    if found is None:
+        known = ", ".join(str(name.step) for name in names[:8])
+        raise UsageError(
+            f"run '{run.name}' has no checkpoint '{checkpoint}'", hint=f"best, latest, or a step: {known}"
+        )
+    return found
+
+
+def _read_best(run: RunDir, names: list[Name]) -> Name | None:
+    try:
+        pointed = parse_name((run.checkpoints / catalogue.BEST).read_text()[:200].strip())
+    except (OSError, UnicodeDecodeError):
+        return None
+    return pointed if pointed in names else None
