@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,15 @@ def _start(name: str, words: list[str], places: tuple[Path, Path, Path], is_smal
     ) as child:
         assert child.stdout is not None
         last_s, longest_s = time.monotonic(), 0.0
-        for _ in child.stdout:
+        said: deque[bytes] = deque(maxlen=12)
+        for line in child.stdout:
+            said.append(line)
             now_s = time.monotonic()
             if not out.exists():
                 longest_s = max(longest_s, now_s - last_s)
             last_s = now_s
+    if child.returncode and not out.exists():
+        sys.stderr.write(b"".join(said).decode(errors="replace"))
     return longest_s
 
 

@@ -26,7 +26,18 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PEERS = ("hand", "accelerate", "lightning", "transformers")
 OURS = ("ours", "ours-bare", "ours-64")
-VARIANTS = ("v-base", "v-embed", "v-kernel", "v-loss", "v-all", "v-flash", "v-block", "v-chunk")
+VARIANTS = (
+    "v-base",
+    "v-embed",
+    "v-kernel",
+    "v-loss",
+    "v-all",
+    "v-flash",
+    "v-block",
+    "v-parts",
+    "v-nested",
+    "v-chunk",
+)
 
 
 def main() -> int:
@@ -80,7 +91,12 @@ def _run(name: str, work: Path, data: Path, options: argparse.Namespace) -> dict
     request |= {"steps": 6 if options.small else options.steps, "is_small": options.small}
     began_s = time.monotonic()
     print(f"[{time.strftime('%H:%M:%S')}] {name} ...", file=sys.stderr, flush=True)
+    # A folder for each row: otherwise a row's first step gets what another has compiled.
     environment = {**os.environ, "STARTED_AT_S": repr(time.time())}
+    environment |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(work / f"code-{name}"),
+        "TRITON_CACHE_DIR": str(work / f"triton-{name}"),
+    }
     ended = subprocess.run(
         [sys.executable, "-m", "bench.throughput_rows", json.dumps(request)],
         cwd=HERE.parent, env=environment, capture_output=True, text=True, check=False,

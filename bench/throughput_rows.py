@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jackline.models.gpt import GPT
+from jackline.models.gpt import GPT, Block
 from jackline.models.loss import why_no_kernel
 from jackline.models.shapes import GPTShape, count_parameters
 from jackline.trainer.optim.optimizer import MasterAdamW, clip_gradients, make_optimizer
@@ -269,6 +269,8 @@ VARIANTS = {
     "v-all": "embed kernel loss",
     "v-flash": "embed kernel loss flash",
     "v-block": "embed kernel loss block",
+    "v-parts": "embed kernel loss parts",
+    "v-nested": "embed kernel loss nested",
     "v-chunk": "embed kernel chunk",
 }
 
@@ -285,9 +287,13 @@ def variant(bench: Bench, name: str) -> None:
         GPT._embed = lambda self, ids: self.tokens(ids)  # type: ignore[method-assign]
     model.has_loss_kernel = "loss" in parts and not why_no_kernel(model.head)
     bench.extra["loss_kernel"] = model.has_loss_kernel
-    if not bench.is_small:
+    if "nested" in parts:
+        Block.forward = torch.compiler.nested_compile_region(Block.forward)  # type: ignore[method-assign]
+    if "block" in parts or "parts" in parts:
         for part in model.blocks if "block" in parts else [model]:
             part.compile(dynamic=False)
+    elif not bench.is_small:
+        nn.Module.compile(model, dynamic=False)  # as one graph
     with attention_kernels("flash" if "flash" in parts else "cudnn") if not bench.is_small else _nothing():
         loss = _plain_steps(bench, model, optimizer)
         if bench.device.type == "cuda":
@@ -311,29 +317,48 @@ def _plain_steps(bench: Bench, model: GPT, optimizer: torch.optim.Optimizer) -> 
 
 
 def _profile(bench: Bench, model: GPT, optimizer: torch.optim.Optimizer) -> str:
-    """Milliseconds of a step by kind of kernel, and the largest kernels."""
+    """Milliseconds of a step by kind of kernel, the largest kernels, and where the GPU waits."""
     from torch.profiler import ProfilerActivity, profile
 
-    ids, targets = next(bench.batches())
+    batches, steps = bench.batches(), 12
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(3):
+        for ids, targets in (next(batches) for _ in range(steps)):
             (model(ids, targets) / targets.numel()).backward()
             clip_gradients(optimizer, CLIP)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         bench.sync()
     kinds: dict[str, float] = {}
-    top: list[tuple[float, str]] = []
-    for event in seen.key_averages():
-        spent_ms = (getattr(event, "self_device_time_total", 0) or 0) / 3e3
-        if spent_ms <= 0:
-            continue
-        kind = _kind(event.key.lower())
-        kinds[kind] = kinds.get(kind, 0.0) + spent_ms
-        top.append((spent_ms, f"{event.count // 3}x {event.key[:60]}"))
+    top: dict[str, tuple[float, int]] = {}
+    gaps: dict[str, float] = {}
+    kernels = sorted(
+        (event.start_ns(), event.duration_ns(), event.name())
+        for event in seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
+    )
+    kernels = kernels[len(kernels) // steps :]  # the first step waits for the profiler
+    count, last_ns, last = steps - 1, kernels[0][0], ""
+    for start_ns, took_ns, name in kernels:
+        kind = _kind(name.lower())
+        kinds[kind] = kinds.get(kind, 0.0) + took_ns / 1e6 / count
+        spent, times = top.get(name, (0.0, 0))
+        top[name] = (spent + took_ns / 1e6 / count, times + 1)
+        if start_ns > last_ns:
+            place = f"{last[:28]} > {name[:28]}"
+            gaps[place] = gaps.get(place, 0.0) + (start_ns - last_ns) / 1e6 / count
+        last_ns, last = max(last_ns, start_ns + took_ns), name
+    span_ms = (last_ns - kernels[0][0]) / 1e6 / count
     words = ", ".join(f"{kind} {spent:.2f}" for kind, spent in sorted(kinds.items(), key=lambda pair: -pair[1]))
-    largest = "; ".join(f"{spent:.2f} {word}" for spent, word in sorted(top, reverse=True)[:16])
-    return f"{words} | {largest}"
+    largest = sorted(
+        ((spent, f"{times // count}x {name[:60]}") for name, (spent, times) in top.items()), reverse=True
+    )
+    waits = sorted(((spent, place) for place, spent in gaps.items()), reverse=True)
+    return (
+        f"span {span_ms:.2f}, waits {sum(gaps.values()):.2f}: {words} | "
+        + "; ".join(f"{spent:.2f} {word}" for spent, word in largest[:30])
+        + " | waits: "
+        + "; ".join(f"{spent:.2f} {place}" for spent, place in waits[:10])
+    )
 
 
 def _kind(key: str) -> str:

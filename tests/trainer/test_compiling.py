@@ -98,7 +98,7 @@ def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
         [sys.executable, "-c", BUILDING, str(tmp_path)],
-        env={**without, "PYTHONPATH": path},
+        env={**without, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -106,7 +106,7 @@ def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
         check=True,
     )
     kept = tmp_path / "run" / "compiled" / "plain"
-    assert done.stdout.splitlines()[-1] == f"{kept} {kept / 'triton'}"
+    assert done.stdout.splitlines()[-1] == f"{kept} {tmp_path / 'cache' / 'jackline' / 'kernels'}"
 
 
 # One real compilation on a CPU, in a process with a cache folder of its own, as two runs of a model have.
@@ -159,6 +159,16 @@ def test_the_cache_of_compiled_code_keeps_those_used_last(tmp_path: Path) -> Non
     shared_code.thin(tmp_path)
     kept = sorted(int(path.name) for path in tmp_path.iterdir())
     assert kept == list(range(3, shared_code.MAX_KEPT + 3))
+
+
+def test_the_kernels_used_longest_ago_are_deleted(tmp_path: Path) -> None:
+    for number in range(5):
+        folder = tmp_path / f"kernel{number}"
+        folder.mkdir()
+        (folder / "code.cubin").write_bytes(b"code")
+        os.utime(folder, (1000 + number, 1000 + number))
+    shared_code.thin(tmp_path, max_kept=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernel3", "kernel4"]
 
 
 def test_code_of_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, cache: Path) -> None:

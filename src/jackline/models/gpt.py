@@ -1,6 +1,6 @@
 """A language model of the shape of GPT-2: pre-norm blocks, learned positions, causal attention by SDPA.
 
-Owns the module and its initialisation. `shapes` owns the named sizes, `loss` the loss over the vocabulary.
+Owns the module and its initialisation. `stack` owns the way through it, `shapes` the named sizes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from jackline.models import unfilled
 from jackline.models.embedding import embed
-from jackline.models.loss import summed_cross_entropy
 from jackline.models.shapes import GPTShape
+from jackline.models.stack import Stack
 
 _INIT_STD = 0.02
 
@@ -42,9 +41,14 @@ class Block(nn.Module):
 
     def forward(self, stream: Tensor, visible: Tensor | None = None) -> Tensor:
         """`visible`: which tokens each one reads; None: all before it."""
+        stream, added = self.split(stream, visible)
+        return stream + added
+
+    def split(self, stream: Tensor, visible: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The result before the last addition."""
         stream = stream + self._drop(self._attend(self.attention_norm(stream), visible))
         hidden: Tensor = self.activation(self.up(self.mlp_norm(stream)))
-        return stream + self._drop(self.down(hidden))
+        return stream, self._drop(self.down(hidden))
 
     def _attend(self, normed: Tensor, visible: Tensor | None) -> Tensor:
         batch, length, width = normed.shape
@@ -77,16 +81,14 @@ def _make_head(shape: GPTShape, tokens: nn.Embedding) -> nn.Linear:
     return head
 
 
-class GPT(nn.Module):
-    """`model(ids)` gives logits, `model(ids, targets)` the summed loss; divide by your own count."""
+class GPT(Stack):
+    """GPT-2, called as every `Stack` is."""
+
+    norm: nn.LayerNorm
 
     def __init__(self, shape: GPTShape, *, is_recomputing: bool = False, loss_chunk_rows: int = 0) -> None:
-        super().__init__()
+        super().__init__(is_recomputing=is_recomputing, loss_chunk_rows=loss_chunk_rows)
         self.shape = shape
-        self.is_recomputing = is_recomputing
-        self.loss_chunk_rows = loss_chunk_rows
-        self.has_loss_kernel = False  # set by a caller that has checked `loss.why_no_kernel`, before compiling
-        self.label_smoothing = 0.0  # of the loss while training
         self.separator: int | None = None  # the token before each document, if none reads the document before it
         self.tokens = unfilled.Embedding(shape.vocab_size, shape.width)
         self.positions = unfilled.Embedding(shape.context, shape.width)
@@ -109,6 +111,13 @@ class GPT(nn.Module):
     def _embed(self, ids: Tensor) -> Tensor:
         return embed(self.tokens, ids)
 
+    def enter(self, ids: Tensor) -> tuple[Tensor, ...]:
+        places, *visible = self._places(ids)
+        stream: Tensor = self._embed(ids) + self.positions(places)
+        if self.shape.dropout:
+            stream = functional.dropout(stream, self.shape.dropout, self.training)
+        return stream, *visible
+
     def _places(self, ids: Tensor) -> tuple[Tensor, ...]:
         """The position of each token. With a separator: in its own document, and which tokens it reads."""
         places = torch.arange(ids.shape[1], device=ids.device)
@@ -119,26 +128,3 @@ class GPT(nn.Module):
         first = torch.where(begins, places, 0).cummax(dim=1).values
         is_same = document[:, None, :, None] == document[:, None, None, :]
         return places - first, is_same & (places[:, None] >= places)
-
-    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        places, *visible = self._places(ids)
-        stream = self._embed(ids) + self.positions(places)
-        if self.shape.dropout:
-            stream = functional.dropout(stream, self.shape.dropout, self.training)
-        for block in self.blocks:
-            if self.is_recomputing and self.training:
-                stream = checkpoint(block, stream, *visible, use_reentrant=False)
-            else:
-                stream = block(stream, *visible)
-        hidden = self.norm(stream)
-        if targets is None:
-            logits: Tensor = self.head(hidden)
-            return logits
-        return summed_cross_entropy(
-            self.head,
-            hidden,
-            targets,
-            chunk_rows=self.loss_chunk_rows,
-            has_kernel=self.has_loss_kernel,
-            smoothing=self.label_smoothing if self.training else 0.0,
-        )

@@ -62,7 +62,9 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     attention = choose_attention(config.attention, device)
     gpu = process.open_gpu(device)
     if _may_compile(config, device):
-        _load_compiler(device, compiling.cache_folder(folder, attention), console)
+        kernels = process.own_cache("kernels") if config.compile_cache == "shared" else None
+        compiling.use_cache(compiling.cache_folder(folder, attention), kernels)
+        _load_compiler(device, console)
     corpus = open_corpus(config, console)
     opened.callback(corpus.close)
     loader = corpus.train.make_loader(config, device)
@@ -138,9 +140,7 @@ def _may_compile(config: TrainConfig, device: torch.device) -> bool:
     return is_wanted and not compiling.why_not(device)
 
 
-def _load_compiler(device: torch.device, cache: Path, console: Console) -> None:
-    """Torch's compiler chooses a folder when it is imported, so it is told before."""
-    compiling.use_cache(cache)
+def _load_compiler(device: torch.device, console: Console) -> None:
     what = "opening the GPU and loading" if accelerator.is_gpu(device) else "loading"
     with console.phase("start", f"{what} torch's compiler, usually 2 to 10 s"):
         process.import_compiler()

@@ -12,15 +12,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from jackline import accelerator
 from jackline.models.embedding import embed
-from jackline.models.loss import summed_cross_entropy
 from jackline.models.nsa import reference
 from jackline.models.nsa.attention import BRANCHES, SparseAttention
 from jackline.models.nsa.reference import Branches, Memory
 from jackline.models.nsa.shape import NSAShape
+from jackline.models.stack import Stack
 
 _INIT_STD = 0.02
 _NORM_EPS = 1e-6
@@ -39,26 +38,26 @@ class SparseBlock(nn.Module):
         self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
 
     def forward(self, stream: Tensor) -> Tensor:
-        return self.feed(stream + self.attention(self.attention_norm(stream)))
+        stream, added = self.split(stream)
+        return stream + added
+
+    def split(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """The result before the last addition."""
+        stream = stream + self.attention(self.attention_norm(stream))
+        return stream, self.feed(stream)
 
     def feed(self, stream: Tensor) -> Tensor:
-        hidden: Tensor = stream + self.down(functional.silu(self.up(self.mlp_norm(stream))))
+        hidden: Tensor = self.down(functional.silu(self.up(self.mlp_norm(stream))))
         return hidden
 
 
-class NSAModel(nn.Module):
-    """`model(ids)` gives logits, `model(ids, targets)` the summed loss; divide by your own count.
-
-    Pad rows of different lengths at their ends: no position reads what comes after it.
-    """
+class NSAModel(Stack):
+    """Called as every `Stack` is. Rows of different lengths are padded at their ends: no position reads what comes
+    after it."""
 
     def __init__(self, shape: NSAShape, *, is_recomputing: bool = False, loss_chunk_rows: int = 0) -> None:
-        super().__init__()
+        super().__init__(is_recomputing=is_recomputing, loss_chunk_rows=loss_chunk_rows)
         self.shape = shape
-        self.is_recomputing = is_recomputing
-        self.loss_chunk_rows = loss_chunk_rows
-        self.has_loss_kernel = False  # set by a caller that has checked `loss.why_no_kernel`, before compiling
-        self.label_smoothing = 0.0  # of the loss while training
         self.tokens = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(SparseBlock(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
@@ -74,25 +73,8 @@ class NSAModel(nn.Module):
                 is_residual = name.endswith(("projection.weight", "down.weight"))
                 nn.init.normal_(weight, std=residual_std if is_residual else _INIT_STD)
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
-        stream = embed(self.tokens, ids)
-        for block in self.blocks:
-            if self.is_recomputing and self.training:
-                stream = checkpoint(block, stream, use_reentrant=False)
-            else:
-                stream = block(stream)
-        hidden = self.norm(stream)
-        if targets is None:
-            logits: Tensor = self.head(hidden)
-            return logits
-        return summed_cross_entropy(
-            self.head,
-            hidden,
-            targets,
-            chunk_rows=self.loss_chunk_rows,
-            has_kernel=self.has_loss_kernel,
-            smoothing=self.label_smoothing if self.training else 0.0,
-        )
+    def enter(self, ids: Tensor) -> tuple[Tensor, ...]:
+        return (embed(self.tokens, ids),)
 
     def use_kernels(self, dtype: torch.dtype | None = None) -> str:
         """Use the kernels from now on, or return why they cannot be used. Call it once the model has its device and
@@ -119,7 +101,8 @@ class NSAModel(nn.Module):
             if not isinstance(block.attention, SparseAttention):
                 return {}
             added, gates, found = block.attention.attend(block.attention_norm(stream))
-            stream = block.feed(stream + added)
+            stream = stream + added
+            stream = stream + block.feed(stream)
             facts.append(torch.cat((_gate_facts(gates.float()), _selection_facts(found.selection, self.shape))))
         table = torch.stack(facts)
         at = _FACTS.index

@@ -83,13 +83,14 @@ def is_warm(folder: Path) -> bool:
     return any(folder.glob("fxgraph/*"))
 
 
-def use_cache(folder: Path) -> None:
+def use_cache(folder: Path, kernels: Path | None = None) -> None:
     """What a person has set is kept. Before torch's compiler is imported: that sets the variable to a folder in /tmp.
 
     So it was, and runs shared one folder whatever their attention, and found nothing after the machine's restart.
+    `kernels` is for Triton's, whose key holds all that they are made of; None: in the run as well.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(kernels or folder / "triton"))
 
 
 def compile_in_place(model: nn.Module) -> None:
@@ -98,4 +99,4 @@ def compile_in_place(model: nn.Module) -> None:
     The shape is fixed: a second one (the ragged last slice, a shrunk micro-batch) compiles anew, which is announced
     by whoever causes it.
     """
-    model.compile(dynamic=False)
+    model.compile(dynamic=False)  # `models.stack` compiles it in parts

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from jackline.rundir import atomic
 from jackline.trainer.startup.process import own_cache
 
 MAX_KEPT = 12
+MAX_KERNELS = 4000  # some hundred a model
 MAX_BYTES = 4 << 30
 _DIGEST = hashlib.sha256().digest_size
 _DECIDING = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "TRITON_")
@@ -66,16 +68,25 @@ def give() -> None:
             return  # as much is there already
         atomic.write_whole(path, hashlib.sha256(content).digest() + content)
         thin(root)
+        if (kernels := own_cache("kernels")) is not None:
+            thin(kernels, max_kept=MAX_KERNELS)
 
 
-def thin(root: Path) -> None:
-    """Delete all but the files that were used last, as many as may stay."""
-    known = [(path.stat().st_mtime, path.stat().st_size, path) for path in root.iterdir() if path.is_file()]
+def thin(root: Path, *, max_kept: int = MAX_KEPT) -> None:
+    """Delete all but the files, or the folders of files, that were used last, as many as may stay."""
+    known = [(path.stat().st_mtime, _size_of(path), path) for path in root.iterdir() if not path.is_symlink()]
     total = 0
     for number, (_, size, path) in enumerate(sorted(known, reverse=True)):
         total += size
-        if number >= MAX_KEPT or total > MAX_BYTES:
-            path.unlink(missing_ok=True)
+        if number >= max_kept or total > MAX_BYTES:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _size_of(path: Path) -> int:
+    return sum(part.stat().st_size for part in path.iterdir()) if path.is_dir() else path.stat().st_size
 
 
 def _triton() -> str:
