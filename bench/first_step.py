@@ -91,7 +91,14 @@ def _start(name: str, words: list[str], places: tuple[Path, Path, Path], is_smal
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(home / "inductor")
         command = [sys.executable, str(HERE.with_name("first_step.py")), "--hand"]
     else:
-        shape = ["model=small", "seq_len=1024", "vocab_size=50304", "batch_size=32", "micro_batch=32"]
+        shape = [
+            "model=small",
+            "seq_len=1024",
+            "vocab_size=50304",
+            "batch_size=32",
+            "micro_batch=32",
+            "tokenizer=train",
+        ]
         words = [*(["--quick"] if is_small else shape), *words, "data=python-stdlib", f"data_dir={data}"]
         words += ["eval_every=0", "full_eval=false", "warmup_steps=1"]
         words += [] if any(word.startswith("compile=") for word in words) else ["compile=on"]

@@ -3,11 +3,14 @@
     python bench/throughput.py                        all rows, two rounds, about 8 minutes on an H200
     python bench/throughput.py --only ours,lightning  some rows
     python bench/throughput.py --variants             the step alone, one change at a time: where the gain comes from
+    python bench/throughput.py --model xl --micro-batch 16 --only hand,lightning,ours     1.3B
+    python bench/throughput.py --seq-len 8192 --micro-batch 4 --only hand,lightning,ours  a long context
     python bench/throughput.py --small                everything on the CPU with a tiny shape: does it run
 
-GPT-2 124M shape (12 x 768, 12 heads, vocabulary 50,304, sequence 1,024, no dropout), bf16, AdamW, clipping, tokens
-from a file. Each row is a process of its own; rounds are interleaved. `ours` is `jackline train` with all
-protections on and a save every 60 s. MFU counts 6N + 12 L d T per token against the GPU's own measured bf16 product.
+GPT-2 124M shape (12 x 768, 12 heads, vocabulary 50,304, sequence 1,024, no dropout) unless said otherwise, bf16,
+AdamW, clipping, tokens from a file. Each row is a process of its own; rounds are interleaved. `ours` is
+`jackline train` with all protections on and a save every 60 s. MFU counts 6N + 12 L d T per token against the GPU's
+own measured bf16 product.
 """
 
 from __future__ import annotations
@@ -71,6 +74,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--work", default="")
+    parser.add_argument("--model", default="small")
+    parser.add_argument("--seq-len", type=int, default=1024)
+    parser.add_argument("--micro-batch", type=int, default=32)
     return parser.parse_args()
 
 
@@ -89,6 +95,7 @@ def _run(name: str, work: Path, data: Path, options: argparse.Namespace) -> dict
     out.unlink(missing_ok=True)
     request = {"name": name, "data": str(data), "work": str(work), "out": str(out)}
     request |= {"steps": 6 if options.small else options.steps, "is_small": options.small}
+    request |= {"model": options.model, "seq_len": options.seq_len, "micro_batch": options.micro_batch}
     began_s = time.monotonic()
     print(f"[{time.strftime('%H:%M:%S')}] {name} ...", file=sys.stderr, flush=True)
     # A folder for each row: otherwise a row's first step gets what another has compiled.

@@ -33,9 +33,9 @@ def ours(bench: Any, name: str) -> None:
     shutil.rmtree(work / name, ignore_errors=True)
     if name == "ours-bare":
         (work / name).mkdir(parents=True)
-    words = ["model=small", "seq_len=1024", "vocab_size=50304", "tokenizer=train", "batch_size=32", "micro_batch=32"]
-    if name == "ours-64":
-        words[-2:] = ["batch_size=64", "micro_batch=64"]
+    batch = 64 if name == "ours-64" else request["micro_batch"]
+    words = [f"model={request['model']}", f"seq_len={request['seq_len']}", "vocab_size=50304", "tokenizer=train"]
+    words += [f"batch_size={batch}", f"micro_batch={batch}"]
     if request["is_small"]:
         words = ["--quick", "save_every_steps=2"]
     steps = bench.warm + bench.steps + _AFTER

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from jackline.models.gpt import GPT, Block
 from jackline.models.loss import why_no_kernel
-from jackline.models.shapes import GPTShape, count_parameters
+from jackline.models.shapes import GPTShape, count_parameters, find_shape
 from jackline.trainer.optim.optimizer import MasterAdamW, clip_gradients, make_optimizer
 from jackline.trainer.startup.precision import attention_kernels
 
@@ -38,8 +39,9 @@ class Bench:
         self.is_small = bool(request["is_small"])
         self.device = torch.device("cuda" if torch.cuda.is_available() and not self.is_small else "cpu")
         small = GPTShape(2, 2, 64, context=64, vocab_size=512)
-        self.shape = small if self.is_small else GPTShape(12, 12, 768, context=1024, vocab_size=50_304)
-        self.micro_batch = 4 if self.is_small else 32
+        wanted = replace(find_shape(request["model"]), context=request["seq_len"], vocab_size=50_304)
+        self.shape = small if self.is_small else wanted
+        self.micro_batch = 4 if self.is_small else int(request["micro_batch"])
         self.warm = 2 if self.is_small else WARM_STEPS
         self.steps = int(request["steps"])
         self.first_s = 0.0

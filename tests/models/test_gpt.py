@@ -44,7 +44,7 @@ def test_an_unknown_size_names_the_known_ones() -> None:
         find_shape("huge")
     assert str(caught.value) == (
         "error: there is no model size 'huge'\n"
-        "hint: known sizes: nano, tiny, small, medium, sparsae-tiny, sparsae-small, sparsae-medium"
+        "hint: known sizes: nano, tiny, small, medium, xl, sparsae-tiny, sparsae-small, sparsae-medium"
     )
 
 

@@ -16,12 +16,15 @@ from pathlib import Path
 import pytest
 
 from jackline.cli.main import main
-from jackline.data import reach
 from jackline.data.sources.bytefile import SourceUnavailable
 from jackline.data.sources.hub import refuse_without_network
+from jackline.data.tokenise import gpt2_files
 from jackline.data.tokenise.tokenizer import NoTokenizer, load_tokenizer
-from jackline.errors import UsageError
+from jackline.errors import JacklineError, UsageError
+from jackline.machine import reach
 from jackline.memory.plan.gpus import GPU_MODELS
+from jackline.memory.plan.hub import find_config
+from jackline.recipes.agab.data.weights import find_weights
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NO_RUN = "error: there is no run 'kiled' in WORK/runs\nhint: did you mean 'killed'?"
@@ -226,17 +229,44 @@ def test_data_on_the_hub_without_a_network_is_refused_at_once(offline: None) -> 
     with pytest.raises(SourceUnavailable) as found:
         refuse_without_network("hf://datasets/a/b")
     assert str(found.value) == (
-        "error: no network: huggingface.co cannot be found (Name or service not known), so hf://datasets/a/b cannot "
-        "be read\nhint: connect and run the same command again, or use a local copy"
+        "error: no network: huggingface.co cannot be reached (Name or service not known), so hf://datasets/a/b "
+        "cannot be read\nhint: connect and run the same command again, or use a local copy"
     )
 
 
-def test_a_resolver_that_never_answers_is_known_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("waits", ["getaddrinfo", "create_connection"])
+def test_a_network_that_never_answers_is_known_within_seconds(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver, or a firewall behind it."""
     never = threading.Event()
-    monkeypatch.setattr(reach.socket, "getaddrinfo", lambda *words: never.wait())
+
+    def waits_for_ever(*words: object, **named: object) -> None:
+        never.wait()
+        raise OSError
+
+    monkeypatch.setattr(reach.socket, waits, waits_for_ever)
     monkeypatch.setattr(reach, "getproxies", dict)
     assert reach.find_trouble("huggingface.co", within_s=0.05) == "no answer within 0.05 s"
     never.set()
+
+
+def test_the_hub_is_reached_where_its_address_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}"}
+        assert reach.hub_trouble(place) is None
+    assert reach.hub_trouble(place) == "Connection refused"
+
+
+def test_whatever_comes_from_the_hub_is_refused_within_seconds_without_a_network(
+    offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(gpt2_files, "_package_folders", list)
+    for ask in (gpt2_files.find_gpt2_files, lambda: find_config("hf:a/b"), lambda: find_weights("a/b", tmp_path)):
+        with pytest.raises(JacklineError) as found:
+            ask()
+        assert "no network: huggingface.co cannot be reached (Name or service not known)" in str(found.value)
 
 
 def test_a_tokenizer_that_cannot_be_had_is_named(
@@ -248,7 +278,7 @@ def test_a_tokenizer_that_cannot_be_had_is_named(
         load_tokenizer("no/such-tokenizer")
     assert str(found.value) == (
         "error: cannot get the tokenizer 'no/such-tokenizer' from the hub: no network: huggingface.co cannot be "
-        "found (Name or service not known)\n"
+        "reached (Name or service not known)\n"
         "hint: check its name; or a tokenizer that needs no network: gpt2, bytes, train, or a tokenizer.json"
     )
     with pytest.raises(UsageError, match=r"there is no tokenizer 'missing\.json'"):

@@ -143,7 +143,7 @@ MISTAKES = {
     "recompute=maybe": "error: recompute=maybe is not true or false",
     "schedule=cosin": "error: schedule is one of cosine, constant, wsd, one-cycle, not 'cosin'\n"
     "hint: did you mean 'cosine'?",
-    "model=xyz": "error: model is one of nano, tiny, small, medium, not 'xyz'",
+    "model=xyz": "error: model is one of nano, tiny, small, medium, xl, not 'xyz'",
     "time_limit=soon": "error: 'soon' is not a duration\nhint: write 90, 90s, 15m, 1h30m or 2d",
     "max_cache_bytes=lots": "error: 'lots' is not a size\nhint: write 512, 300M, 20G or 1.5GiB",
     "recipe=other": "error: 'recipe' cannot be set\nhint: the recipe is the word behind train: demo",

@@ -66,6 +66,7 @@ SHAPES: dict[str, GPTShape] = {
     "tiny": GPTShape(7, 8, 512),
     "small": GPTShape(12, 12, 768),
     "medium": GPTShape(24, 16, 1024),
+    "xl": GPTShape(24, 16, 2048),
     "sparsae-tiny": _sparsae(6, 6, 384),
     "sparsae-small": _sparsae(12, 12, 768),
     "sparsae-medium": _sparsae(24, 16, 1024),

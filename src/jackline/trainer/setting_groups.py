@@ -16,7 +16,7 @@ from jackline.settings import FRACTION, above, at_least, between, setting
 class ModelSettings:
     GROUP: ClassVar[str] = "model"
 
-    model: Literal["nano", "tiny", "small", "medium"] = setting("small", "Size of the model.")
+    model: Literal["nano", "tiny", "small", "medium", "xl"] = setting("small", "Size of the model.")
     seq_len: int = setting(1024, "Length of a sequence.", unit="tokens", allowed=at_least(1))
     vocab_size: int = setting(
         0,

@@ -8,7 +8,6 @@ connection resumes at its byte. The `datasets` package is not needed.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import threading
 import time
@@ -16,12 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from jackline.data.reach import find_trouble, hub_host
 from jackline.data.sources.bytefile import HttpFile, Patience, SourceUnavailable, retry_wait_s
 from jackline.data.sources.formats import layout_of
 from jackline.data.sources.walk import MAGIC, Entry, Found, read_pattern, walk
 from jackline.errors import UsageError
 from jackline.extras import install_line
+from jackline.machine.reach import hub_trouble, no_network
 
 T = TypeVar("T")
 _MAX_TRIES = 6
@@ -174,11 +173,10 @@ def _ask(url: str, question: Callable[[], T]) -> T:
 
 
 def refuse_without_network(what: str) -> None:
-    """Raise within seconds where the hub's name cannot be resolved."""
-    trouble = None if os.environ.get("HF_HUB_OFFLINE") else find_trouble(hub_host())
-    if trouble is not None:
+    """Raise within seconds where the hub cannot be reached."""
+    if (trouble := hub_trouble()) is not None:
         raise SourceUnavailable(
-            f"no network: {hub_host()} cannot be found ({trouble}), so {what} cannot be read",
+            f"{no_network(trouble)}, so {what} cannot be read",
             hint="connect and run the same command again, or use a local copy",
         )
 

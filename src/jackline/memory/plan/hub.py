@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
+from jackline.machine.reach import hub_trouble, no_network
 
 PREFIX = "hf:"
 _FILE = "config.json"
@@ -59,6 +60,11 @@ def _from_hub(name: str) -> Path:
     cached = try_to_load_from_cache(name, _FILE)
     if isinstance(cached, str):
         return Path(cached)
+    if (trouble := hub_trouble()) is not None:
+        raise UsageError(
+            f"the config of {name} is not on this machine: {no_network(trouble)}",
+            hint="give its config.json: jackline plan ./config.json",
+        )
     try:
         return Path(hf_hub_download(name, _FILE, etag_timeout=5))
     except Exception as error:  # the package has a dozen types of errors, and all mean the same here

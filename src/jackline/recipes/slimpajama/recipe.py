@@ -40,7 +40,7 @@ class SlimpajamaConfig(TrainConfig):
 
     GROUP: ClassVar[str] = "stream"
 
-    model: Literal["nano", "tiny", "small", "medium"] = "tiny"
+    model: Literal["nano", "tiny", "small", "medium", "xl"] = "tiny"
     seq_len: int = 512
     data: str = SLIMPAJAMA
     val_fraction: float = 0.0

@@ -15,6 +15,7 @@ import xxhash
 
 from jackline.data.sources.listing import local_path
 from jackline.errors import JacklineError, UsageError
+from jackline.machine.reach import hub_trouble, no_network
 from jackline.rundir.atomic import read_json, write_json
 
 PIP_LINE = "pip install 'jackline[bio]'"
@@ -88,21 +89,26 @@ def _hub_commit(repo: str, wanted: str | None) -> str:
     found = hub.try_to_load_from_cache(repo, "config.json", revision=wanted)
     if isinstance(found, str):
         return Path(found).parent.name
+    if (trouble := hub_trouble()) is not None:
+        raise _unavailable(repo, no_network(trouble))
     try:
         return str(hub.HfApi().model_info(repo, revision=wanted).sha)
     except Exception as error:  # the hub's client has its own tree of errors, different in every version
-        raise _unreachable(repo, error) from error
+        raise _unavailable(repo, _first_line(error)) from error
 
 
 def _hub_config(repo: str, commit: str) -> Any:
     try:
         return read_json(Path(_hub().hf_hub_download(repo, "config.json", revision=commit)))
     except Exception as error:
-        raise _unreachable(repo, error) from error
+        raise _unavailable(repo, _first_line(error)) from error
 
 
-def _unreachable(repo: str, error: Exception) -> JacklineError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _unavailable(repo: str, reason: str) -> JacklineError:
     return JacklineError(
         f"cannot get {repo} from the hub: {reason}",
         hint="check the name and the network, or give a local folder with its files; `embedded` needs no download",
