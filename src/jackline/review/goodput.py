@@ -167,22 +167,36 @@ def _redone_share(step: float | None, following: float | None, furthest: float) 
 
 def _mark_hangs(spans: list[Span], marks: Sequence[TimelineRecord]) -> list[Span]:
     """An alarm comes late: it says for how long nothing had moved, and that time was lost too."""
-    for line in marks:
-        if line.still_s and line.at_s is not None and use_of(line) == "hang":
-            until_us = round(line.at_s * MICRO)
-            spans = list(_overwrite(spans, until_us - round(line.still_s * MICRO), until_us))
+    alarms = [line for line in marks if line.still_s and line.at_s is not None and use_of(line) == "hang"]
+    windows = [
+        (until_us - round((line.still_s or 0.0) * MICRO), until_us)
+        for line in alarms
+        for until_us in [round((line.at_s or 0.0) * MICRO)]
+    ]
+    for begin_us, end_us in _united(windows):
+        spans = [part for span in spans for part in _overwrite(span, begin_us, end_us) if part.length_us > 0]
     return spans
 
 
-def _overwrite(spans: list[Span], begin_us: int, end_us: int) -> Iterator[Span]:
-    for span in spans:
-        since_us, until_us = max(span.begin_us, begin_us), min(span.end_us, end_us)
-        if since_us >= until_us:
-            yield span
-            continue
-        yield replace(span, end_us=since_us)
-        yield replace(span, begin_us=since_us, end_us=until_us, use="hang")
-        yield replace(span, begin_us=until_us)
+def _united(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same time as windows that do not overlap: of one hang there is an alarm each minute, all from its start."""
+    found: list[tuple[int, int]] = []
+    for begin_us, end_us in sorted(windows):
+        if found and begin_us <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end_us))
+        else:
+            found.append((begin_us, end_us))
+    return found
+
+
+def _overwrite(span: Span, begin_us: int, end_us: int) -> Iterator[Span]:
+    since_us, until_us = max(span.begin_us, begin_us), min(span.end_us, end_us)
+    if since_us >= until_us:
+        yield span
+        return
+    yield replace(span, end_us=since_us)
+    yield replace(span, begin_us=since_us, end_us=until_us, use="hang")
+    yield replace(span, begin_us=until_us)
 
 
 def costs(found: Account, price_an_hour: float) -> dict[str, float]:
