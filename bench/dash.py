@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "format1-finished"
-STATIC = ("", "app.css", "app.js", "charts.js", "icon.svg")
+STATIC = ("", "app.css", "app.js", "charts.js", "plots.js", "uplot.js", "uplot.css", "icon.svg")
 
 
 class Server:
@@ -115,10 +115,52 @@ def state_change(server: Server, runs: Path, key: str) -> float:
     return time.monotonic() - began + 2.0  # at worst it had asked just before
 
 
+WORK = """
+import time
+began = time.process_time()
+for number in range(150):
+    sum(place * place for place in range(100_000))
+    if number % 5 == 0: print(f"step {number}/150 loss {1 / (number + 1):.4f}", flush=True)
+print("cpu_s", time.process_time() - began)
+"""
+
+
+def effect(runs: Path, state: Path, rounds: int) -> None:
+    """CPU time that a supervised training takes for the same work, alternately without and with an open page that
+    asks for everything twenty times as often as a browser does."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    env = {**os.environ, "XDG_STATE_HOME": str(state)}
+    for number in range(2 * rounds):
+        is_watched, name = bool(number % 2), f"work-{number}"
+        command = [sys.executable, "-m", "jackline", "run", "--name", name, "--runs-dir", str(runs)]
+        server = Server(runs, state) if is_watched else None
+        training = subprocess.Popen(
+            [*command, "--", sys.executable, "-c", WORK], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+        )
+        while server is not None and training.poll() is None:
+            keys = {row["name"]: row["key"] for row in server.json("api/runs")["runs"]}
+            for part in ("", "/events", "/log", "/curves") if name in keys else ():
+                server.get(f"api/runs/{keys[name]}{part}")
+            time.sleep(0.1)
+        text = training.communicate()[0].decode()
+        found[is_watched].append(float(text.rpartition("cpu_s ")[2]))
+        if server is not None:
+            server.close()
+    alone, watched = (sorted(found[key])[rounds // 2] for key in (False, True))
+    spread = [max(values) / min(values) - 1 for values in found.values()]
+    print(
+        f"CPU time of a training: {alone:.3f} s alone, {watched:.3f} s with a page that asks 20 times as often: "
+        f"{100 * (watched / alone - 1):+.2f} %   <= 0.1 % (spread {100 * spread[0]:.1f} and {100 * spread[1]:.1f} %)"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of the comparison with a training that nobody looks at"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
@@ -158,6 +200,8 @@ def main() -> None:
             print(f"memory of the server: {server.rss_mib():.0f} MiB")
         finally:
             server.close()
+        if asked.rounds:
+            effect(Path(folder) / "watched", Path(folder) / "state", asked.rounds)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ padding:10px 14px}
 .jackline b.good{color:#2e9e4f}.jackline b.warn{color:#b8860b}.jackline b.bad{color:#d0443a}
 .jackline progress{width:100%;height:10px}
 .jackline .facts{display:flex;flex-wrap:wrap;gap:6px 18px;margin:6px 0}
-.jackline .facts div{flex:1 1 150px;min-width:0}
+.jackline .facts div{flex:1 1 150px;min-width:0;overflow-wrap:anywhere}
 .jackline h5{margin:0;font-size:12px;opacity:.7;font-weight:600}
 .jackline svg{width:100%;height:auto;display:block;overflow:visible}
 .jackline svg text{font:11px system-ui,sans-serif;fill:currentColor;opacity:.75}

@@ -179,6 +179,8 @@ def risk_card(view: RunView) -> Card:
     tone = "bad" if lost_s is None else "warn" if lost_s > MUCH_WORK_S else "good"
     saved = saved_line(view)
     what, _, why = loss_line(view).partition(": ")
+    if ", since checkpoint " in what:  # of a script's own checkpoint: its path is not the first thing to read
+        what, _, why = what.partition(", ")
     lines = (f"lost: {what}", why, f"last checkpoint: {saved}" if saved else "")
     return Card("If it dies now", tuple(filter(None, lines)), tone)
 
