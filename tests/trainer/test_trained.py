@@ -14,6 +14,8 @@ import jackline
 from jackline.data.tokenise.tokenizer import load_tokenizer
 from jackline.errors import JacklineError, UsageError
 from jackline.models.gpt import GPT
+from jackline.models.nsa.model import NSAModel
+from jackline.models.nsa.shape import NSAShape
 from jackline.models.shapes import GPTShape
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import resolve
@@ -34,7 +36,7 @@ def make_model(shape: GPTShape = SHAPE) -> GPT:
     return model.eval()
 
 
-def in_hand(model: GPT) -> Trained:
+def in_hand(model: GPT | NSAModel) -> Trained:
     return Trained(
         model, resolve("demo").config, load_tokenizer("bytes"), 7, Path("runs/x/checkpoints/step-00000007")
     )
@@ -151,10 +153,32 @@ def test_transformers_loads_the_export_and_gives_the_same_logits(shape: GPTShape
     assert tokenizer.eos_token_id == 256
 
 
-def test_what_has_no_place_in_the_format_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has a bias in its head"):
-        export_hf(in_hand(make_model(replace(SHAPE, is_tied=False, has_head_bias=True))), tmp_path / "hf")
-    assert not (tmp_path / "hf").exists()
+NSA = NSAShape(
+    num_layers=2, width=32, num_heads=4, num_groups=2, head_width=8, vocab_size=320, compressed_length=8,
+    compressed_stride=4, block_length=8, num_blocks=3, num_local=1, window=12,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["head with a bias", "sparse attention"])
+def test_a_model_that_transformers_has_no_class_for_is_exported_with_its_code(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    if kind == "sparse attention":
+        torch.manual_seed(5)
+        model = NSAModel(NSA).eval()
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+    else:
+        model = make_model(replace(SHAPE, is_tied=False, has_head_bias=True, activation="relu"))
+    files = export_hf(in_hand(model), tmp_path / "hf")
+    assert [path.suffix for path in files if path.suffix not in (".json", ".safetensors")] == [".py"]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True).eval()
+    ids = torch.randint(0, 257, (2, 45), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        ours = model(ids)
+        assert (theirs(ids).logits - ours).abs().max() <= 1e-5 * max(1.0, float(ours.abs().max()))
+        made = theirs.generate(ids[:1, :20], max_new_tokens=5, do_sample=False, pad_token_id=256, eos_token_id=319)
+    here = list(sample(model, ids[:1, :20], Sampling(5, temperature=0), vocab_size=320, eos_id=None))
+    assert made[0, 20:].tolist() == here
 
 
 def test_the_byte_tokenizer_has_one_entry_for_each_byte() -> None:

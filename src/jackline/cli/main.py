@@ -48,6 +48,8 @@ COMMANDS = {
     "fork": ("jackline.cli.models.fork", "A new run from a checkpoint of another, with other settings."),
     "init": ("jackline.cli.models.init", "Write a recipe of your own to begin with: jackline init recipe."),
     "sample": ("jackline.cli.commands.model", "Text from the model that a run has trained."),
+    "eval": ("jackline.cli.commands.model", "The loss of a trained model on a text or other data."),
+    "predict": ("jackline.cli.commands.model", "How strongly antibodies bind: a table of pairs by a run of agab."),
     "export": ("jackline.cli.commands.model", "The trained model for transformers, or as plain safetensors."),
     "launch": ("jackline.cli.launch.command", "A ready file that starts a script on Slurm, SkyPilot or Kubernetes."),
     "doctor": ("jackline.cli.commands.doctor", "Check this machine, a recipe or a command, before it starts."),

@@ -194,7 +194,7 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
             opened.callback(train.close)  # its tokenising process is at work by now
             folder = cache_folder(spec_of(config, "validation"), settings)
             # The whole of it, here and now: a validation on what happens to be ready would be another each time.
-            _build_whole(folder, impatient, report)
+            build_whole(folder, impatient, report)
             validation = open_data(spec_of(config, "validation"), settings, report)
             opened.pop_all()
     corpus = Corpus(CachedText(train), validation)
@@ -262,7 +262,7 @@ def notes(folder: Path) -> list[str]:
     return lines + [f"damaged: {line}" for line in facts["damage_lines"]]
 
 
-def _build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Enough | Full:
+def build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Enough | Full:
     """To the corpus' end; while another process builds the same (our own loader's has begun) it is waited for."""
     while (outcome := run_builder(folder, settings, report, for_readers=False)) is None:
         time.sleep(_LOOK_AGAIN_S)
@@ -275,7 +275,7 @@ def count_steps(config: TrainConfig, text: TrainText, loader: BatchSource, conso
         return config.max_steps
     settings = cache_settings(config)
     with _told(console, "the whole corpus, because epochs are counted") as report:
-        outcome = _build_whole(cache_folder(spec_of(config, "train"), settings), settings, report)
+        outcome = build_whole(cache_folder(spec_of(config, "train"), settings), settings, report)
     windows = loader.num_windows()
     if isinstance(outcome, Full) or windows is None:
         raise UsageError(

@@ -1,6 +1,6 @@
-"""Commands about the model that a run trains: `jackline validate`, `sample` and `export`.
+"""Commands about the model that a run trains: `jackline validate`, `sample`, `eval`, `predict` and `export`.
 
-`validate` asks the training itself. The other two start a process that may import torch.
+`validate` asks the training itself. The others start a process that may import torch.
 """
 
 from __future__ import annotations
@@ -96,6 +96,50 @@ def sample(run: str, prompt: str, no_prompt: bool, **given: Any) -> None:
     request = {**what, "sampling": sampling, **given}
     require("`jackline sample`", "train", TRAINING)
     sys.exit(run_child([sys.executable, "-m", "jackline.trainer.trained", json.dumps(request)]))
+
+
+@click.command(short_help="The loss of a trained model on a text or other data.")
+@click.argument("run")
+@click.option("--data", default="", help="A file, folder, glob or address; default: what the run is validated on.")
+@click.option("--batch-size", type=click.IntRange(1), default=8, show_default=True, help="Sequences at a time.")
+@click.option("--checkpoint", default="best", show_default=True, help="best, latest, or a step.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda.")
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True, help="To compute in."
+)
+@json_option
+@runs_dir_option
+def eval(run: str, as_json: bool, **given: Any) -> None:
+    """Loss, perplexity and tokens of the model of RUN over all of the data. Nothing of the run is changed.
+
+    \b
+    jackline eval demo-3f2a91 --data notes.txt
+    jackline eval demo-3f2a91 --data 'books/*.txt' --checkpoint latest --json
+    """
+    request = {"act": "eval", "run": run, "as_json": as_json, **given}
+    require("`jackline eval`", "train", TRAINING)
+    sys.exit(run_child([sys.executable, "-m", "jackline.trainer.trained", json.dumps(request)]))
+
+
+@click.command(short_help="How strongly antibodies bind: a table of pairs by a run of agab.")
+@click.argument("run")
+@click.argument("pairs", type=click.Path())
+@click.option("--out", type=click.Path(), help="The CSV to write; default: the standard output.")
+@click.option("--checkpoint", default="best", show_default=True, help="best, latest, or a step.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda.")
+@json_option
+@runs_dir_option
+def predict(run: str, pairs: str, out: str | None, as_json: bool, **given: Any) -> None:
+    """The pKd of every pair of a CSV, by the head of RUN, a run of the recipe agab.
+
+    PAIRS has the columns antibody_sequence (heavy|light) and antigen_sequence. Every row comes back in its order,
+    with all its columns and two more: predicted_pKd, and the problem of a row that cannot be predicted.
+    """
+    if as_json and not out:
+        raise UsageError("--json needs --out: the table itself would be on the standard output", hint="--out pKd.csv")
+    request = {"run": run, "pairs": pairs, "out": out, "as_json": as_json, **given}
+    require("`jackline predict`", "train", TRAINING)
+    sys.exit(run_child([sys.executable, "-m", "jackline.recipes.agab.predict", json.dumps(request)]))
 
 
 @click.command(short_help="The trained model as a folder for transformers, or as plain safetensors.")

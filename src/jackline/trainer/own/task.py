@@ -115,17 +115,9 @@ class OwnTask:
 
     def eval_sum(self, given: Any) -> Sums:
         with self.learner.autocast():
-            found = self.config.measure(self.learner.model, given)
-        if not isinstance(found, Mapping) or "loss" not in found:
-            raise UsageError(
-                "measure() must return a dict of numbers with 'loss' among them",
-                hint="{'loss': ..., 'accuracy': ...}",
-            )
-        total, count = summed(found["loss"], given, "measure()['loss']")
-        size = count_samples(given)
-        more = {name: torch.as_tensor(value).detach() * size for name, value in found.items() if name != "loss"}
-        self._check_metric(more)
-        return Sums(total, count, more)
+            made = measured(self.config, self.learner.model, given)
+        self._check_metric(made.more)
+        return made
 
     def tokens_between(self, first_step: int, step: int) -> int:
         return self.loader.samples_until(step) - self.loader.samples_until(first_step)
@@ -143,6 +135,19 @@ class OwnTask:
                 f"metric={self.config.metric} is not measured",
                 hint=f"measured: {', '.join(known)}; measure(self, model, batch) returns them",
             )
+
+
+def measured(config: Recipe, model: nn.Module, given: Any) -> Sums:
+    """What a person's `measure` says of a batch."""
+    found = config.measure(model, given)
+    if not isinstance(found, Mapping) or "loss" not in found:
+        raise UsageError(
+            "measure() must return a dict of numbers with 'loss' among them", hint="{'loss': ..., 'accuracy': ...}"
+        )
+    total, count = summed(found["loss"], given, "measure()['loss']")
+    size = count_samples(given)
+    more = {name: torch.as_tensor(value).detach() * size for name, value in found.items() if name != "loss"}
+    return Sums(total, count, more)
 
 
 def summed(made: Any, given: Any, what: str) -> tuple[Tensor, int]:

@@ -1,4 +1,4 @@
-"""What `jackline sample` and `jackline export` start in a process that may import torch. One request, as JSON."""
+"""What `jackline sample`, `eval` and `export` start in a process that may import torch. One request, as JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 
 from jackline import accelerator
 from jackline.errors import JacklineError, UsageError
-from jackline.trainer.trained.hf import export_hf
+from jackline.trainer.trained.hf import export_hf, needs_code
 from jackline.trainer.trained.load import Trained, load
 from jackline.trainer.trained.sample import Sampling
-from jackline.units import format_bytes
+from jackline.units import format_bytes, format_duration
 
+EVAL_SCHEMA = "jackline.eval/1"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -31,6 +32,8 @@ def main() -> None:
         )
         if request["act"] == "sample":
             _sample(trained, request)
+        elif request["act"] == "eval":
+            _evaluate(trained, request)
         else:
             _export(trained, request)
     except JacklineError as error:
@@ -63,6 +66,24 @@ def _sample(trained: Trained, request: dict[str, Any]) -> None:
         print(flush=True)
 
 
+def _evaluate(trained: Trained, request: dict[str, Any]) -> None:
+    from jackline.trainer.trained.evaluate import evaluate_run
+
+    found = evaluate_run(trained, request["data"], request["batch_size"]).to_json()
+    if request["as_json"]:
+        run = trained.checkpoint.parent.parent
+        print(json.dumps({"schema": EVAL_SCHEMA, "run": run.name, "path": str(run), "step": trained.step, **found}))
+        return
+    print(f"step {trained.step:,} on {found['data']}")
+    print(f"loss        {found['loss']:.4f}")
+    if found["tokens"]:
+        print(f"perplexity  {found['perplexity']:.2f}")
+        print(f"tokens      {found['tokens']:,}")
+    for name, value in found.get("measured", {}).items():
+        print(f"{name:<11} {value:.4f}")
+    print(f"samples     {found['samples']:,} in {format_duration(found['seconds'])}")
+
+
 def _export(trained: Trained, request: dict[str, Any]) -> None:
     out = Path(request["out"]).absolute()
     files = export_hf(trained, out)
@@ -72,7 +93,8 @@ def _export(trained: Trained, request: dict[str, Any]) -> None:
         return
     print(f"step {trained.step:,} as {out}  {format_bytes(size)}")
     print("from transformers import AutoModelForCausalLM, AutoTokenizer")
-    print(f"model = AutoModelForCausalLM.from_pretrained({str(out)!r})")
+    trust = ", trust_remote_code=True" if needs_code(trained.model) else ""
+    print(f"model = AutoModelForCausalLM.from_pretrained({str(out)!r}{trust})")
     print(f"tokenizer = AutoTokenizer.from_pretrained({str(out)!r})")
 
 

@@ -1,13 +1,14 @@
-"""A trained GPT as a folder that transformers loads: `AutoModelForCausalLM.from_pretrained(folder)`.
+"""A trained model as a folder that transformers loads: `AutoModelForCausalLM.from_pretrained(folder)`.
 
 Our GPT has the shape of GPT-2, so its weights only get other names, and matrices are turned as GPT-2 stores them.
-Written with safetensors and plain JSON; transformers itself is not needed. Owns that mapping, and says what has no
-place in GPT-2's format.
+With a bias in its head, or with sparse attention, the folder has the code of its class beside it. Written with
+safetensors and plain JSON; transformers itself is not needed. Owns that mapping.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +18,43 @@ from torch import Tensor
 from jackline.data.tokenise.tokenizer import Tokenizer
 from jackline.errors import UsageError
 from jackline.models.gpt import GPT
+from jackline.models.nsa.model import NSAModel
 from jackline.models.shapes import GPTShape
 from jackline.trainer.trained.begin import BLOCK, END, TURNED, byte_tokenizer
 from jackline.trainer.trained.load import Trained
 
+CODE = Path(__file__).with_name("modeling_jackline.py")
+
 
 def export_hf(trained: Trained, out: Path) -> list[Path]:
-    """Write config.json, model.safetensors and the tokenizer into `out`; returns the files."""
+    """Write config.json, model.safetensors, the tokenizer and, where transformers has no class for the model, the
+    code of one into `out`; returns the files."""
     model = trained.model
-    if not trained.config.is_language:
+    if not isinstance(model, GPT | NSAModel) or not trained.config.is_language:
         raise UsageError(
             f"recipe '{trained.config.recipe}' is not a language model that transformers has a class for",
             hint="its weights as a plain file: --to safetensors",
         )
-    if not isinstance(model, GPT):
-        raise UsageError(
-            f"model '{trained.config.model}' has sparse attention, which transformers has no class for",
-            hint="its weights as a plain file: jackline checkpoints export",
-        )
-    if model.shape.has_head_bias:
-        raise UsageError(
-            f"model '{trained.config.model}' has a bias in its head, which GPT-2's format has no place for",
-            hint="its weights as a plain file: jackline checkpoints export",
-        )
     out.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.contiguous().cpu() for name, tensor in hf_weights(model).items()}
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    if isinstance(model, GPT):
+        found, config = hf_weights(model), hf_config(model.shape)
+    else:
+        found, config = {name: value.detach() for name, value in model.state_dict().items()}, nsa_config(model)
+    ends = {"bos_token_id": trained.words.eos_id, "eos_token_id": trained.words.eos_id}
+    save_file(
+        {name: tensor.contiguous().cpu() for name, tensor in found.items()},
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    length = {"model_max_length": model.shape.context} if isinstance(model, GPT) else {}
     files = {
-        "config.json": hf_config(model.shape, trained.words, str(next(model.parameters()).dtype)),
+        "config.json": {**config, **ends, "torch_dtype": dtype},
         "generation_config.json": {"eos_token_id": trained.words.eos_id, "do_sample": True},
         "tokenizer.json": json.loads(tokenizer_json(trained.words)),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": model.shape.context,
+            **length,
             "clean_up_tokenization_spaces": False,
             "eos_token": END,
             "bos_token": END,
@@ -58,7 +63,27 @@ def export_hf(trained: Trained, out: Path) -> list[Path]:
     }
     for name, contents in files.items():
         (out / name).write_text(json.dumps(contents, ensure_ascii=False, indent=1), encoding="utf-8")
+    if needs_code(model):
+        (out / CODE.name).write_bytes(CODE.read_bytes())
+        return [out / "model.safetensors", out / CODE.name, *(out / name for name in files)]
     return [out / "model.safetensors", *(out / name for name in files)]
+
+
+def needs_code(model: object) -> bool:
+    """Whether transformers has no class of its own for it."""
+    return isinstance(model, NSAModel) or (isinstance(model, GPT) and model.shape.has_head_bias)
+
+
+def nsa_config(model: NSAModel) -> dict[str, Any]:
+    return {
+        "architectures": ["JacklineNSA"],
+        "model_type": "jackline-nsa",
+        "auto_map": {
+            "AutoConfig": f"{CODE.stem}.JacklineNSAConfig",
+            "AutoModelForCausalLM": f"{CODE.stem}.JacklineNSA",
+        },
+        "shape": asdict(model.shape),
+    }
 
 
 def hf_weights(model: GPT) -> dict[str, Tensor]:
@@ -70,6 +95,8 @@ def hf_weights(model: GPT) -> dict[str, Tensor]:
     }
     if not model.shape.is_tied:
         found["lm_head.weight"] = model.head.weight
+    if model.shape.has_head_bias:
+        found["lm_head.bias"] = model.head.bias
     for number, block in enumerate(model.blocks):
         for own, theirs in BLOCK.items():
             part = getattr(block, own)
@@ -79,9 +106,11 @@ def hf_weights(model: GPT) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
-def hf_config(shape: GPTShape, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
+def hf_config(shape: GPTShape) -> dict[str, Any]:
+    own = {"auto_map": {"AutoModelForCausalLM": f"{CODE.stem}.JacklineGPT2"}} if shape.has_head_bias else {}
     return {
-        "architectures": ["GPT2LMHeadModel"],
+        **own,
+        "architectures": ["JacklineGPT2" if own else "GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": shape.vocab_size,
         "n_positions": shape.context,
@@ -96,9 +125,6 @@ def hf_config(shape: GPTShape, tokenizer: Tokenizer, dtype: str) -> dict[str, An
         "embd_pdrop": shape.dropout,
         "attn_pdrop": shape.dropout,
         "tie_word_embeddings": shape.is_tied,
-        "bos_token_id": tokenizer.eos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "torch_dtype": dtype.removeprefix("torch."),
     }
 
 
