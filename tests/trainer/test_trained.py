@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from jackline.models.nsa.shape import NSAShape
 from jackline.models.shapes import GPTShape
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import resolve
+from jackline.trainer.trained.evaluate import evaluate_run
 from jackline.trainer.trained.hf import export_hf, tokenizer_json
 from jackline.trainer.trained.load import Trained
 from jackline.trainer.trained.sample import Sampling, choose, sample
@@ -63,6 +65,31 @@ def test_a_finished_recipe_is_loaded_with_its_tokenizer_and_sampled(run: RunDir)
     assert jackline.load(run.checkpoints / "step-00000012").step == 12
     with pytest.raises(UsageError, match="has no checkpoint '5000'"):
         jackline.load(run.path, 5000)
+
+
+def test_a_run_is_evaluated_on_a_text_of_its_own(run: RunDir, tmp_path: Path) -> None:
+    text = tmp_path / "new.txt"
+    text.write_text("the quick brown fox " * 40)
+    trained = jackline.load(run.path, "latest")
+    found = evaluate_run(trained, str(text), 3)
+    ids = torch.tensor(list(text.read_bytes()) + [256])
+    windows = ids[: 16 * ((len(ids) - 1) // 16) + 1].unfold(0, 17, 16)
+    with torch.inference_mode():
+        assert found.loss == pytest.approx(
+            float(trained.model(windows[:, :-1], windows[:, 1:])) / (16 * len(windows))
+        )
+    assert found.to_json()["tokens"] == 16 * len(windows) == 16 * found.num_samples
+    assert found.to_json()["perplexity"] == pytest.approx(math.exp(found.loss))
+    assert evaluate_run(trained, "", 3).num_tokens > 0, "what the run is validated on"
+    for name, words in {
+        "empty.txt": "it is empty",
+        "nowhere/*.txt": "nowhere",
+        "short.txt": "shorter than one window",
+    }.items():
+        if "/" not in name:
+            (tmp_path / name).write_text("" if name.startswith("empty") else "few")
+        with pytest.raises(UsageError, match=words):
+            evaluate_run(trained, str(tmp_path / name), 3)
 
 
 def test_a_damaged_checkpoint_is_refused_with_its_name(run: RunDir, tmp_path: Path) -> None:

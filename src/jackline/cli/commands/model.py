@@ -109,7 +109,7 @@ def sample(run: str, prompt: str, no_prompt: bool, **given: Any) -> None:
 )
 @json_option
 @runs_dir_option
-def eval(run: str, as_json: bool, **given: Any) -> None:
+def eval(run: str, as_json: bool, **given: Any) -> None:  # noqa: A001 - the name of the command
     """Loss, perplexity and tokens of the model of RUN over all of the data. Nothing of the run is changed.
 
     \b

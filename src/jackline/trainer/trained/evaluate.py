@@ -125,7 +125,7 @@ def _evaluate_own(config: Recipe, model: nn.Module, data: str, batch_size: int) 
     totals: dict[str, float] = {}
     count = 0
     with torch.inference_mode(), seeded(_SEED):
-        for given, size in held.read(batch_size, held.num_windows, device):
+        for given, _ in held.read(batch_size, held.num_windows, device):
             found = measured(config, model, given)
             totals["loss"] = totals.get("loss", 0.0) + float(found.loss)
             count += found.count
