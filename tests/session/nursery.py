@@ -196,9 +196,9 @@ def _fork(order: dict) -> int:
 
 def _be_child(order: dict) -> int:
     """As if Python had been started with this command line."""
-    import runpy
     import threading
     import traceback
+    from types import ModuleType
 
     os.setpgid(0, 0)
     fd = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -215,8 +215,11 @@ def _be_child(order: dict) -> int:
     sys.orig_argv = [sys.executable, *order["argv"]]
     sys.path[0] = str(Path(order["argv"][0]).parent)
     code = 0
+    script = ModuleType("__main__")
+    script.__file__ = order["argv"][0]
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = script  # both names, as torch's import leaves them
     try:
-        runpy.run_path(order["argv"][0], run_name="__main__")
+        exec(compile(Path(order["argv"][0]).read_bytes(), order["argv"][0], "exec"), vars(script))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):

@@ -314,6 +314,19 @@ main()
     assert named == [["count", "losses", "mean", "others", "pool.images"], ["best", "stopper.bad"]], ended.output
 
 
+def test_what_each_pass_of_a_flat_script_sets_again_is_no_state(nursery: Nursery, tmp_path: Path) -> None:
+    """The import of torch gives the script's module a second name, under which its variables were read again."""
+    script = """
+with jackline.attach(model=model, optimizer=optimizer, loader=loader, name="x") as run:
+    for epoch in run.epochs(2):
+        for (batch,) in run.steps():
+            loss = train([batch]); value = loss.item(); doubled = batch * 2
+"""
+    ended = nursery.run(HEAD + script, [], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "in no checkpoint" not in ended.output, ended.output
+
+
 # -- the program changes ---------------------------------------------------------------------------------------------
 
 
