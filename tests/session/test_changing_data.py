@@ -163,7 +163,8 @@ def test_a_stream_that_cannot_be_repeated_is_named_before_the_first_step(
 
 def test_a_stream_refuses_another_number_of_workers(nursery: Nursery, tmp_path: Path) -> None:
     script = STREAM.replace("ORDER", "").replace("OPTIONS", "dict(num_workers=int(os.environ.get('DIE') or 0) // 9)")
-    _, _, again, code = run_all(nursery, script, tmp_path)
+    whole, _, again, code = run_all(nursery, script, tmp_path)
+    assert "a resume needs the same number of workers (0)" in whole.split("seen")[0]
     assert code != 0 and "error: the data were read by 1 workers and are read by 0 now: their batches come" in again
 
 
@@ -182,7 +183,8 @@ with jackline.attach(model=model, optimizer=optimizer, loader=Own(), save_every_
 
 def test_a_loader_with_its_own_position_refuses_another_number_of_workers(nursery: Nursery, tmp_path: Path) -> None:
     """torchdata's own AssertionError was what a person saw."""
-    _, _, again, code = run_all(nursery, STATEFUL, tmp_path)
+    whole, _, again, code = run_all(nursery, STATEFUL, tmp_path)
+    assert "a resume needs the same number of workers (2)" in whole
     assert (
         code != 0 and "error: the data were read by 1 workers and are read by 2 now\nhint: set num_workers=1" in again
     )

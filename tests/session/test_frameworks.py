@@ -34,7 +34,7 @@ CELLS = {
         Cell("lightning", 5, accumulate=3, workers=2, scheduler="plateau"),
         Cell("lightning", 6, accumulate=3, scheduler="plateau", how="term", save_every=4),
         Cell("lightning", 4, extra="val_check_interval", how="term"),
-        Cell("lightning", 7, extra="manual optimization"),
+        Cell("lightning", 6, extra="manual optimization"),
         Cell("lightning", 16, extra="outputs kept"),
         Cell("lightning", 9, extra="iterable"),
     ),

@@ -112,7 +112,7 @@ def forgetful(go: Go) -> None:
     plain_loop(go, make_loader(Forgetful()))
 
 
-@shape("a stream read by another number of workers after each start", late=True)
+@shape("a stream read by another number of workers after each start")
 def other_workers(go: Go) -> None:
     plain_loop(go, make_loader(Stream(), num_workers=_starts() % 3))
 

@@ -30,17 +30,14 @@ MODULES = [
 
 @dataclass(frozen=True)
 class Shape:
-    """`late`: nothing can be seen before a resume, because the program itself is another one at each start."""
-
     name: str
     train: Callable[[Go], None]
-    late: bool = False
 
 
-def shape(name: str, *, late: bool = False) -> Callable[[Callable[[Go], None]], Callable[[Go], None]]:
+def shape(name: str) -> Callable[[Callable[[Go], None]], Callable[[Go], None]]:
     def enter(train: Callable[[Go], None]) -> Callable[[Go], None]:
         assert name not in SHAPES, name
-        SHAPES[name] = Shape(name, train, late)
+        SHAPES[name] = Shape(name, train)
         return train
 
     return enter

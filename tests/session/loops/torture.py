@@ -5,7 +5,7 @@
 Verdicts: `equal` (weights and logged values, bit for bit); `refused` before step 1, or by the check that trains two
 steps twice; `warned` before step 1, or as soon as it happened (state that is not attached, data that grow), and then
 different or refused at a resume; `LATE`, reported or refused only at a resume; `SILENTLY DIFFERENT`. Exits 1 for the
-last two, for `LATE` only where the shape's state can be seen before.
+last two.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ WARNINGS = (
     "counts batches with enumerate(run.steps())",
     "that are in no attached object, so they are in no checkpoint",
 )
+SAME_WORKERS = "a resume needs the same number of workers"  # a warning of this refusal alone:
+OTHER_WORKERS = "error: the data were read by "
 TWO_STEPS = "error: steps 1 and 2 give another result when they are trained again from the saved state"
 IN_TIME = (  # said when it happens: data or models that grow, variables that the first steps or epoch change
     "or the resume is refused",
@@ -72,7 +74,7 @@ def judge(nursery: Nursery, name: str, folder: Path, dice: random.Random, *, int
         ended = nursery.run(PROGRAM, [name], places[1], env)
         if ended.code not in (0, 75, -9):
             is_known = is_refused(ended) or is_warned(whole)
-            return Verdict(refusal(whole) if is_known else "FAILED", ended.output)
+            return Verdict(refusal(whole, ended) if is_known else "FAILED", ended.output)
         if ended.code == 0:
             break
     return compare(whole, ended, *places)
@@ -84,9 +86,10 @@ def is_refused(ended: Ended) -> bool:
     return is_early or TWO_STEPS in ended.output
 
 
-def refusal(whole: Ended) -> str:
+def refusal(whole: Ended, ended: Ended) -> str:
     """A refusal at a resume comes hours too late, unless the first attempt had warned of it."""
-    return "warned" if is_warned(whole) else "LATE"
+    is_told = SAME_WORKERS in whole.output.split("began")[0] and OTHER_WORKERS in ended.output
+    return "warned" if is_warned(whole) or is_told else "LATE"
 
 
 def is_warned(whole: Ended) -> bool:
@@ -108,8 +111,8 @@ def compare(whole: Ended, ended: Ended, *places: Path) -> Verdict:
     return Verdict("LATE" if any(words in outputs for words in REPORTS) else "SILENTLY DIFFERENT", text)
 
 
-def is_bad(name: str, verdict: Verdict) -> bool:
-    return verdict.word in ("FAILED", "SILENTLY DIFFERENT") or (verdict.word == "LATE" and not SHAPES[name].late)
+def is_bad(verdict: Verdict) -> bool:
+    return verdict.word in ("FAILED", "SILENTLY DIFFERENT", "LATE")
 
 
 def main() -> int:
@@ -133,7 +136,7 @@ def main() -> int:
             verdict = judge(nursery, name, place, dice, interruptions=given.interruptions)
             tally[verdict.word] += 1
             print(f"{verdict.word:20} {name} ({time.monotonic() - began_s:.1f} s)", flush=True)
-            if is_bad(name, verdict):
+            if is_bad(verdict):
                 bad.append(name)
                 print("\n".join(f"    {line}" for line in verdict.text.splitlines()[-25:]), flush=True)
             else:

@@ -58,6 +58,12 @@ def refuse_difference(text: str) -> None:
     )
 
 
+def workers_line(loader: Any) -> list[str]:
+    """What must not change until a resume, where the loader has workers that read a stream."""
+    count = getattr(loader, "num_workers", None)
+    return [f"a resume needs the same number of workers ({count})"] if isinstance(count, int) else []
+
+
 def refuse_workers(before: int, now: int) -> None:
     raise CannotResume(
         f"the data were read by {before} workers and are read by {now} now",

@@ -19,7 +19,13 @@ from torch.utils.data import DataLoader
 
 from jackline.data.loader.order import mix
 from jackline.rundir.records.seen import SkippedBatches
-from jackline.session.feeds.batches import OnDifference, ReplayedBatches, refuse_difference, refuse_workers
+from jackline.session.feeds.batches import (
+    OnDifference,
+    ReplayedBatches,
+    refuse_difference,
+    refuse_workers,
+    workers_line,
+)
 from jackline.session.feeds.keyed import KeyedDataset
 from jackline.session.feeds.seekable import SeekableBatches
 
@@ -239,7 +245,7 @@ class StatefulFeed:
         self._restored = state
 
     def describe(self) -> list[str]:
-        return [f"{type(self._loader).__name__} saves and restores its own position"]
+        return [f"{type(self._loader).__name__} saves and restores its own position", *workers_line(self._loader)]
 
     def _load(self, state: Any) -> None:
         load = getattr(self._loader, "load_state_dict", None) or self._loader.seek

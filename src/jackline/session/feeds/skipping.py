@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from jackline.data.loader.order import mix
 from jackline.session.feeds.attributes import Attributes
-from jackline.session.feeds.batches import OnDifference, refuse_difference
+from jackline.session.feeds.batches import OnDifference, refuse_difference, workers_line
 from jackline.session.feeds.feed import END, Say, length_of
 from jackline.session.feeds.own_generators import OwnGenerators
 from jackline.session.feeds.streams import rebuild_stream
@@ -42,6 +42,7 @@ class SkippingFeed:
         self._loader = loader
         self._data = getattr(loader, "dataset", loader)
         self._num_workers = int(getattr(loader, "num_workers", 0) or 0)
+        self._workers_line = workers_line(loader)
         self._generator = torch.Generator()
         is_plain = type(loader) is DataLoader
         self._reader = rebuild_stream(loader, self._data, loader.collate_fn, self._generator) if is_plain else loader
@@ -138,7 +139,8 @@ class SkippingFeed:
         own = f"; {', '.join(self._own.names)} is seeded for each epoch" if self._own else ""
         return [
             f"{type(self._data).__name__} has no state_dict(): batches are read over at resume and compared with "
-            f"those of before{own}"
+            f"those of before{own}",
+            *self._workers_line,
         ]
 
     def _skip(self, epoch: int, count: int, trail: Any) -> None:

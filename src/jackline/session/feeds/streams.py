@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from jackline.data.loader.order import mix
 from jackline.session.feeds.attributes import Attributes
-from jackline.session.feeds.batches import OnDifference, refuse_difference, refuse_workers
+from jackline.session.feeds.batches import OnDifference, refuse_difference, refuse_workers, workers_line
 from jackline.session.feeds.feed import END, Say
 from jackline.session.saving.rng import RngState
 
@@ -154,7 +154,8 @@ class StreamFeed:
         self._restored = state
 
     def describe(self) -> list[str]:
-        return [f"{type(self._stream.dataset).__name__} saves and restores its own position, worker by worker"]
+        name = type(self._stream.dataset).__name__
+        return [f"{name} saves and restores its own position, worker by worker", *workers_line(self._loader)]
 
     def _take_here(self) -> Any:
         """Take a batch; the training process's own generators are saved before and restored after."""
