@@ -235,11 +235,11 @@ def all_parts(stack: contextlib.ExitStack) -> list[Part]:
     stack.callback(session.close)
     return [
         Part("whole", 0.28, Whole().play),
-        Part("checkpoint", 0.26, play_checkpoint),
+        Part("checkpoint", 0.30, play_checkpoint),
         Part("processes", 0.20, play_processes),
-        Part("session", 0.07, session.play),
-        Part("foreign", 0.07, play_foreign),
-        Part("disk", 0.06, Disk().play),
+        Part("session", 0.06, session.play),
+        Part("foreign", 0.05, play_foreign),
+        Part("disk", 0.05, Disk().play),
         Part("mirror", 0.04, play_mirror),
         Part("ranks", 0.02, Ranks().play),
     ]
