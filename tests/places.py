@@ -5,11 +5,14 @@ Where this machine does not allow one, Unavailable is raised with the reason, fo
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -92,6 +95,41 @@ def kept_full(folder: Path, fill: Callable[[Path], None]) -> Iterator[None]:
 def make_room(folder: Path) -> None:
     (folder / "ballast").unlink(missing_ok=True)
     shutil.rmtree(folder / "many", ignore_errors=True)
+
+
+def quota_environment(folder: Path) -> dict[str, str]:
+    """For processes under which used_up_quota(folder) shall work; empty where there is no C compiler."""
+    library = _quota_library()
+    flag = str(_quota_flag(folder))
+    return {"LD_PRELOAD": library, "QUOTA_FOLDER": str(folder), "QUOTA_FLAG": flag} if library else {}
+
+
+@contextlib.contextmanager
+def used_up_quota(folder: Path) -> Iterator[None]:
+    """Nothing in `folder` may grow (EDQUOT), for processes with quota_environment(folder)."""
+    if not _quota_library():
+        raise Unavailable("a quota is imitated by a library (tests/quota.c), which needs a C compiler")
+    _quota_flag(folder).touch()
+    try:
+        yield
+    finally:
+        _quota_flag(folder).unlink()
+
+
+def _quota_flag(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-quota-is-used-up")
+
+
+@functools.cache
+def _quota_library() -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return ""
+    made = Path(tempfile.mkdtemp(prefix="jackline-quota-")) / "quota.so"
+    atexit.register(shutil.rmtree, made.parent, ignore_errors=True)
+    source = Path(__file__).with_name("quota.c")
+    words = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"]
+    return str(made) if subprocess.run(words, capture_output=True).returncode == 0 else ""
 
 
 @contextlib.contextmanager

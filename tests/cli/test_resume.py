@@ -142,6 +142,9 @@ def test_a_finished_run_is_gone_on_with_only_from_an_earlier_step(run: RunDir) -
         "error: run 'story' has finished\n"
         "hint: start it again: jackline run --new -- ...; or go back: jackline resume --step N"
     )
+    run.foreign_file.write_text("{}")  # its script writes its own checkpoints
+    assert refusal("story").endswith("or go back: jackline resume --from CHECKPOINT")
+    run.foreign_file.unlink()
     assert refusal("story", "--step", "3") == (
         f"error: there is no checkpoint of step 3 in {run.checkpoints}\n"
         "       here: step-00000004, step-00000002\n"

@@ -38,6 +38,21 @@ def test_the_tail_is_what_the_command_wrote_without_stamps_and_notes(tmp_path: P
     assert tail_lines(log, 0) == ()
 
 
+def test_the_tail_begins_with_the_newest_attempt(tmp_path: Path) -> None:
+    """A second attempt that ended without a word was explained by the traceback of the first."""
+    log = tmp_path / "out.log"
+    first = "2026-11-15T02:18:34.1Z [jackline] attempt 1: python train.py\n2026-11-15T02:18:34.2Z ValueError: old\n"
+    second = "2026-11-15T02:18:39.1Z [jackline] attempt 2 has started\n"
+    log.write_text(first + second)
+    assert tail_lines(log, 10) == ()
+    log.write_text(
+        first + second + "2026-11-15T02:18:39.5Z new\n2026-11-15T02:18:39.5Z attempt 3: a line of its own\n"
+    )
+    assert tail_lines(log, 10) == ("new", "attempt 3: a line of its own")
+    log.write_text(first)
+    assert tail_lines(log, 10) == ("ValueError: old",)
+
+
 def test_the_stamps_are_those_the_log_is_written_with(tmp_path: Path) -> None:
     from jackline.supervisor.output.log_writer import LogWriter
 

@@ -369,6 +369,37 @@ def test_a_good_end_is_told_in_two_lines() -> None:
     assert text_of(found) == ("finished after 3 h 12 min\n       peak memory 3.0 GiB of 8.0 GiB RAM")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank: 0] Received SIGTERM: 15",
+        "SIGTERM received, saving and leaving",
+        "WARNING Received Signals.SIGTERM death signal, shutting down workers",
+        "Signal handler called with signal 15",
+        "caught signal SIGUSR1 on host gpu-3",
+        "Exiting because of SIGTERM",
+    ],
+)
+def test_exit_code_0_after_a_signal_is_a_stop_and_not_the_end(line: str) -> None:
+    """A Lightning run that a preemption ended counted as finished, and `resume` refused to continue it."""
+    found = evidence(exit_code=0, output_tail=("step 3/9", line, "", "Epoch 7/7 3/20 31.14it/s"))
+    assert best(found).cause == "stopped"
+    assert best(found).detail[0] == f"it printed: {line}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "registered a handler for SIGTERM",
+        "will save when SIGTERM is received",
+        "SIGTERM handler installed",
+        "loss 0.3 at signal 15.2 dB",
+    ],
+)
+def test_words_about_signals_to_come_do_not_make_an_end_a_stop(line: str) -> None:
+    assert best(evidence(exit_code=0, output_tail=(line, "step 9/9"))).cause == "finished"
+
+
 def test_a_traceback_printed_along_the_way_does_not_spoil_a_good_end(tmp_path: Path) -> None:
     code = """
         import traceback

@@ -3,9 +3,9 @@
     python -m tests.stories.disk_torture --rounds 40 --seed 1
 
 A round takes a subject (a plain command, an attached loop bare and supervised, `train demo`, `data prepare`), a fault
-(no bytes, no inodes, read-only) on a small tmpfs and a moment of the subject's life. While the fault lasts, every
-command must work without a traceback. After room is given, the subject is started again until it finishes, and its
-result must be that of an undisturbed one, bit for bit. Exits 1 when a round breaks one of these.
+(no bytes, no inodes, read-only, a used-up quota) on a small tmpfs and a moment of the subject's life. While the fault
+lasts, every command must work without a traceback. After room is given, the subject is started again until it
+finishes, and its result must be that of an undisturbed one, bit for bit. Exits 1 when a round breaks one of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.places import Unavailable, fill_bytes, fill_inodes, kept_full, make_room, read_only, small_disk
+from tests.places import (
+    Unavailable,
+    fill_bytes,
+    fill_inodes,
+    kept_full,
+    make_room,
+    quota_environment,
+    read_only,
+    small_disk,
+    used_up_quota,
+)
 
 ROOT = Path(__file__).parents[2]
 ENDS_WITHIN_S = 600.0
@@ -100,6 +110,7 @@ class World:
             "OMP_NUM_THREADS": "1",
             "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
             "PYTHONPATH": str(ROOT / "src"),
+            **quota_environment(self.disk),
         }
 
     def start(self, words: tuple[str, ...], out: Path) -> subprocess.Popen[bytes]:
@@ -156,6 +167,7 @@ FAULTS: dict[str, Callable[[Path], contextlib.AbstractContextManager[None]]] = {
     "no bytes": lambda disk: kept_full(disk, fill_bytes),
     "no inodes": lambda disk: kept_full(disk, fill_inodes),
     "read-only": read_only,
+    "quota": used_up_quota,
 }
 
 
@@ -221,7 +233,7 @@ def one_round(world: World, subject: Subject, fault: str, moment: str, wanted: s
         said = out.read_text(errors="replace")
         if code not in (0, STOPPED, *subject.codes):
             wrong.append(f"it ended with exit code {code}: {said[-1500:]}")
-        if code and not re.search("full|inodes|read-only|No space|Read-only", said + why_of(world, subject)):
+        if code and not re.search("full|inodes|read-only|quota|No space|Read-only", said + why_of(world, subject)):
             wrong.append(f"the cause is not named (exit code {code}): {said[-1500:]}")
     make_room(world.disk)
     return wrong + go_on(world, subject, code, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -247,3 +248,35 @@ def test_going_back_is_refused_where_it_cannot_be_meant(shell: Shell) -> None:
     done = shell.jackline("resume", "mine", "--from", "nowhere.pt")
     assert done.code == 2
     assert done.err.startswith(f"error: --from {shell.work / 'nowhere.pt'}: there is no such file or folder\n")
+
+
+LEAVES = """
+import os, signal, sys, time
+def leave(number, frame):
+    print("[rank: 0] Received SIGTERM:", number, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+step = int(open(sys.argv[1]).read()) if len(sys.argv) > 1 else 0
+print("started at", step, flush=True)
+for step in range(step + 1, 6):
+    with open("new", "w") as file: file.write(str(step))
+    os.replace("new", f"step-{step}.txt")
+    print(f"step {step}/5", flush=True)
+    while step == 3 and not os.path.exists("go"): time.sleep(0.01)
+"""
+
+
+def test_a_script_that_leaves_with_0_after_a_sigterm_has_not_finished(shell: Shell) -> None:
+    """Lightning does: the run was sealed as finished, and the only hint was to begin anew."""
+    command = shell.python("train.py", LEAVES)
+    words = ["run", "--name", "mine", "--checkpoints", "step-*.txt", "--resume-arg", "{checkpoint}", "--", *command]
+    live = shell.start(*words)
+    live.wait_for("step 3/5")
+    os.kill(shell.run_dir("mine").child_pid(), signal.SIGTERM)
+    assert live.wait() == 75, live.text()
+    assert "it printed: [rank: 0] Received SIGTERM: 15" in live.text()
+    assert f"next start: resumes from {shell.work / 'step-3.txt'}" in shell.jackline("status", "mine").out
+    (shell.work / "go").touch()
+    again = shell.jackline("resume", "mine")
+    assert again.code == 0 and "started at 3" in again.out, str(again)
+    assert "finished" in shell.jackline("status", "mine").out.splitlines()[0]

@@ -290,17 +290,19 @@ def refuse_beating(run: RunDir) -> None:
         )
 
 
+def _after_the_end(run: RunDir, contents: RunFile) -> str:
+    if list(contents.argv[1:3]) == ["-m", "jackline.trainer"]:
+        return "more steps: jackline resume RUN max_steps=N; or go back: jackline resume --step N"
+    back = "--from CHECKPOINT" if run.foreign_file.exists() else "--step N"
+    return f"start it again: jackline run --new -- ...; or go back: jackline resume {back}"
+
+
 def check_resumable(run: RunDir, contents: RunFile, *, here: bool, is_back: bool = False) -> None:
     state = read_status(run).state
     if state in ("alive", "unwatched"):
         raise UsageError(f"run '{run.name}' is alive", hint=f"jackline watch {run.name}")
     if state == "finished" and not is_back:
-        raise UsageError(
-            f"run '{run.name}' has finished",
-            hint="more steps: jackline resume RUN max_steps=N; or go back: jackline resume --step N"
-            if list(contents.argv[1:3]) == ["-m", "jackline.trainer"]
-            else "start it again: jackline run --new -- ...; or go back: jackline resume --step N",
-        )
+        raise UsageError(f"run '{run.name}' has finished", hint=_after_the_end(run, contents))
     if state == "elsewhere" and not here:
         raise UsageError(
             f"run '{run.name}' was last seen on '{contents.host}'; whether it lives cannot be told from here",

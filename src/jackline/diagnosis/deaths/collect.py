@@ -21,6 +21,7 @@ _MAX_SOURCE_BYTES = 4 << 20
 # The start of a line in out.log: a UTC stamp and one space; with --split-streams the stream's name follows.
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|\+00:00)? ?(?:err\| )?")
 _NOTE = "[jackline]"
+_START = r"\[jackline\] attempt \d+(?:: | has started$)"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[ -/]*[0-~])")
 # Compiled where they are used: `status` imports this module, and compiling takes a thousand calls.
 _FATAL = r"(?m)^Fatal Python error: "
@@ -37,13 +38,13 @@ def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int 
 
 
 def tail_lines(out_log: Path, count: int) -> tuple[str, ...]:
-    """The last `count` lines that the command wrote, without our stamps and notes; () when there is no log."""
+    """The last `count` lines that the newest attempt wrote, without our stamps and notes; () when there is no log."""
     try:
         span = _BLOCK
         while True:
             data, is_cut = read_end(out_log, span)
-            lines = _own_lines(data, is_cut=is_cut)
-            if len(lines) >= count or not is_cut or span >= _MAX_TAIL_BYTES:
+            lines, has_start = _own_lines(data, is_cut=is_cut)
+            if len(lines) >= count or has_start or not is_cut or span >= _MAX_TAIL_BYTES:
                 return tuple(lines[-count:]) if count > 0 else ()
             span *= 4
     except OSError:
@@ -88,15 +89,19 @@ def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:
     return _with_source(newest)
 
 
-def _own_lines(data: bytes, *, is_cut: bool) -> list[str]:
+def _own_lines(data: bytes, *, is_cut: bool) -> tuple[list[str], bool]:
+    """The command's lines, and whether they begin with the start of an attempt. What an attempt before it printed
+    explains nothing: a traceback of then would be taken for that of a silent end."""
     text = data.decode("utf-8", "replace")
     lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()
     if is_cut:
         lines = lines[1:]  # the first line may be incomplete
-    bare = (_without_stamp(line.rstrip("\r")) for line in lines)
-    return [line[:_MAX_LINE_CHARS] for line in bare if not line.startswith(_NOTE)]
+    bare = [_without_stamp(line.rstrip("\r")) for line in lines]
+    starts = [at for at, line in enumerate(bare) if line.startswith(_NOTE) and re.match(_START, line)]
+    own = bare[starts[-1] :] if starts else bare
+    return [line[:_MAX_LINE_CHARS] for line in own if not line.startswith(_NOTE)], bool(starts)
 
 
 def _without_stamp(line: str) -> str:

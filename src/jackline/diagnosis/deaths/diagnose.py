@@ -26,6 +26,7 @@ from jackline.diagnosis.deaths.signal import (
     interrupted,
     kernel_oom,
     killed,
+    left_after_signal,
     other_signal,
     sent_by_us,
     terminated,
@@ -212,6 +213,8 @@ def _trouble_while_ending(chain: Chain | None, evidence: Evidence) -> tuple[Find
 def _finished(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     """A pipe (`python train.py | tee log`) reports only the exit code of its last program."""
     done = rules_exit.finished(evidence)
+    if done.cause == "finished" and (signalled := left_after_signal(evidence)) is not None:
+        return (signalled,)
     last = next((line for line in reversed(evidence.output_tail) if line.strip()), "")
     if chain is None or chain.last.first_line != last.strip():
         return (done,)

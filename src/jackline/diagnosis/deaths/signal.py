@@ -40,6 +40,15 @@ _GO_ON = "run the same command again, or `jackline resume`, to continue"
 _SHM_NEARLY_FULL_BYTES = 1 << 20
 REPEATED_FRAMES = 20
 ENDLESS_CALL_HINT = "look at the condition that ends the recursion; a higher recursion limit only delays it"
+_LAST_LINES = 12
+_SIGNAL = r"(?:SIGTERM|SIGINT|SIGUSR[12]|signal (?:number )?(?:15|10|12|2)\b|(?:15 )?death signal|termination signal)"
+_TOLD_SIGNAL = re.compile(
+    r"\b(?:receiv\w+|caught|got|handling|trapped|interrupted by|due to|because of|called with)\b"
+    rf"[^\n]{{0,40}}{_SIGNAL}"
+    rf"|{_SIGNAL}[^\n]{{0,30}}\b(?:receiv\w+|caught)",
+    re.IGNORECASE,
+)
+_NOT_YET = re.compile(r"\b(?:will|when|if|once|register\w*|install\w*|handler for)\b", re.IGNORECASE)
 _FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 _OTHER_SIGNALS: dict[int, tuple[str, str]] = {
@@ -229,6 +238,23 @@ def terminated(evidence: Evidence) -> Finding:
         (*place_line(evidence.last_frame), *ran_line(evidence)),
         _GO_ON,
         place=evidence.last_frame,
+    )
+
+
+def left_after_signal(evidence: Evidence) -> Finding | None:
+    """Exit code 0, but its last lines say that a signal made it end. Lightning and many scripts do that after a
+    SIGTERM: such a run is not finished, and may be resumed."""
+    lines = [line.strip() for line in evidence.output_tail if line.strip()][-_LAST_LINES:]
+    told = next((line for line in reversed(lines) if _TOLD_SIGNAL.search(line) and not _NOT_YET.search(line)), None)
+    if told is None:
+        return None
+    return Finding(
+        "stopped",
+        "likely",
+        f"ended by itself with exit code 0 after {format_duration(evidence.duration_s)}, because of a signal that "
+        "Jackline did not send: a preemption, a shutdown or a person's `kill`",
+        (f"it printed: {told[:160]}", *memory_line(evidence)),
+        _GO_ON,
     )
 
 
