@@ -394,10 +394,20 @@ def test_exit_code_0_after_a_signal_is_a_stop_and_not_the_end(line: str) -> None
         "will save when SIGTERM is received",
         "SIGTERM handler installed",
         "loss 0.3 at signal 15.2 dB",
+        "*** SIGTERM received at time=1690000000 on cpu 3 ***",
+        "(raylet) received SIGTERM, exiting",
     ],
 )
 def test_words_about_signals_to_come_do_not_make_an_end_a_stop(line: str) -> None:
     assert best(evidence(exit_code=0, output_tail=(line, "step 9/9"))).cause == "finished"
+
+
+def test_progress_decides_whether_a_signal_ended_it() -> None:
+    lines = ("SIGTERM received", "a", "b", "c", "d")
+    causes = [best(evidence(exit_code=0, output_tail=lines, is_incomplete=one)).cause for one in (True, None, False)]
+    assert causes == ["stopped", "finished", "finished"]
+    near = evidence(exit_code=0, output_tail=lines[:1], is_incomplete=False)
+    assert best(near).cause == "finished"
 
 
 def test_a_traceback_printed_along_the_way_does_not_spoil_a_good_end(tmp_path: Path) -> None:

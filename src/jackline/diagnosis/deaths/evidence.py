@@ -133,6 +133,7 @@ class Evidence:
     disk_path: str = ""
     shm_free_bytes: int | None = None
     restart_wish: str = ""  # why the session itself asked for a restart (intent.json)
+    is_incomplete: bool | None = None  # by the progress it printed; None where that is not known
     unsaved_why: str = ""  # why the last state of a training that was done could not be saved (intent.json)
     machine: dict[str, Any] = field(default_factory=dict)
     command: str = ""

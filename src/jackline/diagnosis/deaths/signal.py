@@ -40,7 +40,7 @@ _GO_ON = "run the same command again, or `jackline resume`, to continue"
 _SHM_NEARLY_FULL_BYTES = 1 << 20
 REPEATED_FRAMES = 20
 ENDLESS_CALL_HINT = "look at the condition that ends the recursion; a higher recursion limit only delays it"
-_LAST_LINES = 12
+_LAST_LINES, _VERY_LAST_LINES = 12, 3
 _SIGNAL = r"(?:SIGTERM|SIGINT|SIGUSR[12]|signal (?:number )?(?:15|10|12|2)\b|(?:15 )?death signal|termination signal)"
 _TOLD_SIGNAL = re.compile(
     r"\b(?:receiv\w+|caught|got|handling|trapped|interrupted by|due to|because of|called with)\b"
@@ -48,7 +48,11 @@ _TOLD_SIGNAL = re.compile(
     rf"|{_SIGNAL}[^\n]{{0,30}}\b(?:receiv\w+|caught)",
     re.IGNORECASE,
 )
-_NOT_YET = re.compile(r"\b(?:will|when|if|once|register\w*|install\w*|handler for)\b", re.IGNORECASE)
+# Words about a signal to come, and lines of Ray's helper processes.
+_NOT_ITSELF = re.compile(
+    r"\b(?:will|when|if|once|register\w*|install\w*|handler for)\b|^\*\*\* |^\((?:raylet|pid=|\w+ pid=)",
+    re.IGNORECASE,
+)
 _FAULT_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 _OTHER_SIGNALS: dict[int, tuple[str, str]] = {
@@ -243,9 +247,15 @@ def terminated(evidence: Evidence) -> Finding:
 
 def left_after_signal(evidence: Evidence) -> Finding | None:
     """Exit code 0, but its last lines say that a signal made it end. Lightning and many scripts do that after a
-    SIGTERM: such a run is not finished, and may be resumed."""
-    lines = [line.strip() for line in evidence.output_tail if line.strip()][-_LAST_LINES:]
-    told = next((line for line in reversed(lines) if _TOLD_SIGNAL.search(line) and not _NOT_YET.search(line)), None)
+    SIGTERM: such a run is not finished, and may be resumed. Helpers of a run that is complete say it too (Ray), so
+    its progress has a say; where that is not known, only the very last lines count."""
+    if evidence.is_incomplete is False:
+        return None
+    count = _LAST_LINES if evidence.is_incomplete else _VERY_LAST_LINES
+    lines = [line.strip() for line in evidence.output_tail if line.strip()][-count:]
+    told = next(
+        (line for line in reversed(lines) if _TOLD_SIGNAL.search(line) and not _NOT_ITSELF.search(line)), None
+    )
     if told is None:
         return None
     return Finding(

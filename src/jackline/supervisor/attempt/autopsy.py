@@ -30,12 +30,14 @@ from jackline.rundir.intent import Intent, read_intent
 from jackline.rundir.records.exit import ExitRecord, write_exit
 from jackline.rundir.records.fields import decode
 from jackline.rundir.records.session import read_session
+from jackline.rundir.records.supervisor import ProgressRecord
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.attempt.written import LastLog
 from jackline.supervisor.child.process import Ending
 from jackline.supervisor.events import Events
 from jackline.supervisor.foreign.choice import EndingOfLoad
 from jackline.supervisor.policy import AttemptSummary
+from jackline.supervisor.state_record import progress_record
 
 TAIL_LINES = 200
 SURVIVORS_NAMED_AFTER_S = 2.5
@@ -198,6 +200,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         disk_path=disk.path if disk else "",
         shm_free_bytes=shm_free_bytes(),
         restart_wish=intent.why if intent is not None and intent.restart else "",
+        is_incomplete=is_incomplete(progress_record(watch.progress)),
         unsaved_why=intent.why if intent is not None and intent.is_unsaved else "",
         command=watch.written.command,
         disks=watch.written.disks(tail) if ending.exit_code or ending.signal else (),
@@ -208,6 +211,15 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         keeping_frames=lines_that_keep(tail),
         ranks=watch.ranks.endings(),
     )
+
+
+def is_incomplete(progress: ProgressRecord) -> bool | None:
+    """Whether it printed that there was more to do; None where that cannot be told, as of a bar that is full."""
+    if progress.done is None or progress.total is None:
+        return None
+    if progress.done < progress.total:
+        return True
+    return None if progress.is_part else False
 
 
 def duration_of(watch: AttemptWatch, ending: Ending) -> float:
