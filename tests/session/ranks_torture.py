@@ -1,6 +1,6 @@
-"""Two ranks with DDP, killed again and again at random instants: `scripts/torture ranks`.
+"""Two ranks with DDP or FSDP2, killed again and again at random instants: `scripts/torture ranks`.
 
-Every round starts both ranks, kills one of them with SIGKILL at a random instant (also while rank 0 saves), ends the
+Every round starts both ranks, kills one of them with SIGKILL at a random instant (also while they save), ends the
 other, and starts again until the training is complete. The final weights must be those of a run that nobody killed,
 and no checkpoint that was acknowledged may be missing afterwards.
 
@@ -85,11 +85,11 @@ def steps_saved(work: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in work.glob("runs/job/checkpoints/step-*"))
 
 
-def torment(work: Path, wanted: set[str], rng: random.Random, *, total: int, kills: int) -> str:
+def torment(work: Path, wanted: set[str], rng: random.Random, *, total: int, kills: int, mode: str = "ddp") -> str:
     """Kill `kills` times, then let it end. Returns what is wrong; '' when all is well."""
     newest = 0
     for _ in range(kills):
-        job = start(work, 2, total, DROPOUT="0.1")
+        job = start(work, 2, total, DROPOUT="0.1", MODE=mode)
         victim = rng.choice(job.ranks)
         pause_s = rng.uniform(2.5, 7.0)  # imports take two to three seconds: mostly in training, sometimes before
         try:
@@ -102,7 +102,7 @@ def torment(work: Path, wanted: set[str], rng: random.Random, *, total: int, kil
         if (saved[-1] if saved else 0) < newest:
             return f"an acknowledged checkpoint is gone: step {newest}, now {saved}"
         newest = saved[-1] if saved else newest
-    job = start(work, 2, total, DROPOUT="0.1")
+    job = start(work, 2, total, DROPOUT="0.1", MODE=mode)
     codes = job.wait()
     if codes != [0, 0] or digests(job) != wanted:
         return f"exit codes {codes}, weights {digests(job)} instead of {wanted}\n{job.text[-3000:]}"
@@ -114,22 +114,27 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--modes", nargs="+", choices=("ddp", "fsdp"), default=["ddp", "fsdp"])
     options = parser.parse_args()
-    rng, done, bad = random.Random(options.seed), 0, 0
+    rng, done, bad, num_rounds = random.Random(options.seed), 0, 0, 0
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         whole = Path(folder) / "whole"
         whole.mkdir()
-        job = start(whole, 2, options.steps, DROPOUT="0.1")
-        assert job.wait() == [0, 0], job.text
-        wanted = digests(job)
+        wanted = {}
+        for mode in options.modes:
+            (whole / mode).mkdir()
+            job = start(whole / mode, 2, options.steps, DROPOUT="0.1", MODE=mode)
+            assert job.wait() == [0, 0], job.text
+            wanted[mode] = digests(job)
         while done < options.kills:
             work = Path(folder) / f"round-{done}"
             work.mkdir()
             count = min(rng.randint(1, 4), options.kills - done)
-            problem = torment(work, wanted, rng, total=options.steps, kills=count)
-            done += count
+            mode = options.modes[num_rounds % len(options.modes)]
+            problem = torment(work, wanted[mode], rng, total=options.steps, kills=count, mode=mode)
+            done, num_rounds = done + count, num_rounds + 1
             bad += bool(problem)
-            print(f"{done} kills: {problem or 'bit-equal'}", flush=True)
+            print(f"{done} kills, {mode}: {problem or 'bit-equal'}", flush=True)
     print(f"{done} kills, {bad} rounds that did not end as the uninterrupted run")
     sys.exit(1 if bad else 0)
 

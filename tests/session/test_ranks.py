@@ -74,15 +74,37 @@ def test_a_stop_of_one_rank_counts_once_all_ranks_know_of_it() -> None:
 
 
 def test_ranks_without_a_process_group_are_told_what_is_missing() -> None:
-    assert join_ranks({}) is None
+    assert join_ranks({}, {}) is None
     with pytest.raises(UsageError, match="one of 4 ranks, and they cannot talk") as found:
-        join_ranks({"WORLD_SIZE": "4"})
+        join_ranks({"WORLD_SIZE": "4"}, {})
     assert "init_process_group" in (found.value.hint or "")
 
 
-def test_a_metric_of_one_rank_cannot_choose_the_best() -> None:
-    with pytest.raises(UsageError, match="keep_best"):
-        settings_for(SimpleNamespace(is_first=True), Settings(keep_best="loss"))  # type: ignore[arg-type]
+def test_the_numbers_of_rank_0_choose_the_best() -> None:
+    wanted = Settings(keep_best="loss")
+    first, other = (SimpleNamespace(is_first=one, is_sharded=False) for one in (True, False))
+    assert settings_for(first, wanted).keep_best == "loss"  # type: ignore[arg-type]
+    assert settings_for(other, wanted).keep_best is None  # type: ignore[arg-type]
+
+
+def test_one_rank_runs_out_of_memory_and_all_shrink_together(tmp_path: Path) -> None:
+    job = start(tmp_path, 2, 3, SAFE="1", WHO="1", AT="2")
+    assert job.wait() == [0, 0], job.text
+    shrunk = sorted(line for line in job.text.splitlines() if line.startswith("SHRUNK"))
+    assert shrunk == ["SHRUNK 0 2 2", "SHRUNK 1 2 2"]
+    assert len(digests(job)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_gradients_of_safe_step_are_those_of_one_process(tmp_path: Path, mode: str) -> None:
+    found = []
+    for size in (1, 2):
+        (tmp_path / str(size)).mkdir()
+        job = start(tmp_path / str(size), size, 4, SAFE="1", MODE=mode)
+        assert job.wait() == [0] * size, job.text
+        found.append(losses(job))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -22,9 +22,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from jackline.checkpoint.format.manifest import Name, is_of_rank
 from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
 from jackline.checkpoint.mirror.store import open_store
@@ -41,6 +42,7 @@ from jackline.checkpoint.state.capture import Captured, capture
 from jackline.checkpoint.state.environment import describe_environment
 from jackline.checkpoint.state.frozen import FrozenHashes
 from jackline.checkpoint.ticket import Event, Ticket
+from jackline.checkpoint.writer.parts import Team
 from jackline.checkpoint.writer.retention import Keep
 from jackline.checkpoint.writer.serve import Options
 from jackline.errors import CannotResume
@@ -73,6 +75,7 @@ class EngineSettings:
     writer_command: tuple[str, ...] = ()  # tests put a writer that injects faults here
     available_memory: Callable[[], int] = available_bytes
     gpu: GpuCopies = field(default_factory=GpuCopies)
+    team: Team | None = None  # the ranks that save sharded state together; None: this process saves all of it
 
 
 class CheckpointEngine:
@@ -85,7 +88,8 @@ class CheckpointEngine:
         self.settings = settings or EngineSettings()
         place = self.settings.place or choose_place(run)
         self.folder = place.folder
-        self.mirror = self.settings.mirror or place.mirror
+        is_part = self.settings.team is not None and not self.settings.team.is_first
+        self.mirror = None if is_part else self.settings.mirror or place.mirror  # rank 0's mirror takes the whole
         self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time of its capture
         self.stalled_s = 0.0  # total time that saves have cost the loop so far
         self._run_name = run.name
@@ -106,6 +110,7 @@ class CheckpointEngine:
         self._taken_at_s: dict[int, float] = {}
         self._parent_step: int | None = None
         self._has_said_pieces = False
+        self.save_number = 0  # of the saves that a team has agreed on: the same on every rank
 
     @property
     def is_busy(self) -> bool:
@@ -169,6 +174,8 @@ class CheckpointEngine:
 
         None when that copy is gone. The state in the training process is not read.
         """
+        if self.settings.team is not None:
+            return Ticket(ticket.step, "failed", ticket.why)  # the parts of the other ranks are gone
         again = Ticket(ticket.step, _pump=self._link.pump, size_bytes=ticket.size_bytes)
         if os.getpid() != self._pid or not self._link.submit_again(again):
             return None
@@ -216,7 +223,9 @@ class CheckpointEngine:
                 self._parent_step = event.step
         return events
 
-    def load_newest(self, into: MutableMapping[str, Any], *, step: int | None = None) -> load.Receipt | None:
+    def load_newest(
+        self, into: MutableMapping[str, Any], *, step: int | None = None, only: Name | None = None
+    ) -> load.Receipt | None:
         """Fill the objects in `into` from the newest whole checkpoint, or from that of `step`. None: there is none.
 
         Waits first for a writer that outlived the previous attempt: it may be committing a newer checkpoint.
@@ -225,10 +234,11 @@ class CheckpointEngine:
         self.before_change()
         self.note_program(into)
         mirror = self.mirror if self.settings.resume_from_mirror else None
-        if mirror and step is None:
+        if mirror and step is None and only is None:
             for text in bring_newer(mirror, self._run_name, self.folder):
                 self._link.events.append(Event("fetched", text, None, True))
-        how: dict[str, Any] = {"hash_frozen": self._frozen, "on_refusal": self._remember_refusal, "step": step}
+        how: dict[str, Any] = {"hash_frozen": self._frozen, "on_refusal": self._remember_refusal}
+        how |= {"step": step, "only": only}
         try:
             receipt = load.load_newest(self.folder, into, **how)
         except CannotResume:
@@ -277,8 +287,9 @@ class CheckpointEngine:
 
     def _options(self, run: RunDir) -> Options:
         wanted = self.settings
+        team = wanted.team
         return Options(
-            self.folder,
+            team.folder(self.folder) if team is not None else self.folder,
             self._pid,
             wanted.keep,
             wanted.is_direct,
@@ -287,6 +298,7 @@ class CheckpointEngine:
             wanted.mirror_every_s,
             wanted.disk_budget,
             wanted.mirror_patience_s,
+            team,
         )
 
     def _capture(self, state: Mapping[str, Any]) -> Captured:
@@ -301,6 +313,9 @@ class CheckpointEngine:
                     "Register it as a buffer, or give it state_dict() and load_state_dict()"
                 )
                 self._link.events.append(Event("unsaved", text, None, True))
+        team = self.settings.team
+        if team is not None and not team.is_first:  # what all ranks have alike is in rank 0's part
+            return Captured({}, [source for source in captured.sources if is_of_rank(source.key)], captured.unsaved)
         return captured
 
     def _stage(
@@ -339,7 +354,10 @@ class CheckpointEngine:
         ticket.size_bytes = layout.payload_bytes
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         odd = {name: str(value) for name, value in metrics.items() if name not in finite}
-        facts = {"run": self._run_name, "host": host_name(), "environment": describe_environment()}
+        facts: dict[str, Any] = {"run": self._run_name, "host": host_name(), "environment": describe_environment()}
+        team = self.settings.team
+        if team is not None:
+            facts |= {"ranks": team.size, "save": self.save_number}
         body = {
             "op": "save",
             "id": self._number,
@@ -348,6 +366,7 @@ class CheckpointEngine:
             "parent_step": self._parent_step,
             "metrics": finite,
             "facts": {**facts, "metrics_not_finite": odd} if odd else facts,
+            "team": {**asdict(team), "number": self.save_number} if team is not None else None,
             "files": [
                 {"name": image.name, "size_bytes": image.size_bytes, "arena_offset": image.arena_offset}
                 for image in layout.images
@@ -366,7 +385,8 @@ class CheckpointEngine:
     def _remember_refusal(self, refusal: load.Refusal) -> None:
         text = f"{refusal.name} is not whole and was passed over: {refusal.why}"
         self._link.events.append(Event("passed_over", text, refusal.name.step, True, fields={"why": refusal.why}))
-        self._link.send({"op": "damaged", "name": str(refusal.name), "why": refusal.why})
+        if self.settings.team is None or self.settings.team.is_first:
+            self._link.send({"op": "damaged", "name": str(refusal.name), "why": refusal.why})
 
     def _say_pieces(self, layout: Layout) -> None:
         if not self._has_said_pieces:

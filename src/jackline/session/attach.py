@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
+from jackline.checkpoint.engine import EngineSettings
 from jackline.checkpoint.state.load import Receipt
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import CannotResume, JacklineError, UsageError
@@ -44,11 +44,11 @@ from jackline.session.metrics.reporting import Outlook, Reporter, keep_standard_
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
 from jackline.session.ranks import (
-    Follower,
     find_shared_home,
     join_ranks,
     load_together,
-    refuse_sharded,
+    make_engine,
+    require_same_program,
     restore_random,
     settings_for,
     unwrapped,
@@ -72,7 +72,7 @@ from jackline.session.saving.retrained import Retrained
 from jackline.session.saving.roundtrip import UNFILLED, refuse_replaced
 from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings, split
-from jackline.session.stepping import Stepper
+from jackline.session.stepping import Stepper, find_places
 from jackline.session.stopping import StopRequest
 
 _attachments: list[Attachment] = []  # of this process: two would conflict over hooks, signals and the writer
@@ -93,6 +93,7 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
     if not is_off:
         exit_with_its_code()
     settings, state = split(given)
+    wrappers = [value for value in state.values() if unwrapped(value) is not value]
     state = {word: unwrapped(value) for word, value in state.items()}
     values = {word: state.pop(word) for word, value in list(state.items()) if _is_plain(value)}
     _refuse_unfillable(state)
@@ -102,6 +103,8 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
         return OffRun(settings, state, values, loader)
     attached = join(settings, state, values, loader)
     attached.saver.takes_digests = attached.ranks is None
+    if attached.gpu.ranks is not None:
+        attached.gpu.ranks.wrappers = wrappers
     try:
         _restore(attached)
     except BaseException as error:
@@ -137,9 +140,8 @@ def exit_with_its_code() -> None:
 def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], loader: Any) -> Attachment:
     """Create the parts. The writer process is started early here: it stays small as long as nothing large exists."""
     _refuse_second(settings)
-    ranks = join_ranks(os.environ)
+    ranks = join_ranks(os.environ, state)
     if ranks is not None:
-        refuse_sharded(state)
         settings = settings_for(ranks, settings)
     keep_standard_descriptors()
     feed = choose_feed(loader, settings, say, ranks)  # first, because it may raise: then no run is created
@@ -158,11 +160,12 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     scalars = Scalars()
     number = ranks.rank if ranks is not None else 0
     reporter = _open_reports(home, number, scalars)  # before the writer is started: it may raise
-    engine: Any = Follower(home.run) if number else CheckpointEngine(home.run, _engine_settings(settings))
+    fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
+    require_same_program(ranks, fingerprint, find_places(state))
+    engine = make_engine(ranks, home.run, _engine_settings(settings))
     rng_state = ProcessRandom()
     whole = {**state, "random": rng_state, "session": None, "values": values}
     saver = Saver(engine, whole, settings)
-    fingerprint = describe_program(state, loader, command_line(), {"accumulate": settings.accumulate})
     stop = StopRequest()
     stop.is_shared = ranks is not None
     pulse = Pulse()
@@ -184,7 +187,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         rng_state=rng_state,
         fingerprint=fingerprint,
         values=values,
-        gpu=GpuMemory(state, stepper.optimizers, reporter.event, pulse.now),
+        gpu=GpuMemory(state, stepper.optimizers, reporter.event, pulse.now, ranks),
         pulse=pulse,
         best=BestKeeper(settings.keep_best, engine.folder),
         finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jackline.checkpoint.engine import Wait
@@ -28,7 +29,7 @@ from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Reporter, say
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.phase import phase
-from jackline.session.ranks import Ranks, gather_random, is_same_size
+from jackline.session.ranks import Ranks, all_of, is_same_size, save_together
 from jackline.session.saving import roundtrip
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
@@ -209,8 +210,10 @@ class Attachment:
         `overlap` and `wait` as in the engine. `again`: save even if this step is saved already. All ranks call this
         at the same boundary, unless `alone`: then the RNG states of the last common save are used.
         """
-        if self.ranks is not None and not alone:
-            self.random_of_ranks = gather_random(self.ranks, self.rng_state)
+        save = partial(self._save, overlap=overlap, takes_back=takes_back)
+        return save_together(self, save, wait=wait, again=again, alone=alone)
+
+    def _save(self, wait: Wait, again: bool, *, overlap: bool, takes_back: bool) -> bool:
         step = self.stepper.steps_done
         again = again or self.best.wants_save(step)
         if self.saver.last_step == step and not self.saver.engine.is_busy and not again:
@@ -327,7 +330,8 @@ class Attachment:
             return
         with phase("verify that saving works"):
             try:
-                roundtrip.verify(self.saver.engine, self.saver.state, step=self.stepper.steps_done)
+                together = partial(all_of, self.ranks)
+                roundtrip.verify(self.saver.engine, self.saver.state, self.stepper.steps_done, together)
                 if text := roundtrip.find_unattached(self.saver.engine, self.saver.state):
                     self.reporter.event("unattached", text, is_loud=True)
             except JacklineError:
@@ -346,10 +350,8 @@ class Attachment:
         now = find_sizes(self.saver.state)
         for name, size in now.items():
             if (before := self._sizes.get(name, size)) != size:
-                text = (
-                    f"{name} has {size} now and had {before}. A resumed program must build it so before attach() "
-                    f"(jackline.peek({self.name!r}) tells the step and epoch), or the resume is refused"
-                )
+                how = f"jackline.peek({self.name!r}) tells the step and epoch; otherwise the resume is refused"
+                text = f"{name} has {size} now and had {before}. A resumed program must build it so first: {how}"
                 self.reporter.event("grown", text, is_loud=True)
         self._sizes = now
 

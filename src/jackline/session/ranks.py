@@ -1,7 +1,8 @@
 """Several ranks of one training in one run: what they must agree on, and what only the first of them does.
 
 With DDP every rank holds the same weights, so rank 0 saves for all and the others follow: they load what rank 0 has
-chosen, keep their own RNG states in its checkpoint, and stop at the same step. Owns the agreement and the exchange.
+chosen, keep their own RNG states in its checkpoint, and stop at the same step. With FSDP2 every rank holds a part and
+saves it; rank 0's writer commits all parts as one checkpoint. Owns the agreement and the exchange.
 Every rank makes these calls at the same boundaries; a call that only some ranks made would wait for ever.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, MutableMapping
+import secrets
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +19,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jackline.checkpoint.engine import EngineSettings
+from jackline.checkpoint.engine import CheckpointEngine, EngineSettings, Wait
+from jackline.checkpoint.format.manifest import Name, parse_name
 from jackline.checkpoint.mirror.progress import LossBounds
 from jackline.checkpoint.place import choose_place
+from jackline.checkpoint.shards import is_distributed, is_divided
 from jackline.checkpoint.state import load
 from jackline.checkpoint.state.attributes import Baseline, find_roots
 from jackline.checkpoint.state.capture import Captured, capture
 from jackline.checkpoint.state.frozen import FrozenHashes
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.checkpoint.ticket import Event, Ticket
+from jackline.checkpoint.writer.parts import Team
 from jackline.data.loader.order import mix
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.session.home import Home, find_home
 from jackline.session.settings import Settings
-
-_REFUSED, _NONE = -2, -1
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Ranks:
     rank: int
     size: int
     group: Any
+    is_sharded: bool = False  # FSDP2: every rank saves its part, and rank 0 commits them as one checkpoint
 
     @property
     def is_first(self) -> bool:
@@ -96,15 +100,7 @@ def is_same_size(ranks: Ranks | None, restored: Mapping[str, Any] | None) -> boo
     return restored is not None and before == (ranks.size if ranks is not None else 1)
 
 
-def refuse_safe_step(ranks: Ranks | None) -> None:
-    if ranks is not None:
-        raise UsageError(
-            "safe_step() does not know yet how several ranks shrink a batch together",
-            hint="call loss.backward() yourself",
-        )
-
-
-def join_ranks(environ: Mapping[str, str]) -> Ranks | None:
+def join_ranks(environ: Mapping[str, str], state: Mapping[str, Any]) -> Ranks | None:
     """None for a training of one process."""
     size = environ.get("WORLD_SIZE", "1")
     is_many = size.isdigit() and int(size) > 1
@@ -117,19 +113,28 @@ def join_ranks(environ: Mapping[str, str]) -> Ranks | None:
         return None
     if dist.get_world_size() == 1:
         return None
-    return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
+    return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"), is_sharded(state))
+
+
+def make_engine(ranks: Ranks | None, run: RunDir, settings: EngineSettings) -> Any:
+    """The engine that saves all of the state, this rank's part of it, or nothing."""
+    if ranks is None or (ranks.is_first and not ranks.is_sharded):
+        return CheckpointEngine(run, settings)
+    if not ranks.is_sharded:
+        return Follower(run)
+    token = ranks.from_first(secrets.token_hex(6))
+    return CheckpointEngine(run, replace(settings, team=Team(token, ranks.rank, ranks.size)))
 
 
 def settings_for(ranks: Ranks, settings: Settings) -> Settings:
-    """Without what only one process can do: train its first steps twice, or mirror what rank 0 mirrors."""
-    if settings.keep_best is not None:
-        raise UsageError(
-            "keep_best does not know yet how to compare a number of several ranks",
-            hint="leave it out, and keep_every=N keeps more checkpoints",
-        )
+    """Without what only one process can do: train its first steps twice, or mirror what rank 0 mirrors.
+
+    `keep_best` goes by the numbers that rank 0 logs.
+    """
     if ranks.is_first:
         return replace(settings, trial=False)
-    return replace(settings, trial=False, verify=False, mirror=None, memory_guard=False)
+    is_verified = settings.verify and ranks.is_sharded  # all ranks save, or none
+    return replace(settings, trial=False, verify=is_verified, mirror=None, memory_guard=False, keep_best=None)
 
 
 def find_shared_home(ranks: Ranks | None, settings: Settings) -> Home:
@@ -149,20 +154,53 @@ def unwrapped(value: Any) -> Any:
     return value.module if isinstance(value, torch.nn.parallel.DistributedDataParallel) else value
 
 
-def refuse_sharded(state: Mapping[str, Any]) -> None:
-    """A shard is not the whole state: saving rank 0's alone would lose the others'."""
-    from torch.distributed.tensor import DTensor
-
+def is_sharded(state: Mapping[str, Any]) -> bool:
+    """Whether every rank holds only a part of the state (FSDP2). Refuses wrappers whose parts have no names."""
+    found = False
     for word, value in state.items():
         if not isinstance(value, torch.nn.Module):
             continue
-        names = [name for name, tensor in value.named_parameters() if isinstance(tensor, DTensor)]
-        if names or type(value).__name__ == "FullyShardedDataParallel":
+        if any(type(part).__name__ == "FullyShardedDataParallel" for part in value.modules()):
             raise UsageError(
-                f"{word} is sharded over the ranks ({names[0] if names else 'FSDP'}): attach() saves only replicated "
-                "state (DDP) so far",
-                hint="use DistributedDataParallel, or JACKLINE=off and torch.distributed.checkpoint",
+                f"{word} is wrapped in FullyShardedDataParallel, which hides its parameters in flat ones",
+                hint="use fully_shard(model) (FSDP2) or DistributedDataParallel",
             )
+        for name, tensor in value.named_parameters():
+            found = found or (is_distributed(tensor) and is_divided(tensor, f"{word}.{name}"))
+    return found
+
+
+def require_same_program(ranks: Ranks | None, fingerprint: Mapping[str, Any], places: Mapping[str, str]) -> None:
+    """Refuse ranks that train different models, settings or code: what they exchange would be nonsense."""
+    if ranks is None:
+        return
+    argv = [word for word in fingerprint["arguments"]["argv"] if not _is_rank_argument(word)]
+    told = {
+        "the code of": fingerprint["code"],
+        "the arguments of": {"argv": argv},
+        "the optimizer settings of": fingerprint["schedule"],
+        "the parameters of": dict(places),
+    }
+    found = [json.loads(text) for text in ranks.gather(json.dumps(told, default=str))]
+    for rank, other in enumerate(found):
+        for kind, before in found[0].items():
+            names = [name for name in {**before, **other[kind]} if before.get(name) != other[kind].get(name)]
+            if names:
+                name = names[0]
+                told_text = f"{_short(before.get(name))} on rank 0, {_short(other[kind].get(name))} on rank {rank}"
+                raise UsageError(
+                    f"{kind} rank {rank} differ from those of rank 0: {name}: {told_text}",
+                    hint="start every rank with the same files, settings and arguments",
+                )
+
+
+def _is_rank_argument(word: str) -> bool:
+    return word.replace("_", "-").startswith(("--local-rank", "--node-rank"))
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 # -- RNG states ---------------------------------------------------------------------------------------------------
@@ -195,19 +233,68 @@ def restore_random(ranks: Ranks, random: ProcessRandom, saved: Any, step: int) -
 
 
 def load_together(ranks: Ranks, engine: Any, into: MutableMapping[str, Any]) -> load.Receipt | None:
-    """Rank 0 chooses the newest whole checkpoint, and every rank loads that one."""
+    """Rank 0 chooses the newest whole checkpoint and verifies all of it; every rank loads that one.
+
+    When one rank cannot, none resumes: each of them raises.
+    """
+    receipt: load.Receipt | None = None
+    problem: Exception | None = None
     if ranks.is_first:
         try:
-            receipt: load.Receipt | None = engine.load_newest(into)
-        except BaseException:
-            ranks.from_first(str(_REFUSED))
-            raise
-        ranks.from_first(str(receipt.step if receipt is not None else _NONE))
-        return receipt
-    step = int(ranks.from_first(""))
-    if step == _REFUSED:
-        raise CannotResume("rank 0 cannot resume", hint="its own message says why")
-    return engine.load_newest(into, step=step) if step != _NONE else None
+            receipt = engine.load_newest(into)
+        except Exception as error:
+            problem = error
+    told = ranks.from_first("" if receipt is None else str(receipt.name))
+    if not ranks.is_first and (name := parse_name(told)) is not None:
+        try:
+            receipt = engine.load_newest(into, only=name)
+        except Exception as error:
+            problem = error
+    texts = ranks.gather(_one_line(problem))
+    if problem is not None:
+        raise problem
+    for rank, text in enumerate(texts):
+        if text.strip():
+            raise CannotResume(f"rank {rank} cannot resume: {text}", hint="that rank's own message says more")
+    return receipt
+
+
+def _one_line(problem: Exception | None) -> str:
+    return "" if problem is None else (str(problem).splitlines() or [type(problem).__name__])[0]
+
+
+def save_together(attached: Any, save: Callable[..., bool], *, wait: Wait, again: bool, alone: bool) -> bool:
+    """`save(wait, again)` on every rank at the same boundary. Of sharded state all ranks save, or none.
+
+    `alone`: on this rank only, with the RNG states of the last common save.
+    """
+    ranks = attached.ranks
+    if ranks is None or (alone and not ranks.is_sharded):
+        return save(wait, again)
+    if alone:
+        return False  # a part is worth nothing without the others
+    attached.random_of_ranks = gather_random(ranks, attached.rng_state)
+    if not ranks.is_sharded:
+        return save(wait, again)
+    saver, step = attached.saver, attached.stepper.steps_done
+    is_stale = saver.last_step != step or again or attached.best.wants_save(step)
+    is_wanted, is_busy, is_off = ranks.agree(ranks.is_first and is_stale, saver.engine.is_busy, bool(saver.why_off))
+    saver.engine.save_number += 1
+    if is_off:
+        saver.turn_off("saving is off on another rank")
+        return False
+    if is_busy and wait == "never":
+        saver.skip(step)
+        return False
+    if not is_wanted and not is_busy:
+        return True
+    is_saved = save(wait, True)
+    return not ranks.agree(not is_saved)[0] if wait == "durable" else is_saved
+
+
+def all_of(ranks: Ranks | None, is_done: bool) -> bool:
+    """Whether every rank has done it. All ranks of sharded state call this."""
+    return is_done if ranks is None or not ranks.is_sharded else not ranks.agree(not is_done)[0]
 
 
 class Follower:
@@ -228,9 +315,11 @@ class Follower:
     def save_again(self, ticket: Ticket) -> Ticket | None:
         return Ticket(ticket.step, "committed")
 
-    def load_newest(self, into: MutableMapping[str, Any], *, step: int | None = None) -> load.Receipt | None:
+    def load_newest(
+        self, into: MutableMapping[str, Any], *, step: int | None = None, only: Name | None = None
+    ) -> load.Receipt | None:
         self._baseline.note_all(find_roots(into))
-        return load.load_newest(self.folder, into, hash_frozen=FrozenHashes(), step=step)
+        return load.load_newest(self.folder, into, hash_frozen=FrozenHashes(), step=step, only=only)
 
     def note_program(self, state: Mapping[str, Any]) -> None:
         self._baseline.note_all(find_roots(state))

@@ -25,7 +25,7 @@ from jackline.session.counting import DRAWN_AHEAD, OWN_BATCHES, OWN_EPOCHS, find
 from jackline.session.feeds.feed import END
 from jackline.session.mirrored import wait_mirrored
 from jackline.session.phase import Phase, phase
-from jackline.session.ranks import agree, refuse_safe_step, wait_for_all
+from jackline.session.ranks import agree, wait_for_all
 from jackline.session.saving.rng import RngState
 from jackline.session.stopping import NoMoreWaiting, Stopped
 
@@ -173,7 +173,6 @@ class Run:
         slice size is `micro_batch` at first, the whole batch by default; a size it shrank to is kept in checkpoints.
         """
         self._require_entered()
-        refuse_safe_step(self._attached.ranks)
         return self._attached.gpu.step(fn, batch, Slicing(micro_batch, weight, count), step=self._attached.label)
 
     def save(self, **metrics: float) -> None:
@@ -255,7 +254,7 @@ class Run:
             self._look_at_loop()
         self._attached.open()
         self._has_begun = True
-        if not self._pending and self._attached.best.wants_save(self.step):
+        if not self._pending and agree(self._attached, is_save_due=self._attached.best.wants_save(self.step)):
             self._attached.save(wait="writer")
         if self.should_stop and not self._pending:
             self._stop()
@@ -292,9 +291,11 @@ class Run:
 
     def _save_marked(self) -> bool:
         """Save the state of the last boundary if it is still available; otherwise report why not."""
-        if not self._pending:
-            return self._attached.save_marked(takes_back=self._in_body)
         why = "it was measured between the batches of one step"
+        if self._attached.ranks is not None:
+            why = "with several ranks it must be logged after the optimizer's step"
+        elif not self._pending:
+            return self._attached.save_marked(takes_back=self._in_body)
         self._attached.best.refuse(self.step, why, self._attached.reporter.event)
         return False
 

@@ -11,9 +11,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jackline.checkpoint.format.header import Header, StoredTensor, build_header, lay_out
 from jackline.checkpoint.format.manifest import (
@@ -26,6 +27,7 @@ from jackline.checkpoint.format.manifest import (
     is_cheap_to_parse,
     parse_json,
 )
+from jackline.checkpoint.format.regions import SHARDED, Region, parse_parts, runs_of
 from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import open_to_read, read_header, verify_checkpoint
 from jackline.errors import JacklineError, UsageError
@@ -122,22 +124,56 @@ def read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _export(folder: Path, target: Path, key: str, node: dict[str, Any], manifest: Manifest) -> Exported:
     headers: dict[str, tuple[Path, Header]] = {}
-    origins: dict[str, tuple[Path, int, StoredTensor]] = {}
-    for name, part in node["tensors"].items():
-        file = str(part["file"]) + TENSORS
+
+    def find(file: str, wanted: str, name: str) -> tuple[Path, int, StoredTensor]:
         entry = manifest.file(file)
         if entry is None:
             raise Damage(f"{STATE}: {key}.{name} refers to a tensor that is in no file")
         if file not in headers:
             headers[file] = (folder / file, read_header(folder / file, entry.size_bytes))
         path, header = headers[file]
-        stored = next((tensor for tensor in header.tensors if tensor.name == part["name"]), None)
+        stored = next((tensor for tensor in header.tensors if tensor.name == wanted), None)
         if stored is None:
             raise Damage(f"{STATE}: {key}.{name} refers to a tensor that is in no file")
-        origins[name] = (path, header.data_offset, stored)
-    placed = lay_out((name, stored.dtype, stored.shape) for name, (_, _, stored) in origins.items())
-    size = _write(target, build_header(placed), placed, origins)
+        return path, header.data_offset, stored
+
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    pieces: dict[str, list[_Piece]] = {}
+    for name, part in node["tensors"].items():
+        if part.get(KIND) == SHARDED:
+            shape, parts = parse_parts(part)
+            found = [(*find(file + TENSORS, stored_name, name), region) for file, stored_name, region in parts]
+            shapes[name] = (found[0][2].dtype, (*shape, *found[0][2].shape[len(shape) :]))
+            pieces[name] = [piece for one in found for piece in _pieces_of(*one, shape)]
+        else:
+            path, data_offset, stored = find(str(part["file"]) + TENSORS, str(part["name"]), name)
+            shapes[name] = (stored.dtype, stored.shape)
+            pieces[name] = [_Piece(path, data_offset + stored.begin, 0, stored.end - stored.begin)]
+    placed = lay_out((name, *described) for name, described in shapes.items())
+    size = _write(target, build_header(placed), placed, pieces)
     return Exported(key, target, size, len(placed), tuple(node.get("left_out", ())))
+
+
+class _Piece(NamedTuple):
+    """Bytes of a file that belong at `to` inside a tensor."""
+
+    path: Path
+    start: int
+    to: int
+    size: int
+
+
+def _pieces_of(
+    path: Path, data_offset: int, stored: StoredTensor, region: Region, shape: tuple[int, ...]
+) -> Iterator[_Piece]:
+    """One part of a tensor of `shape`; an element may take more bytes than its dtype (complex numbers are pairs)."""
+    if stored.shape[: len(shape)] != region.shape:
+        raise Damage(f"{path.name}: {stored.name!r} has another shape than {STATE} says")
+    item = (stored.end - stored.begin) // max(1, region.numel)
+    start = data_offset + stored.begin
+    for first, count in runs_of(region, shape):
+        yield _Piece(path, start, first * item, count * item)
+        start += count * item
 
 
 def safe_file_name(key: str) -> str:
@@ -163,20 +199,19 @@ def _tensor_files(manifest: Manifest) -> list[Any]:
     return [file for file in manifest.files if file.name.endswith(TENSORS)]
 
 
-def _write(
-    target: Path, header: bytes, placed: tuple[StoredTensor, ...], origins: dict[str, tuple[Path, int, StoredTensor]]
-) -> int:
+def _write(target: Path, header: bytes, placed: tuple[StoredTensor, ...], pieces: dict[str, list[_Piece]]) -> int:
     """Write under a temporary name first, so that a half-written export is never mistaken for a finished one."""
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(draft, "xb") as file:
             file.write(header)
             for tensor in placed:
-                path, data_offset, stored = origins[tensor.name]
-                _copy_range(path, data_offset + stored.begin, stored.end - stored.begin, file)
+                for piece in pieces[tensor.name]:
+                    file.seek(len(header) + tensor.begin + piece.to)
+                    _copy_range(piece.path, piece.start, piece.size, file)
+            size = file.seek(0, os.SEEK_END)
             file.flush()
             os.fsync(file.fileno())
-            size = file.tell()
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)

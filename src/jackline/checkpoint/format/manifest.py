@@ -2,6 +2,7 @@
 
     checkpoints/step-00001200/
         model.safetensors  optim.safetensors ...   one file for every top-level key that holds tensors
+        model.rank-1.safetensors ...               one rank's parts of tensors that are divided over ranks
         state.json                                 everything that is not a tensor
         manifest.json                              length and checksums of all the others, and of itself
 
@@ -33,6 +34,7 @@ MAX_STATE_BYTES = 1 << 30  # what a training saves, and loads again
 MAX_SHOWN_STATE_BYTES = 64 << 20  # what a command parses: parsed values take several times their bytes
 MAX_SHOWN_STATE_PARTS = 1_000_000
 
+_RANK_FILE = re.compile(r"(.+)\.rank-(\d{1,7})")
 _NAME = re.compile(r"step-(\d{8,19})(?:-r([1-9]\d{0,5}))?")
 _REWIND = re.compile(r"rewind-(\d{8,19})-r([1-9]\d{0,5})\.json")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}")
@@ -64,6 +66,16 @@ def parse_name(text: str) -> Name | None:
     """The checkpoint that a folder's name refers to; None for any other name."""
     match = _NAME.fullmatch(text)
     return Name(int(match[1]), int(match[2] or 0)) if match else None
+
+
+def rank_file(key: str, rank: int) -> str:
+    """The file, without its ending, that holds one rank's parts of the tensors of `key`."""
+    return f"{key}.rank-{rank}"
+
+
+def is_of_rank(file: str) -> bool:
+    """Whether it holds parts of tensors: nobody should take it for the whole."""
+    return bool(_RANK_FILE.fullmatch(file.removesuffix(TENSORS)))
 
 
 class Rewind(NamedTuple):

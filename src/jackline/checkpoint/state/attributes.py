@@ -37,6 +37,7 @@ _FOREIGN = frozenset(
      "asyncio", "collections", "weakref", "_thread", "_io", "itertools", "jackline")
 )  # fmt: skip
 _TORCHS_OWN = frozenset(nn.Module().__dict__) | {"_compiled_call_impl"}
+_TORCHS_PREFIXES = ("_optimizer_", "__composable_api_state_key", "_fsdp_", "_is_fsdp_")  # the last ones: fully_shard
 _OPTIMIZERS_OWN = frozenset(("defaults", "state", "param_groups", "_zero_grad_profile_name"))
 
 
@@ -157,7 +158,7 @@ def walk(root: Root, leave_out: Collection[int] = (), parts: Parts | None = None
     own = _OPTIMIZERS_OWN if parts is None else _TORCHS_OWN
     for owner, part in owners.items():
         for name, value in list(part.__dict__.items()):
-            if name in own or name.startswith("_optimizer_"):
+            if name in own or name.startswith(_TORCHS_PREFIXES):
                 continue
             if type(value) in _SCALARS:
                 yield Found(owner, name, value)

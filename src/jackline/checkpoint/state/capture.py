@@ -18,10 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from jackline.checkpoint.format.manifest import rank_file
+from jackline.checkpoint.format.regions import SHARDED
 from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, CannotSave, encode, encode_bytes
+from jackline.checkpoint.shards import is_distributed, is_divided, local_of, parts_of
 from jackline.checkpoint.state import rng as random_state
 from jackline.checkpoint.state.attributes import Baseline, unwrap
-from jackline.checkpoint.state.dtypes import STORED_AS_THEMSELVES, dtype_name, require_storable
+from jackline.checkpoint.state.dtypes import PLAIN_TYPES, STORED_AS_THEMSELVES, dtype_name, require_storable
 from jackline.checkpoint.state.frozen import HashTensor
 from jackline.checkpoint.state.outside import clean_name, describe_outside
 
@@ -85,16 +88,14 @@ class _Collector:
         Runs several hundred times in every save, in the loop's own thread; so it calls neither detach() nor small
         helpers.
         """
+        if type(tensor) not in PLAIN_TYPES and is_distributed(tensor):
+            return self.distributed(tensor, where, is_deferred=is_deferred)
         require_storable(tensor, where)
         alike = self.seen.setdefault(tensor.data_ptr(), [])
         for other, known in alike:
             if _is_same_view(other, tensor):
                 return known
-        name = where[len(self.key) + 1 :] or "value"
-        names = self.used.setdefault(self.key, set())
-        if name in names:
-            name = _free_name(name, names)
-        names.add(name)
+        name = self._name(where)
         node: dict[str, Any] = {KIND: "tensor", "file": self.key, "name": name}
         if tensor.dtype not in STORED_AS_THEMSELVES:
             node["dtype"] = dtype_name(tensor.dtype)
@@ -106,6 +107,40 @@ class _Collector:
         alike.append((tensor, node))
         return node
 
+    def distributed(self, tensor: Any, where: str, *, is_deferred: bool) -> dict[str, Any]:
+        """A tensor of which every rank has a part: each stores its own, in a file of its own, and all know all."""
+        local = local_of(tensor).detach()
+        if not is_divided(tensor, where):
+            return self.tensor(local, where, is_deferred=is_deferred)
+        require_storable(local, where)
+        parts = parts_of(tensor, where)
+        alike = self.seen.setdefault(local.data_ptr(), [])
+        for other, known in alike:
+            if _is_same_view(other, local):
+                return known
+        name = self._name(where)
+        node: dict[str, Any] = {KIND: SHARDED, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
+        node["parts"] = [
+            {"file": rank_file(self.key, rank), "name": name, "offsets": region.offsets, "shape": region.shape}
+            for rank, region in parts.items()
+        ]
+        if not local.is_cpu:
+            node["device"] = local.device.type
+        rank = torch.distributed.get_rank()
+        if rank in parts:
+            self.sources.append(Source(rank_file(self.key, rank), name, local, is_deferred))
+        alike.append((local, node))
+        return node
+
+    def _name(self, where: str) -> str:
+        """The name in the file of this key."""
+        name = where[len(self.key) + 1 :] or "value"
+        names = self.used.setdefault(self.key, set())
+        if name in names:
+            name = _free_name(name, names)
+        names.add(name)
+        return name
+
     def module(self, module: nn.Module, where: str) -> dict[str, Any]:
         """Parameters may be copied later: only the optimizer changes them. The forward pass changes buffers."""
         tensors: dict[str, Any] = {}
@@ -115,7 +150,8 @@ class _Collector:
             clean = clean_name(name)
             if not isinstance(value, Tensor):
                 extra[clean] = encode(value, f"{where}.{clean}", self.leaf)
-            elif self.hash_frozen is not None and isinstance(value, nn.Parameter) and not value.requires_grad:
+            elif self._is_left_out(value):
+                assert self.hash_frozen is not None
                 left_out[clean] = {"hash": self.hash_frozen(value.detach()), "shape": list(value.shape)}
             else:
                 is_deferred = isinstance(value, nn.Parameter) or self.key in self.defer
@@ -148,6 +184,10 @@ class _Collector:
             "shapes": shapes,
         }
         return self._with_outside(node, optimizer, where)
+
+    def _is_left_out(self, value: Tensor) -> bool:
+        is_frozen = isinstance(value, nn.Parameter) and not value.requires_grad
+        return self.hash_frozen is not None and is_frozen and not is_distributed(value)
 
     def numpy(self, value: Any, where: str) -> Any:
         import numpy

@@ -21,7 +21,7 @@ _STORED = {
 }  # fmt: skip
 STORED_AS_THEMSELVES = frozenset(_STORED)
 _TORCH = {name: dtype for dtype, name in _STORED.items()}
-_USUAL = (Tensor, torch.nn.Parameter)
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _PAIRS = {torch.complex32: "F16", torch.complex64: "F32", torch.complex128: "F64"}
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
@@ -66,7 +66,7 @@ def parse_dtype(name: str) -> torch.dtype | None:
 
 def require_storable(tensor: Tensor, where: str) -> None:
     """Refuse, by name, a tensor that has no plain bytes."""
-    if type(tensor) in _USUAL and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
+    if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
         return
     what = None
     if tensor.layout is not torch.strided:

@@ -68,13 +68,18 @@ def load_newest(
     *,
     hash_frozen: HashTensor,
     step: int | None = None,
+    only: Name | None = None,
     on_refusal: Callable[[Refusal], None] = lambda refusal: None,
 ) -> Receipt | None:
     """Fill `into` from the newest whole checkpoint (of `step`, if given). None when there is none at all.
 
+    `only`: this one, which another rank has verified; files from which nothing is needed here are not read.
+
     When every one is damaged the objects in `into` may have been changed: CannotResume ends the attempt.
     """
+    step = only.step if only is not None else step
     names = [name for name in list_names(folder) if step is None or name.step == step]
+    names = [name for name in names if only in (None, name)]
     if step is not None and not names:
         known = ", ".join(str(name.step) for name in list_names(folder)[:5]) or "none"
         raise UsageError(f"there is no checkpoint of step {step} in {folder}", hint=f"there are: {known}")
@@ -84,7 +89,7 @@ def load_newest(
         began_s = time.monotonic()
         path = folder / str(name)
         try:
-            restored = restore_checkpoint(path, into, hash_frozen=hash_frozen)
+            restored = restore_checkpoint(path, into, hash_frozen=hash_frozen, is_picky=only is not None)
         except Damage as damage:
             refused.append(Refusal(name, str(damage)))
             on_refusal(refused[-1])

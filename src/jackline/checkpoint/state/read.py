@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jackline import accelerator
 from jackline.checkpoint.format.hashing import CHUNK_BYTES, chunk_offsets, new_hash
-from jackline.checkpoint.format.header import Header
+from jackline.checkpoint.format.header import Header, StoredTensor
 from jackline.checkpoint.format.manifest import FileEntry
 from jackline.checkpoint.format.parallel import run_in_threads
 from jackline.checkpoint.format.verify import wrong_chunk
@@ -34,10 +34,11 @@ READ_THREADS = min(4, len(os.sched_getaffinity(0)))
 
 @dataclass(frozen=True)
 class Target:
-    """One stored tensor (`name` in the file) and where its values belong."""
+    """One stored tensor (`name` in the file) and where its values belong. `region`: only this box of it."""
 
     name: str
     tensor: Tensor
+    region: tuple[slice, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,22 @@ def read_tensors(
     copies: list[tuple[Tensor, Tensor]] = []
     for target in targets:
         place = places[target.name]
-        start, end = header.data_offset + place.begin, header.data_offset + place.end
         memory = as_stored(target.tensor)
+        rows = _rows(target.region, place)
+        start, end = header.data_offset + place.begin, header.data_offset + place.end
         if end == start:
             continue
+        if rows is None:  # a box that is not one piece of the file: read all, keep the box
+            buffer = torch.empty(place.shape, dtype=torch_dtype(place.dtype))
+            copies.append((memory, buffer[target.region or ...]))
+            spans.append(_Span(start, end, buffer.data_ptr()))
+            continue
+        start, end = start + rows[0], start + rows[1]
         if accelerator.is_on_gpu(memory) and memory.is_contiguous():
             spans.append(_Span(start, end, 0, memory.reshape(-1).view(torch.uint8)))
             continue
         if not is_plain_memory(memory):
-            buffer = torch.empty(place.shape, dtype=torch_dtype(place.dtype))
+            buffer = torch.empty(memory.shape, dtype=torch_dtype(place.dtype))
             copies.append((memory, buffer))
             memory = buffer
         spans.append(_Span(start, end, memory.data_ptr()))
@@ -81,6 +89,18 @@ def read_tensors(
     with torch.no_grad():
         for memory, buffer in copies:
             memory.copy_(buffer)
+
+
+def _rows(region: tuple[slice, ...] | None, place: StoredTensor) -> tuple[int, int] | None:
+    """The bytes of a box, counted from the tensor's first; None when they are not in one piece."""
+    size = place.end - place.begin
+    if region is None or not region:
+        return 0, size
+    whole = zip(region[1:], place.shape[1:], strict=False)
+    if any((one.start, one.stop) != (0, length) for one, length in whole):
+        return None
+    row = size // max(1, place.shape[0])
+    return region[0].start * row, region[0].stop * row
 
 
 def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str, threads: int) -> None:

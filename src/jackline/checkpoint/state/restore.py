@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from jackline import accelerator
 from jackline.checkpoint.format.hashing import digest_chunks
 from jackline.checkpoint.format.manifest import MAX_STATE_BYTES, STATE, TENSORS, Damage, Manifest, parse_json
+from jackline.checkpoint.format.regions import SHARDED
 from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, decode, decode_bytes
 from jackline.checkpoint.format.verify import check_sizes, read_header, read_manifest, wrong_chunk
 from jackline.checkpoint.state import rng as random_state
@@ -46,8 +47,13 @@ class Restored:
     notes: tuple[str, ...]
 
 
-def restore_checkpoint(folder: Path, into: MutableMapping[str, Any], *, hash_frozen: HashTensor) -> Restored:
-    """Restore the whole checkpoint in `folder` into the objects in `into`, key by key."""
+def restore_checkpoint(
+    folder: Path, into: MutableMapping[str, Any], *, hash_frozen: HashTensor, is_picky: bool = False
+) -> Restored:
+    """Restore the whole checkpoint in `folder` into the objects in `into`, key by key.
+
+    `is_picky`: files from which this process needs nothing are not read; somebody else verifies them.
+    """
     manifest = read_manifest(folder)
     check_sizes(folder, manifest)
     tree = _read_state(folder, manifest)
@@ -56,7 +62,7 @@ def restore_checkpoint(folder: Path, into: MutableMapping[str, Any], *, hash_fro
         for entry in manifest.files
         if entry.name.endswith(TENSORS)
     }
-    fitting = Fitting(headers, hash_frozen)
+    fitting = Fitting(headers, hash_frozen, is_picky=is_picky)
     for key in into:
         if key in tree:
             _assign(into, key, fit(tree[key], into[key], key, fitting), fitting)
@@ -79,7 +85,7 @@ def fit(node: Any, existing: Any, where: str, fitting: Fitting) -> Any:
 def _fit(node: Any, existing: Any, where: str, fitting: Fitting) -> Any:
     kind = node.get(KIND) if isinstance(node, dict) else None
     again = partial(_fit_part, fitting)
-    if kind == "tensor":
+    if kind in ("tensor", SHARDED):
         return fitting.tensor(node, where, existing if isinstance(existing, Tensor) else None)
     if kind == "module":
         return _fit_module(node, _require(existing, nn.Module, where), where, fitting)
@@ -158,7 +164,7 @@ def _fit_part(fitting: Fitting, node: Any, existing: Any, where: str) -> Any:
 def _fresh(node: dict[str, Any], where: str, fitting: Fitting) -> Any:
     """A new value, for a node that has no live counterpart."""
     kind = node[KIND]
-    if kind == "tensor":
+    if kind in ("tensor", SHARDED):
         return fitting.tensor(node, where, None)
     if kind in ("array", "numpy scalar"):
         return _fresh_numpy(node, where, fitting)

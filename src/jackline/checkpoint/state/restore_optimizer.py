@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jackline.checkpoint.format.regions import SHARDED
 from jackline.checkpoint.format.tree import KIND
+from jackline.checkpoint.shards import empty_beside, is_distributed
 from jackline.checkpoint.state.fitting import HINT, Fitting
 from jackline.errors import CannotResume
 
@@ -52,8 +54,10 @@ def _fit_value(
 ) -> Any:
     word, parameter, group = owner
     fitting, fit = tools
-    if not isinstance(node, dict) or node.get(KIND) != "tensor":
+    if not isinstance(node, dict) or node.get(KIND) not in ("tensor", SHARDED):
         return fit(node, live, where)
+    if live is None and word != "step" and is_distributed(parameter):
+        live = empty_beside(parameter, *fitting.shape_of(node, where), node)
     device = state_device(node, word, parameter, group)
     is_usable = isinstance(live, Tensor) and live.device.type == torch.device(device).type
     return fitting.tensor(node, where, live if is_usable else None, device)

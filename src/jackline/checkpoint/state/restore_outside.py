@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jackline.checkpoint.format.regions import SHARDED
 from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.state.attributes import Root, find_hidden_buffers, is_live, named_parts
 from jackline.checkpoint.state.fitting import Fitting
@@ -111,7 +112,7 @@ def _device_of(module: nn.Module) -> torch.device:
 def _fit_attribute(node: Any, place: tuple[Any, str], where: str, fitting: Fitting, fit: Fit) -> None:
     holder, name = place
     existing = holder.__dict__.get(name)
-    if isinstance(node, dict) and node.get(KIND) == "tensor":
+    if isinstance(node, dict) and node.get(KIND) in ("tensor", SHARDED):
         value: Any = _fit_tensor(node, existing, where, fitting, existing.device if _is_tensor(existing) else "cpu")
     elif isinstance(node, dict) and node.get(KIND) in ("module", "optimizer", "stateful") and not is_live(existing):
         fitting.notes.append(f"{where} was a {node.get('class')} when it was saved and is missing now: not restored")

@@ -65,8 +65,8 @@ def return_to(snapshot: Snapshot, into: MutableMapping[str, Any]) -> None:
     filled = {key: fit(node, into.get(key), key, fitting) for key, node in snapshot.captured.tree.items()}
     with torch.no_grad():
         for file, targets in fitting.targets.items():
-            for name, tensor in targets.items():
-                tensor.copy_(snapshot.tensors[file, name])
+            for name, target in targets.items():
+                target.tensor.copy_(snapshot.tensors[file, name])
         for place, first in fitting.copies:
             place.copy_(first)
     fitting.apply()

@@ -23,6 +23,7 @@ from jackline.checkpoint.format.manifest import STATE, Manifest, Name, parse_nam
 from jackline.checkpoint.format.parallel import WorkPool
 from jackline.checkpoint.writer.commit import WRITE_THREADS, Draft, DraftFile
 from jackline.checkpoint.writer.disk import Disk
+from jackline.checkpoint.writer.parts import join_parts
 from jackline.checkpoint.writer.wire import Message
 
 Report = Callable[[dict[str, Any]], None]
@@ -125,6 +126,8 @@ class Intake:
         assert self._open is not None
         save, body = self._open, message.body
         entries = [save.draft.finish_file(file) for file in save.files.values()]
+        if (team := body.get("team")) and not team["rank"]:
+            entries += join_parts(save.draft, team, self._disk, time.monotonic)
         entries.append(save.draft.add_small(STATE, message.payload))
         manifest = Manifest(
             step=body["step"],

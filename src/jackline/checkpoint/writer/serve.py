@@ -35,6 +35,7 @@ from jackline.checkpoint.writer.commit import (
 from jackline.checkpoint.writer.disk import Disk, can_write_directly
 from jackline.checkpoint.writer.intake import Intake
 from jackline.checkpoint.writer.lock import AnotherWriter, Holder, WriterLock
+from jackline.checkpoint.writer.parts import Team, clear_parts, note_failed
 from jackline.checkpoint.writer.retention import Keep
 from jackline.checkpoint.writer.upkeep import Upkeep
 from jackline.checkpoint.writer.wire import Channel, Closed, Message
@@ -66,6 +67,11 @@ class Options:
     mirror_every_s: float = 300.0
     disk_budget: int | None = None  # bytes; None: no limit but the disk itself
     mirror_patience_s: float = 600.0
+    team: Team | None = None  # None: this writer writes whole checkpoints
+
+    @property
+    def is_part(self) -> bool:
+        return self.team is not None and not self.team.is_first
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "folder": str(self.folder)})
@@ -73,7 +79,8 @@ class Options:
     @staticmethod
     def from_json(text: str) -> Options:
         body = json.loads(text)
-        return Options(**{**body, "folder": Path(body["folder"]), "keep": Keep(**body["keep"])})
+        team = Team(**body["team"]) if body.get("team") else None
+        return Options(**{**body, "folder": Path(body["folder"]), "keep": Keep(**body["keep"]), "team": team})
 
 
 class Writer:
@@ -111,14 +118,16 @@ class Writer:
                     self._handle(message)
                 elif not self._trainer_lives():
                     break
-                elif self._upkeep.has_work():
+                elif not self._options.is_part and self._upkeep.has_work():
                     self._do_upkeep()
                 else:
                     self._wait(IDLE_POLL_S)
             self._intake.drop()
             if self._is_closing:
                 self._note("closing")
-                self._do_upkeep()
+                if not self._options.is_part:
+                    self._do_upkeep()
+                    clear_parts(self._folder, "")
         except Closed:
             self._intake.drop()
         finally:
@@ -131,6 +140,7 @@ class Writer:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(self._report_waiting())
             clear_leftovers(self._folder, self._disk)
+            clear_parts(self._folder, self._options.team.token if self._options.team else "")
             wanted = self._options.is_direct
             self._intake.is_direct = can_write_directly(self._folder) if wanted is None else wanted
         except AnotherWriter as problem:
@@ -249,6 +259,8 @@ class Writer:
         body = message.body
         said = {"event": "committed", "id": body["id"], "step": body["step"], "name": str(done.name)}
         self._report({**said, "size_bytes": done.size_bytes, "write_s": done.write_s})
+        if self._options.is_part:
+            return  # rank 0's writer takes it from here
         self._upkeep.acknowledge(done.name, done.size_bytes, done.write_s)
 
     def _make_room(self, payload_bytes: int) -> None:
@@ -259,7 +271,7 @@ class Writer:
         """
         self._is_making_room = True  # reading back is not interrupted by the save that waits for it
         try:
-            if self._upkeep.num_unread() >= MAX_UNREAD:
+            if not self._options.is_part and self._upkeep.num_unread() >= MAX_UNREAD:
                 self._report_all(self._upkeep.work(most=1))
             try:
                 self._require_room(payload_bytes)
@@ -300,6 +312,9 @@ class Writer:
         number = problem.errno if isinstance(problem, OSError) else None
         body = message.body
         failed = {"event": "failed", "id": body.get("id"), "step": body.get("step"), "why": why, "errno": number}
+        if self._options.is_part:
+            with contextlib.suppress(OSError):
+                note_failed(self._folder, body.get("team"), why)
         self._report({**failed, **more})
 
     def _do_upkeep(self) -> None:

@@ -15,18 +15,19 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from jackline import accelerator
 from jackline.errors import JacklineError, UsageError
+from jackline.memory.guard.batches import batch_dependent, count_samples, take_slice
 from jackline.memory.guard.oom import first_line, is_out_of_memory, read_numbers
 from jackline.memory.guard.step_state import Buffers, Generators, Scaler, is_compiled_static, uses_cuda_graphs
 
-_CONTRASTIVE = ("contrastive", "infonce", "ntxent", "cliploss", "tripletmargin")
 _MAX_TEXT = 1500
 _CHANGES_KEPT = 20  # in the checkpoint; the run's events have all of them
 
@@ -81,6 +82,31 @@ def half(micro_batch: int) -> int:
     return max(1, micro_batch // 2)
 
 
+class Team(Protocol):
+    """Ranks that make one step's gradients together, each from its share of the batch."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_sharded(self) -> bool:
+        """FSDP2: torch exchanges parameters in each pass, so no rank can repeat a step alone; averages gradients."""
+
+    def any_failed(self, is_failed: bool) -> bool:
+        """Whether one of the ranks ran out of memory. All of them ask, after their last slice."""
+
+    def total(self, count: float) -> float:
+        """The sum over all ranks."""
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum over all ranks into each of these."""
+
+    def without_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside exchange nothing: that happens once a step, when it is known that all ranks fit."""
+
+    def before_slice(self, is_last: bool) -> None:
+        """With FSDP2: gradients are exchanged in the backward pass of the last slice."""
+
+
 class SafeStep:
     """Keeps the micro-batch from step to step. `state_dict` belongs in the checkpoint, so that a resumed run slices
     as the attempt before it did."""
@@ -95,6 +121,7 @@ class SafeStep:
         shrink: Callable[[int], int] = half,
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
+        self.team: Team | None = None  # the other ranks of the step
         self._modules = (model,) if isinstance(model, nn.Module) else tuple(model)
         if any(uses_cuda_graphs(module) for module in self._modules):
             raise UsageError(
@@ -133,9 +160,13 @@ class SafeStep:
         while True:
             micro_batch = min(self.micro_batch or num_samples, num_samples)
             attempt = _Attempt(fn, weight, count, self._scaler, self._modules)
-            attempt.on_phase = self._on_phase
+            attempt.on_phase, attempt.team = self._on_phase, self.team
             failure = attempt.run(batch, num_samples, micro_batch)
+            self._refuse_sharded(failure)
+            if self.team is not None and not self.team.is_sharded and self.team.any_failed(failure is not None):
+                failure = failure or _Failure("backward", 0, "another rank ran out of memory", "")
             if failure is None:
+                attempt.exchange()
                 break
             # At this point the error and its traceback are released, and with them every tensor its frames held.
             shrunk.append(self._recover(failure, micro_batch, generators, scaler))
@@ -145,6 +176,13 @@ class SafeStep:
         self.step += 1
         self._warn_once(attempt.num_slices)
         return StepResult(attempt.loss(), attempt.total, micro_batch, attempt.num_slices, tuple(shrunk))
+
+    def _refuse_sharded(self, failure: _Failure | None) -> None:
+        if failure is not None and self.team is not None and self.team.is_sharded:
+            raise OutOfMemory(
+                f"step {self.step} ran out of memory on this rank: {failure.error}",
+                hint="with FSDP2 one rank cannot repeat a step alone; start again with a smaller micro-batch",
+            )
 
     def _refuse_gradients(self) -> None:
         for module in self._modules:
@@ -240,12 +278,14 @@ class _Attempt:
         self._sum: Tensor | None = None
         self._phase = "forward"
         self.on_phase: Callable[[str], None] | None = None
+        self.team: Team | None = None
         self.total = 0.0
         self.num_slices = 0
 
     def run(self, batch: Any, num_samples: int, micro_batch: int) -> _Failure | None:
         try:
-            self.go(batch, num_samples, micro_batch)
+            with self.team.without_sync() if self.team is not None else nullcontext():
+                self.go(batch, num_samples, micro_batch)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -254,8 +294,12 @@ class _Attempt:
 
     def go(self, batch: Any, num_samples: int, micro_batch: int) -> None:
         num_slices = -(-num_samples // micro_batch)
+        if self.team is not None:  # the same on every rank, and put right at the end where it was a guess
+            self._divisor = (self._known_count or float(num_samples * self.team.size)) / self._shares
         for begin in range(0, num_samples, micro_batch):
             part = take_slice(batch, begin, begin + micro_batch)
+            if self.team is not None:
+                self.team.before_slice(begin + micro_batch >= num_samples)
             self._enter("forward", num_slices)
             loss_sum, count = self._evaluate(part)
             if self._divisor is None:
@@ -269,7 +313,28 @@ class _Attempt:
             self._sum = loss_sum.detach() if self._sum is None else self._sum + loss_sum.detach()
             self.total += count
             self.num_slices += 1
+        if self.team is None:
+            self._put_right()
+
+    def exchange(self) -> None:
+        """With several ranks: add up counts, loss and gradients, in the order of the parameters."""
+        if self.team is None:
+            return
+        assert self._sum is not None
+        gradients = [
+            weight.grad
+            for module in (() if self.team.is_sharded else self._modules)
+            for weight in module.parameters()
+            if weight.grad is not None
+        ]
+        self.total = self.team.total(self.total)
+        self.team.add_up([self._sum, *gradients])
         self._put_right()
+
+    @property
+    def _shares(self) -> int:
+        """Into how many parts torch divides the sum of gradients by itself."""
+        return self.team.size if self.team is not None and self.team.is_sharded else 1
 
     def _enter(self, phase: str, num_slices: int) -> None:
         self._phase = phase
@@ -292,7 +357,7 @@ class _Attempt:
 
     def _put_right(self) -> None:
         """Correct the gradients: the divisor was an estimate, and now the true count is known."""
-        wanted = self._known_count or max(1.0, self.total)
+        wanted = (self._known_count or max(1.0, self.total)) / self._shares
         if self._divisor is None or wanted == self._divisor:
             return
         factor = self._divisor / wanted
@@ -323,54 +388,3 @@ def free_caches() -> None:
     if accelerator.is_open():
         accelerator.synchronize()
         accelerator.empty_cache()
-
-
-def batch_dependent(model: nn.Module) -> set[str]:
-    """Names of modules whose result for one sample depends on the other samples of the batch."""
-    found = set()
-    for module in model.modules():
-        name = type(module).__name__
-        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-        if is_norm or any(word in name.lower() for word in _CONTRASTIVE):
-            found.add(name)
-    return found
-
-
-def count_samples(batch: Any) -> int:
-    """The common first dimension of all tensors in the batch."""
-    sizes = {tensor.shape[0] for tensor in _tensors(batch)}
-    if len(sizes) != 1:
-        found = ", ".join(map(str, sorted(sizes))) if sizes else "none"
-        raise UsageError(
-            f"the tensors of a batch must have one first dimension in common, found {found}",
-            hint="put what is not per sample inside fn, not into the batch",
-        )
-    size: int = sizes.pop()
-    if size == 0:
-        raise UsageError("the batch has no samples")
-    return size
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.dim():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-
-
-def take_slice(value: Any, begin: int, end: int) -> Any:
-    """Samples `begin` to `end`; values without samples are passed unchanged."""
-    if isinstance(value, Tensor):
-        return value[begin:end] if value.dim() else value
-    if isinstance(value, Mapping):
-        return {key: take_slice(item, begin, end) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [take_slice(item, begin, end) for item in value]
-        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
-        return type(value)(*parts) if is_named else type(value)(parts)
-    return value

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from jackline import accelerator
@@ -23,10 +24,74 @@ from jackline.memory.guard.allocator_settings import allocator_environment, cap_
 from jackline.memory.guard.oom import OomNumbers, is_out_of_memory, read_numbers
 from jackline.memory.guard.oom_report import GpuUser, OomFacts, about_fitting, clean_up, oom_text, other_users
 from jackline.memory.guard.safe_step import OutOfMemory, SafeStep, Shrunk, Slicing, StepResult, plain_step
+from jackline.session.ranks import Ranks
 from jackline.units import format_bytes
 
+_BUCKET_NUMBERS = 8 << 20  # of gradients that are exchanged in one message
 Tell = Callable[..., None]  # Reporter.event
 Fn = Callable[[Any], Any]
+
+
+@dataclass
+class GradientRanks:
+    """The ranks of a step, for `safe_step` (memory/guard/safe_step.py: Team).
+
+    Without FSDP2 the gradients are added up here, once a step, bucket by bucket in a fixed order, and after all ranks
+    have said that their share fitted: a rank that runs out of memory alone never leaves the others waiting.
+    """
+
+    ranks: Ranks
+    modules: Sequence[nn.Module]
+    wrappers: list[Any] = field(default_factory=list)  # of DistributedDataParallel
+
+    @property
+    def size(self) -> int:
+        return self.ranks.size
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.ranks.is_sharded
+
+    def any_failed(self, is_failed: bool) -> bool:
+        return self.ranks.agree(is_failed)[0]
+
+    def total(self, count: float) -> float:
+        told = torch.tensor([count], dtype=torch.float64)
+        dist.all_reduce(told, group=self.ranks.group)
+        return float(told)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        bucket: list[Tensor] = []
+        for number, tensor in enumerate(tensors):
+            bucket.append(tensor)
+            after = tensors[number + 1] if number + 1 < len(tensors) else None
+            is_alike = after is not None and (after.dtype, after.device) == (tensor.dtype, tensor.device)
+            if not is_alike or sum(one.numel() for one in bucket) >= _BUCKET_NUMBERS:
+                _add_up(bucket)
+                bucket = []
+
+    @contextlib.contextmanager
+    def without_sync(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for wrapper in self.wrappers:
+                # After an error the ranks may differ in whether the next pass begins with an exchange of buffers.
+                wrapper.require_forward_param_sync = True
+                stack.enter_context(wrapper.no_sync())
+            yield
+
+    def before_slice(self, is_last: bool) -> None:
+        for module in self.modules if self.is_sharded else ():
+            if callable(set_sync := getattr(module, "set_requires_gradient_sync", None)):
+                set_sync(is_last)
+
+
+def _add_up(bucket: list[Tensor]) -> None:
+    flat = torch.cat([one.detach().reshape(-1) for one in bucket])
+    dist.all_reduce(flat)
+    position = 0
+    for one in bucket:
+        one.copy_(flat[position : position + one.numel()].view_as(one))
+        position += one.numel()
 
 
 class GpuMemory:
@@ -38,8 +103,10 @@ class GpuMemory:
         optimizers: list[torch.optim.Optimizer],
         tell: Tell,
         on_phase: Callable[[str], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._modules = find_modules(state)
+        self.ranks = GradientRanks(ranks, self._modules) if ranks is not None else None
         self._scaler = find_scaler(state)
         self._optimizers = optimizers
         self._tell = tell
@@ -77,6 +144,7 @@ class GpuMemory:
             on_change=self._on_change,
             on_phase=self._on_phase,
         )
+        made.team = self.ranks
         if self._kept is not None:
             made.load_state_dict(self._kept)
         return made

@@ -6,7 +6,7 @@ checkpoint of step 0 that remains is useful: a run killed early then resumes fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -25,13 +25,21 @@ class Unverified(JacklineError):
     """Saved values were not restored, or could not be saved."""
 
 
-def verify(engine: CheckpointEngine, state: MutableMapping[str, Any], *, step: int) -> None:
-    """Raises Unverified with the names of what was lost. `state` is what the run will save from now on."""
+def verify(
+    engine: CheckpointEngine, state: MutableMapping[str, Any], step: int, together: Callable[[bool], bool] = bool
+) -> None:
+    """Raises Unverified with the names of what was lost. `state` is what the run will save from now on.
+
+    `together`: whether a thing is done on every rank that saves a part of it.
+    """
     rng_state = ProcessRandom()
     ours = {**state, "random": rng_state}
+    if engine.settings.team is not None and not engine.settings.team.is_first:
+        ours = {word: value for word, value in state.items() if word not in OURS}  # those of rank 0 are saved
     before = fingerprint(engine, ours)
+    engine.save_number += 1
     ticket = engine.save(ours, step=step, wait="writer")
-    if not ticket.wait():
+    if not together(ticket.wait()):
         raise Unverified(f"this run cannot be saved: {ticket.why or ticket.outcome}", hint=HINT)
     engine.load_newest(ours, step=step)
     rng_state.reapply()

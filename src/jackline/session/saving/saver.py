@@ -139,6 +139,10 @@ class Saver:
         self.poll(time.monotonic(), is_urgent=True)  # what was found while the state was read is news for people
         return ticket
 
+    def skip(self, step: int) -> None:
+        """Not now: a writer, perhaps of another rank, is still busy with the save before."""
+        self._note(Ticket(step, "skipped"), step)
+
     def prepare(self) -> None:
         """After the first step, when optimizer state exists: allocate room for it during the next steps."""
         try:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from jackline import accelerator
 from jackline.data.loader.batches import ToDevice
 from jackline.errors import UsageError
-from jackline.memory.guard.safe_step import count_samples
+from jackline.memory.guard.batches import count_samples
 from jackline.memory.guard.step_state import seeded
 from jackline.memory.plan.choose import Plan, Room, plan, room_of
 from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu

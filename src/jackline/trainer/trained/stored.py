@@ -5,9 +5,13 @@ Owns finding and reading them; every byte is verified first. What is built of th
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
@@ -15,6 +19,8 @@ from torch import Tensor
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.export import read_state
 from jackline.checkpoint.format.manifest import TENSORS, Damage, Name, parse_name
+from jackline.checkpoint.format.regions import SHARDED, parse_parts, whole_of
+from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.data.tokenise.tokenizer import Tokenizer, from_json, load_tokenizer
 from jackline.errors import JacklineError, UsageError
@@ -84,14 +90,20 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(node, dict) or not isinstance(node.get("tensors"), dict):
         raise UsageError(f"{folder.name} holds no model", hint="jackline checkpoints show tells what it holds")
-    files: dict[str, dict[str, Tensor]] = {}
+    read = functools.lru_cache(maxsize=None)(lambda file: load_file(folder / (file + TENSORS)))
     found = {}
     for name, part in node["tensors"].items():
-        file = str(part["file"]) + TENSORS
-        if file not in files:
-            files[file] = load_file(folder / file)
-        found[name] = files[file][part["name"]]
+        found[name] = _join(part, read) if part.get(KIND) == SHARDED else read(str(part["file"]))[part["name"]]
     return found
+
+
+def _join(node: dict[str, Any], read: Callable[[str], dict[str, Tensor]]) -> Tensor:
+    """A tensor of which several ranks stored a part."""
+    shape, parts = parse_parts(node)
+    whole = torch.empty(shape, dtype=read(parts[0][0])[parts[0][1]].dtype)
+    for file, name, region in parts:
+        whole[region.inside(whole_of(shape))] = read(file)[name]
+    return whole
 
 
 def find_checkpoint(

@@ -1,0 +1,140 @@
+"""attach() on FSDP2: every rank saves its part, and the checkpoint loads with any number of ranks or none."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import random
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from jackline.checkpoint.format.export import export_weights
+from jackline.checkpoint.state.load import load_newest
+from jackline.errors import UsageError
+from jackline.session.ranks import require_same_program
+from tests.session.ranks_torture import digests, losses, start, torment
+
+CHECKPOINTS = "runs/job/checkpoints"
+
+
+def load_alone(folder: Path) -> tuple[dict[str, Tensor], Any]:
+    """The newest checkpoint in one process without ranks: all of model and optimizer by name."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Dropout(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    receipt = load_newest(folder, {"model": model, "optimizer": optimizer}, hash_frozen=lambda tensor: "")
+    found = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for number, values in enumerate(optimizer.state.values()):
+        found |= {f"optimizer.{number}.{word}": value for word, value in values.items()}
+    return found, receipt
+
+
+def is_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one
+    )
+
+
+def test_parts_of_two_ranks_are_one_checkpoint_for_everybody(tmp_path: Path) -> None:
+    job = start(tmp_path, 2, 4, MODE="fsdp", STATE=str(tmp_path / "trained"))
+    assert job.wait() == [0, 0], job.text
+    folder = tmp_path / CHECKPOINTS
+    newest = max(folder.glob("step-*"))
+    files = {path.name for path in newest.iterdir()}
+    assert {f"{key}.rank-{rank}.safetensors" for key in ("model", "optimizer") for rank in (0, 1)} <= files
+    assert "model.safetensors" not in files  # nobody may take a part for the whole
+    with (folder / "writer.lock").open() as lock:  # the writer may outlive the training, to read back what it wrote
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not list(folder.glob(".parts-*"))
+    trained = load_file(tmp_path / "trained")
+
+    loaded, receipt = load_alone(folder)
+    assert receipt.step == 4
+    assert is_equal(loaded, trained)
+
+    export_weights(newest, tmp_path / "export")
+    exported = load_file(tmp_path / "export/model.safetensors")
+    assert is_equal(
+        {f"model.{name}": value for name, value in exported.items()},
+        {name: value for name, value in trained.items() if name.startswith("model.")},
+    )
+
+    _refuses_wrong_shards(tmp_path, folder, newest)
+
+
+def _refuses_wrong_shards(work: Path, folder: Path, newest: Path) -> None:
+    """A shard that is missing, or that belongs to another save: the checkpoint before it is used, and said so."""
+    before = sorted(folder.glob("step-*"))[-2]
+    shard = "optimizer.rank-1.safetensors"
+    shutil.copy(newest / shard, work / "kept")
+    (newest / shard).unlink()
+    _, receipt = load_alone(folder)
+    assert receipt.path == before
+    assert [refusal.why for refusal in receipt.refused] == [f"{shard} cannot be read: No such file or directory"]
+    other = bytearray((work / "kept").read_bytes())
+    other[-1] ^= 1
+    (newest / shard).write_bytes(other)
+    _, receipt = load_alone(folder)
+    assert receipt.path == before
+    assert shard in receipt.refused[0].why
+
+
+def fake_ranks(*others: dict[str, Any]) -> Any:
+    """Ranks of which the others tell what they are given here."""
+    told = lambda text: [text, *(json.dumps({**json.loads(text), **other}) for other in others)]  # noqa: E731
+    return SimpleNamespace(rank=0, size=1 + len(others), gather=told)
+
+
+def test_ranks_with_other_code_or_settings_are_refused() -> None:
+    known = {"code": {"train.py": "1"}, "arguments": {"argv": ["--lr=1", "--local-rank=0"]}, "schedule": {}}
+    places = {"model.weight": "float32[2, 3] on cpu"}
+    require_same_program(fake_ranks({}), known, places)
+    require_same_program(fake_ranks({"the arguments of": {"argv": ["--lr=1"]}}), known, places)
+    for other, words in (
+        ({"the code of": {"train.py": "2"}}, "the code of rank 1 differ from those of rank 0: train.py: 1 on rank 0"),
+        ({"the arguments of": {"argv": ["--lr=2"]}}, "--lr=2"),
+        ({"the parameters of": {"model.weight": "float32[4, 3] on cpu"}}, r"float32\[4, 3\] on cpu on rank 1"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            require_same_program(fake_ranks(other), known, places)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_four_two_one_ddp_and_fsdp_again(tmp_path: Path) -> None:
+    """Each form loads the state of the one before it, bit-equal, and trains on; losses agree with one process."""
+    found: dict[int, float] = {}
+    total, last = 0, tmp_path / "none"
+    for size, mode in ((4, "fsdp"), (2, "fsdp"), (1, "ddp"), (2, "ddp"), (4, "fsdp")):
+        if total:
+            seen = tmp_path / f"loaded-{total}"
+            job = start(tmp_path, size, total, MODE=mode, STATE=str(seen))  # complete: it only loads
+            assert job.wait() == [0] * size, job.text
+            assert is_equal(load_file(seen), load_file(last)), (size, mode)
+        total, last = total + 3, tmp_path / f"trained-{total}"
+        job = start(tmp_path, size, total, MODE=mode, STATE=str(last))
+        assert job.wait() == [0] * size, job.text
+        found.update(losses(job))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    reference = start(whole, 1, total)
+    assert reference.wait() == [0], reference.text
+    assert found == pytest.approx(losses(reference), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_ranks_of_fsdp_resume_bit_equal(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    job = start(whole, 2, 200, DROPOUT="0.1", MODE="fsdp")
+    assert job.wait() == [0, 0], job.text
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    assert torment(cut, digests(job), random.Random(1), total=200, kills=5, mode="fsdp") == ""
