@@ -136,6 +136,12 @@ def synchronize(device: torch.device | None = None) -> None:
     backend().synchronize(device)
 
 
+def use(device: torch.device) -> None:
+    """Make it this process's own, where it is a GPU: one of several ranks on a machine."""
+    if is_gpu(device):
+        backend().set_device(device)
+
+
 def current_device() -> torch.device:
     import torch
 

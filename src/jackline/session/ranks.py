@@ -12,7 +12,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Ranks:
     size: int
     group: Any
     is_sharded: bool = False  # FSDP2: every rank saves its part, and rank 0 commits them as one checkpoint
+    is_told: list[bool] = field(default_factory=list)  # that the weights of the ranks differ
 
     @property
     def is_first(self) -> bool:
@@ -275,6 +276,7 @@ def save_together(attached: Any, save: Callable[..., bool], *, wait: Wait, again
         return False  # a part is worth nothing without the others
     attached.random_of_ranks = gather_random(ranks, attached.rng_state)
     if not ranks.is_sharded:
+        _compare_replicas(attached)
         return save(wait, again)
     saver, step = attached.saver, attached.stepper.steps_done
     is_stale = saver.last_step != step or again or attached.best.wants_save(step)
@@ -290,6 +292,19 @@ def save_together(attached: Any, save: Callable[..., bool], *, wait: Wait, again
         return True
     is_saved = save(wait, True)
     return not ranks.agree(not is_saved)[0] if wait == "durable" else is_saved
+
+
+def _compare_replicas(attached: Any) -> None:
+    """With DDP all ranks must hold the same weights: rank 0's are saved. Tells once where they do not."""
+    modules = [value for value in attached.saver.state.values() if isinstance(value, torch.nn.Module)]
+    sums = [float(one.detach().sum(dtype=torch.float64)) for module in modules for one in module.parameters()]
+    told = attached.ranks.gather(repr(sum(sums)))
+    others = [rank for rank, text in enumerate(told) if text != told[0]]
+    if others and not attached.ranks.is_told:
+        attached.ranks.is_told.append(True)
+        words = f"the weights of rank {others[0]} are not those of rank 0 ({told[others[0]]} and {told[0]} in sum)"
+        text = f"{words}: the checkpoint has those of rank 0; gradients are not exchanged, or one rank changes alone"
+        attached.reporter.event("replicas_differ", text, is_loud=attached.ranks.is_first)
 
 
 def all_of(ranks: Ranks | None, is_done: bool) -> bool:

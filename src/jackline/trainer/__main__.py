@@ -92,9 +92,13 @@ def _train_resolved(resolved: Resolved, run: RunDir, console: Console) -> None:
         with console.phase("start", "importing torch, usually 2 to 20 s"), without_collecting():
             from jackline.trainer.loop import train
             from jackline.trainer.startup.device import usable_device
+            from jackline.trainer.startup.parallel import join_ranks
             from jackline.trainer.startup.shared_code import give
             from jackline.trainer.startup.sizing import settle_size
-        resolved = settle_size(resolved, run, usable_device(resolved.config), console)
+        device = usable_device(resolved.config)
+        if words := join_ranks(resolved.config, device):
+            console.say(words)
+        resolved = settle_size(resolved, run, device, console)
         try:
             train(resolved, run, console)
         finally:

@@ -46,6 +46,7 @@ QUIET_FIELDS = (
     "wait_for_disk_s",
     "data_dir",
     "max_damaged",
+    "parallel",
 )
 A_TENTH = "a tenth of max_steps"  # where a warm-up comes from that was too long
 # Settings that came later. While they have these values a training is what it was without them, and so is its name.

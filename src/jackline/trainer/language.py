@@ -23,6 +23,7 @@ from jackline.trainer.optim.schedule import Schedule
 from jackline.trainer.planning.plan import Chosen, rehearsed
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import flops_per_token
+from jackline.trainer.startup.parallel import share_of
 from jackline.trainer.startup.precision import Attention, attention_kernels
 from jackline.trainer.task import BatchSource, Between, Counting, Sums
 from jackline.trainer.validate.evaluate import TextWindows
@@ -126,7 +127,7 @@ class LanguageTask:
         self.additions.begin_step(step)
 
     def on_device(self, batch: Batch, to_device: ToDevice) -> Tensor:
-        return to_device(batch.tokens)
+        return to_device(share_of(batch.tokens))
 
     def count_of(self, batch: Batch) -> int:
         return self.config.batch_size * self.config.seq_len
@@ -168,9 +169,10 @@ class LanguageTask:
 
     def eval_sum(self, tokens: Tensor) -> Sums:
         """Never compiled: another shape and another mode would be compiled anew, for half a minute."""
-        targets = tokens[:, 1:]
+        targets, model = tokens[:, 1:], self.learner.model
+        call = model.forward if model._compiled_call_impl is not None else model  # fully_shard needs its hooks
         with self.learner.autocast():
-            return Sums(self.learner.model.forward(tokens[:, :-1], targets), targets.numel())
+            return Sums(call(tokens[:, :-1], targets), targets.numel())
 
     def tokens_between(self, first_step: int, step: int) -> int:
         return (step - first_step) * self.counting.per_step

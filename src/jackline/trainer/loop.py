@@ -18,6 +18,7 @@ from jackline.data.loader.batches import ToDevice
 from jackline.machine.disk import explain_refusal
 from jackline.rundir.layout import RunDir
 from jackline.session.attach import attach
+from jackline.session.feeds.choose import whole_batches
 from jackline.session.stopping import Stopped
 from jackline.trainer.build import build
 from jackline.trainer.config import Resolved, TrainConfig, save_config
@@ -41,6 +42,7 @@ from jackline.trainer.sentinels.speed import read_surroundings
 from jackline.trainer.sentinels.tensors import first_bad_tensor
 from jackline.trainer.sentinels.watch import Sentinels
 from jackline.trainer.startup import shared_code
+from jackline.trainer.startup.parallel import rank, world_size
 from jackline.trainer.task import Between, Task
 from jackline.trainer.validate.validation import best_of
 
@@ -59,6 +61,8 @@ def _write_down(
     run_dir: RunDir, resolved: Resolved, task: Task, rehearsed: Rehearsed | None, console: Console
 ) -> None:
     """What the next attempt and a person want to know of this one. A disk that refuses it stops no training."""
+    if rank():
+        return
     try:
         run_dir.path.mkdir(parents=True, exist_ok=True)  # with JACKLINE=off nobody else has
         save_config(run_dir, resolved)
@@ -79,7 +83,8 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
         task = build(config, console, run_dir.path)
         stack.callback(task.close)
         stack.enter_context(task.kernels())
-        rehearsed: Rehearsed | None = rehearse_step(task, console, run_dir) if config.rehearse else None
+        # Not with several ranks: they would shrink apart.
+        rehearsed = rehearse_step(task, console, run_dir) if config.rehearse and world_size() == 1 else None
         if rehearsed is not None:
             task = task.with_micro_batch(rehearsed.micro_batch)
         validation = task.make_validation(console, rehearsed.window_s if rehearsed else 0.0)
@@ -93,7 +98,7 @@ def train(resolved: Resolved | TrainConfig, run_dir: RunDir, console: Console | 
                 model=task.learner.model,
                 optimizer=task.learner.optimizer,
                 sentinels=sentinels,
-                loader=task.loader,
+                loader=whole_batches(task.loader),  # `on_device` takes this rank's rows
                 best_value=None,
                 best_step=None,
                 **({"scaler": task.learner.scaler} if task.learner.scaler is not None else {}),

@@ -132,6 +132,10 @@ class RecipeHooks(Protocol):
         """What is added to the plain step of a language model; before the optimizer is made."""
         return None
 
+    def check_ranks(self, size: int) -> None:
+        """Raise where this training is not meant for so many ranks."""
+        return
+
     def open_text(self, console: Console) -> TrainText | None:
         """The text to train on, where it is not windows of a cache. There is no validation on it then."""
         return None

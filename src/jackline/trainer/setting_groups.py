@@ -188,6 +188,9 @@ class ComputeSettings:
     )
     recompute: bool = setting(False, "Recompute activations in the backward pass: less memory, more time.")
     exact: bool = setting(False, "Resume bit-exactly on a GPU too: deterministic kernels, no autotuning.")
+    parallel: Literal["ddp", "fsdp"] = setting(
+        "ddp", "With several ranks (--nproc): all weights on each, or weights divided over the ranks (fsdp)."
+    )
     rehearse: bool = setting(True, "Measure one step and undo it before the first one.")
     seed: int = setting(0, "Seed of weights, data order and dropout.", allowed=at_least(0))
 

@@ -44,6 +44,7 @@ WORKING: dict[str, dict[str, Any]] = {
     "--data mine/*.parquet": {"data": "mine/*.parquet", "dataset": ""},
     "--ddp -1": {"ddp": -1},
     "--ddp 0": {"ddp": 0},
+    "--ddp 1": {"ddp": 1},
     "--steps 300": {"max_steps": 300, "warmup_steps": 30},
     "--seq-len 2048": {"seq_len": 2048},
     "--batch-size 2": {"batch_size": 2},
@@ -93,10 +94,6 @@ REFUSED: dict[str, tuple[str, str]] = {
         "--dataset fineweb_edu_local --local-path PATH",
     ),
     "--local-path x --data y": ("data=y and x are both asked for", "--data SOURCE alone is enough"),
-    "--ddp 1": (
-        "ddp=1: training on several GPUs is not there yet",
-        "--ddp 0 trains on one GPU; batch_size, lr and steps mean the same there",
-    ),
     "--ddp 2": ("ddp=2 is too large", "it must be from -1 to 1"),
     "--no-gc --recompute": (
         "no_gc says that nothing is computed twice, recompute that it is",
@@ -150,11 +147,19 @@ def test_a_flag_is_refused_with_its_replacement(typed: str) -> None:
     assert not hint or caught.value.hint == hint
 
 
+def test_ddp_is_held_against_the_ranks_there_are() -> None:
+    for words, size, text in ((["--ddp", "1"], 1, "ddp=1, but this is one process"), (["--ddp", "0"], 2, "2 ranks")):
+        config = resolve_words("m7c", words).config
+        config.check_ranks(3 - size)
+        with pytest.raises(UsageError, match=text):
+            config.check_ranks(size)
+
+
 def test_the_command_line_takes_a_minus_one_and_refuses_with_code_2_before_anything_is_started(shell: Shell) -> None:
     shown = shell.jackline("train", "m7c", "--ddp", "-1", "--show")
     assert re.search(r"^ddp +-1 +command line  ", shown.out, re.M), shown
-    done = shell.jackline("train", "m7c", "--dataset", "fineweb_edu", "--ddp", "1")
-    error, hint = REFUSED["--ddp 1"]
+    done = shell.jackline("train", "m7c", "--dataset", "fineweb_edu", "--ddp", "2")
+    error, hint = REFUSED["--ddp 2"]
     assert (done.code, done.out, done.err) == (EXIT_USAGE, "", f"error: {error}\nhint: {hint}\n")
     assert not shell.runs.exists()
 

@@ -103,6 +103,11 @@ class RepeatedCommand(click.Command):
 @click.option("--quiet-after", type=SOME_TIME, default="2s", show_default=True, help="Silence before we speak.")
 @click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), help="Ranks on this machine, started by torchrun: one for each GPU."
+)
+@click.option("--nnodes", help="Machines (2, or 1:4 for elastic); needs --rdzv. Passed to torchrun.")
+@click.option("--rdzv", metavar="HOST:PORT", help="Where the machines of one training meet.")
 def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_help: bool, **given: Any) -> None:
     """Train RECIPE, or one of your own: a file with a class of jackline.Recipe.
 
@@ -111,6 +116,7 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
     jackline train demo --lr 3e-4 batch_size=32       settings: --key value or key=value
     jackline train demo --config mine.yaml --mirror /mnt/drive/runs
     jackline train my_recipe.py --quick               your own; `jackline init recipe` writes one
+    jackline train demo --nproc 2 --parallel fsdp     two ranks; ddp: all weights on each
     jackline train demo --show                        all settings, with origin and meaning
     jackline train demo --help-settings               what may be set: default, type, range, meaning
 
@@ -127,6 +133,7 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
         sys.exit(run_child([*trainer, "--help-settings", recipe, *settings]))
     if is_shown:
         sys.exit(run_child([*trainer, "--show", recipe, *settings]))
+    launcher = with_ranks(trainer, given)
     found = resolve(trainer, recipe, settings)
     require(f"recipe '{recipe}'", "train", TRAINING)
     config = found["config"]
@@ -150,11 +157,27 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
         start_run(
             default_name([recipe], found["identity"]),
             {**found["identity"], **folder_settings(config)},
-            lambda run: [*trainer, str(run.absolute()), recipe, *words],
+            lambda run: [*launcher, str(run.absolute()), recipe, *words],
             options,
             given,
         )
     )
+
+
+def with_ranks(trainer: list[str], given: dict[str, Any]) -> list[str]:
+    """The trainer's command, or torchrun's around it. Takes its options out of `given`."""
+    nproc, nnodes, rdzv = (given.pop(word) for word in ("nproc", "nnodes", "rdzv"))
+    if nproc is None and nnodes is None:
+        return trainer
+    if nnodes not in (None, "1") and rdzv is None:
+        raise UsageError("--nnodes needs a place to meet", hint="--rdzv HOST:PORT, the same on every machine")
+    python, *module = trainer
+    how = (
+        ["--standalone"] if rdzv is None else ["--rdzv-backend=c10d", f"--rdzv-endpoint={rdzv}", "--rdzv-id=jackline"]
+    )
+    if rdzv is not None:
+        how.append(f"--nnodes={nnodes or 1}")
+    return [python, "-m", "torch.distributed.run", *how, f"--nproc-per-node={nproc or 1}", *module]
 
 
 def folder_settings(config: dict[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 PREFIX = "NSA_"
 _ONE_ROAD = "nothing to choose: kernels where they are verified on this GPU, plain torch elsewhere, tested equal"
-_ONE_GPU = "training on several GPUs is not there yet"
+_EXCHANGED = "ranks add up gradients once a step, in a fixed order: `jackline train m7c --nproc 2`"
 _SCALER = "torch's own growth; --precision bf16 or auto needs no scaler"
 _WATCHED = "always on, at no cost for a step"
 _READ_AHEAD = "data is read and tokenised ahead by a process of its own"
@@ -49,9 +49,9 @@ OLD_ENVIRONMENT: Mapping[str, str] = {
     "NSA_DEBUG_LOSS": _FINDS,
     "NSA_TRACE_GRADS": _FINDS,
     "NSA_TRACE_MODULE_BWD": _FINDS,
-    "NSA_TRACE_DDP_BUCKETS": _ONE_GPU,
-    "NSA_PG_TIMEOUT_MIN": _ONE_GPU,
-    "TORCH_BACKEND": _ONE_GPU,
+    "NSA_TRACE_DDP_BUCKETS": _EXCHANGED,
+    "NSA_PG_TIMEOUT_MIN": "a rank that does not arrive is named within half a minute",
+    "TORCH_BACKEND": "NCCL on NVIDIA GPUs, gloo elsewhere",
     "NSA_STOPGRAD_GATES": "gates are always learnt",
     "NSA_ROPE_SCALE": "positions are turned by their own number",
     "NSA_STRICT_ASSERTS": "shapes and settings are checked before the first step",
@@ -59,7 +59,7 @@ OLD_ENVIRONMENT: Mapping[str, str] = {
 # The rest of them by how their names begin.
 _FAMILIES = (
     ("NSA_SCALER_", _SCALER),
-    ("NSA_DDP_", _ONE_GPU),
+    ("NSA_DDP_", _EXCHANGED),
     ("NSA_FWE_", _READ_AHEAD),
     ("NSA_GC_", "--recompute yes recomputes every layer"),
     ("NSA_", _ONE_ROAD),
@@ -118,7 +118,11 @@ class M7cConfig(TrainConfig):
     local_path: str = setting("", "Folder, file or glob of fineweb_edu_local.")
     accum_batches: int = setting(0, "Multiplies batch_size; 0: batch_size is the whole batch.", allowed=at_least(0))
     no_gc: bool = setting(False, "Compute nothing twice, which is the default; contradicts recompute.")
-    ddp: int = setting(-1, "-1 and 0: one process on one GPU; 1 is not supported yet.", allowed=between(-1, 1))
+    ddp: int = setting(
+        -1,
+        "1: refuse to train with one process; 0: refuse several ranks (--nproc); -1: either.",
+        allowed=between(-1, 1),
+    )
     stats_every: int = setting(
         50,
         "Steps between statistics of gates and selection, each a forward pass over one sequence; 0: never.",
@@ -150,7 +154,7 @@ class M7cConfig(TrainConfig):
         "local_path": "",
         "accum_batches": 0,
     }
-    ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1}}  # one process on one GPU
+    ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"ddp": {0: -1, 1: -1}}  # a check, not a part of the training
     SMALLEST: ClassVar[str] = "toy"
 
     def __post_init__(self) -> None:
@@ -162,7 +166,14 @@ class M7cConfig(TrainConfig):
                 f"attention={self.attention}: nothing to choose, this model has an attention of its own",
                 hint="leave it out; the start of a run says by what it is computed",
             )
-        _check_processes(self.ddp)
+
+    def check_ranks(self, size: int) -> None:
+        if self.ddp == 1 and size == 1:
+            raise UsageError(
+                "ddp=1, but this is one process", hint="add --nproc 2 (one rank for each GPU), or --ddp 0"
+            )
+        if self.ddp == 0 and size > 1:
+            raise UsageError(f"ddp=0, but there are {size} ranks", hint="leave out --nproc, or --ddp 1")
 
     @property
     def shape_name(self) -> str:
@@ -242,14 +253,6 @@ def _with_data(config: M7cConfig, origins: Mapping[str, str]) -> M7cConfig:
     if not wins:
         raise UsageError(f"data={config.data} and {wanted} are both asked for", hint="--data SOURCE alone is enough")
     return replace(config, dataset="", local_path="") if wins == "data" else replace(config, data=wanted)
-
-
-def _check_processes(ddp: int) -> None:
-    if ddp == 1:
-        raise UsageError(
-            "ddp=1: training on several GPUs is not there yet",
-            hint="--ddp 0 trains on one GPU; batch_size, lr and steps mean the same there",
-        )
 
 
 def recipe() -> M7cConfig:

@@ -21,6 +21,15 @@ from jackline.session.settings import Settings
 _MASK = (1 << 64) - 1
 
 
+_WHOLE_BATCHES = "gives_whole_batches"
+
+
+def whole_batches(loader: Any) -> Any:
+    """Mark a loader that gives every rank the whole batch; whoever uses it takes the rank's own rows."""
+    setattr(loader, _WHOLE_BATCHES, True)
+    return loader
+
+
 def choose_feed(loader: Any, settings: Settings, say: Say, ranks: Any = None) -> Feed:
     """The feed for `loader`. Nothing is read from it yet. Of several ranks each gets its share of every batch."""
     feed = _choose(loader, settings, say) if ranks is None else _shared(loader, settings, ranks)
@@ -67,6 +76,8 @@ def _shared(loader: Any, settings: Settings, ranks: Any) -> Feed:
     batch of one rank."""
     if loader is None:
         return CountingFeed()
+    if getattr(loader, _WHOLE_BATCHES, False):
+        return _choose(loader, settings, lambda text: None)
     own = loader.make_feed() if callable(getattr(loader, "make_feed", None)) else None
     if isinstance(own, MapFeed) and isinstance(own.batches, SeekableBatches) and own.batches.batch_size is not None:
         own.batches.divide(ranks.rank, ranks.size, is_per_rank=False)  # jackline.Loader

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from jackline import accelerator
+from jackline.checkpoint.shards import is_distributed
 from jackline.errors import UsageError
 from jackline.memory.plan.gpus import Precision
 from jackline.trainer.startup.precision import lower_weights
@@ -64,8 +65,14 @@ def clip_gradients(optimizer: torch.optim.Optimizer, clip: float, by: str = "nor
         return optimizer.clip_at_step(clip)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     if clip > 0:
-        return nn.utils.clip_grad_norm_(weights, clip, foreach=True)
-    return gradient_norm([weight.grad for weight in weights if weight.grad is not None])
+        return _whole(nn.utils.clip_grad_norm_(weights, clip, foreach=True))
+    return _whole(gradient_norm([weight.grad for weight in weights if weight.grad is not None]))
+
+
+def _whole(norm: Any) -> Tensor:
+    """Of weights that are divided over ranks every rank knows only a part of the norm."""
+    found: Tensor = norm.full_tensor() if is_distributed(norm) else norm
+    return found
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:

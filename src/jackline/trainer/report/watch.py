@@ -33,6 +33,7 @@ from jackline.trainer.report.console import MINUTE_S, Console
 from jackline.trainer.report.flops import mfu, peak_flops
 from jackline.trainer.report.step_line import FinalFacts, StepLine, final_lines, step_line
 from jackline.trainer.sentinels.watch import Alarm, EvalFacts, PairFacts, Sentinels, StepFacts
+from jackline.trainer.startup.parallel import world_size
 from jackline.trainer.task import Task
 from jackline.trainer.validate.evaluate import Evaluation
 
@@ -93,7 +94,8 @@ class Watch:
         self._coming: deque[Step] = deque()  # steps whose numbers have not arrived
         self._board = Board(run.tensorboard, console.say)
         self._flops = task.counting.flops_each
-        self._peak = peak_flops(task.learner.device_name, task.learner.precision)
+        peak = peak_flops(task.learner.device_name, task.learner.precision)
+        self._peak = peak * world_size() if peak is not None else None
         self._limit_bytes = _limit_bytes(task.learner.device)
         self._total_steps = task.total_steps if task.config.has_known_end else 0
         self._began_s = self._line_s = self._step_s = time.monotonic()

@@ -9,15 +9,14 @@ import torch
 
 from jackline import accelerator
 from jackline.errors import UsageError
+from jackline.trainer.startup.parallel import local_device
 
 if TYPE_CHECKING:
     from jackline.trainer.config import TrainConfig
 
 
 def choose_device(config: TrainConfig) -> torch.device:
-    if config.device == "auto":
-        return accelerator.choose()
-    return torch.device(config.device)
+    return local_device(accelerator.choose() if config.device == "auto" else torch.device(config.device))
 
 
 def usable_device(config: TrainConfig) -> torch.device:

@@ -18,6 +18,7 @@ from jackline.trainer.config import TrainConfig
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.watch import Watch
 from jackline.trainer.sentinels.floor import Floor
+from jackline.trainer.startup.parallel import world_size
 from jackline.trainer.task import Task
 from jackline.trainer.validate.evaluate import Evaluation, ValidationSet, evaluate, subset_size
 from jackline.units import format_duration
@@ -62,7 +63,7 @@ class Validation:
         """What is due: the quick one by its interval, the full one when somebody asked for it."""
         if is_due(run.step, before, self._task.config, self._task.total_steps):
             self.quick(run, watch)
-        if take_request(request):
+        if world_size() == 1 and take_request(request):  # ranks might see it in different steps
             if not self.num_windows:
                 self._console.say("a full validation was asked for, and this run has no validation data", "eval")
             self.full(run, watch)

@@ -1,0 +1,93 @@
+"""Several ranks of one training: who this process is, how the model is divided, and what only rank 0 writes.
+
+Started by torchrun (`jackline train RECIPE --nproc N`). Every rank reads the same batches and takes its rows of each
+(`share_of`), so data order and global batch do not depend on the number of ranks. With parallel=ddp each rank has all
+weights, and `run.safe_step` adds up the gradients once a step. With parallel=fsdp fully_shard divides weights,
+gradients and optimizer state. Random numbers are the same on all ranks where a recipe adds to the plain step: what it
+draws (masks) must be the same everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from jackline import accelerator
+from jackline.data.loader.order import mix
+from jackline.errors import UsageError
+
+if TYPE_CHECKING:
+    from jackline.trainer.config import TrainConfig
+
+
+def world_size(environ: Mapping[str, str] = os.environ) -> int:
+    """1 for a training of one process."""
+    text = environ.get("WORLD_SIZE", "1")
+    return int(text) if text.isdigit() else 1
+
+
+def rank(environ: Mapping[str, str] = os.environ) -> int:
+    return int(environ.get("RANK", "0")) if world_size(environ) > 1 else 0
+
+
+def local_device(device: torch.device) -> torch.device:
+    """Each rank of a machine has a GPU of its own."""
+    if world_size() == 1 or not accelerator.is_gpu(device):
+        return device
+    return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def join_ranks(config: TrainConfig, device: torch.device) -> str:
+    """Connect to the other ranks; a line about it for people, '' for one process."""
+    size = world_size()
+    config.check_ranks(size)
+    if size == 1:
+        return ""
+    if not config.is_language:
+        raise UsageError(
+            f"recipe '{config.recipe}' cannot train with {size} ranks yet", hint="start it without --nproc"
+        )
+    if os.environ.get("JACKLINE", "").lower() == "off":
+        raise UsageError(
+            f"JACKLINE=off and {size} ranks: nobody would add up their gradients", hint="leave out --nproc"
+        )
+    if config.batch_size % size:
+        raise UsageError(
+            f"batch_size={config.batch_size} cannot be shared by {size} ranks", hint="a multiple of the ranks"
+        )
+    accelerator.use(device)
+    dist.init_process_group(dist.get_default_backend_for_device(device))
+    how = "weights divided by fully_shard" if config.parallel == "fsdp" else "gradients added up once a step"
+    return f"rank {rank()} of {size}: {config.batch_size // size} of {config.batch_size} sequences a step, {how}"
+
+
+def divide(model: nn.Module, config: TrainConfig) -> None:
+    """With parallel=fsdp: block by block, and the rest. Before the optimizer is made."""
+    if world_size() == 1 or config.parallel != "fsdp":
+        return
+    from torch.distributed.fsdp import fully_shard
+
+    blocks: Any = getattr(model, "blocks", ())
+    for block in blocks:
+        fully_shard(block)
+    fully_shard(model)
+
+
+def seed_rank(config: TrainConfig, has_additions: bool) -> None:
+    """Dropout of its own for each rank, once all of them have built the same weights."""
+    if world_size() > 1 and config.dropout and not has_additions:
+        torch.manual_seed(mix(config.seed, rank()) >> 1)
+
+
+def share_of(rows: Any) -> Any:
+    """This rank's rows of a batch of all ranks."""
+    size = world_size()
+    if size == 1:
+        return rows
+    share = len(rows) // size
+    return rows[rank() * share : (rank() + 1) * share]

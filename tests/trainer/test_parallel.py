@@ -1,0 +1,89 @@
+"""`jackline train RECIPE --nproc N`: the same batches, losses and checkpoints with any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jackline.cli.commands.train import with_ranks
+from jackline.errors import UsageError
+from jackline.trainer.startup.parallel import rank, share_of, world_size
+from tests.deadline import HANGS_S
+
+TRAINER = ["python", "-m", "jackline.trainer"]
+
+
+def asked(**words: object) -> dict[str, object]:
+    return {"nproc": None, "nnodes": None, "rdzv": None, **words}
+
+
+def test_without_ranks_the_trainer_is_started_as_ever() -> None:
+    given = asked()
+    assert with_ranks(TRAINER, given) == TRAINER
+    assert given == {}
+
+
+def test_torchrun_starts_the_ranks() -> None:
+    command = with_ranks(TRAINER, asked(nproc=2))
+    assert command == [
+        *("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *("-m", "jackline.trainer"),
+    ]
+    far = with_ranks(TRAINER, asked(nproc=8, nnodes="1:4", rdzv="host:29500"))
+    assert {"--nnodes=1:4", "--rdzv-endpoint=host:29500", "--nproc-per-node=8"} <= set(far)
+    with pytest.raises(UsageError, match="--nnodes needs a place to meet"):
+        with_ranks(TRAINER, asked(nnodes="2"))
+
+
+def test_the_shares_of_all_ranks_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.arange(8)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    shares = []
+    for number in range(4):
+        monkeypatch.setenv("RANK", str(number))
+        assert (rank(), world_size()) == (number, 4)
+        shares.append(share_of(rows))
+    assert np.concatenate(shares).tolist() == rows.tolist()
+    monkeypatch.delenv("WORLD_SIZE")
+    assert (rank(), share_of(rows).tolist()) == (0, rows.tolist())
+
+
+def train(work: Path, name: str, *words: str) -> tuple[int, str, dict[int, float]]:
+    """One training by the command line: exit code, output, and the losses by step."""
+    env = {**os.environ, "JACKLINE_RUNS": str(work / "runs"), "XDG_STATE_HOME": str(work / "state")}
+    env |= {"JACKLINE_DATA": str(work / "data"), "OMP_NUM_THREADS": "1"}
+    for word in ("JACKLINE_RUN_DIR", "JACKLINE_ATTEMPT", "RANK", "WORLD_SIZE"):
+        env.pop(word, None)
+    done = subprocess.run(
+        [sys.executable, "-m", "jackline", "train", *words, "--name", name],
+        env=env,
+        cwd=work,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=3 * HANGS_S,
+    )
+    lines = (work / "runs" / name / "metrics-0.jsonl").read_text().splitlines()
+    found = {int(line["step"]): line["loss"] for line in map(json.loads, lines) if "loss" in line}
+    return done.returncode, re.sub(r"\x1b\[[0-9;]*m", "", done.stdout), found
+
+
+DEMO = ("demo", "--quick", "--max-steps", "8", "--eval-every", "4", "--save-every-steps", "4", "--sentinels", "off")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_losses_do_not_depend_on_the_ranks(tmp_path: Path) -> None:
+    reference = train(tmp_path, "one", *DEMO)
+    assert reference[0] == 0, reference[1]
+    for number, mode in ((2, "ddp"), (2, "fsdp"), (4, "ddp")):
+        code, text, losses = train(tmp_path, f"{mode}-{number}", *DEMO, "--nproc", str(number), "--parallel", mode)
+        assert code == 0, text
+        assert losses == pytest.approx(reference[2], rel=2e-5), (mode, number)
