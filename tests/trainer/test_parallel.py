@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,26 +57,44 @@ def test_the_shares_of_all_ranks_are_the_batch(monkeypatch: pytest.MonkeyPatch) 
     assert (rank(), share_of(rows).tolist()) == (0, rows.tolist())
 
 
-def train(work: Path, name: str, *words: str) -> tuple[int, str, dict[int, float]]:
-    """One training by the command line: exit code, output, and the losses by step."""
+def begin(work: Path, name: str, *words: str) -> subprocess.Popen[str]:
+    """One training by the command line."""
     env = {**os.environ, "JACKLINE_RUNS": str(work / "runs"), "XDG_STATE_HOME": str(work / "state")}
     env |= {"JACKLINE_DATA": str(work / "data"), "OMP_NUM_THREADS": "1"}
     for word in ("JACKLINE_RUN_DIR", "JACKLINE_ATTEMPT", "RANK", "WORLD_SIZE"):
         env.pop(word, None)
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "jackline", "train", *words, "--name", name],
         env=env,
         cwd=work,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=3 * HANGS_S,
     )
-    lines = (work / "runs" / name / "metrics-0.jsonl").read_text().splitlines()
-    found = {int(line["step"]): line["loss"] for line in map(json.loads, lines) if "loss" in line}
-    return done.returncode, re.sub(r"\x1b\[[0-9;]*m", "", done.stdout), found
 
 
+def read_losses(work: Path, name: str) -> dict[int, float]:
+    """By step; a step that was trained again counts as it was trained last."""
+    path = work / "runs" / name / "metrics-0.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {int(line["step"]): line["loss"] for line in map(json.loads, lines) if "loss" in line}
+
+
+def train(work: Path, name: str, *words: str) -> tuple[int, str, dict[int, float]]:
+    """To its end: exit code, output, losses by step."""
+    job = begin(work, name, *words)
+    text = job.communicate(timeout=3 * HANGS_S)[0]
+    return job.returncode, re.sub(r"\x1b\[[0-9;]*m", "", text), read_losses(work, name)
+
+
+def wait_for_step(work: Path, name: str, step: int) -> None:
+    until_s = time.monotonic() + 2 * HANGS_S
+    while max(read_losses(work, name), default=0) < step:
+        assert time.monotonic() < until_s, f"step {step} did not come"
+        time.sleep(0.05)
+
+
+LONG = ("demo", "--quick", "--max-steps", "40", "--eval-every", "0", "--save-every-steps", "3", "--full-eval", "no")
 DEMO = ("demo", "--quick", "--max-steps", "8", "--eval-every", "4", "--save-every-steps", "4", "--sentinels", "off")
 
 
@@ -87,3 +107,34 @@ def test_the_losses_do_not_depend_on_the_ranks(tmp_path: Path) -> None:
         code, text, losses = train(tmp_path, f"{mode}-{number}", *DEMO, "--nproc", str(number), "--parallel", mode)
         assert code == 0, text
         assert losses == pytest.approx(reference[2], rel=2e-5), (mode, number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_killed_rank_is_restarted_and_ends_bit_equal(tmp_path: Path, mode: str) -> None:
+    words = (*LONG, "--nproc", "2", "--parallel", mode)
+    code, text, wanted = train(tmp_path, "whole", *words)
+    assert code == 0, text
+    job = begin(tmp_path, "cut", *words)
+    wait_for_step(tmp_path, "cut", 8)
+    ranks = tmp_path / "runs/cut/attempts/001/ranks"
+    os.kill(json.loads((ranks / "rank-1.json").read_text())["pid"], signal.SIGKILL)
+    text = job.communicate(timeout=3 * HANGS_S)[0]
+    assert job.returncode == 0, text
+    assert (tmp_path / "runs/cut/attempts/002").exists()
+    assert read_losses(tmp_path, "cut") == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_sigterm_on_one_rank_ends_all_with_75_and_one_process_continues(tmp_path: Path) -> None:
+    job = begin(tmp_path, "job", *LONG, "--nproc", "2", "--parallel", "fsdp")
+    wait_for_step(tmp_path, "job", 4)
+    ranks = tmp_path / "runs/job/attempts/001/ranks"
+    os.kill(json.loads((ranks / "rank-1.json").read_text())["pid"], signal.SIGTERM)
+    text = job.communicate(timeout=3 * HANGS_S)[0]
+    assert job.returncode == 75, text
+    code, text, losses = train(tmp_path, "job", *LONG)
+    assert code == 0, text
+    assert losses == pytest.approx(train(tmp_path, "whole", *LONG)[2], rel=2e-5)

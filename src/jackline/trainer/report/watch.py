@@ -33,7 +33,7 @@ from jackline.trainer.report.console import MINUTE_S, Console
 from jackline.trainer.report.flops import mfu, peak_flops
 from jackline.trainer.report.step_line import FinalFacts, StepLine, final_lines, step_line
 from jackline.trainer.sentinels.watch import Alarm, EvalFacts, PairFacts, Sentinels, StepFacts
-from jackline.trainer.startup.parallel import world_size
+from jackline.trainer.startup.parallel import rank, world_size
 from jackline.trainer.task import Task
 from jackline.trainer.validate.evaluate import Evaluation
 
@@ -93,6 +93,7 @@ class Watch:
         self._session: Run | OffRun | None = None
         self._coming: deque[Step] = deque()  # steps whose numbers have not arrived
         self._board = Board(run.tensorboard, console.say)
+        self._board.is_on = self._board.is_on and not rank()
         self._flops = task.counting.flops_each
         peak = peak_flops(task.learner.device_name, task.learner.precision)
         self._peak = peak * world_size() if peak is not None else None
