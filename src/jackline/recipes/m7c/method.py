@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from jackline.checkpoint.shards import is_distributed
 from jackline.models.nsa.model import NSAModel
 from jackline.trainer.language import Additions, LanguageTask
 from jackline.trainer.task import Between
@@ -29,6 +30,8 @@ class AttentionStatistics(Additions):
 
     def bind(self, task: LanguageTask) -> None:
         self._learner = task.learner
+        if is_distributed(next(task.learner.model.parameters())):
+            self._every, self._trouble = 0, "the weights are divided over ranks (parallel=fsdp)"
 
     def begin_step(self, step: int) -> None:
         self._step, self._found = step + 1, {}
