@@ -83,7 +83,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
         network = make_network(config, shape, device)
         _prepare(network, config, corpus, console)
         additions = config.make_additions(network) or NoAdditions()  # may change weights before masters are taken
-        divide(network, config)
+        divide(network, config, can_be_divided=additions.can_be_divided)
         learner = make_learner(network, config, precision, device)
         seed_rank(config, not isinstance(additions, NoAdditions))
         console.now("comparing our kernels with plain torch on this device")

@@ -42,6 +42,7 @@ class Additions(Protocol):
     """
 
     hardest_step: int = 0  # the first step that needs as much memory as any
+    can_be_divided: bool = False  # it does not read or change weights itself, so each rank may hold a part of them
 
     def bind(self, task: LanguageTask) -> None:
         """Once, when model, optimizer and data are there."""
@@ -81,6 +82,8 @@ class Additions(Protocol):
 
 class NoAdditions(Additions):
     """The plain step."""
+
+    can_be_divided = True
 
 
 @dataclass(frozen=True)

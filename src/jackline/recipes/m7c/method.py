@@ -21,6 +21,8 @@ def is_due(step: int, every: int) -> bool:
 
 
 class AttentionStatistics(Additions):
+    can_be_divided = True
+
     def __init__(self, stats_every: int) -> None:
         self._every = stats_every
         self._step = 0

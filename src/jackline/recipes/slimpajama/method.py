@@ -47,6 +47,8 @@ class RunningLoss:
 class ChunkAdditions(Additions):
     """The plain step, told in chunks."""
 
+    can_be_divided = True
+
     def __init__(self) -> None:
         self.running = RunningLoss()
         self._began_s = 0.0

@@ -29,6 +29,7 @@ from jackline.recipes.sparsae.masks import Change, Masks, maskable
 from jackline.recipes.sparsae.memory import divergence_sum
 from jackline.rundir.jsonl import JsonlWriter, read_lines
 from jackline.trainer.language import Additions, LanguageTask
+from jackline.trainer.startup.parallel import rank
 from jackline.trainer.startup.precision import autocast
 from jackline.trainer.task import Between
 from jackline.trainer.validate.evaluate import count_windows, read_windows
@@ -216,6 +217,8 @@ class SparseAdditions(Additions):
         return ToDevice(task.learner.device)(self._pool[min(number, len(self._pool) - 1)])
 
     def _write(self, folder: Path, records: list[Record], step: int) -> None:
+        if rank():
+            return  # all ranks find the same, and rank 0 writes it down
         if self._log is None:
             path = folder / _FILE
             _forget_after(path, self.search.num_updates - 1)

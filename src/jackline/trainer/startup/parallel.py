@@ -66,10 +66,14 @@ def join_ranks(config: TrainConfig, device: torch.device) -> str:
     return f"rank {rank()} of {size}: {config.batch_size // size} of {config.batch_size} sequences a step, {how}"
 
 
-def divide(model: nn.Module, config: TrainConfig) -> None:
+def divide(model: nn.Module, config: TrainConfig, *, can_be_divided: bool) -> None:
     """With parallel=fsdp: block by block, and the rest. Before the optimizer is made."""
     if world_size() == 1 or config.parallel != "fsdp":
         return
+    if not can_be_divided:
+        raise UsageError(
+            f"parallel=fsdp: recipe '{config.recipe}' reads and changes whole weights", hint="--parallel ddp"
+        )
     from torch.distributed.fsdp import fully_shard
 
     blocks: Any = getattr(model, "blocks", ())
