@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jackline.rundir.access.reading import read_json
+
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 HANGS_S = 240.0
 
@@ -85,15 +87,26 @@ def steps_saved(work: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in work.glob("runs/job/checkpoints/step-*"))
 
 
+def wait_for_session(work: Path, job: Job) -> None:
+    """Until rank 0 has attached, or has ended."""
+    until_s = time.monotonic() + HANGS_S
+    while job.ranks[0].poll() is None and time.monotonic() < until_s:
+        found = read_json(work / "runs/job/session-0.json")
+        if isinstance(found, dict) and (found.get("process") or {}).get("pid") == job.ranks[0].pid:
+            return
+        time.sleep(0.02)
+
+
 def torment(work: Path, wanted: set[str], rng: random.Random, *, total: int, kills: int, mode: str = "ddp") -> str:
     """Kill `kills` times, then let it end. Returns what is wrong; '' when all is well."""
     newest = 0
     for _ in range(kills):
         job = start(work, 2, total, DROPOUT="0.1", MODE=mode)
         victim = rng.choice(job.ranks)
-        pause_s = rng.uniform(2.5, 7.0)  # imports take two to three seconds: mostly in training, sometimes before
+        if rng.random() < 0.9:
+            wait_for_session(work, job)  # else in the imports, which take seconds
         try:
-            victim.wait(pause_s)
+            victim.wait(rng.uniform(0.0, 3.0))
         except subprocess.TimeoutExpired:
             victim.send_signal(signal.SIGKILL)
         time.sleep(rng.uniform(0.0, 0.3))  # the other rank meets the end, or not, before it is killed too

@@ -158,8 +158,8 @@ def test_ddp_is_held_against_the_ranks_there_are() -> None:
 def test_the_command_line_takes_a_minus_one_and_refuses_with_code_2_before_anything_is_started(shell: Shell) -> None:
     shown = shell.jackline("train", "m7c", "--ddp", "-1", "--show")
     assert re.search(r"^ddp +-1 +command line  ", shown.out, re.M), shown
-    done = shell.jackline("train", "m7c", "--dataset", "fineweb_edu", "--ddp", "2")
-    error, hint = REFUSED["--ddp 2"]
+    done = shell.jackline("train", "m7c", "--dataset", "fineweb_edu", "--local-path", "x")
+    error, hint = REFUSED["--dataset fineweb_edu --local-path x"]
     assert (done.code, done.out, done.err) == (EXIT_USAGE, "", f"error: {error}\nhint: {hint}\n")
     assert not shell.runs.exists()
 
@@ -275,6 +275,18 @@ def test_every_flag_the_guide_names_is_known_here() -> None:
     named = {word.replace("-", "_") for word in re.findall(r"`--([a-z][a-z_-]+)", guide)}
     typed = " ".join([*WORKING, *REFUSED])
     known = {word.replace("-", "_") for word in re.findall(r"--([a-z][a-z_-]+)", typed)}
-    elsewhere = {"mirror", "runs_dir", "gpu", "explain", "only", "tune", "lr", "name", "tokenizer", "vocab_size"}
+    elsewhere = {
+        "mirror",
+        "runs_dir",
+        "gpu",
+        "explain",
+        "only",
+        "tune",
+        "lr",
+        "name",
+        "nproc",
+        "tokenizer",
+        "vocab_size",
+    }
     assert named - known - elsewhere == set()
     assert {name.replace("-", "_") for name in THEIRS.split()} <= named
