@@ -66,10 +66,19 @@ def join_ranks(config: TrainConfig, device: torch.device) -> str:
     return f"rank {rank()} of {size}: {config.batch_size // size} of {config.batch_size} sequences a step, {how}"
 
 
+def _only_with_whole_weights(config: TrainConfig) -> list[tuple[str, Any, Any]]:
+    """Settings that nobody has tried on divided weights: name, value, and the value with which they do nothing."""
+    by_value = "norm" if not config.clip else config.clip_by
+    return [("optimizer", config.optimizer, "adamw"), ("ema", config.ema, 0.0), ("clip_by", by_value, "norm")]
+
+
 def divide(model: nn.Module, config: TrainConfig, *, can_be_divided: bool) -> None:
     """With parallel=fsdp: block by block, and the rest. Before the optimizer is made."""
     if world_size() == 1 or config.parallel != "fsdp":
         return
+    not_yet = [f"{word}={value}" for word, value, plain in _only_with_whole_weights(config) if value != plain]
+    if not_yet:
+        raise UsageError(f"parallel=fsdp with {', '.join(not_yet)} is not there yet", hint="--parallel ddp")
     if not can_be_divided:
         raise UsageError(
             f"parallel=fsdp: recipe '{config.recipe}' reads and changes whole weights", hint="--parallel ddp"
