@@ -32,7 +32,7 @@ from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import peak_flops
 from jackline.trainer.startup import compiling, process, shared_code
 from jackline.trainer.startup.device import choose_device, device_name
-from jackline.trainer.startup.parallel import divide, seed_rank, world_size
+from jackline.trainer.startup.parallel import divide, precision_of_ranks, world_size
 from jackline.trainer.startup.precision import choose_attention, choose_precision, settle_precision
 from jackline.trainer.task import Ending, Task, check_patience
 from jackline.trainer.trained.begin import begin_with, freeze
@@ -59,9 +59,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     if config.exact:
         make_exact()
     console.say(f"device {device_name(device)}, torch {torch.__version__}", "start")
-    precision = settle_precision(config, choose_precision(config.precision, device))
-    if precision == "bf16-weights" and config.parallel == "fsdp" and world_size() > 1:
-        precision = "bf16"  # masters of divided weights are not there yet
+    precision = precision_of_ranks(config, settle_precision(config, choose_precision(config.precision, device)))
     attention = choose_attention(config.attention, device)
     gpu = process.open_gpu(device)
     if _may_compile(config, device):
@@ -83,9 +81,8 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
         network = make_network(config, shape, device)
         _prepare(network, config, corpus, console)
         additions = config.make_additions(network) or NoAdditions()  # may change weights before masters are taken
-        divide(network, config, can_be_divided=additions.can_be_divided)
+        divide(network, config, additions)
         learner = make_learner(network, config, precision, device)
-        seed_rank(config, not isinstance(additions, NoAdditions))
         console.now("comparing our kernels with plain torch on this device")
         if words := use_kernels(network, precision):
             console.say(words)

@@ -22,7 +22,9 @@ from jackline.data.loader.order import mix
 from jackline.errors import UsageError
 
 if TYPE_CHECKING:
+    from jackline.memory.plan.gpus import Precision
     from jackline.trainer.config import TrainConfig
+    from jackline.trainer.language import Additions
 
 
 def world_size(environ: Mapping[str, str] = os.environ) -> int:
@@ -72,14 +74,24 @@ def _only_with_whole_weights(config: TrainConfig) -> list[tuple[str, Any, Any]]:
     return [("optimizer", config.optimizer, "adamw"), ("ema", config.ema, 0.0), ("clip_by", by_value, "norm")]
 
 
-def divide(model: nn.Module, config: TrainConfig, *, can_be_divided: bool) -> None:
-    """With parallel=fsdp: block by block, and the rest. Before the optimizer is made."""
+def precision_of_ranks(config: TrainConfig, precision: Precision) -> Precision:
+    """Masters of divided weights are not there yet."""
+    is_divided = world_size() > 1 and config.parallel == "fsdp"
+    return "bf16" if precision == "bf16-weights" and is_divided else precision
+
+
+def divide(model: nn.Module, config: TrainConfig, additions: Additions) -> None:
+    """With parallel=fsdp: block by block, and the rest. Before the optimizer is made.
+
+    The weights are the same on all ranks by now, so each rank may get random numbers of its own.
+    """
+    _seed_rank(config, type(additions).__name__ != "NoAdditions")
     if world_size() == 1 or config.parallel != "fsdp":
         return
     not_yet = [f"{word}={value}" for word, value, plain in _only_with_whole_weights(config) if value != plain]
     if not_yet:
         raise UsageError(f"parallel=fsdp with {', '.join(not_yet)} is not there yet", hint="--parallel ddp")
-    if not can_be_divided:
+    if not additions.can_be_divided:
         raise UsageError(
             f"parallel=fsdp: recipe '{config.recipe}' reads and changes whole weights", hint="--parallel ddp"
         )
@@ -91,7 +103,7 @@ def divide(model: nn.Module, config: TrainConfig, *, can_be_divided: bool) -> No
     fully_shard(model)
 
 
-def seed_rank(config: TrainConfig, has_additions: bool) -> None:
+def _seed_rank(config: TrainConfig, has_additions: bool) -> None:
     """Dropout of its own for each rank, once all of them have built the same weights."""
     if world_size() > 1 and config.dropout and not has_additions:
         torch.manual_seed(mix(config.seed, rank()) >> 1)
