@@ -71,6 +71,7 @@ def test_a_finished_run_is_finished_wherever_it_ran() -> None:
         "train-finished: finished 10 min ago in attempt 1, after 3 h 12 min\n"
         "  done: finished after 3 h 12 min\n"
         "        memory peaked at 4.5 GiB of 16.0 GiB (cgroup /job)\n"
+        "  progress:   train, 5,000 of 5,000 steps (100 %)\n"
         "  log:        GOLDEN/format1-finished/out.log, 54 B; complete\n"
         "  command:    python train.py --lr 0.001\n"
         "  code:       commit 0123456789ab"

@@ -104,6 +104,24 @@ def test_what_a_script_prints_is_shown_without_attach() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        ({"done": 3, "total": 8, "unit": "epochs", "source": "line", "epoch": 3, "epochs": 8}, "epoch 3/8   38%"),
+        ({"done": 1.7, "total": 4, "unit": "it", "phase": "Epochs", "source": "bar"}, "epoch 1.7/4   42%"),
+        ({"done": 32, "total": 100, "unit": "%", "source": "bar"}, "32%"),
+        ({"done": 150, "total": 300, "unit": "%", "source": "bar", "epoch": 2, "epochs": 3}, "50%  epoch 2/3"),
+        ({"done": 32, "total": 100, "unit": "%", "phase": "Fetching", "source": "bar"}, "Fetching  32%"),
+        ({"done": 0, "unit": "batches", "source": "line", "epoch": 1}, "batch 0  epoch 1"),
+        ({"done": 40, "unit": "episodes", "source": "line"}, "episode 40"),
+        ({"done": 5, "total": 9, "unit": "iterations", "source": "line"}, "iteration 5/9   56%"),
+        ({"done": 2048, "unit": "total_timesteps", "source": "line"}, "step 2,048"),
+    ],
+)
+def test_what_is_counted_is_named_once_and_in_the_singular(progress: dict[str, Any], words: str) -> None:
+    assert line({"progress": {"phase": "", **progress}}, columns=200).text == f"{words}  ram 3.2G"
+
+
 def test_the_time_left_of_an_epoch_is_not_called_the_runs() -> None:
     progress = {"done": 3, "total": 10, "unit": "it", "eta_s": 7.0, "source": "bar", "of": "epoch", "epoch": 2}
     assert line({"progress": progress}, columns=200).text == ("step  3/10  epoch 2  eta 7.0s of this epoch  ram 3.2G")

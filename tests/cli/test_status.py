@@ -310,11 +310,29 @@ def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
     assert lines_of() == [
         "train-1: stopped 1 min ago in attempt 1, after 41 min",
         "  stopped: by Ctrl-C",
-        "  next start: starts as it was typed: Jackline knows no checkpoints of this command",
+        "  next start: the same command again; Jackline knows no checkpoints of it",
         f"  log:        {runs}/train-1/out.log; there is no log",
         "  command:    python train.py",
-        "hint: `jackline resume train-1` continues",
+        "hint: `jackline resume train-1` starts it again",
     ]
+
+
+def test_a_finished_run_says_how_far_it_came_and_its_last_numbers(runs: Path) -> None:
+    run = make_run(runs / "train-1")
+    write_start(run, gone_process())
+    write_exit(run, 0, ended_at_s=NOW_S - 60, duration_s=2460, text="finished after 41 min")
+    progress = {"phase": "", "done": 300, "total": 300, "unit": "it", "source": "bar", "at_s": NOW_S - 61}
+    printed = [{"name": "loss", "value": 0.5013, "at_s": NOW_S - 61}]
+    write_state(run, gone_process(), at_s=NOW_S - 60, attempt=1, progress=progress, printed=printed)
+    assert lines_of()[:3] == [
+        "train-1: finished 1 min ago in attempt 1, after 41 min",
+        "  progress:   300 of 300 steps (100 %)",
+        "  numbers:    loss 0.5013",
+    ]
+    write_state(
+        run, gone_process(), at_s=NOW_S - 60, progress={**progress, "total": None, "unit": "epochs", "source": "line"}
+    )
+    assert lines_of()[1] == "  progress:   epoch 300"
 
 
 def test_a_finished_run_says_so_once(runs: Path) -> None:

@@ -104,6 +104,14 @@ def test_a_library_in_the_stack_names_the_phase(file: str, function: str, phase:
     assert what(Frame(function, file, 1), user("x = f()"), around=WITH_GPU) == phase
 
 
+def test_the_closure_of_an_optimizer_is_not_its_step() -> None:
+    """Lightning runs training_step inside of the optimizer's step."""
+    step = Frame("step", f"{SITE}/torch/optim/sgd.py", 100)
+    own = user("time.sleep(0.1)", "training_step")
+    assert what(own, step, user("trainer.fit(model)")) == "training"
+    assert what(step, user("trainer.fit(model)")) == "in the optimizer step"
+
+
 def test_the_rarer_phase_wins() -> None:
     inner = Frame("http_get", f"{SITE}/huggingface_hub/file_download.py", 1)
     outer = Frame("__next__", f"{SITE}/torch/utils/data/dataloader.py", 1)

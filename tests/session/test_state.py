@@ -275,7 +275,7 @@ def test_a_parameter_that_is_trained_and_not_attached_is_named_before_step_1(
 weights = torch.nn.Parameter(torch.zeros(2))
 optimizer = torch.optim.AdamW([*model.parameters(), weights], lr=1e-2)
 with jackline.attach(model=model, optimizer=optimizer, loader=loader, trial=False, name="x", MORE) as run:
-    for batch in run.steps(total=2): print("step"); train(batch)
+    for batch in run.steps(total=3): print("step"); x, y = batch; train(batch)
 """
     said = (
         "optimizer trains 1 of its 5 parameters (of shape [2]) that are in no attached object, so they are in no "
@@ -286,6 +286,7 @@ with jackline.attach(model=model, optimizer=optimizer, loader=loader, trial=Fals
         for more in ("save_every_steps=1", "weights=weights, new=True")
     ]
     assert said in outputs[0].split("step\n")[0], outputs[0]
+    # The batch, x and y are variables of the script itself, and each step sets them anew.
     assert "in no checkpoint" not in outputs[1], outputs[1]
 
 

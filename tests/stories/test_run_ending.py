@@ -304,7 +304,7 @@ def test_on_event_is_called_when_it_dies_and_when_done_at_every_end(shell: Shell
     assert code == 1
     shell.run_dir("dies").wait_until_over()
     wait_for(ends.exists, "the --when-done command")
-    assert events.read_text() == "died:dies:\n"
+    assert events.read_text() == "crashed:dies:\n"
     assert ends.read_text() == "done:dies:1\n"
 
 

@@ -173,6 +173,17 @@ def test_the_newest_state_of_a_bar_is_progress_though_no_line_end_came(attempt: 
     assert attempt.tail.poll(NOW_S + 1).progress is None
 
 
+def test_a_line_that_a_script_draws_again_in_place_is_progress_with_its_numbers(attempt: Attempt) -> None:
+    """print(f"\\riter {i}/300, loss={loss:.4f}", end=""), as beginners write it."""
+    told = Told()
+    tail = OutputTail(attempt.raw, attempt.log, told=told)
+    attempt.print(b"\riter 1/300, loss=0.9804\riter 2/300, loss=0.9615")
+    news = tail.poll(NOW_S)
+    assert news.progress is not None
+    assert (news.progress.done, news.progress.total, news.progress.unit) == (2, 300, "iterations")
+    assert [(entry.name, entry.value) for entry in told.latest] == [("loss", 0.9615)]
+
+
 def test_a_real_tqdm_and_a_real_rich_bar_leave_few_lines_and_full_progress(attempt: Attempt) -> None:
     program = (
         "import time\nfrom tqdm import tqdm\nfrom rich.progress import Progress\n"

@@ -109,7 +109,7 @@ def cli(ctx: click.Context) -> None:
     \b
     jackline run -- python train.py     your command, watched
     jackline status                     is it alive, how far, when done
-    jackline why                        what is it doing, or why did it die
+    jackline why                        what is it doing, or why did it end
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

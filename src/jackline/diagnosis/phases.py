@@ -7,6 +7,7 @@ docs/guides/run.md has the table for people. Owns the tables; `doing` owns the w
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -17,6 +18,7 @@ COMPILING = "compiling"
 DOWNLOADING = "downloading"
 GPU_WAIT = "waiting for the GPU"
 FORWARD = "in the forward pass"
+OPTIMIZER_STEP = "in the optimizer step"
 DATA = "loading data"
 DATA_WAIT = "waiting for the data loader's workers"
 EVALUATING = "evaluating"
@@ -75,7 +77,7 @@ _ROWS = (
     Row(FORWARD, r"/torch/nn/modules/", r"^(forward|_call_impl|_wrapped_call_impl)$"),
     Row(FORWARD, r"/torch/nn/functional\.py"),
     # Last of the three: Lightning and L-BFGS run forward and backward inside of the optimizer's step.
-    Row("in the optimizer step", r"/torch/optim/(?!lr_scheduler)", r"step$|_tensor_|^_fused_|zero_grad|profile_hook"),
+    Row(OPTIMIZER_STEP, r"/torch/optim/(?!lr_scheduler)", r"step$|_tensor_|^_fused_|zero_grad|profile_hook"),
     Row("installing packages", r"/pip/_internal/"),
     Row("waiting for a child process", r"/subprocess\.py", r"wait|communicate|run|call"),
 )  # fmt: skip
@@ -109,7 +111,7 @@ _BY_SOURCE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"\bnn\.(Sequential|Linear|Conv\w+|Embedding|Transformer\w*|ModuleList|Parameter|LSTM|GRU)\(",
         ),
         ("in the backward pass", r"\.backward\("),
-        ("in the optimizer step", r"\b(optim\w*|opt)\.step\(|\bscaler\.step\("),
+        (OPTIMIZER_STEP, r"\b(optim\w*|opt)\.step\(|\bscaler\.step\("),
         (GPU_WAIT, r"\.item\(\)|\.cpu\(\)|\.tolist\(\)|synchronize\("),
         (DATA, r"^for .*\bin\b.*load(er)?\b|\bnext\(.*(loader|iter)"),
         ("waiting for the disk", r"\bos\.fsync\("),
@@ -151,14 +153,21 @@ def bare_function(frame: Frame) -> str:
 
 def _by_library(frames: tuple[Frame, ...], has_gpu: bool) -> str:
     # Code at the top level of a module only runs while it is imported.
-    names = [(frame.file, bare_function(frame)) for frame in frames if not frame.is_user]
-    library = [(file, name) for file, name in names if name != "<module>"]
+    library = _library_functions(frames)
+    inner = _library_functions(tuple(itertools.takewhile(lambda frame: not frame.is_user, frames)))
     for phase, file, function in _BY_FRAME:
         if phase == GPU_WAIT and not has_gpu:
             continue
-        if any(function.search(name) and file.search(path) for path, name in library):
+        # A user's function inside of an optimizer's step is the closure that it was given, not the update.
+        where = inner if phase == OPTIMIZER_STEP else library
+        if any(function.search(name) and file.search(path) for path, name in where):
             return phase
     return ""
+
+
+def _library_functions(frames: tuple[Frame, ...]) -> list[tuple[str, str]]:
+    names = [(frame.file, bare_function(frame)) for frame in frames if not frame.is_user]
+    return [(file, name) for file, name in names if name != "<module>"]
 
 
 def _by_source(line: Frame, has_gpu: bool) -> str:

@@ -20,7 +20,7 @@ from jackline.supervisor.output.reader import LogWriter
 
 HOOK_LIMIT_S = 60.0
 # The names of the events that --on-event knows; other events are only recorded.
-HOOKED = {"stuck": "stuck", "died": "died", "finished": "done", "memory": "memory"}
+HOOKED = {"stuck": "stuck", "died": "crashed", "finished": "done", "memory": "memory"}
 
 
 class Events:

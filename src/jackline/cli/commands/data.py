@@ -43,12 +43,17 @@ _SPLIT_BY = "lines: divide a text file between the splits; auto: where it is the
 _SOURCE_OPTIONS = [
     click.argument("sources", nargs=-1, required=True, metavar="SOURCE..."),
     click.option("--tokenizer", default="gpt2", show_default=True, help="gpt2, bytes, train, or a tokenizer.json."),
-    click.option("--vocab-size", default=8192, show_default=True, help="Of a tokenizer that is trained."),
+    click.option("--vocab-size", default=8192, show_default=True, help="Size of a tokenizer that is trained."),
     click.option("--eos", default="auto", show_default=True, help="The token between documents, or none."),
     click.option("--format", "container", default="auto", help="txt, jsonl, csv, tsv or parquet; else by name."),
-    click.option("--documents", type=click.Choice(["file", "line", "block"]), default="file", help="In txt files."),
-    click.option("--text-column", help="Of jsonl, csv and parquet; found when it is clear."),
-    click.option("--weights", help="Of a mixture: one number a source, such as 0.7,0.3."),
+    click.option(
+        "--documents",
+        type=click.Choice(["file", "line", "block"]),
+        default="file",
+        help="What one document is in a txt file.",
+    ),
+    click.option("--text-column", help="Column of jsonl, csv and parquet with the text; found when it is clear."),
+    click.option("--weights", help="Shares of a mixture: one number a source, such as 0.7,0.3."),
     click.option(
         "--split",
         type=click.Choice(["all", "train", "validation"]),
@@ -64,7 +69,9 @@ _SOURCE_OPTIONS = [
     click.option("--max-examples", type=int, help="Stop after so many documents."),
     click.option("--max-tokens", type=int, help="Stop after so many tokens."),
     click.option("--split-by", type=click.Choice(["auto", "document", "lines"]), default="auto", help=_SPLIT_BY),
-    click.option("--encoding", default="auto", show_default=True, help="Of text files, such as utf-8 or cp1252."),
+    click.option(
+        "--encoding", default="auto", show_default=True, help="Encoding of text files, such as utf-8 or cp1252."
+    ),
     click.option("--max-damaged", type=float, help="Share of text and documents that may be lost; default: 0.01."),
     click.option("--cache-dir", type=click.Path(), help="Default: $JACKLINE_DATA or ~/.cache/jackline/data."),
     click.option("--max-cache-bytes", help="Such as 20G; default: a fifth of the free disk."),

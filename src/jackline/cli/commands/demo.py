@@ -41,7 +41,9 @@ MAX_SIGNS = 2  # of each of the three waits, so that the demo stays within 25 li
 
 
 @click.command(short_help="Half a minute: train, kill -9, resume, bit-equal.")
-@click.option("--steps", type=click.IntRange(min=4 * SAVE_EVERY), default=40, show_default=True, help="Of each run.")
+@click.option(
+    "--steps", type=click.IntRange(min=4 * SAVE_EVERY), default=40, show_default=True, help="Steps of each run."
+)
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(steps: int, runs_dir: str | None) -> None:
     """Train a nano GPT on the Python standard library's own sources, kill it half-way with SIGKILL, run the same

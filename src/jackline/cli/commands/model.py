@@ -66,15 +66,29 @@ def validate(run: str | None, as_json: bool, runs_dir: str | None) -> None:
 @click.argument("run")
 @click.argument("prompt", default="")
 @click.option(
-    "--tokens", "num_tokens", type=click.IntRange(1), default=200, show_default=True, help="How many new ones."
+    "--tokens", "num_tokens", type=click.IntRange(1), default=200, show_default=True, help="How many new tokens."
 )
 @click.option(
-    "--temperature", type=click.FloatRange(0, 100), default=0.8, show_default=True, help="0: the likeliest."
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.8,
+    show_default=True,
+    help="0: always the likeliest token.",
 )
 @click.option(
-    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Of the likeliest."
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.95,
+    show_default=True,
+    help="Sample from the likeliest tokens that have this share together.",
 )
-@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="At most so many; 0: all.")
+@click.option(
+    "--top-k",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Sample from this many of the likeliest tokens; 0: all.",
+)
 @click.option("--seed", type=int, help="The same text each time; default: another one.")
 @click.option("--count", type=click.IntRange(1, 100), default=1, show_default=True, help="How many texts.")
 @click.option("--checkpoint", default="best", show_default=True, help="best, latest, or a step.")
@@ -145,7 +159,7 @@ def predict(run: str, pairs: str, out: str | None, as_json: bool, **given: Any) 
 @click.command(short_help="The trained model as a folder for transformers, or as plain safetensors.")
 @click.argument("run")
 @click.option(
-    "--to", "target", type=click.Choice(["hf", "safetensors"]), default="hf", show_default=True, help="For whom."
+    "--to", "target", type=click.Choice(["hf", "safetensors"]), default="hf", show_default=True, help="The format."
 )
 @click.option("--out", type=click.Path(), help="The folder to write; default: NAME-hf or export.")
 @click.option("--checkpoint", default="best", show_default=True, help="best, latest, or a step.")

@@ -63,10 +63,12 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option(
     "--restart",
     type=click.IntRange(min=0),
-    help="Automatic restarts at most; 0, 3 with --checkpoints, 10 with attach.",
+    help="Maximum automatic restarts; default: 0, 3 with --checkpoints, 10 with attach.",
 )
 @click.option(
-    "--on-stuck", type=click.Choice(["report", "restart", "stop"]), help="Default: report; restart once attached."
+    "--on-stuck",
+    type=click.Choice(["report", "restart", "stop"]),
+    help="What to do when nothing moves any more; default: report, restart with attach.",
 )
 @click.option("--checkpoints", metavar="GLOB", help="Your script's own checkpoints, files or folders.")
 @click.option("--resume-arg", metavar="WORDS", help='Added when it resumes: "--resume {checkpoint}".')
@@ -82,15 +84,27 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 )
 @click.option("--time-limit", type=SOME_TIME, help="End it politely after this long: 90m, 11h30m.")
 @click.option("--grace", type=DURATION, default="30s", show_default=True, help="How long a polite end may take.")
-@click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
+@click.option("--on-event", metavar="CMD", help="Run at stuck, crashed, done, memory; $JACKLINE_EVENT says which.")
 @click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
 @click.option("--tty", is_flag=True, help="Give it a terminal: for prompts, debuggers, C programs that buffer.")
 @click.option("--split-streams", is_flag=True, help="Keep stderr apart from stdout; their order is lost.")
 @click.option("--all-ranks", is_flag=True, help="Show the output of every rank, not only of the first.")
-@click.option("--quiet-after", type=SOME_TIME, default="2s", show_default=True, help="Silence before we speak.")
-@click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
+@click.option(
+    "--quiet-after",
+    type=SOME_TIME,
+    default="2s",
+    show_default=True,
+    help="How long it may print nothing before we say what it is doing.",
+)
+@click.option(
+    "--stuck-after",
+    type=SOME_TIME,
+    default="60s",
+    show_default=True,
+    help="How long nothing must move before it is called stuck.",
+)
 @click.option("--rescue", is_flag=True, help="Save the state of a script that does not: at a crash, a hang, a stop.")
-@click.option("--rescue-every", type=SOME_TIME, help="And so often in between: 10m.")
+@click.option("--rescue-every", type=SOME_TIME, help="Also this often in between: 10m.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGS]...")
 def command(argv: tuple[str, ...], **given: Any) -> None:

@@ -88,7 +88,7 @@ class RepeatedCommand(click.Command):
     type=click.IntRange(min=0),
     default=RESTARTS,
     show_default=True,
-    help="Automatic restarts at most, while checkpoints advance.",
+    help="Maximum automatic restarts, while checkpoints advance.",
 )
 @click.option(
     "--on-stuck",
@@ -98,10 +98,22 @@ class RepeatedCommand(click.Command):
     help="What to do when nothing moves any more.",
 )
 @click.option("--grace", type=DURATION, default="30s", show_default=True, help="How long a polite end may take.")
-@click.option("--on-event", metavar="CMD", help="Run at stuck, died, done, memory; $JACKLINE_EVENT says which.")
+@click.option("--on-event", metavar="CMD", help="Run at stuck, crashed, done, memory; $JACKLINE_EVENT says which.")
 @click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
-@click.option("--quiet-after", type=SOME_TIME, default="2s", show_default=True, help="Silence before we speak.")
-@click.option("--stuck-after", type=SOME_TIME, default="60s", show_default=True, help="Standstill called stuck.")
+@click.option(
+    "--quiet-after",
+    type=SOME_TIME,
+    default="2s",
+    show_default=True,
+    help="How long it may print nothing before we say what it is doing.",
+)
+@click.option(
+    "--stuck-after",
+    type=SOME_TIME,
+    default="60s",
+    show_default=True,
+    help="How long nothing must move before it is called stuck.",
+)
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="Ranks on this machine, started by torchrun: one for each GPU."

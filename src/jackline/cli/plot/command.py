@@ -39,7 +39,9 @@ MAX_RUNS = len(COLORS)
 @click.option("--height", type=click.IntRange(3, 100), help="Rows of each drawing.")
 @click.option("--ascii", "is_ascii", is_flag=True, help="Letters instead of braille dots.")
 @click.option("--list", "is_list", is_flag=True, help="Print the names that can be drawn.")
-@click.option("--points", type=click.IntRange(min=2), default=200, show_default=True, help="Of a curve, with --json.")
+@click.option(
+    "--points", type=click.IntRange(min=2), default=200, show_default=True, help="Points of each curve, with --json."
+)
 @json_option
 @runs_dir_option
 def command(runs: Sequence[str], metrics: Sequence[str], axis: Axis, runs_dir: str | None, **given: Any) -> None:

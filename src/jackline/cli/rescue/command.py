@@ -33,7 +33,7 @@ SIGN_EVERY_S = 2.0
 @json_option
 @runs_dir_option
 def command(run: str | None, wait_s: float, is_load: bool, as_json: bool, runs_dir: str | None) -> None:
-    """Save the weights, optimizers, schedulers and RNG states of RUN, a script that has no idea of it.
+    """Save the weights, optimizers, schedulers and RNG states of RUN, a script that knows nothing of Jackline.
 
     A live run is asked and saves between two steps, without being stopped. Of a run that has ended, the last rescue
     is shown: Jackline rescues by itself at a crash, a hang and a stop. --load prints what to change in the script so

@@ -26,6 +26,7 @@ class NextStart:
     checkpoint: str | None = None
     written_at_s: float | None = None
     is_refused: bool = False
+    is_anew: bool = False  # nothing is known that it could continue from
     hint: str = ""  # what to type, if it is not `jackline resume RUN`
 
     def to_json(self) -> dict[str, Any]:
@@ -60,7 +61,8 @@ def _of_choice(run: RunDir, choice: Choice, pattern: str, now_s: float) -> NextS
         error = refusal(run.name, choice)
         return NextStart((error.message, *error.detail), is_refused=True, hint=error.hint or "")
     if choice.chosen is None:
-        return NextStart((f"starts from the beginning: this run has no checkpoint that matches {pattern} yet",))
+        text = f"from the beginning: this run has no checkpoint that matches {pattern} yet"
+        return NextStart((text,), is_anew=True)
     lines = [f"resumes from {source_words(choice.chosen, now_s)}"]
     lines += [passed_over_words(candidate) for candidate in choice.passed_over[:_PASSED_OVER_SHOWN]]
     return NextStart(tuple(lines), str(choice.chosen.path), choice.chosen.order_ns / 1e9)
@@ -72,5 +74,5 @@ def _of_session(run: RunDir, now_s: float) -> NextStart:
         at_s = Path(own).stat().st_mtime
         return NextStart((f"resumes from {own}, saved {format_duration(max(0.0, now_s - at_s))} ago",), own, at_s)
     if run.session_files():
-        return NextStart(("starts from the beginning: it has no checkpoint yet",))
-    return NextStart(("starts as it was typed: Jackline knows no checkpoints of this command",))
+        return NextStart(("from the beginning: it has no checkpoint yet",), is_anew=True)
+    return NextStart(("the same command again; Jackline knows no checkpoints of it",), is_anew=True)

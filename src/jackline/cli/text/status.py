@@ -17,6 +17,7 @@ from jackline.units import format_bytes, format_duration, format_limit
 
 _NUMBERS = 4
 _MAX_INCIDENTS = 3
+_ONE = {"epochs": "epoch", "steps": "step", "batches": "batch", "iterations": "iteration", "episodes": "episode"}
 _STALE_S = 30.0  # values that are older are shown with their age
 
 
@@ -84,10 +85,10 @@ def _rank_lines(view: RunView) -> list[str]:
 
 def _reached_lines(view: RunView) -> list[str]:
     """For an ended run: how far it got, and which checkpoints are kept."""
-    reached = reached_line(view) if view.status.state != "finished" else ""
     found = [
-        ("progress", reached),
+        ("progress", reached_line(view)),
         ("epoch", epoch_line(view)),
+        ("numbers", last_numbers_line(view)),
         ("best", best_line(view)),
         ("saved", saved_line(view)),
         ("goodput", view.goodput),
@@ -109,9 +110,14 @@ def reached_line(view: RunView) -> str:
 
 
 def numbers_line(view: RunView) -> str:
-    """A few of the metrics that the loop logged or printed last, the loss first."""
+    """A few of the metrics that the loop logged or printed last, the loss first, and their age where it matters."""
+    printed_s = max((entry.at_s or 0.0 for entry in view.state.printed), default=0.0)
+    text = last_numbers_line(view)
+    return text + age_words(printed_s, view.now_s) if text and not view.session.metrics else text
+
+
+def last_numbers_line(view: RunView) -> str:
     known = [(safe_text(name, 30), f"{value:.4g}") for name, value in view.session.metrics.items()]
-    age = ""
     if not known:
         printed = view.state.printed
         known = [
@@ -119,10 +125,9 @@ def numbers_line(view: RunView) -> str:
             for entry in printed
             if entry.value is not None or entry.text
         ]
-        age = age_words(max((entry.at_s or 0.0 for entry in printed), default=0.0), view.now_s)
     known.sort(key=lambda pair: (pair[0] != "loss", "loss" not in pair[0]))
     shown = [f"{name} {value}" for name, value in known]
-    return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "") + age
+    return ", ".join(shown[:_NUMBERS]) + (", ..." if len(shown) > _NUMBERS else "")
 
 
 def age_words(at_s: float | None, now_s: float) -> str:
@@ -137,14 +142,21 @@ def progress_words(progress: ProgressRecord) -> str:
     if done is None:
         return ""
     phase = f"{safe_text(progress.phase, 60)}, " if progress.phase else ""
-    unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
+    unit = f" {unit_of(progress)}" if progress.unit else ""
     guessed = " (guessed from its output)" if progress.is_guessed else ""
     if progress.epoch is not None and progress.unit != "epochs" and not progress.phase:
         epochs = f" of {_count(progress.epochs)}" if progress.epochs else ""
         guessed = f", epoch {_count(progress.epoch)}{epochs}{guessed}"
     if total:
         return f"{phase}{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %){guessed}"
+    if progress.source == "line" and (one := _ONE.get(progress.unit or "")):
+        return f"{phase}{one} {_count(done)}{guessed}"  # what it printed: 'epoch 9' may be its tenth
     return f"{phase}{_count(done)}{unit}{guessed}"
+
+
+def unit_of(progress: ProgressRecord) -> str:
+    """'steps' for what tqdm calls 'it'."""
+    return "steps" if progress.unit in ("it", "its") else safe_text(progress.unit or "", 20)
 
 
 def progress_line(view: RunView) -> str:
@@ -152,7 +164,7 @@ def progress_line(view: RunView) -> str:
     if not (words := progress_words(progress)):
         return ""
     parts = [words]
-    unit = f" {safe_text(progress.unit, 20)}" if progress.unit else ""
+    unit = f" {unit_of(progress)}" if progress.unit else ""
     rate = progress.rate_per_s
     if rate and not _is_stuck(view):
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")
@@ -365,12 +377,17 @@ def hint_for(view: RunView) -> str:
     if state == "alive" and view.state.verdict.is_alarm:
         return f"`jackline why {name}` shows where, with the stacks of every process"
     if state == "dead":
-        return f"`jackline why {name}` tells more, `jackline resume {name}` continues"
+        return f"`jackline why {name}` tells more, {_resume_words(view, name)}"
     if state == "stopped":
-        return f"`jackline resume {name}` continues"
+        return _resume_words(view, name)
     if state == "elsewhere":
         return "ask on that host, or `jackline why` for what its files say"
     return ""
+
+
+def _resume_words(view: RunView, name: str) -> str:
+    is_anew = view.next_start is not None and view.next_start.is_anew
+    return f"`jackline resume {name}` {'starts it again' if is_anew else 'continues'}"
 
 
 def row(label: str, text: Any) -> str:

@@ -25,6 +25,13 @@ _OVERDUE_S = 10.0
 _NEAR_LIMIT = 0.85
 _NUMBERS = 4
 _GPUS = 8
+# One of what is counted; '' where the number says it all.
+_WORDS = {
+    "": "step", "it": "step", "its": "step", "steps": "step", "timesteps": "step", "total_timesteps": "step",
+    "batches": "batch", "epochs": "epoch", "iterations": "iteration", "episodes": "episode", "rounds": "round",
+    "updates": "update", "rows": "row", "%": "",
+}  # fmt: skip
+_TRAINING_PHASES = ("", "train", "training", "step", "steps", "batch", "iter", "epoch", "epochs")
 _EVALUATIONS = ("val", "eval", "test", "dev")
 
 
@@ -101,17 +108,24 @@ def _alarm(state: SupervisorRecord) -> Iterator[_Part]:
 def _count(progress: ProgressRecord, session: SessionRecord) -> Iterator[_Part]:
     """'step 1,230/10,000', its share, and the epoch; nothing where nothing was counted."""
     done, total = progress.done, progress.total
-    if done is None or (not done and not total):
+    if done is None or (not done and not total and progress.epoch is None):
         if progress.phase and progress.source == "protocol":
             yield _Part(safe_text(progress.phase, 60), 0)
         return
     word = _counted_word(progress)
-    yield _Part(_of(word, done, total, _number), 1, _of(word, done, total, _thousands))
-    if total and not progress.is_part:
-        yield _Part(f"{min(100.0, 100 * done / total):3.0f}%", 7)
+    if progress.unit == "%" and total:  # 'download  32%': nobody counts percents
+        yield _Part(f"{word} {_share(done, total)}".strip(), 1)
+    else:
+        yield _Part(_of(word, done, total, _number), 1, _of(word, done, total, _thousands))
+        if total and not progress.is_part:
+            yield _Part(_share(done, total), 7)
     place = session.place
     epoch, epochs = (place.epoch, place.epochs) if session.done is not None else (progress.epoch, progress.epochs)
-    if epoch is not None and (epochs or progress.is_part or place.num_batches):
+    if (
+        epoch is not None
+        and word != "epoch"
+        and (epochs or progress.source == "line" or progress.is_part or place.num_batches)
+    ):
         yield _Part(f"epoch {_number(epoch)}" + (f"/{_number(epochs)}" if epochs else ""), 6)
 
 
@@ -120,13 +134,19 @@ def _of(word: str, done: float, total: float | None, number: Callable[[float], s
     return f"{word} {number(done):>{len(number(total))}}/{number(total)}" if total else f"{word} {number(done)}"
 
 
+def _share(done: float, total: float) -> str:
+    return f"{min(100.0, 100 * done / total):3.0f}%"
+
+
 def _counted_word(progress: ProgressRecord) -> str:
     """What is counted, in the singular: 'step'; with the phase where that is not the training itself."""
     unit, phase = safe_text(progress.unit or "", 20), safe_text(progress.phase or "", 40)
-    word = {"steps": "step", "batches": "batch", "epochs": "epoch", "it": "step", "its": "step", "": "step"}.get(unit)
-    if phase.lower() in ("", "train", "training", "step", "steps", "batch", "iter", "epoch"):
-        return word or unit
-    return phase if word else f"{phase} {unit}"
+    word = _WORDS.get(unit.lower())
+    if phase.lower() == "epochs" and word == "step":
+        return "epoch"
+    if phase.lower() in _TRAINING_PHASES:
+        return unit if word is None else word
+    return phase if word is not None else f"{phase} {unit}"
 
 
 def _numbers(state: SupervisorRecord, session: SessionRecord) -> Iterator[_Part]:

@@ -126,10 +126,11 @@ def _known(attached: Mapping[str, Any]) -> set[int]:
 def _own_modules() -> list[ModuleType]:
     """Modules that the user has written, other than the script itself: its variables are those of a frame."""
     found = []
-    script = sys.modules.get("__main__")  # known as __mp_main__ too, once multiprocessing is imported
-    for module in list(sys.modules.values()):
+    script = sys.modules.get("__main__")  # multiprocessing lists it as __mp_main__ too
+    for name, module in list(sys.modules.items()):
         file = getattr(module, "__dict__", {}).get("__file__")  # not getattr: some import others for any attribute
-        if module is not script and isinstance(file, str) and not is_library(file):
+        is_startup = name in ("sitecustomize", "usercustomize")
+        if module is not script and not is_startup and isinstance(file, str) and not is_library(file):
             found.append(module)
     return found[:_MAX_MODULES]
 

@@ -16,6 +16,7 @@ FIRST_AFTER_S = 2.0
 EVERY_S = 9.0
 LATER_EVERY_S = 58.0
 LATER_AFTER_S = 600.0
+MAX_SOURCE = 80  # characters of a line of code
 STALE_S = 30.0  # an older report of progress is shown with its age
 
 
@@ -33,7 +34,7 @@ def heartbeat_line(state: SupervisorRecord, *, width: int | None = None) -> str:
     elapsed_s = (state.at_s or 0.0) - (state.started_at_s or 0.0)
     parts = [format_duration(max(0.0, elapsed_s)), *_progress_words(state), now.what or "running"]
     if now.file:
-        source = f" `{now.source}`" if now.source else ""
+        source = f" `{_cut(now.source)}`" if now.source else ""
         parts.append(f"{now.file.rsplit('/', 1)[-1]}:{now.line}{source}")
     parts += _figures(state)
     if verdict.is_alarm:
@@ -44,6 +45,10 @@ def heartbeat_line(state: SupervisorRecord, *, width: int | None = None) -> str:
         parts.append(waiting_words(state))
     line = "  ".join(parts)
     return line if width is None or len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def _cut(source: str) -> str:
+    return source if len(source) <= MAX_SOURCE else source[: MAX_SOURCE - 1] + "…"
 
 
 def waiting_words(state: SupervisorRecord) -> str:

@@ -193,4 +193,4 @@ def own_words(run: RunDir, attempt: int, own: str | None, now_s: float) -> str:
         return f"attempt {attempt} resumes from {own}, saved {age} ago"
     if run.session_files():
         return f"attempt {attempt} starts from the beginning: it has no checkpoint yet"
-    return f"attempt {attempt} starts as it was typed: Jackline knows no checkpoints of this command"
+    return f"attempt {attempt} is the same command again; Jackline knows no checkpoints of it"

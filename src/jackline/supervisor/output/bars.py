@@ -19,6 +19,9 @@ _TQDM = re.compile(
     rf"(?P<total>{_NUMBER})(?P<total_step>[kMGTP]?)(?P<unit>[A-Za-z]*)\s*"
     rf"\[{_CLOCK}<(?P<eta>{_CLOCK}|\?)(?:,\s*(?P<rate>[^,\]]+))?"
 )
+# ignite: 'Epoch [1/3]: [50/60]  83%|████▎ , loss=0.6 [00:02<00:00]'
+_TQDM_COUNTED = re.compile(r"\[(\d+)/(\d+)\]\s*$")
+_TQDM_LEFT = re.compile(rf"\[{_CLOCK}<({_CLOCK})\]")
 _TQDM_PERCENT = re.compile(r"\d{1,3}$")
 _TQDM_OPEN = re.compile(
     rf"(?P<done>{_NUMBER})(?P<done_step>[kMGTP]?)\s?(?P<unit>[A-Za-z]+)\s+\[{_CLOCK}(?:,\s*(?P<rate>[^,\]]+))?[,\]]"
@@ -30,12 +33,13 @@ _KERAS = re.compile(rf"\s*({_NUMBER})/({_NUMBER})\s+(?:\[[=>.]+\]|[━╸╺\x20
 _KERAS_ETA = re.compile(r"(?:ETA:\s*|^)(?:(\d+):)?(?:(\d+):)?(\d+)s?\b")
 _BAR_RUN = re.compile(r"[━╸╺█▏▎▍▌▋▊▉#=>-]{4,}[━╸╺█▏▎▍▌▋▊▉#=>.\s|\]-]*")
 _BAR_OF = re.compile(rf"(?:\d{{1,3}}(?:\.\d+)?%\s+[^\d]*)?{_SIZE}[A-Za-z]*\s?/\s?{_SIZE}\s?(?P<unit>[A-Za-z]*)")
-_LIGHTNING = re.compile(r"^\W*Epoch (\d+)/(\d+) .*\bv_num: ")
+_LIGHTNING = re.compile(r"^\W*Epoch (\d+)/(\d+) .*(?:\bv_num: | • \S+ \d+\.\d\dit/s)")
 _WGET = re.compile(rf"(?P<phase>\S*)\s+(\d{{1,3}})%\s?\[[=>+\s]*\]\s+{_SIZE}B?(?P<rest>.*)")
 _CURL = re.compile(
     rf"\s*(\d{{1,3}})\s+{_SIZE}\s+(\d{{1,3}})\s+{_SIZE}\s.*?\s(?P<eta>{_CLOCK}|--:--:--)\s+{_SIZE}\s*$"
 )
 _PERCENT = re.compile(r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)\s?%")
+_PERCENT_OF = re.compile(rf"\s*\(\s*({_NUMBER}) of ({_NUMBER})\)")  # progressbar2: ' 87% (174 of 200) |####  |'
 _ETA = re.compile(rf"(?:eta|ETA|remaining)[\s:]+({_CLOCK}|(?:\d+h)?\s?(?:\d+m)?\s?\d+s)|(?:^|\s)(-?{_CLOCK})\s*$")
 _BAR_SIGNS = re.compile(r"[━╸╺█▏▎▍▌▋▊▉░▒▓•·…⠀-⣿|()\[\]]+|[#=>*<.-]{2,}")
 _STEPS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -72,12 +76,21 @@ def _tqdm(text: str) -> Progress | None:
     phase = text[: percent.start()]
     match = _TQDM.match(text, at)
     if match is None:
-        return _percent(phase, percent[0])  # a custom bar_format: the percentage is still certain
+        return _custom_tqdm(phase, percent[0], text)
     done = _scaled(match["done"], match["done_step"])
     total = _scaled(match["total"], match["total_step"])
     rate, unit = _rate(match["rate"] or "")
     eta = None if match["eta"] == "?" else _seconds(match["eta"])
     return Progress(_words(phase), done, total, unit or match["unit"], rate, eta, "bar")
+
+
+def _custom_tqdm(phase: str, percent: str, text: str) -> Progress | None:
+    """A `bar_format` of somebody's own: the percentage is certain, and a count right before it."""
+    counted, left = _TQDM_COUNTED.search(phase), _TQDM_LEFT.search(text)
+    eta_s = _seconds(left[1]) if left else None
+    if counted is None or float(counted[1]) > float(counted[2]):
+        return _percent(phase, percent, eta_s)
+    return Progress(_words(phase[: counted.start()]), float(counted[1]), float(counted[2]), "", None, eta_s, "bar")
 
 
 def _tqdm_open(text: str) -> Progress | None:
@@ -147,6 +160,10 @@ def _curl(text: str) -> Progress | None:
 
 def _generic(text: str) -> Progress | None:
     match = _PERCENT.search(text)
+    counted = _PERCENT_OF.match(text, match.end()) if match else None
+    if match and counted and _float(counted[1]) <= _float(counted[2]):
+        done, total = _float(counted[1]), _float(counted[2])
+        return Progress(_words(text[: match.start()]), done, total, "", None, _eta_text(text[counted.end() :]), "bar")
     return _percent(text[: match.start()], match["percent"], _eta_text(text[match.end() :])) if match else None
 
 

@@ -13,6 +13,7 @@ from jackline.supervisor.output.progress import Pace, Progress
 
 _EPOCH = re.compile(r"(?<![a-z])epochs?\b[\s:#(\[]*(\d+)(?!\.\d)(?:\s*/\s*(\d+))?", re.IGNORECASE)
 _HEADING = re.compile(r"^\W*epoch[\s:#]*\[?(\d+)\s*/\s*(\d+)\W*$", re.IGNORECASE)
+_BARE_HEADING = re.compile(r"^\W*epoch[\s:#]*\[?(\d+)\W*$", re.IGNORECASE)
 _LEADING = re.compile(r"^\s*(\d+)/(\d+)\s")  # ultralytics puts the epoch first: '  3/100  2.5G  1.2  ...'
 _EPOCH_WORD = re.compile(r"(?<![a-z])epochs?(?![a-z])", re.IGNORECASE)
 _ASIDE = re.compile(
@@ -33,6 +34,7 @@ class _Counter:
     last: Progress
     restarts: int = 0
     offset: float = 0.0  # what earlier epochs have counted
+    heading: float | None = None  # the epoch that a line above it named
 
 
 class Journey:
@@ -44,6 +46,8 @@ class Journey:
         self._epoch: float | None = None  # from a line such as 'Epoch 3/10', which Keras prints before its bars
         self._epochs: float | None = None
         self._first_epoch = 1.0
+        self._heading: float | None = None  # of 'Epoch 3' or 'Epoch 3/10', where lines with counters follow
+        self._first_heading: float | None = None
         self._fine: Progress | None = None  # the newest report of something finer than epochs
         self.step: float | None = None  # counts through the whole run
 
@@ -64,8 +68,15 @@ class Journey:
         return found
 
     def note_heading(self, text: str) -> None:
-        """'Epoch 3/10' alone on a line: Keras prints it before the bar of that epoch."""
-        heading = _HEADING.match(text) if len(text) < 40 else None
+        """'Epoch 3/10' alone on a line: Keras prints it before the bar of that epoch, PyTorch's first tutorial
+        'Epoch 3' before its lines."""
+        if len(text) >= 40:
+            return
+        heading = _HEADING.match(text)
+        named = heading or _BARE_HEADING.match(text)
+        if named is not None:
+            self._heading = float(named[1])
+            self._first_heading = self._heading if self._first_heading is None else self._first_heading
         if heading is not None:
             self._epoch, self._epochs = float(heading[1]), float(heading[2])
             self._first_epoch = 0.0 if self._epoch < 1 else self._first_epoch
@@ -103,7 +114,9 @@ class Journey:
         counter = self._counters.pop(key, None) or _Counter(now_s, now_s, progress)
         self._counters[key] = counter
         last = counter.last
-        if progress.done < last.done and (last.total is None or last.done >= _MOST * last.total):
+        is_new_epoch = counter.heading != self._heading
+        counter.heading = self._heading
+        if progress.done < last.done and (last.total is None or last.done >= _MOST * last.total or is_new_epoch):
             is_small = progress.done < 0.5 * last.done
             if progress.total is not None or is_small:
                 counter.restarts += 1
@@ -117,6 +130,10 @@ class Journey:
         total = told.total
         if told.unit == "epochs" or total is None:
             return told
+        # A counter that does not start again below a new heading counts through the whole run.
+        is_in_epoch = self._heading is not None and (counter.restarts > 0 or self._heading == self._first_heading)
+        if is_in_epoch and told.source == "line" and told.epoch is None:
+            told = replace(told, epoch=self._heading, epochs=self._epochs)
         if told.epoch is not None:
             index = told.epoch - self._first_epoch
             if told.epochs and 0 <= index < told.epochs:

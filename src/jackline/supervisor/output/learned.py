@@ -25,7 +25,7 @@ _TIMES = re.compile(
 )
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})+|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
 _DIGITS = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?")
-_NAME = re.compile(r"([A-Za-z][\w@/.-]*(?: [A-Za-z][\w@/.-]*)?)\s*[:=]?\s*[\[(]?$")
+_NAME = re.compile(r"([A-Za-z][\w@/.-]*(?: [A-Za-z][\w@/.-]*)?)\s*[:=|]?\s*[\[(]?$")
 _NOT_A_NAME = re.compile(r"at|in|on|of|to|is|from|for|by|and|the|an?|line|port|pid|rank|worker|gpu|took|after|m?s")
 # A whole number that grows and counts no steps: an address or an amount, by the word before it or the unit behind it.
 _NO_COUNT = re.compile(
@@ -74,15 +74,23 @@ class Learner:
         places = list(_NUMBER.finditer(bare))
         if not places or len(places) > _MAX_PLACES:
             return None
-        shape = self._remember(_DIGITS.sub("#", bare), places)
+        shape = self._remember(_shape_of(bare), places)
         if shape.count >= REPEATS:
             return _conclude(bare, places, shape)
         head = _HEAD.match(bare)
         if head is None or head[0] == bare:
             return None
         places = list(_NUMBER.finditer(head[0]))
-        shape = self._remember(_DIGITS.sub("#", head[0]), places)
+        shape = self._remember(_shape_of(head[0]), places)
         return _conclude(head[0], places, shape) if shape.count >= REPEATS else None
+
+    def read_cells(self, text: str) -> dict[str, float]:
+        """The metrics in front of a bar, below a header that names them: ultralytics' '  1/3  2.1G  1.2:  28%|'."""
+        cells = text.partition(":")[0].split()
+        if not self._header or len(cells) != len(self._header):
+            return {}
+        named = zip(self._header, cells, strict=True)
+        return {name: float(cell) for name, cell in named if is_metric(name, "0.0") and _NUMBER.fullmatch(cell)}
 
     def _remember(self, words: str, places: list[re.Match[str]]) -> _Shape:
         values = [float(place[0].replace(",", "")) for place in places]
@@ -124,6 +132,11 @@ class Learner:
         numbers = {name: value for name, value in list(named.items())[1:] if is_metric(name, "0.0")}
         progress = Progress("", named.get(first, 0.0), None, unit, None, None, "line", is_guessed=True)
         return Learned(progress, numbers) if numbers else None
+
+
+def _shape_of(bare: str) -> str:
+    """Its words. Spaces do not count: '[   64/60000]' and '[12864/60000]' are one format."""
+    return "".join(_DIGITS.sub("#", bare).split())
 
 
 def _conclude(bare: str, places: list[re.Match[str]], shape: _Shape) -> Learned | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from jackline.supervisor.output.bars import parse_known_bar
+from jackline.supervisor.output.bars import parse_bar, parse_known_bar
 from jackline.supervisor.output.numbers import MEASURED, read_record
 from jackline.supervisor.output.progress import MAX_TEXT, Progress
 
@@ -36,9 +36,18 @@ _EPOCH_PART = re.compile(
 )
 # timm: 'Train: 0 [  50/1251 (  4%)]'.
 _TRAIN_PART = re.compile(r"^\W*Train: (?P<epoch>\d+) \[\s*(?P<done>\d+)/(?P<total>\d+)\s*\(\s*\d+%\)")
+# The CIFAR tutorial of PyTorch: '[2,  4000] loss: 1.839'; its DCGAN tutorial: '[0/5][50/1583]<tab>Loss_D: 1.2'.
+_EPOCH_BATCH = re.compile(r"^\W{0,3}\[\s*(?P<epoch>\d+),\s*(?P<done>\d+)\]\s*\w*\s?loss\b", re.IGNORECASE)
+_EPOCHS_BATCHES = re.compile(
+    r"^\W{0,3}\[\s*(?P<epoch>\d+)/(?P<epochs>\d+)\]\s*\[\s*(?P<done>\d+)/(?P<total>\d+)\].*loss", re.IGNORECASE
+)
+# Its quickstart: 'loss: 2.253  [12864/60000]'.
+_BRACKETS = re.compile(r"\[\s*(?P<done>\d+)\s*/\s*(?P<total>\d+)\s*\]")
 # XGBoost and LightGBM: '[10]<tab>train-rmse:0.123'.
 _ROUND = re.compile(r"^\[(?P<done>\d+)\]\t\S")
-_MAYBE = re.compile(r"step|iter|epoch|batch|update|episode|round|^\W*Train: \d|^\[\d+\]\t", re.IGNORECASE)
+_MAYBE = re.compile(
+    r"step|iter|epoch|batch|update|episode|round|^\W*Train: \d|^\[\d+\]\t|\[\s*\d+\s*[,/]\s*\d+\]", re.IGNORECASE
+)
 _RECORD_STEPS = ("global_step", "trainer/global_step", "step", "steps", "num_updates", "iteration", "iter", "update")
 _RECORD_TOTALS = ("max_steps", "total_steps", "num_steps", "max_iters")
 
@@ -56,7 +65,12 @@ def parse_line(text: str) -> Progress | None:
             return known
     if not _MAYBE.search(text):
         return None
-    return _record(text) or _counted(text)
+    return _record(text) or _in_brackets(text) or _counted(text)
+
+
+def parse_redrawn(text: str) -> Progress | None:
+    r"""A refresh of something drawn in place: a bar, or a line such as print(f"\riter {i}/300", end="")."""
+    return parse_bar(text) or parse_line(text)
 
 
 def counts_by_word(text: str) -> Progress | None:
@@ -65,6 +79,19 @@ def counts_by_word(text: str) -> Progress | None:
     if match is None:
         return None
     return Progress("", _float(match["done"]), None, _unit(match["word"]), None, None, "line")
+
+
+def _in_brackets(text: str) -> Progress | None:
+    whole = _EPOCHS_BATCHES.match(text)
+    if whole is not None and float(whole["done"]) <= float(whole["total"]):
+        done, total = float(whole["done"]), float(whole["total"])
+        epoch, epochs = float(whole["epoch"]), float(whole["epochs"])
+        return Progress("", done, total, "batches", None, None, "line", "epoch", epoch, epochs)
+    open_ended = _EPOCH_BATCH.match(text)
+    if open_ended is None:
+        return None
+    done, epoch = float(open_ended["done"]), float(open_ended["epoch"])
+    return Progress("", done, None, "batches", None, None, "line", "epoch", epoch)
 
 
 def _counted(text: str) -> Progress | None:
@@ -85,7 +112,14 @@ def _counted(text: str) -> Progress | None:
     if epoch is not None:
         done, total = _float(epoch["done"]), _float(epoch["total"])
         return Progress("", done, total, "epochs", None, None, "line", "run", done, total)
-    return bare
+    return bare or _behind_numbers(text)
+
+
+def _behind_numbers(text: str) -> Progress | None:
+    found = _BRACKETS.search(text) if MEASURED.search(text) else None
+    if found is None or float(found["done"]) > float(found["total"]):
+        return None
+    return Progress("", float(found["done"]), float(found["total"]), "", None, None, "line")
 
 
 def _within(text: str, finest: Progress, epoch: re.Match[str] | None) -> Progress:

@@ -27,6 +27,7 @@ _POSTFIX = re.compile(
     rf"[,\[]\s*(?P<name>[A-Za-z][\w/.@ -]{{0,59}})=\s*(?P<value>{_NUMBER}|nan|inf)(?P<unit>[%A-Za-z]?)"
 )
 _BRACKET = re.compile(r"\[\d+:\d\d[^\]]*\]\s*$")
+_PACE = re.compile(r"\w{1,8}/s|[mu]?s/\w{1,8}")  # Lightning: '18.48it/s train_loss: 0.004'
 _HELD_OUT = re.compile(r"(?<![A-Za-z])(val|valid|validation|test|eval|evaluation|dev)(?![A-Za-z])", re.IGNORECASE)
 
 # These are metrics whatever their value looks like.
@@ -55,7 +56,7 @@ MEASURED = re.compile(
 
 def read_numbers(text: str) -> dict[str, float]:
     """The metrics of one line or bar, named as printed but in lower case; {} where there is none."""
-    text = text[:MAX_TEXT]
+    text = text[:MAX_TEXT].replace("'s ", " ")  # LightGBM: "valid_0's l2: 0.12"
     record = read_record(text)
     if record is not None:
         kept = {name: value for name, value in record.items() if not _is_never(name)}
@@ -117,7 +118,10 @@ def _postfix(text: str) -> dict[str, float]:
 
 def _plain(name: str, held_out: str = "", between: str = "") -> str:
     """'Average loss' after 'Test set:' -> 'test_average_loss'. `between`: the text from 'Test' to the name."""
-    plain = "_".join(name.lower().split()).strip("._-%/:")
+    words = name.lower().split()
+    while len(words) > 1 and _PACE.fullmatch(words[0]):
+        words = words[1:]
+    plain = "_".join(words).strip("._-%/:")
     is_own = "|" in between or "train" in between.lower() or "train" in plain or _HELD_OUT.search(name) is not None
     return (f"{held_out}_{plain}" if held_out and not is_own else plain)[:60]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jackline.rundir.access.writing import open_own
 from jackline.supervisor.output.bars import parse_bar
+from jackline.supervisor.output.lines import parse_redrawn
 from jackline.supervisor.output.log_writer import LogWriter
 from jackline.supervisor.output.progress import PROTOCOL, Progress, parse_protocol
 from jackline.supervisor.output.room import (
@@ -265,7 +266,7 @@ class OutputTail:
         self._write(texts, now_s)
 
     def _take_bar(self, text: str, now_s: float) -> list[str]:
-        progress = parse_bar(text)
+        progress = parse_redrawn(text)
         self._told.offer(progress, now_s)
         self._bar_text = text if progress is not None else self._bar_text
         self._last_text = text.strip() or self._last_text
@@ -309,7 +310,8 @@ class OutputTail:
             self._partial_seen = partial
             text = self._splitter.partial_text
             self._last_text = text.strip() or self._last_text
-            progress = parse_bar(text)
+            # Without a CR it may be the first half of a line, so that only a bar is certain.
+            progress = parse_redrawn(text) if self._is_after_bar else parse_bar(text)
             self._told.offer(progress, now_s)
             self._bar_text = text if progress is not None else self._bar_text
         if self._bar_text:

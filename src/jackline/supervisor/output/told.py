@@ -91,8 +91,15 @@ class Told:
             return
         if last is not None and progress.is_guessed and not last.is_guessed:
             return  # a known format is worth more, however old
+        if last is not None and self._is_coarser(progress, last, now_s):
+            return
         self.progress = self._journey.take(progress, now_s)
         self.progress_s = now_s
+
+    def _is_coarser(self, progress: Progress, last: Progress, now_s: float) -> bool:
+        """Of two guessed counters that take turns (iterations and timesteps in one table), the finer one counts."""
+        is_other = progress.is_guessed and last.is_guessed and progress.unit != last.unit
+        return is_other and progress.done < last.done and now_s - self.progress_s < OUTRANKED_FOR_S
 
     def take_heading(self, text: str) -> None:
         """A line between bars, at the place where it came; the lines themselves are looked at after the poll."""
@@ -100,7 +107,7 @@ class Told:
 
     def take_bar(self, text: str, now_s: float) -> None:
         """The newest state of a bar, for the metrics behind it."""
-        self._keep(read_numbers(text), now_s, is_guessed=False)
+        self._keep(read_numbers(text) or self._learner.read_cells(text), now_s, is_guessed=False)
 
     def take_lines(self, texts: list[str], now_s: float) -> None:
         """The lines of one poll, oldest first."""
@@ -117,6 +124,7 @@ class Told:
         self._each_s = spent_s / num_taken
 
     def _take_line(self, text: str, now_s: float) -> None:
+        self._journey.note_heading(text)
         progress, numbers, is_guessed = parse_line(text), read_numbers(text), False
         if progress is None:
             learned = self._learner.take(text)
