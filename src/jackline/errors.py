@@ -21,7 +21,7 @@ class JacklineError(Exception):
     def __init__(self, message: str, *, detail: tuple[str, ...] | str = (), hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.detail = (detail,) if isinstance(detail, str) else tuple(detail)
+        self.detail = tuple(detail.splitlines()) if isinstance(detail, str) else tuple(detail)
         self.hint = hint
 
     def __str__(self) -> str:

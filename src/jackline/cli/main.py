@@ -173,6 +173,8 @@ def _describe(error: click.ClickException) -> str:
     text, context = error.format_message(), getattr(error, "ctx", None)
     if text.startswith("Usage: "):
         return text
+    if "Choose from:" in text:  # click puts each choice on a line of its own
+        text = " ".join(text.split())
     near = "" if context is None or "hint:" in text else f"\nhint: `{context.command_path} --help` shows its options"
     return f"error: {text}{near}"
 

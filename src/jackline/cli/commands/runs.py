@@ -292,12 +292,16 @@ def _trouble(view: RunView) -> str:
 
 
 def _progress(view: RunView) -> str:
-    done, total = view.progress.done, view.progress.total
+    done, total, unit = view.progress.done, view.progress.total, view.progress.unit or ""
     if done is None:
         return "-"
-    if total and done < total and view.status.state == "finished":
+    if not total:
+        return f"{view.progress.one_of} {done:,.0f}".strip()
+    if unit == "%":
+        return f"{100 * done / total:.0f} %"
+    if done < total and view.status.state == "finished":
         return f"done; {done:,.0f}/{total:,.0f} printed last"  # it finished, so no share of it is missing
-    return f"{done:,.0f}/{total:,.0f} ({100 * done / total:.0f} %)" if total else f"{done:,.0f}"
+    return f"{done:,.0f}/{total:,.0f} ({100 * done / total:.0f} %)"
 
 
 def _age(view: RunView) -> str:

@@ -45,12 +45,8 @@ def is_setting(word: str) -> bool:
 
 def change(run: RunDir, contents: RunFile, words: Sequence[str], *, path: Path | None = None) -> Changed:
     """The run's own command with these settings behind its own. `path`: the folder of a run that is made from it."""
+    refuse_scripts(run, contents)
     argv = list(contents.argv)
-    if argv[1:3] != _TRAINER or len(argv) < 5:
-        raise UsageError(
-            f"run '{run.name}' is no recipe's, so it has no settings that could be changed",
-            hint="a script of your own: jackline run --name NAME --continue-with-changes -- python train.py ...",
-        )
     wrong = [word for word in words if not is_setting(word)]
     if wrong:
         raise UsageError(f"'{wrong[0]}' is not a setting", hint="write key=value, such as max_steps=2000 lr=1e-4")
@@ -64,6 +60,15 @@ def change(run: RunDir, contents: RunFile, words: Sequence[str], *, path: Path |
     return Changed(made, settings, compare_settings(plain_settings(contents.settings), settings))
 
 
+def refuse_scripts(run: RunDir, contents: RunFile) -> None:
+    """Only runs of `jackline train` have settings."""
+    if list(contents.argv[1:3]) != _TRAINER or len(contents.argv) < 5:
+        raise UsageError(
+            f"run '{run.name}' was not started by `jackline train`, so it has no settings to change",
+            hint="a script of your own: jackline run --name NAME --continue-with-changes -- python train.py ...",
+        )
+
+
 def newest_step(run: RunDir) -> int:
     names = catalogue.list_names(choose_place(run).folder)
     return names[0].step if names else 0
@@ -74,7 +79,7 @@ def receipt(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> lis
     lines = []
     if before.get("batch_size") != now.get("batch_size"):
         sizes = f"batch_size {before.get('batch_size')} -> {now.get('batch_size')}"
-        order = "the data continue in their order, and no sample of this epoch comes twice"
+        order = "the order of the data continues, and no sample of this epoch comes twice"
         lines.append(f"{sizes} from step {step:,} on: {order}")
     if all(before.get(name) == now.get(name) for name in _SCHEDULE):
         return lines

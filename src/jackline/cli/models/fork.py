@@ -21,7 +21,7 @@ from jackline.checkpoint.rewind import parse_choice
 from jackline.cli.commands.resume import options_of
 from jackline.cli.commands.run import describe_here
 from jackline.cli.commands.runs import FORKED
-from jackline.cli.models.again import Changed, change, receipt, refuse_done
+from jackline.cli.models.again import Changed, change, receipt, refuse_done, refuse_scripts
 from jackline.cli.options import detach_options, quiet_option
 from jackline.cli.programs.started import is_detached_as_json
 from jackline.cli.trusting import confirm
@@ -59,6 +59,7 @@ def command(run: str, settings: tuple[str, ...], runs_dir: str | None, **given: 
     parent = find_run(run, runs_folder(runs_dir))
     confirm(parent, is_trusted=False)
     contents = read_run_file(parent)
+    refuse_scripts(parent, contents)
     place, name = _choose(parent, given["step"])
     made = RunDir(parent.path.parent / _free_name(parent, given["name"]))
     restarts = [f"schedule_start={name.step}"] if given["restart_schedule"] else []
@@ -81,7 +82,9 @@ def _choose(parent: RunDir, step: str | None) -> tuple[Path, Name]:
     folder = choose_place(parent).folder
     names = catalogue.list_names(folder)
     if not names:
-        raise UsageError(f"run '{parent.name}' has no checkpoint", hint="jackline checkpoints lists them")
+        raise UsageError(
+            f"run '{parent.name}' has no checkpoint", hint=f"how far it is: jackline status {parent.name}"
+        )
     wanted = parse_choice(step) if step is not None else None
     found = next((name for name in names if wanted is None or wanted.means(name)), None)
     if found is None:

@@ -80,7 +80,8 @@ def parse_target(target: str) -> tuple[str, str]:
         if not rest:
             raise UsageError(f"the environment variable {safe_text(name, 60)} is not set", hint=f"export {name}=...")
     if not rest and kind in ("textfile", "webhook", "ntfy", "slack"):
-        raise UsageError(f"{kind} needs an address", hint=f"--to {kind}:{'PATH' if kind == 'textfile' else 'URL'}")
+        needed, word = {"textfile": ("a path", "PATH"), "ntfy": ("a topic", "TOPIC")}.get(kind, ("an address", "URL"))
+        raise UsageError(f"{kind} needs {needed}", hint=f"--to {kind}:{word}")
     return kind, rest
 
 

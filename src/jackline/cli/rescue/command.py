@@ -19,7 +19,9 @@ from jackline.cli.options import DURATION, find, json_option, run_argument, runs
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.rescue import RescueRecord, read_rescue, read_rescues, rescue_lines, rescue_text
+from jackline.rundir.run_file import read_run_file
 from jackline.rundir.status import read_status
+from jackline.supervisor.options import SuperviseOptions
 
 SCHEMA = "jackline.rescue/1"
 WRITING_S = 600.0
@@ -112,12 +114,14 @@ def _newest(run: RunDir) -> RescueRecord:
             if record.outcome in ("saved", "writing"):
                 return record
             refused = refused or record
-    detail = f"{rescue_text(refused)}" if refused else ""
+    hint = (
+        f"`jackline why {run.name}` tells how it ended; SIGKILL and a segmentation fault leave no time to save: "
+        "start it with --rescue-every 10m"
+    )
+    if not SuperviseOptions.from_json(read_run_file(run).options).rescue:
+        hint = "a script is rescued only if it was started with it: jackline run --rescue -- python train.py"
     raise UsageError(
-        f"nothing was rescued of run '{run.name}'",
-        detail=detail,
-        hint=f"`jackline why {run.name}` tells how it ended; SIGKILL and a segmentation fault leave no time for it: "
-        "--rescue-every 10m",
+        f"nothing was rescued of run '{run.name}'", detail=rescue_text(refused) if refused else "", hint=hint
     )
 
 

@@ -17,7 +17,6 @@ from jackline.units import format_bytes, format_duration, format_limit
 
 _NUMBERS = 4
 _MAX_INCIDENTS = 3
-_ONE = {"epochs": "epoch", "steps": "step", "batches": "batch", "iterations": "iteration", "episodes": "episode"}
 _STALE_S = 30.0  # values that are older are shown with their age
 
 
@@ -106,7 +105,9 @@ def _resume_lines(view: RunView) -> list[str]:
 
 def reached_line(view: RunView) -> str:
     """How far it got, without a rate, which an ended run does not have: 'train, 1,230 of 10,000 steps (12 %)'."""
-    return progress_words(view.progress)
+    words, done, total = progress_words(view.progress), view.progress.done, view.progress.total
+    is_short = bool(total and done is not None and done < total and view.status.state == "finished")
+    return f"{words}, printed last" if is_short else words  # it finished, so no share of it is missing
 
 
 def numbers_line(view: RunView) -> str:
@@ -149,7 +150,7 @@ def progress_words(progress: ProgressRecord) -> str:
         guessed = f", epoch {_count(progress.epoch)}{epochs}{guessed}"
     if total:
         return f"{phase}{_count(done)} of {_count(total)}{unit} ({100 * done / total:.0f} %){guessed}"
-    if progress.source == "line" and (one := _ONE.get(progress.unit or "")):
+    if progress.source == "line" and (one := progress.one_of):
         return f"{phase}{one} {_count(done)}{guessed}"  # what it printed: 'epoch 9' may be its tenth
     return f"{phase}{_count(done)}{unit}{guessed}"
 

@@ -10,6 +10,8 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.fields import decode, each, encode, left_out
 
+_ONE_OF = {"epochs": "epoch", "steps": "step", "batches": "batch", "iterations": "iteration", "episodes": "episode"}
+
 
 @dataclass(frozen=True)
 class VerdictRecord:
@@ -112,6 +114,11 @@ class ProgressRecord:
     epochs: float | None = left_out()
     at_s: float | None = left_out()
     is_guessed: bool | None = left_out()
+
+    @property
+    def one_of(self) -> str:
+        """'epoch' where epochs are counted; '' for a unit that is not known."""
+        return _ONE_OF.get(self.unit or "", "")
 
     @property
     def is_part(self) -> bool:

@@ -142,7 +142,8 @@ class Journey:
             return replace(told, of="epoch")
         outer = self._outer(counter, now_s) if told.source == "bar" else None
         if outer is not None and outer.total is not None:
-            inner = min(1.0, told.done / total) if total else 0.0
+            # One percent of the outer bar is no epoch, so that the inner one adds nothing to it.
+            inner = min(1.0, told.done / total) if total and outer.unit != "%" else 0.0
             done = min(outer.total, outer.done + inner)
             return replace(outer, done=done, rate_per_s=None, eta_s=None, of="run")
         if counter.restarts:
@@ -157,6 +158,8 @@ class Journey:
             last = other.last
             is_open = last.total is not None and last.done < last.total
             if other is inner or other.first_s > inner.first_s or last.source != "bar":
+                continue
+            if last.unit == "%" and not _is_epoch_bar(last):
                 continue
             if (
                 is_open
