@@ -298,7 +298,7 @@ def _progress(view: RunView) -> str:
     if not total:
         return f"{view.progress.one_of} {done:,.0f}".strip()
     if unit == "%":
-        return f"{100 * done / total:.0f} %"
+        return "done" if view.status.state == "finished" else f"{100 * done / total:.0f} %"
     if done < total and view.status.state == "finished":
         return f"done; {done:,.0f}/{total:,.0f} printed last"  # it finished, so no share of it is missing
     return f"{done:,.0f}/{total:,.0f} ({100 * done / total:.0f} %)"
