@@ -143,7 +143,7 @@ def progress_words(progress: ProgressRecord) -> str:
     if done is None:
         return ""
     phase = f"{safe_text(progress.phase, 60)}, " if progress.phase else ""
-    unit = f" {unit_of(progress)}" if progress.unit else ""
+    unit = f" {safe_text(progress.unit_word, 20)}" if progress.unit else ""
     guessed = " (guessed from its output)" if progress.is_guessed else ""
     if progress.epoch is not None and progress.unit != "epochs" and not progress.phase:
         epochs = f" of {_count(progress.epochs)}" if progress.epochs else ""
@@ -155,17 +155,12 @@ def progress_words(progress: ProgressRecord) -> str:
     return f"{phase}{_count(done)}{unit}{guessed}"
 
 
-def unit_of(progress: ProgressRecord) -> str:
-    """'steps' for what tqdm calls 'it'."""
-    return "steps" if progress.unit in ("it", "its") else safe_text(progress.unit or "", 20)
-
-
 def progress_line(view: RunView) -> str:
     progress = view.progress
     if not (words := progress_words(progress)):
         return ""
     parts = [words]
-    unit = f" {unit_of(progress)}" if progress.unit else ""
+    unit = f" {safe_text(progress.unit_word, 20)}" if progress.unit else ""
     rate = progress.rate_per_s
     if rate and not _is_stuck(view):
         parts.append(f"{_rate(rate)}{unit}/s" if rate >= 0.1 else f"{format_duration(1 / rate)} each")

@@ -116,6 +116,11 @@ class ProgressRecord:
     is_guessed: bool | None = left_out()
 
     @property
+    def unit_word(self) -> str:
+        """'steps' for what tqdm calls 'it'."""
+        return "steps" if self.unit in ("it", "its") else self.unit or ""
+
+    @property
     def one_of(self) -> str:
         """'epoch' where epochs are counted; '' for a unit that is not known."""
         return _ONE_OF.get(self.unit or "", "")

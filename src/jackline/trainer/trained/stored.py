@@ -115,7 +115,7 @@ def find_checkpoint(
     own = find_run(None if run is None else os.fspath(run), runs_folder(runs_dir))
     names = catalogue.list_names(own.checkpoints)
     if not names:
-        raise UsageError(f"run '{own.name}' has no checkpoint", hint="jackline checkpoints lists them")
+        raise UsageError(f"run '{own.name}' has no checkpoint", hint=f"how far it is: jackline status {own.name}")
     return own, own.checkpoints / str(_choose(own, names, checkpoint))
 
 
