@@ -81,7 +81,7 @@ def test_the_help_of_a_setting_has_default_type_range_meaning_and_other_names() 
     assert text.startswith(
         "Settings of recipe 'demo': --name value or name=value, or `name: value` in a file for --config.\n\n"
         "model:\n"
-        "  model = nano  (nano, tiny, small or medium)\n"
+        "  model = nano  (nano, tiny, small, medium or xl)\n"
         "      Size of the model. Also: model_size.\n"
     )
     assert (
