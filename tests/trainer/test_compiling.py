@@ -35,17 +35,17 @@ ON_GPU: dict[str, Any] = {"has_gpu": True, "can_compile": "", "eager_step_s": 0.
         (
             "auto",
             {"steps_left": 10**4},
-            (True, "compiled: about 40 s for the first time, saves about 6 min in all"),
+            (True, "compiled: about 20 s for the first time, saves about 6 min in all"),
         ),
         (
             "auto",
             {"steps_left": 500},
-            (False, "not compiled: about 40 s for the first time would save only 18 s of what is left"),
+            (False, "not compiled: about 20 s for the first time would save only 18 s of what is left"),
         ),
         (
             "auto",
             {"steps_left": 500, "is_warm": True},
-            (True, "compiled: about 8 s with the code of an earlier one, saves about 18 s in all"),
+            (True, "compiled: about 4 s with the code of an earlier one, saves about 18 s in all"),
         ),
         (
             "auto",

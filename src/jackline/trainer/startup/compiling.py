@@ -20,8 +20,8 @@ from jackline import accelerator
 
 Mode = Literal["auto", "on", "off"]
 # Measured on an H200 with a GPT-2 of 124M (bench/throughput.py); smaller models compile as slowly.
-COLD_S = 40.0
-WARM_S = 8.0
+COLD_S = 20.0
+WARM_S = 4.0
 GAIN = 0.35  # share of an eager step that compiling saves
 _FIRST_GPU = 7  # Triton needs sm_70
 
