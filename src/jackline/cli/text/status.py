@@ -105,9 +105,10 @@ def _resume_lines(view: RunView) -> list[str]:
 
 def reached_line(view: RunView) -> str:
     """How far it got, without a rate, which an ended run does not have: 'train, 1,230 of 10,000 steps (12 %)'."""
-    words, done, total = progress_words(view.progress), view.progress.done, view.progress.total
-    is_short = bool(total and done is not None and done < total and view.status.state == "finished")
-    return f"{words}, printed last" if is_short else words  # it finished, so no share of it is missing
+    done, total, unit = view.progress.done, view.progress.total, safe_text(view.progress.unit_word, 20)
+    if not total or done is None or done >= total or view.status.state != "finished":
+        return progress_words(view.progress)
+    return f"done; {_count(done)} of {_count(total)} {unit}".rstrip() + " printed last"  # no share of it is missing
 
 
 def numbers_line(view: RunView) -> str:
