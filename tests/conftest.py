@@ -5,9 +5,11 @@ Also the order of the tests: the longest first, so that no worker ends with one 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,9 @@ settings.load_profile("search" if os.environ.get("HYPOTHESIS_SEARCH") else "stea
 
 # Folders whose tests take long, in the order in which they begin; the others' are short.
 LONGEST_FIRST = ("trainer", "recipes", "checkpoint", "session", "notebook", "stories", "cli", "supervisor")
+# "SECONDS NAME" of every test that was long when it was measured (tests.cpu_seconds writes it). An old entry does no
+# harm: it only changes the order.
+LONGEST = Path(__file__).with_name("longest.txt")
 
 
 def hear_signals() -> None:
@@ -77,13 +82,31 @@ def _fork_rewriting(config: pytest.Config, files: list[Path]) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest tests begin, a group of tests for one worker as if it were one long test."""
     root = Path(__file__).parent
+    long_s = {name: float(seconds) for seconds, name in map(str.split, LONGEST.read_text().splitlines())}
+    groups_s: Counter[str] = Counter()
+    for item in items:
+        groups_s[_group_of(item)] += long_s.get(item.nodeid.partition("[")[0], 0.0)
 
-    def place_in_line(item: pytest.Item) -> int:
+    def place_in_line(item: pytest.Item) -> tuple[float, int]:
         folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
-        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+        place = LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+        return -groups_s[_group_of(item)], place
 
     items.sort(key=place_in_line)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: a collection of garbage in a test, or in a process that it forks, need not
+    look at them."""
+    gc.collect()
+    gc.freeze()
+
+
+def _group_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    return str(marker.args[0]) if marker else item.nodeid
 
 
 @pytest.fixture(scope="session")

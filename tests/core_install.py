@@ -13,12 +13,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.deadline import HANGS_S
+
 ROOT = Path(__file__).parents[1]
 
 
 def make_core_install(folder: Path, *, more: tuple[str, ...] = ()) -> Path:
     """Returns the path of its `jackline`. `more`: further packages, each without its own dependencies."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=HANGS_S)
     packages = next((folder / "lib").glob("python3*")) / "site-packages"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for requirement in (*project["dependencies"], *more):

@@ -3,6 +3,7 @@
 A plugin for pytest. Where cgroups can be made (version 1, as root), every worker is moved into one of its own, and
 nothing escapes: not a supervisor in its own session, nor a script of the nursery. Elsewhere the time of the worker
 and of the children that it has waited for is counted. What is left running after a test is counted for the next one.
+`--record-longest` writes the seconds of the longest tests, waiting included, into tests/longest.txt: they begin.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import pytest
 
 _ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
 _SHOWN = 60
+_LONGEST = Path(__file__).with_name("longest.txt")
+_LONG_S = 3.0
 
 
 class Meter:
@@ -46,7 +49,14 @@ class Meter:
 
 
 _spent_s: Counter[str] = Counter()
+_took_s: Counter[str] = Counter()
 _meters: list[Meter] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-longest", action="store_true", help="rewrite tests/longest.txt for the tests of this run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,11 +90,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _took_s[report.nodeid] += report.duration
     if report.when == "teardown":
         _spent_s[report.nodeid] += dict(report.user_properties).get("cpu_s", 0.0)
 
 
+def _record_longest() -> None:
+    """One line for all cases of a test, with the longest of them. Tests that were not run now keep theirs."""
+    lines = (line.split() for line in _LONGEST.read_text().splitlines())
+    ran = {name.partition("[")[0] for name in _took_s}
+    known = {name: float(seconds) for seconds, name in lines if name not in ran}
+    for name, seconds in _took_s.items():
+        plain = name.partition("[")[0]
+        known[plain] = max(seconds, known.get(plain, 0.0))
+    found = sorted(((seconds, name) for name, seconds in known.items() if seconds >= _LONG_S), reverse=True)
+    _LONGEST.write_text("".join(f"{seconds:.0f} {name}\n" for seconds, name in found))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("--record-longest"):
+        _record_longest()
     files: Counter[str] = Counter()
     for name, seconds in _spent_s.items():
         files[name.partition("::")[0]] += seconds

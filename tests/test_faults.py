@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadline import HANGS_S
 from tests.faults import fail_at, kill_at, stall_at
 
 WRITER = """
@@ -23,7 +24,7 @@ for number in range(5):
 
 def run_writer(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WRITER, str(folder)]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=HANGS_S)
 
 
 def test_a_kill_strikes_before_the_nth_call(tmp_path: Path) -> None:

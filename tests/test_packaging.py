@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import jackline
+from tests.deadline import HANGS_S
 
 ROOT = Path(__file__).parents[1]
 RELEASE = ROOT / "scripts" / "release"
@@ -114,7 +115,7 @@ def test_no_package_folder_is_hidden_by_gitignore() -> None:
     paths = [f"src/jackline/{folder}/module.py" for folder in folders]
     done = subprocess.run(
         ["git", "-c", "core.excludesFile=/dev/null", "check-ignore", "--no-index", *paths],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S,
     )  # fmt: skip
     if done.returncode == 128:
         pytest.skip(f"not a git checkout: {done.stderr.strip()}")
@@ -122,7 +123,7 @@ def test_no_package_folder_is_hidden_by_gitignore() -> None:
 
 
 def test_the_release_script_refuses_an_argument_it_does_not_know() -> None:
-    done = subprocess.run([str(RELEASE), "--upload"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(RELEASE), "--upload"], capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 2
     assert done.stderr == "error: scripts/release takes nothing or '--dry', not '--upload'\n"
 

@@ -19,6 +19,7 @@ import jackline
 from jackline import notebook
 from jackline.cli.main import COMMANDS
 from jackline.session.settings import Settings
+from tests.deadline import HANGS_S
 
 PUBLIC = ["Loader", "Recipe", "Stopped", "__version__", "attach", "load", "notebook", "peek", "phase"]
 NOTEBOOK = ["Run", "plan", "report", "run", "setup", "train", "watch", "why"]
@@ -147,7 +148,7 @@ def test_import_star_brings_the_public_names_and_only_when_asked() -> None:
         "names = {}; exec('from jackline import *', names)\n"
         "print(sorted(n for n in names if n != '__builtins__'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S)
     assert done.stdout.strip() == str(PUBLIC), done.stderr
 
 

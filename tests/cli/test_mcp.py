@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -19,9 +20,13 @@ from tests.deadline import HANGS_S
 from tests.docs.json_reference import check_answer
 from tests.shell import Shell
 
-mcp = pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 # The client leaves a memory stream to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    # Looked for and not imported: that takes a second in each worker, for the few tests below.
+    pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="the extra `mcp` is not installed"),
+    pytest.mark.xdist_group("mcp"),
+]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COUNTS = """
@@ -46,6 +51,8 @@ def ask(shell: Shell, questions: Callable[[Any], Awaitable[Any]]) -> Any:
 
     async def talk() -> Any:
         words = ["-m", "jackline", "mcp", "--runs-dir", str(shell.runs)]
+        import mcp
+
         server = mcp.StdioServerParameters(command=sys.executable, args=words, env=shell.env, cwd=str(shell.work))
         async with mcp.Client(mcp.stdio_client(server)) as client:
             return await questions(client)

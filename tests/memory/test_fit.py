@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from jackline.memory.plan.fit import Fitted, Request, Tried, find_fit, fit_text
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.target import load_candidates
 
-pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed"),
+    pytest.mark.xdist_group("transformers"),  # imported by one worker
+]
 MIB = 2**20
 GPU = GpuModel("test", 4000 * MIB, 80, 0)
 CONFIG = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import Prediction, predict
 
-pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed"),
+    pytest.mark.xdist_group("transformers"),  # imported by one worker
+]
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

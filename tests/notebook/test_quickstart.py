@@ -46,7 +46,9 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(person: Shell, tmp_pa
     book = nbformat.read(PATH, as_version=4)
     for cell in code_cells(book):
         cell.source = cell.source.replace('"drive:runs"', repr(str(tmp_path / "saved")))
-        cell.source = cell.source.replace("quick=True", "quick=True, max_steps=10, full_eval=False")
+        cell.source = cell.source.replace(
+            "quick=True", "quick=True, max_steps=10, full_eval=False, seq_len=16, batch_size=2"
+        )
     how = {"metadata": {"path": str(person.work)}}
     client = NotebookClient(book, timeout=HANGS_S, kernel_name="python3", resources=how)
     client.execute(env={**person.env, "IPYTHONDIR": str(tmp_path / "ipython")})

@@ -25,10 +25,10 @@ from torch import nn
 import jackline
 from tests.session.boundary_loop import digests, read_digests
 torch.manual_seed(0)
-model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(6)))
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)))
 target = copy.deepcopy(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-data = torch.utils.data.TensorDataset(torch.randn(64, 2048))
+data = torch.utils.data.TensorDataset(torch.randn(64, 1024))
 loader = torch.utils.data.DataLoader(data, batch_size=4)
 wrong, expected = [], {}
 with jackline.attach(model=model, target=target, optimizer=optimizer, loader=loader, runs_dir=sys.argv[1],
@@ -82,7 +82,7 @@ def test_a_target_network_that_moves_at_the_top_of_a_step_is_saved_as_it_was_at_
 @pytest.mark.parametrize("words", [(), ("--overlap",)], ids=["a stranger's loop", "declared changes"])
 def test_whatever_changes_after_a_boundary_is_not_in_its_checkpoint(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Every kind of saved tensor, every way to change it, at every instant of a step; some of the thousand."""
-    drill(tmp_path, *words, cases=30)
+    drill(tmp_path, *words, cases=20)
 
 
 @pytest.mark.slow

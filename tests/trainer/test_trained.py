@@ -26,6 +26,7 @@ from jackline.trainer.trained.load import Trained
 from jackline.trainer.trained.sample import Sampling, choose, sample
 from tests.session.nursery import EVERY_SAVE, Nursery
 
+pytestmark = pytest.mark.xdist_group("transformers")  # one training, and transformers is imported by one worker
 SCRIPT = Path(__file__).with_name("training.py")
 SHAPE = GPTShape(3, 4, 32, context=48, vocab_size=320)
 

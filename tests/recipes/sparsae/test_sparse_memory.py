@@ -21,6 +21,7 @@ from jackline.trainer.config import resolve
 from jackline.trainer.language import LanguageTask
 from jackline.trainer.report.console import Console
 
+pytestmark = pytest.mark.xdist_group("sparse_memory")  # one task of each precision
 LARGE = 1024  # bytes: what is smaller is a number on its way to the log
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from jackline.errors import JacklineError, UsageError
 from jackline.recipes.agab.data import language_models
@@ -18,12 +20,12 @@ from jackline.recipes.agab.data.encoders import open_encoder
 from jackline.recipes.agab.data.language_models import LanguageModelEncoder, load_model
 from jackline.recipes.agab.data.weights import find_weights
 from tests.deadline import HANGS_S
+from tests.recipes.agab.data.tiny_models import write_esm, write_t5
 
-torch = pytest.importorskip("torch", reason="language models need torch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
-
-from tests.recipes.agab.data.tiny_models import write_esm, write_t5  # noqa: E402
-
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="language models need transformers"),
+    pytest.mark.xdist_group("transformers"),  # imported by one worker
+]
 SEQUENCES = [b"EVQLVESGGG|DIQMTQ", b"MKT" * 60, b"A", b"MKTUZOBJX", b"EVQLVESGGG"]
 
 
@@ -160,6 +162,8 @@ def test_a_tokenizer_that_knows_no_residue_is_an_error_and_not_a_constant_vector
 def test_a_tokenizer_that_makes_two_tokens_of_a_residue_is_an_error(tmp_path: Path) -> None:
     folder = write_t5(tmp_path / "apart")
     vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -1.0) for letter in "▁EVQ")]
+    import transformers
+
     transformers.T5Tokenizer(vocab=vocabulary, extra_ids=0).save_pretrained(folder)
     with pytest.raises(JacklineError, match="the tokenizer of apart made 6 tokens of 3 residues"):
         encoder_of(folder).encode([b"EVQ"], lambda done: None)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import transformers
 
 ESM_VOCABULARY = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 T5_RESIDUES = "ALGVSREDTIPKFQNYMHWCX"
 
 
 def write_esm(folder: Path) -> Path:
+    import transformers
+
     folder.mkdir(parents=True)
     (folder / "vocab.txt").write_text("\n".join(ESM_VOCABULARY))
     transformers.EsmTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
@@ -36,6 +37,8 @@ def write_esm(folder: Path) -> Path:
 
 def write_t5(folder: Path, *, residues: str = T5_RESIDUES, mark: str = "▁") -> Path:
     """`mark` is what a space becomes in the vocabulary; another one makes a vocabulary that knows no residue."""
+    import transformers
+
     folder.mkdir(parents=True)
     vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     vocabulary += [(f"{mark}{letter}", -2.0) for letter in residues]
