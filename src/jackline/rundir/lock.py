@@ -17,8 +17,6 @@ from jackline.rundir.access.reading import parse_json
 from jackline.rundir.access.writing import open_own
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify, liveness
-from jackline.rundir.records.supervisor import read_supervisor
-from jackline.rundir.status import last_beat_s
 
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _OTHERS_WRITE_S = 0.2  # longer than another start needs between reading the holder and writing its own name
@@ -74,6 +72,8 @@ def _take_by_name(fd: int, run: RunDir) -> bool:
     holder = _read_holder(fd)
     if holder is not None and holder != identify(os.getpid()):
         where = liveness(holder)
+        from jackline.rundir.status import last_beat_s  # here, because a writer starts faster without its records
+
         beat_s = last_beat_s(run)
         if where == "alive" or (where == "elsewhere" and beat_s and abs(time.time() - beat_s) < _BEAT_IS_FRESH_S):
             return False
@@ -100,6 +100,8 @@ def _write_holder(fd: int) -> None:
 
 def acquire_after_finished(lock: RunLock, run: RunDir) -> bool:
     """Like try_acquire, but waits for a supervisor whose run has ended: it may still be running a hook."""
+    from jackline.rundir.records.supervisor import read_supervisor
+
     until_s = time.monotonic() + _LAST_WORK_S
     while not lock.try_acquire():
         if not read_supervisor(run).is_finished or time.monotonic() > until_s:
