@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -95,6 +98,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return -groups_s[_group_of(item)], place
 
     items.sort(key=place_in_line)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one `xdist_group` go to one worker.
+
+    xdist adds the group to the id of a test, and with pytest 9.2 that is lost without a word: every worker then
+    starts a forking server with all frameworks. The mark is read from the file instead, from its `pytestmark`.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group_in(config.rootpath / nodeid.partition("::")[0]) or nodeid
+
+    return Grouped(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@cache
+def _group_in(file: Path) -> str:
+    found = re.search(r"^(?:pytestmark = |    )pytest\.mark\.xdist_group\(\"(\w+)\"\)", file.read_text(), re.M)
+    return found[1] if found else ""
 
 
 def pytest_collection_finish() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.deadline import HANGS_S
 
 ROOT = Path(__file__).parents[1]
 CHILD = "import signal; print([signal.getsignal(each) == signal.SIG_IGN for each in (signal.SIGINT, signal.SIGHUP)])"
@@ -25,3 +28,21 @@ def test_a_child_hears_ctrl_c_and_a_hangup_also_when_the_tests_were_started_to_i
     assert said("import tests.conftest; ") == "[False, False]\n"
     # Without it they are deaf, so the above is the work of it.
     assert said("") == "[True, True]\n"
+
+
+def test_tests_of_one_group_run_on_one_worker(tmp_path: Path) -> None:
+    """With pytest 9.2 the groups of xdist alone have no effect."""
+    for number in (1, 2):
+        (tmp_path / f"test_{number}.py").write_text(
+            "import os, pytest\n"
+            'pytestmark = pytest.mark.xdist_group("both")\n'
+            '@pytest.mark.parametrize("n", range(5))\n'
+            "def test_it(n): open(os.environ['WORKERS'], 'a').write(os.environ['PYTEST_XDIST_WORKER'] + '\\n')\n"
+        )
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler\n")
+    argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "."]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "WORKERS": str(tmp_path / "workers")}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    workers = (tmp_path / "workers").read_text().split()
+    assert len(workers) == 10 and len(set(workers)) == 1

@@ -78,8 +78,8 @@ def test_a_run_gone_back_ends_as_one_that_never_went_past_that_step(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert final_of(done.stdout) == final_of(other.output)
     told = [json.loads(line) for line in (run_of(folder) / "events-supervisor.jsonl").read_text().splitlines()]
-    started = [event["text"].rpartition("/")[2] for event in told if event["event"] == "started"]
-    assert started[1:] == ["step-00000002"] * 3
+    resumed = [Path(event["checkpoint"]).name for event in told if event["event"] == "resumes"]
+    assert resumed == ["step-00000002"] * 3
 
     checkpoints = run_of(folder) / "checkpoints"
     assert [str(name) for name in list_left_behind(checkpoints)] == ["step-00000006", "step-00000004"]
