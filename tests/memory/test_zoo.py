@@ -15,6 +15,7 @@ from jackline.memory.predict.step import predict
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
+pytestmark = pytest.mark.xdist_group("transformers")  # imported by one worker
 # name, precision, allocated bytes, and how far off it may be
 OF_TORCH = [
     ("encoder-causal", "bf16", 2217335296, 0.002),
