@@ -27,7 +27,7 @@ MESSAGE = (
 )
 TINY = [
     *("--quick", "seq_len=16", "batch_size=4", "max_steps=12", "warmup_steps=2", "save_every_steps=3"),
-    *("eval_every=4", "full_eval=no"),
+    *("eval_every=4", "full_eval=no", "eval_share=0.02"),
 ]
 num_updates = 0
 loss_sum, update = LanguageTask.loss_sum, LanguageTask.update
