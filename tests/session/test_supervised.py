@@ -47,7 +47,7 @@ BY_HAND = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(BY_HAND)
+    (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
 
 
@@ -106,7 +106,6 @@ def test_status_tells_what_the_session_knows_and_stop_saves(folder: Path) -> Non
 
 
 def test_a_killed_script_resumes_bit_exactly_under_the_same_command(folder: Path, nursery: Nursery) -> None:
-    (folder / "train.py").write_text(SCRIPT)
     start(folder)
     pid = read_session(folder)["process"]["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -154,6 +153,7 @@ def test_a_crashed_script_that_attached_is_started_again_unless_that_was_forbidd
 
 def kill_bare(folder: Path, env: dict[str, str] | None = None) -> None:
     """Start the script as a plain command and kill it with -9 at step 12, with a checkpoint of an earlier step."""
+    (folder / "train.py").write_text(BY_HAND)
     more = {"cwd": folder, "env": {**settings(folder)["env"], **(env or {})}}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     bare = subprocess.Popen([sys.executable, "train.py"], **more, **quiet)
