@@ -56,3 +56,14 @@ def test_a_model_of_three_blocks_is_compiled_as_one_block_and_trains_the_same(
     assert len(graphs) == 3  # entry, block, exit
     model.forward(ids[:1, :-1], ids[:1, 1:])  # as it is evaluated, with another shape
     assert len(graphs) == 3
+
+
+def test_hooks_of_a_compiled_model_are_called() -> None:
+    """fully_shard gathers a block's weights in such hooks."""
+    called: list[str] = []
+    model = models(False)["gpt"]
+    model.compile(backend="eager", dynamic=False)
+    model.blocks[1].register_forward_pre_hook(lambda *_: called.append("block"))
+    model.register_forward_hook(lambda *_: called.append("model"))
+    model(torch.zeros((1, 4), dtype=torch.long))
+    assert called == ["block", "model"]

@@ -83,6 +83,7 @@ class Stack(nn.Module):
         All blocks share the code of one, so that the first step of a GPT-2 of 124M on an H200 comes 12 s earlier than
         with the whole model as one graph, and a step takes 0.4 % longer. The parts are cut just before an addition,
         which the compiler joins with the norm behind it: cut after it, it is 0.9 % (bench/throughput.py --variants).
+        A model or block with hooks (fully_shard's gather weights) is called as it is: a part would pass them by.
         """
         compiled = partial(torch.compile, *args, **kwargs)
         self._compiled_call_impl = partial(
@@ -90,6 +91,9 @@ class Stack(nn.Module):
         )
 
     def _forward_in_parts(self, parts: _Parts, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        if any(part._forward_pre_hooks or part._forward_hooks for part in (self, *self.blocks)):
+            hooked: Tensor = self._call_impl(ids, targets)  # type: ignore[no-untyped-call]
+            return hooked
         stream, *context = parts.enter(ids)
         added = None
         if self.is_recomputing and self.training:

@@ -139,8 +139,13 @@ def _prepare(network: Network, config: TrainConfig, corpus: Corpus, console: Con
 def _may_compile(config: TrainConfig, device: torch.device) -> bool:
     """Before anything is built; `compile_if_it_pays` may still say no, and then an import was in vain."""
     is_wanted = config.compile == "on" or (config.compile == "auto" and accelerator.is_gpu(device))
-    is_wanted = is_wanted and (world_size() == 1 or config.parallel == "ddp")
-    return is_wanted and not compiling.why_not(device)
+    return is_wanted and not _why_not_compiled(config, device)
+
+
+def _why_not_compiled(config: TrainConfig, device: torch.device) -> str:
+    if world_size() > 1 and config.parallel == "fsdp":
+        return "its weights are divided between ranks"
+    return compiling.why_not(device)
 
 
 def _load_compiler(device: torch.device, console: Console) -> None:
@@ -188,7 +193,7 @@ def compile_if_it_pays(task: LanguageTask, console: Console, folder: Path) -> No
     decision = compiling.decide(
         config.compile,
         has_gpu=accelerator.is_gpu(device),
-        can_compile=compiling.why_not(device) if config.compile != "off" else "",
+        can_compile=_why_not_compiled(config, device) if config.compile != "off" else "",
         steps_left=task.total_steps - steps_done(folder),
         eager_step_s=guess_step_s(task),
         is_warm=is_warm,
