@@ -292,7 +292,7 @@ READERS = (
     "diagnosis/deaths",
     "diagnosis/logs",
     "notebook",
-    "dashboard",
+    "trainer/trained",
     "checkpoint/format",
     "checkpoint/mirror",
 )
@@ -312,6 +312,8 @@ OTHER_FILES = {
     "cli/pages/report.py",  # the report that it writes
     "notebook/look.py",  # the same
     "notebook/place.py",  # a probe file in a mounted folder
+    "trainer/trained/hf.py",  # the files that it writes for transformers
+    "trainer/trained/begin.py",  # a folder of transformers that a person names
     "checkpoint/mirror/store.py",  # new files in a store, and files that are uploaded
     "checkpoint/mirror/upload.py",  # checkpoints of the running training
     "checkpoint/mirror/engine.py",  # the same

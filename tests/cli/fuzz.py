@@ -29,6 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jackline.exporters.reader import EVENTS, About, export_name
+from jackline.exporters.sending import Sink
 from jackline.rundir.process_id import boot_id, host_name
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -37,6 +39,8 @@ VICTIM = "victim"
 HANGS_S = 120
 WATCHED_S = 60.0
 MAX_MEMORY_BYTES = 300 << 20
+MAX_TOLD, TOLD_EVERY = 40, 500
+SENT_TO = "webhook:http://127.0.0.1:9/"
 COMMANDS = (
     ["status", VICTIM],
     ["status", VICTIM, "--json"],
@@ -59,19 +63,57 @@ COMMANDS = (
     ["wait", VICTIM, "--timeout", "0s"],
     ["goodput", VICTIM],
     ["diff", VICTIM, HEALTHY],
+    ["diff", HEALTHY, VICTIM, "--json"],
     ["report", VICTIM, "--out", "-"],
+    ["report", VICTIM, "--out", "-", "--md"],
     ["plot", VICTIM],
     ["plot", VICTIM, "--json"],
+    ["plot", VICTIM, HEALTHY, "--list"],
+    ["goodput", VICTIM, "--json"],
+    ["events", VICTIM, "--since", "start"],
+    ["why", VICTIM, "--evidence", "--all"],
+    ["why", VICTIM, "--save-case", "case.json"],
+    ["logs", VICTIM, "--rank", "1"],
+    ["checkpoints", "list", VICTIM, "--json"],
+    ["checkpoints", "show", VICTIM, "--tensors", "--json"],
+    ["export", VICTIM, "--to", "safetensors", "--out", "exported"],
+    ["rescue", VICTIM],
+    ["rescue", VICTIM, "--json"],
+    ["rescue", VICTIM, "--load"],
+    ["send", VICTIM, "--to", "prometheus", "--once"],
+    ["send", "--to", "textfile:metrics.prom", "--once"],
+    ["fork", VICTIM, "lr=1"],
+    ["runs", "prune", "--older", "1s", "--dry-run"],
     ["watch", VICTIM],
     ["resume", VICTIM],
+    ["resume", VICTIM, "lr=1"],
     ["status"],
 )
+# They import torch, so only real processes run them: this one's memory is measured.
+OF_MODELS = (["sample", VICTIM, "def ", "--tokens", "3"], ["export", VICTIM, "--out", "exported-hf"])
+# Commands that read no folder of a run by its name, with the reason. A test holds that every other one is tried.
+NOT_READERS = {
+    "train": "resolves a recipe first, which takes seconds; the run is read as by `run`",
+    "sweep": "the same; its table is a reader of its own",
+    "demo": "makes the run it shows",
+    "mcp": "asked through its functions",
+    "dash": "asked through its functions",
+    "init": "writes a file of ours",
+    "launch": "writes a file from its arguments",
+    "doctor": "reads no run",
+    "plan": "reads no run",
+    "data": "reads no run",
+}
 # They act, so only the harness may run them: it holds what would start a process.
 ACTS = (
     ["stop", VICTIM],
     ["validate", VICTIM],
     ["resume", VICTIM, "--step", "3", "--here", "--trust"],
     ["resume", VICTIM, "--here", "--trust"],
+    ["resume", VICTIM, "--skip-batches", "3:4", "--here", "--trust"],
+    ["send", VICTIM, "--to", SENT_TO, "--once"],
+    ["run", "--name", VICTIM, "--", sys.executable, "train.py"],
+    ["runs", "rm", VICTIM, "--yes", "--force"],  # the last: nothing is left to be read
 )
 COLORED = ["watch", VICTIM]
 COLORS = re.compile(r"\x1b\[(?:0|1|[349][0-7])m")
@@ -144,7 +186,8 @@ def make_base(folder: Path) -> list[Path]:
     bases = [path for path in sorted(GOLDEN.iterdir()) if path.name.startswith("format")]
     rich = folder / "rich"
     shutil.copytree(GOLDEN / "format1-killed-oom", rich)
-    shutil.copytree(GOLDEN / "checkpoint-1", rich / "checkpoints")
+    for place in ("checkpoints", "rescue"):
+        shutil.copytree(GOLDEN / "checkpoint-1", rich / place)
     name = next((rich / "checkpoints").iterdir()).name
     now_s = time.time()
     process = {"pid": 4_000_000, "start_ticks": 5, "host": host_name(), "boot_id": boot_id()}
@@ -174,6 +217,17 @@ def make_base(folder: Path) -> list[Path]:
         "foreign.json": {"known": [{"path": "a.pt", "fingerprint": {"inode": 1, "mtime_ns": 2, "size_bytes": 3}}]},
         "stop-request.json": {"at_s": now_s, "by": "jackline stop", "asker": process},
         "attempts/001/intent.json": {"restart": True, "why": "memory", "settings": {"num_workers": 2}},
+        "attempts/001/rescue-4000000.json": rescue_of(name, now_s, folder),
+        "attempts/001/surroundings.json": {"at_s": now_s, "packages": {"torch": "2.9"}, "folders": ["/x"], "git": {}},
+        "attempts/001/case.json": {"samples": [{"at_s": now_s}], "verdict": {"kind": "STUCK"}},
+        "attempts/001/ranks/rank-1.json": {"rank": 1, "world_size": 2, "local_rank": 1, "pid": 4_000_001},
+        "skipped-batches.json": {"ranges": [{"first": 3, "end": 4, "at_s": now_s, "step": 3}]},
+        f"exports/{export_name(*SENT_TO.split(':', 1))}.json": {
+            "kind": "webhook",
+            "offsets": {"metrics-0.jsonl": 5},
+            "marks": {"loss": 2.0},
+            "delivered": ["0123456789abcdef"],
+        },
     }
     run_file = json.loads((rich / "run.json").read_text())
     here = {"argv": [sys.executable, "train.py"], "cwd": str(folder)}
@@ -181,10 +235,13 @@ def make_base(folder: Path) -> list[Path]:
     files["run.json"] = {**run_file, **here, "settings": here, "options": options, "host": host_name()}
     (folder / "train.py").write_text("print('training')\n")
     for place, value in files.items():
+        (rich / place).parent.mkdir(parents=True, exist_ok=True)
         (rich / place).write_text(json.dumps(value))
     lines = {
         "events-0.jsonl": {"at_s": now_s, "event": "checkpoint_committed", "step": 3, "text": "saved"},
         "metrics-0.jsonl": {"at_s": now_s, "step": 3, "loss": 1.0},
+        "metrics-printed.jsonl": {"at_s": now_s, "step": 3, "acc": 0.5, "is_guessed": True},
+        "timeline.jsonl": {"at_s": now_s, "attempt": 1, "verdict": "PROGRESS", "phase": "train", "spent_s": {}},
     }
     for place, value in lines.items():
         (rich / place).write_text((json.dumps(value) + "\n") * 20)
@@ -194,13 +251,42 @@ def make_base(folder: Path) -> list[Path]:
         "attempts/001/incident-1.txt": "STUCK at train.py:3\n",
         "attempts/001/stacks/fh.4000000": 'Fatal Python error: Segmentation fault\n\n  File "/a.py", line 3 in f\n',
         "attempts/001/raw.out": "step 1\rstep 2\nTraceback (most recent call last):\nValueError: no\n",
-        "config.yaml": "steps: 10\n",
+        "attempts/001/ranks/rank-1.out": "rank 1 says\nValueError: no\n",
+        "attempts/001/code.diff": "--- a/train.py\n+++ b/train.py\n",
+        "config.yaml": "recipe: demo\nmax_steps: 10\n",
         "tb/events.out.tfevents.1": "x",
         "seen-0.bin": "\0" * 80,
     }.items():
         (rich / place).parent.mkdir(parents=True, exist_ok=True)
         (rich / place).write_text(text)
     return [*bases, rich, rich, rich]
+
+
+def rescue_of(name: str, now_s: float, folder: Path) -> dict[str, Any]:
+    """What a process writes about its rescue, of the script beside the run."""
+    script = str(folder / "train.py")
+    parts = [
+        {"key": key, "kind": kind, "class": "Net", "expression": key, "file": script, "function": "<module>"}
+        for key, kind in (("model", "module"), ("optim", "optimizer"), ("z", "tensors"))
+    ]
+    return {
+        "id": "1",
+        "pid": 4_000_000,
+        "cause": "stop",
+        "outcome": "saved",
+        "name": name,
+        "path": f"rescue/{name}",
+        "step": 3,
+        "moment": "after step 3",
+        "at_s": now_s,
+        "size_bytes": 5,
+        "file": script,
+        "function": "<module>",
+        "line": 1,
+        "parts": parts,
+        "missing": ["the position in the data"],
+        "values": {"epoch": 1},
+    }
 
 
 def damage(run: Path, chance: random.Random) -> str:
@@ -367,10 +453,25 @@ class Clock:
             raise Held(0)
 
 
+class Accepts(Sink):
+    """The other side of `jackline send`, without a network."""
+
+    takes_points = True
+    events = frozenset(EVENTS)
+
+    def open(self, about: About) -> dict[str, float]:
+        json.dumps([about.name, about.command, dict(about.facts)]).encode()
+        return {}
+
+    def close(self, state: str) -> None:
+        assert state
+
+
 @contextlib.contextmanager
 def nothing_starts() -> Iterator[None]:
     """In this block no supervisor is started: everything before that has happened as in real life."""
     from jackline.cli.commands import resume
+    from jackline.cli.programs import send
     from jackline.cli.view import showing, viewer
     from jackline.supervisor import start
 
@@ -381,6 +482,7 @@ def nothing_starts() -> Iterator[None]:
         (start, "take_over_unless_watched", hold),
         (viewer, "time", clock),
         (resume, "time", clock),
+        (send, "make_sink", lambda *words: Accepts()),
     ]
     former = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, other in places:
@@ -412,7 +514,7 @@ def captured(stream: io.BytesIO) -> Iterator[None]:
 def ask_page(runs: Path) -> list[Any]:
     """Everything that the page of `jackline dash` asks for, of both runs."""
     from jackline.cli.pages.told import RunTeller
-    from jackline.dashboard.server import PARTS
+    from jackline.dashboard.server import PARTS, to_body
     from jackline.dashboard.views import Site
 
     site = Site(runs, RunTeller())
@@ -423,7 +525,7 @@ def ask_page(runs: Path) -> list[Any]:
         found += [
             answer(site, kept, asked) for answer in PARTS.values() for asked in ({}, {"find": "e", "since": "3"})
         ]
-    return found
+    return [json.loads(to_body(answer)) for answer in found]
 
 
 def ask_tools(runs: Path) -> list[Any]:
@@ -445,7 +547,34 @@ def ask_tools(runs: Path) -> list[Any]:
     return found
 
 
-SERVED: dict[str, Callable[[Path], list[Any]]] = {"dash": ask_page, "mcp": ask_tools}
+def ask_card(runs: Path) -> list[Any]:
+    """The card under a notebook's cell."""
+    from jackline.cli.view.run_view import read_view
+    from jackline.notebook.card import card_html, card_text, read_charts
+    from jackline.rundir.layout import RunDir
+
+    run = RunDir(runs / VICTIM)
+    view = read_view(run, now_s=time.time())
+    return [card_text(view), card_html(view, read_charts(run))]
+
+
+def ask_sweep(runs: Path) -> list[Any]:
+    """The table of a sweep, one of whose runs is the damaged one."""
+    from jackline.cli.models.sweep import Combination, state_of, table
+    from jackline.rundir.layout import RunDir
+
+    found = [RunDir(runs / name) for name in (HEALTHY, VICTIM)]
+    made = [Combination((), ("1",), run, "loss", False, state_of(run, {"lr": 1})) for run in found]
+    alike = [Combination((), ("1",), run, "loss", True, "dead") for run in found]
+    return [table(["lr"], made), table(["lr"], alike)]
+
+
+SERVED: dict[str, Callable[[Path], list[Any]]] = {
+    "dash": ask_page,
+    "mcp": ask_tools,
+    "card": ask_card,
+    "sweep": ask_sweep,
+}
 LISTS = ("runs", "dash", "mcp")
 
 
@@ -537,7 +666,7 @@ def try_case(case: int, bases: list[Path], folder: Path, counts: Counter[str]) -
 def as_processes(folder: Path) -> list[str]:
     """The same commands as real processes on the run that was damaged last."""
     wrong = []
-    for words in COMMANDS:
+    for words in (*COMMANDS, *OF_MODELS):
         command = [sys.executable, "-m", "jackline", *words, "--runs-dir", str(folder / "runs")]
         try:
             done = subprocess.run(command, capture_output=True, timeout=HANGS_S * 6, stdin=subprocess.DEVNULL)
@@ -561,11 +690,16 @@ def fuzz(first: int, count: int, folder: Path, *, processes_every: int = 0) -> t
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     for case in range(first, first + count):
-        wrong += try_case(case, bases, folder, counts)
+        found = try_case(case, bases, folder, counts)
         counts["cases"] += 1
         if processes_every and case % processes_every == 0:
-            wrong += as_processes(folder)
-            counts["processes"] += len(COMMANDS)
+            found += as_processes(folder)
+            counts["processes"] += len(COMMANDS) + len(OF_MODELS)
+        for text in found if len(wrong) < MAX_TOLD else ():
+            print(text, flush=True)
+        wrong += found
+        if case % TOLD_EVERY == TOLD_EVERY - 1:
+            print(f"{counts['cases']} mutations, {len(wrong)} wrong", flush=True)
         if peak_bytes() > MAX_MEMORY_BYTES:
             wrong.append(f"case {case}: the process has taken more than 300 MB")
             break
@@ -588,8 +722,6 @@ def main() -> None:
         os.environ["XDG_STATE_HOME"] = f"{made}/state"
         os.chdir(made)
         wrong, counts = fuzz(given.seed, given.cases, Path(made), processes_every=given.processes)
-    for text in wrong[:20]:
-        print(text)
     peak = peak_bytes() >> 20
     print(
         f"{counts['cases']} mutations, {counts['commands']} commands, {counts['processes']} as processes: "

@@ -15,7 +15,7 @@ import pytest
 from jackline.rundir import atomic, registry
 from jackline.rundir.access import patience
 from jackline.rundir.layout import RunDir
-from tests.cli.fuzz import COMMANDS, GOLDEN, HEALTHY, VICTIM, make_base, run_inside
+from tests.cli.fuzz import COMMANDS, GOLDEN, HEALTHY, SERVED, VICTIM, ask_inside, make_base, run_inside
 from tests.deadline import HANGS_S
 
 ROOT = Path(__file__).parents[2]
@@ -88,10 +88,22 @@ def test_the_log_of_a_stranger_names_what_is_in_its_place(runs: Path) -> None:
     assert said.startswith(f"error: cannot use {runs / VICTIM / 'out.log'}: ")
 
 
-def test_60_mutations_of_run_files_are_survived_by_all_commands(tmp_path: Path) -> None:
+def test_a_damaged_case_of_a_verdict_is_kept_and_half_a_character_reaches_the_page(runs: Path) -> None:
+    (runs / VICTIM / "attempts" / "001" / "case.json").write_text('{"samples": true}')
+    with open(runs / VICTIM / "events-supervisor.jsonl", "ab") as file:
+        file.write(b'{"at_s": 1.0, "event": "note", "text": "half \xe6"}\n')
+    said, trouble = run_inside(["why", VICTIM, "--save-case", "kept.json", "--runs-dir", str(runs)])
+    assert not trouble, trouble
+    assert "wrote kept.json: 0 samples" in said
+    said, trouble = ask_inside(SERVED["dash"], runs)
+    assert not trouble, trouble
+    assert "half ?" in said
+
+
+def test_40_mutations_of_run_files_are_survived_by_all_commands(tmp_path: Path) -> None:
     """The first of the 10,000 of `scripts/torture fuzz`; in a process of its own, which is measured."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cli.fuzz", "--cases", "60"],
+        [sys.executable, "-m", "tests.cli.fuzz", "--cases", "40"],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
@@ -99,7 +111,7 @@ def test_60_mutations_of_run_files_are_survived_by_all_commands(tmp_path: Path) 
         timeout=HANGS_S * 3,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert GOLDEN.exists() and "60 mutations" in done.stdout
+    assert GOLDEN.exists() and "40 mutations" in done.stdout
 
 
 @pytest.fixture

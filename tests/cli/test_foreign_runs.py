@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from jackline.checkpoint.mirror.bundle import pack_run
+from jackline.rundir import registry
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name, identify
 from jackline.rundir.run_file import read_run_file, write_run_file
@@ -148,6 +149,19 @@ def test_resume_of_a_copied_run_asks_first(shell: Shell, trap: Path) -> None:
     assert done.err.count("\n") < 12
 
 
+@pytest.mark.parametrize("field", ["argv", "when_done"])
+def test_what_is_too_long_to_be_shown_is_not_executed(shell: Shell, trap: Path, field: str) -> None:
+    """What would be cut off, or is far behind blanks, nobody has seen who says --trust."""
+    long = f"true {' ' * 5000}; touch {trap}"
+    facts: dict[str, Any] = {"argv": ("sh", "-c", long), "options": {}}
+    if field == "when_done":
+        facts = {"argv": ("true",), "options": {"when_done": long}}
+    write_exit(foreign_run(shell.runs / "gift", trap, **facts), 75)
+    done = shell.jackline("resume", "gift", "--trust")
+    assert done.code == 2 and "too long to be read here" in done.err, done
+    assert not trap.exists()
+
+
 def test_at_a_terminal_the_question_is_answered_with_yes_or_no(shell: Shell, trap: Path) -> None:
     run = foreign_run(shell.runs / "gift", trap, options={})
     write_exit(run, 75)
@@ -174,6 +188,52 @@ def test_a_foreign_run_with_links_inside_is_not_even_trusted(shell: Shell, trap:
     assert not trap.exists()
 
 
+def test_a_run_that_comes_back_from_somebody_else_is_theirs_now(shell: Shell, trap: Path, tmp_path: Path) -> None:
+    """Its run.json is what this user once made. Everything beside it may have been changed."""
+    command = shell.python("mine.py", "print('mine')\nraise SystemExit(75)\n")
+    assert shell.jackline("run", "--name", "mine", "--", *command).code == 75
+    shutil.copytree(shell.runs / "mine", shell.runs / "back")
+    done = shell.jackline("resume", "back")
+    assert done.code == 2 and "it was not made here by you" in done.err, done
+    moved = (shell.runs / "mine").rename(shell.runs / "moved")
+    again = shell.jackline("resume", str(moved))
+    assert again.code == 75 and "was not made here" not in again.err, again
+
+
+def test_the_same_command_typed_again_follows_no_links_of_a_foreign_run(
+    shell: Shell, trap: Path, tmp_path: Path
+) -> None:
+    command = shell.python("mine.py", "print('mine')\nraise SystemExit(75)\n")
+    assert shell.jackline("run", "--name", "mine", "--", *command).code == 75
+    theirs = shell.runs / "theirs"
+    shutil.copytree(shell.runs / "mine", theirs)
+    shutil.rmtree(shell.runs / "mine")
+    shutil.rmtree(theirs / "attempts")
+    (tmp_path / "elsewhere" / "001").mkdir(parents=True)
+    (theirs / "attempts").symlink_to(tmp_path / "elsewhere")
+    done = shell.jackline("run", "--name", "theirs", "--", *command)
+    assert done.code == 2 and "holds symbolic links: attempts" in done.err, done
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["001"]
+
+
+@pytest.mark.parametrize(
+    "words", [("send", "gift", "--to", "webhook:http://127.0.0.1:9/", "--once"), ("checkpoints", "verify", "gift")]
+)
+def test_what_a_reader_notes_about_a_foreign_run_goes_nowhere_else(
+    shell: Shell, trap: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    run = foreign_run(shell.runs / "gift", trap)
+    write_exit(run, 75)
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "checkpoint-1", tmp_path / "elsewhere")
+    for name in ("exports", "checkpoints"):
+        (run.path / name).symlink_to(tmp_path / "elsewhere")
+    done = shell.jackline(*words)
+    assert "Traceback" not in done.err, done
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["step-00000003"]
+    pruned = shell.jackline("checkpoints", "prune", "gift", "--keep", "1")
+    assert pruned.code == 2 and "holds symbolic links" in pruned.err
+
+
 def test_the_same_command_typed_again_drops_the_hooks_of_a_foreign_run(shell: Shell, trap: Path) -> None:
     """The command is the user's own then; what the folder adds to it is not."""
     command = shell.python("mine.py", "print('mine')\n")
@@ -194,6 +254,26 @@ def test_status_of_a_foreign_run_searches_the_disk_for_nothing(shell: Shell, tra
     write_exit(run, 75)
     done = shell.jackline("status", "gift")
     assert done.code == 0 and "its checkpoints are not looked for" in done.out, done
+
+
+def test_why_of_a_foreign_run_shows_no_line_of_a_file_that_it_names(shell: Shell, trap: Path) -> None:
+    """A report about it is often sent to somebody, perhaps to the person who made the run."""
+    private = shell.folder / "settings.py"
+    private.write_text("password = 'secret-word'\n")
+    run = foreign_run(shell.runs / "gift", trap)
+    write_start(run, gone())
+    attempt = run.attempt(1)
+    attempt.wait_file.write_text(json.dumps({"status": 11, "signal": 11, "ended_at_s": 2.0, "is_settled": True}))
+    attempt.stacks.mkdir(exist_ok=True)
+    for name in ("fh.7", "fh.²"):
+        (attempt.stacks / name).write_text(
+            f'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n  File "{private}", line 1 in f\n'
+        )
+    for words in (("why", "gift"), ("report", "gift", "--md", "--out", "-")):
+        done = shell.jackline(*words)
+        assert "Traceback" not in done.err, done
+        assert "secret-word" not in done.out + done.err, done
+    assert "settings.py" in shell.jackline("why", "gift").out
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
@@ -269,8 +349,6 @@ def test_a_runs_folder_is_for_its_owner_alone_and_passwords_are_nowhere(shell: S
 def test_a_state_folder_in_the_temporary_directory_of_somebody_else_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jackline.rundir import registry
-
     monkeypatch.delenv("XDG_STATE_HOME")
     folder = tmp_path / "jackline-state-0"
     monkeypatch.setattr(registry, "state_folder", lambda: folder)
@@ -289,6 +367,23 @@ def test_a_state_folder_in_the_temporary_directory_of_somebody_else_is_not_used(
         assert not registry.register(run, vouched=True)
 
 
+@pytest.mark.parametrize("tokenizer", ["https://evil.example/tokenizer.json", "/etc/passwd"])
+def test_the_tokenizer_of_a_foreign_run_is_not_fetched_from_a_place_that_it_names(
+    tmp_path: Path, tokenizer: str
+) -> None:
+    from jackline.errors import UsageError
+    from jackline.trainer.config import resolve
+    from jackline.trainer.trained.stored import read_tokenizer
+
+    config = resolve("demo", (f"tokenizer={tokenizer}",)).config
+    run = make_run(tmp_path / "gift")
+    with pytest.raises(UsageError, match="names a place for its tokenizer"):
+        read_tokenizer(run, config)
+    os.mkfifo(run.tokenizer_file)
+    with pytest.raises(OSError, match="not a plain file"):
+        read_tokenizer(run, config)
+
+
 def test_the_recipe_of_a_foreign_run_is_not_executed_to_load_its_model(tmp_path: Path, trap: Path) -> None:
     """`jackline.load`, `sample` and `export` read config.yaml, whose recipe may be a file with code."""
     from jackline.errors import UsageError
@@ -298,5 +393,8 @@ def test_the_recipe_of_a_foreign_run_is_not_executed_to_load_its_model(tmp_path:
     run = make_run(tmp_path / "gift")
     run.config_file.write_text(f"recipe: {tmp_path}/evil.py:recipe\n")
     with pytest.raises(UsageError, match="its recipe is code that would be executed"):
+        read_config(run)
+    assert registry.register(run, vouched=True)
+    with pytest.raises(UsageError, match="names another recipe than the command"):
         read_config(run)
     assert not trap.exists()

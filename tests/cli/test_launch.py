@@ -125,6 +125,7 @@ def test_the_file_is_written_once_and_names_the_next_command(tmp_path: Path, mon
         (["slurm"], "no script was named"),
         (["slurm", "--", "python", "train.py"], "name the script without python"),
         (["skypilot", "--", "train.py"], "without a mirror a lost machine takes its checkpoints along"),
+        (["slurm", "--mirror", "sftp://me:word@host/x", "--", "train.py"], "the mirror holds a password"),
         (["k8s", "--name", "My Job", "--", "train.py"], "'My Job' cannot be the name of a job"),
     ],
 )

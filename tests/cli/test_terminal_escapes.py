@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 
 from jackline.cli.text.safety import safe_output
-from tests.cli.fuzz import ACTS, COLORED, COMMANDS, VICTIM, forbidden, make_base, run_inside
+from tests.cli.fuzz import (
+    ACTS,
+    COLORED,
+    COMMANDS,
+    NOT_READERS,
+    OF_MODELS,
+    SERVED,
+    VICTIM,
+    ask_inside,
+    forbidden,
+    make_base,
+    run_inside,
+)
 from tests.shell import Shell
 
 ESCAPES = (
@@ -73,6 +85,15 @@ def with_text(value: Any, text: str) -> Any:
     return [with_text(entry, text) for entry in value] if isinstance(value, list) else value
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Every string of a JSON value, as a program sees it that has decoded it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(entry)
+
+
 def forge(run: Path, text: str) -> None:
     """Put `text` into every string of every record, into every line of every text, and into names of files."""
     for path in sorted(run.rglob("*.json")):
@@ -109,12 +130,26 @@ def test_no_command_lets_an_escape_through(base: Path, tmp_path: Path, monkeypat
         shutil.rmtree(runs, ignore_errors=True)
         shutil.copytree(base, runs / VICTIM)
         forge(runs / VICTIM, "".join(f"a{escape}z" for escape in ESCAPES[number : number + 11]))
+        for name, reader in SERVED.items():
+            said, trouble = ask_inside(reader, runs)
+            assert not trouble, trouble
+            for text in texts_in([json.loads(line) for line in said.split("\n")]):
+                assert not forbidden(text), f"{name} answered with {forbidden(text)}: {text!r}"
         for words in (*COMMANDS, *ACTS):
             said, trouble = run_inside([*words, "--runs-dir", str(runs)])
             assert not trouble, trouble
             if "--raw" not in words:
                 char = forbidden(said, with_colors=words == COLORED)
                 assert not char, f"jackline {' '.join(words)} printed {char}:\n{said!r}"
+
+
+def test_every_command_that_reads_a_run_is_tried() -> None:
+    """A new command is added to the lists of fuzz.py, or is said there to read no run."""
+    from jackline.cli.main import COMMANDS as ALL
+
+    tried = {words[0] for words in (*COMMANDS, *ACTS, *OF_MODELS)}
+    assert tried | set(NOT_READERS) == set(ALL)
+    assert not tried & set(NOT_READERS)
 
 
 @pytest.mark.parametrize("escape", ESCAPES)
@@ -164,9 +199,12 @@ def test_an_error_about_what_was_typed_is_filtered_too(tmp_path: Path) -> None:
         assert said and not forbidden(said), repr(said)
 
 
-def test_a_password_in_a_url_is_never_printed(base: Path, tmp_path: Path) -> None:
+def test_a_password_in_a_url_is_never_printed(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(base, tmp_path / "runs" / VICTIM)
     forge(tmp_path / "runs" / VICTIM, " sftp://me:secret-word@host/x https://secret-word@host/ ")
+    for name, reader in SERVED.items():
+        assert "secret-word" not in ask_inside(reader, tmp_path / "runs")[0], name
     for words in (*COMMANDS, *ACTS):
         said, _ = run_inside([*words, "--runs-dir", str(tmp_path / "runs")])
         assert "secret-word" not in said or "--raw" in words, words

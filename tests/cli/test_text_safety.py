@@ -52,3 +52,8 @@ def test_no_control_or_format_character_survives(text: str) -> None:
     assert not [
         char for char in safe_text(text) if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
     ]
+
+
+def test_half_a_password_is_not_left_by_cutting_a_text() -> None:
+    address = "see sftp://me:secret-word@host/x"
+    assert all("secr" not in safe_text(address, length) for length in range(1, 60))

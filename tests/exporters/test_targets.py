@@ -169,6 +169,15 @@ def test_prometheus_is_answered_on_loopback_and_nothing_else_is(tmp_path: Path) 
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/../run.json")
         assert error.value.code == 404
         error.value.close()
+        for host, code in (("evil.example:9464", 403), ("localhost:1", 200), ("[::1]", 200), ("", 403)):
+            asked = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics", headers={"Host": host})
+            try:
+                with urllib.request.urlopen(asked) as answer:
+                    found = answer.status
+            except urllib.error.HTTPError as refusal:
+                found = refusal.code
+                refusal.close()
+            assert found == code, host
     finally:
         server.close()
 

@@ -125,3 +125,16 @@ def test_a_folder_means_the_same_from_everywhere_and_a_url_is_kept_as_it_is(
     monkeypatch.setattr(place, "KAGGLE", tmp_path / "working")
     notebook.setup(save_to="kaggle:runs")
     assert saved_place(clean_environment) == str(tmp_path / "working" / "runs")
+
+
+def test_a_place_for_copies_that_came_with_somebodys_folder_is_not_used(
+    clean_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cloned repository may hold a runs folder: what is trained must not be copied to a place that it names."""
+    clean_environment.mkdir(parents=True, exist_ok=True)
+    (clean_environment / "notebook.json").write_text('{"save_to": "sftp://evil:secret-word@host/x"}')
+    assert saved_place(clean_environment) is None
+    said = capsys.readouterr().out
+    assert "that you did not choose here" in said and "secret-word" not in said
+    notebook.setup(save_to=tmp_path / "mine")
+    assert saved_place(clean_environment) == str(tmp_path / "mine")

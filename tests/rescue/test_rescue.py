@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -216,3 +218,46 @@ def test_a_record_that_is_damaged_counts_as_absent(tmp_path: Path) -> None:
     attempt.rescue_file(7).write_text(json.dumps({"outcome": 5, "parts": "x", "missing": [1, "a"]}))
     attempt.rescue_file(8).write_text("{")
     assert read_rescues(attempt) == []
+
+
+EVIL = "__import__('os').system('touch /tmp/x')"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"expression": f"model; {EVIL}"},
+        {"expression": f"f({EVIL})"},
+        {"expression": f"nets[{EVIL}]"},
+        {"expression": f"model\n{EVIL}\nmodel"},
+        {"expression": f"model #\n{EVIL}"},
+        {"class": f"Net)\n{EVIL} #", "expression": ""},
+        {"file": f"a.py\n{EVIL}", "expression": "model"},
+        {"key": f"m{{{EVIL}}}"},
+        {"key": f"m'\n{EVIL}"},
+    ],
+)
+def test_a_record_of_somebody_else_puts_no_code_into_the_lines_that_load_it(tmp_path: Path, part: Any) -> None:
+    """They are printed to be pasted into a script. Comments, names and assignments may be in them, and our calls."""
+    golden = Path(__file__).parents[1] / "golden" / "checkpoint-1" / "step-00000003"
+    plain = {"key": "model", "kind": "module", "class": "Net", "expression": "model", "function": "<module>"}
+    record = RescueRecord(
+        outcome="saved",
+        function="<module>",
+        step=3,
+        parts=({**plain, "file": "", **part}, {**plain, "file": "", "key": "optim", "kind": "optimizer"}),
+        missing=(f"this\n{EVIL}",),
+        values={f"epoch\n{EVIL}": 3},
+    )
+    text = loading_text(record, golden, is_ours=False)
+    called = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+    assert not called & {"__import__", "__import__('os').system"}, text
+
+
+def test_of_a_run_of_somebody_else_no_script_is_read_that_it_names(tmp_path: Path) -> None:
+    golden = Path(__file__).parents[1] / "golden" / "checkpoint-1" / "step-00000003"
+    script = tmp_path / "private.py"
+    script.write_text("password = 'secret-word'\nfor step in range(3):\n    pass\n")
+    record = RescueRecord(outcome="saved", file=str(script), function="<module>", line=3, step=3)
+    assert "secret-word" in loading_text(record, golden, is_ours=True)
+    assert "secret-word" not in loading_text(record, golden, is_ours=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jackline.rundir import atomic
-from jackline.rundir.access.writing import NotOurs, open_own, private_folder
+from jackline.rundir.access.writing import NotOurs, folder_inside, open_own, private_folder
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.lock import RunLock
 from jackline.rundir.records.seen import SeenWriter
@@ -105,3 +105,18 @@ def test_a_private_folder_of_an_older_version_is_closed_to_the_group(tmp_path: P
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder").chmod(0o775)
     assert stat.S_IMODE(private_folder(tmp_path / "folder").stat().st_mode) == 0o700
+
+
+def test_a_folder_that_a_library_loads_from_holds_only_what_we_write(tmp_path: Path) -> None:
+    """A run of somebody else may have files in it that would be unpickled."""
+    folder = tmp_path / "resume"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("state.json", ".state.json.7.tmp", "optimizer.pt", "deep/rng.pth"):
+        (folder / name).write_text("x")
+    (folder / "link.pt").symlink_to(tmp_path)
+    folder_inside(folder, only="state.json")
+    assert sorted(path.name for path in folder.iterdir()) == [".state.json.7.tmp", "state.json"]
+    folder_inside(tmp_path / "new", only="state.json")
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "new")
+    with pytest.raises(NotOurs):
+        folder_inside(tmp_path / "elsewhere")

@@ -108,6 +108,20 @@ def test_the_same_command_started_six_times_at_once_is_one_run(shell: Shell) -> 
     assert [path.name for path in (shell.runs / "once" / "attempts").iterdir()] == ["001"]
 
 
+def test_a_run_resumed_four_times_at_once_is_started_once_and_watched_by_the_others(shell: Shell) -> None:
+    command = shell.python("train.py", WAITS_FOR_GO)
+    first = shell.start("run", "--name", "once", "--", *command)
+    first.wait_for("started with", "out")
+    assert shell.jackline("stop", "once").code == 0
+    first.wait()
+    lives = [shell.start("resume", "once") for _ in range(4)]
+    for live in lives:
+        live.wait_for("started with", "out")
+    (shell.work / "go").touch()
+    assert [live.wait() for live in lives] == [0] * 4, [live.text() for live in lives]
+    assert sorted(path.name for path in (shell.runs / "once" / "attempts").iterdir()) == ["001", "002"]
+
+
 def test_a_supervisor_that_has_yet_to_write_itself_down_is_not_taken_for_gone(shell: Shell) -> None:
     command = ("run", "--name", "once", "--", *shell.python("train.py", WAITS_FOR_GO))
     first = shell.start(*command)

@@ -124,6 +124,15 @@ def process_in(run: Path, name: str) -> ProcessId:
 
 
 LOOKS = ("status", "why", "logs", "watch", "resume", "stop", "checkpoints list", "report", "events", "validate")
+LOOKS += (
+    "wait",
+    "rescue",
+    "fork",
+    "plot",
+    "goodput",
+    "runs rm --yes",
+    "send --once --to webhook:http://127.0.0.1:9/",
+)
 
 
 def test_another_user_can_do_nothing_with_a_private_run(people: tuple[Person, Person]) -> None:
@@ -156,6 +165,15 @@ def test_a_run_that_is_opened_for_reading_is_read_and_nothing_else(people: tuple
     stopped = bob.jackline("stop", str(run))
     assert stopped.returncode == 2
     assert f"error: run 'mine' belongs to user '{ALICE}'" in stopped.stderr
+    for words in (
+        "runs rm --yes --force",
+        "rescue",
+        "validate",
+        "fork",
+        "send --once --to webhook:http://127.0.0.1:9/",
+    ):
+        assert bob.jackline(*words.split(), str(run)).returncode != 0, words
+    assert not [path for path in (run, *run.rglob("*")) if path.lstat().st_uid == BOB]
     os.kill(supervisor.pid, signal.SIGKILL)
     wait_for(lambda: identify(supervisor.pid) is None, "the end of the supervisor")
     for words in (("watch", str(run), "--trust"), ("resume", str(run), "--trust")):

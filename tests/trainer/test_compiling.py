@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from jackline.errors import UsageError
-from jackline.trainer.startup import shared_code
+from jackline.trainer.startup import compiling, shared_code
 from jackline.trainer.startup.compiling import cache_folder, decide, is_warm, use_cache
 from jackline.trainer.startup.precision import autocast, choose_attention, choose_precision, make_scaler
 from jackline.trainer.startup.process import own_cache
@@ -105,8 +105,9 @@ def test_the_compiler_really_keeps_its_code_in_the_run(tmp_path: Path) -> None:
         timeout=HANGS_S,
         check=True,
     )
-    kept = tmp_path / "run" / "compiled" / "plain"
-    assert done.stdout.splitlines()[-1] == f"{kept} {tmp_path / 'cache' / 'jackline' / 'kernels'}"
+    inductor, triton = done.stdout.splitlines()[-1].split()
+    assert inductor.startswith(f"{tmp_path / 'run' / 'compiled'}/plain-")
+    assert triton == str(tmp_path / "cache" / "jackline" / "kernels")
 
 
 # One real compilation on a CPU, in a process with a cache folder of its own, as two runs of a model have.
@@ -144,6 +145,30 @@ def test_a_second_run_of_the_same_model_begins_with_the_code_of_the_first(tmp_pa
             shutil.rmtree(tmp_path / "first")  # what the second one needs is not in the first one's folder
     assert said == ["False 0", "True 1", "False 0"]
     assert sorted(path.name for path in cache.iterdir()) == ["a", "b"]
+
+
+def test_compiled_code_in_a_run_that_somebody_sends_is_not_used(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in it would be executed. Neither a folder by a known name counts, nor a copy of a run of one's own, nor
+    the folder that another person's training has used."""
+    compiling._secret.cache_clear()
+    mine, sent = tmp_path / "mine", tmp_path / "sent"
+    mine.mkdir()
+    folder = cache_folder(mine, "flash")
+    (folder / "fxgraph" / "ab").mkdir(parents=True)
+    (mine / "compiled" / "flash" / "fxgraph" / "ab").mkdir(parents=True)
+    shutil.copytree(mine, sent)
+    assert is_warm(cache_folder(mine, "flash"))
+    assert not is_warm(cache_folder(sent, "flash"))
+    moved = mine.rename(tmp_path / "moved")
+    assert is_warm(cache_folder(moved, "flash")), "one's own run stays warm where it is moved to"
+    compiling._secret.cache_clear()
+    assert is_warm(cache_folder(moved, "flash")), "and in the next process"
+    compiling._secret.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of-another"))
+    assert not is_warm(cache_folder(moved, "flash"))
+    compiling._secret.cache_clear()
 
 
 def test_compiled_code_that_is_damaged_is_not_used(cache: Path) -> None:

@@ -48,21 +48,32 @@ def confirm(run: RunDir, *, is_trusted: bool) -> None:
             f"run '{run.name}' cannot be trusted: {trust.why_not} ({run.path})",
             hint="copy it to a folder of your own that only you can write to, and look at the copy",
         )
-    links = find_links(run)
+    refuse_links(run)
+    accept(read_run_file(run), run.name, trust.why_not, is_trusted=is_trusted)
+    register(run, vouched=True)
+
+
+def refuse_links(run: RunDir) -> None:
+    """Raise for a run with symbolic links inside that this user did not make here."""
+    links = [] if judge(run).is_ours else find_links(run)
     if links:
         raise UsageError(
             f"run '{run.name}' was not made here by you, and holds symbolic links: {', '.join(links[:5])}",
             hint=f"nothing is written through them; see where they lead: find {run.path} -type l -ls",
         )
-    accept(read_run_file(run), run.name, trust.why_not, is_trusted=is_trusted)
-    register(run, vouched=True)
 
 
 def accept(contents: RunFile, name: str, why: str, *, is_trusted: bool) -> None:
     """Show what would be executed. Return if it is accepted; raise UsageError otherwise."""
+    lines = list(instructions(contents))
     say(f"run '{name}': {why}. What it would do here, with your rights:")
-    for line in instructions(contents):
-        say(f"  {line}")
+    for line in lines:
+        say(f"  {safe_text(line, _LONGEST)}")
+    if any(len(line) > _LONGEST for line in lines):
+        raise UsageError(
+            f"run '{name}' was not started: what it would execute is too long to be read here",
+            hint="read its run.json; if you want that, start it yourself with `jackline run`",
+        )
     if is_trusted:
         say("accepted with --trust")
         return
@@ -79,9 +90,9 @@ def accept(contents: RunFile, name: str, why: str, *, is_trusted: bool) -> None:
 def instructions(contents: RunFile) -> Iterator[str]:
     """Everything in run.json that would be executed, or that says where to write."""
     made = f"made by '{contents.user or '?'}' on '{contents.host}', {clock(contents.created_at_s)}"
-    yield safe_text(made, _LONGEST)
-    yield safe_text(f"in {contents.cwd} it would execute: {contents.command}", _LONGEST)
-    yield from (safe_text(line, _LONGEST) for line in _of_options(contents.options))
+    yield made
+    yield f"in {contents.cwd} it would execute: {contents.command}"
+    yield from _of_options(contents.options)
 
 
 def _of_options(options: Mapping[str, Any]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jackline.dashboard.guard import Refusal, Rules, answer_headers, refuse
 from jackline.dashboard.views import Kept, Site
+from jackline.rundir.access.secrets import hide_in
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -140,10 +141,16 @@ async def _static(plain: bytes, small: bytes, kind: str, request: Request) -> Re
     return Response(plain, media_type=kind)
 
 
+def to_body(value: Any) -> bytes:
+    """An answer as it is sent: no password of a URL leaves this process."""
+    text = json.dumps(hide_in(value), separators=(",", ":"), allow_nan=False, default=str, ensure_ascii=False)
+    return text.encode("utf-8", "replace")  # a damaged file may hold half a character
+
+
 def _json(request: Request, value: Any) -> Response:
     from starlette.responses import Response
 
-    body = json.dumps(value, separators=(",", ":"), allow_nan=False, default=str).encode()
+    body = to_body(value)
     if len(body) > GZIP_ABOVE and _takes_gzip(request):
         packed = gzip.compress(body, 5)
         return Response(packed, media_type="application/json", headers={"content-encoding": "gzip"})

@@ -24,7 +24,9 @@ EVENT_BYTES = 4 << 20
 # Escape sequences and control characters; a tab stays.
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Marks that reverse or hide text.
-_HIDDEN = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_HIDDEN = re.compile(
+    "[\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 WARNINGS = frozenset(
     {"verdict", "stuck", "incident", "memory", "restart", "died", "mirror_failed", "not_mirrored",
      "checkpoint_failed", "checkpoint_skipped", "alarm", "protection_off", "unverified"}

@@ -19,6 +19,7 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 STATES = ("alive", "unwatched", "finished", "stopped", "dead", "elsewhere", "empty")
 VERDICTS = ("PROGRESS", "BUSY", "WAITING", "PAUSED", "SUSPECT", "STUCK")
 MAX_RUNS, MAX_METRICS = 200, 50
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 # name -> help. The order in which they are printed.
 GAUGES = {
     "jackline_run_state": "1 for the state that the run is in.",
@@ -119,6 +120,11 @@ def _number(value: float) -> str:
     return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine by one of its own names."""
+    return re.sub(r":\d{1,5}$", "", host.strip().lower()) in LOOPBACK
+
+
 class MetricsServer:
     """Answers GET /metrics and nothing else."""
 
@@ -128,6 +134,10 @@ class MetricsServer:
 
             def do_GET(self) -> None:
                 is_known = self.path.partition("?")[0] == "/metrics"
+                if host in LOOPBACK and not is_loopback(self.headers.get("Host", "")):
+                    # A web page whose name leads to this machine: the browser would let it read the answer.
+                    self.send_error(403, "ask for 127.0.0.1 or localhost")
+                    return
                 body = to_text(find_runs(), time.time()).encode() if is_known else b"GET /metrics\n"
                 self.send_response(200 if is_known else 404)
                 self.send_header("Content-Type", CONTENT_TYPE if is_known else "text/plain")

@@ -17,7 +17,7 @@ from typing import Any
 
 from jackline.review.redact import redact
 from jackline.rundir import atomic
-from jackline.rundir.access.writing import open_own
+from jackline.rundir.access.writing import folder_inside, open_own
 from jackline.rundir.jsonl import read_last, read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
@@ -136,7 +136,7 @@ class Reader:
 
     def try_lock(self) -> bool:
         """False when another process exports this run to the same place."""
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        folder_inside(self.path.parent)
         self._lock_fd = open_own(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.cli.pages.told import tell
-from jackline.cli.text.safety import safe_text
+from jackline.cli.text.safety import safe_output, safe_text
 from jackline.cli.text.status import status_text
 from jackline.cli.view.run_view import RunView
 from jackline.dashboard.told import Card as Fact
@@ -68,7 +68,7 @@ class Card:
 
 def card_text(view: RunView) -> str:
     lines = last_lines(Path(view.log.path))
-    return "\n".join([status_text(view), *(["", *lines] if lines else [])])
+    return _filtered("\n".join([status_text(view), *(["", *lines] if lines else [])]))
 
 
 def card_html(view: RunView, charts: Sequence[str]) -> str:
@@ -142,4 +142,9 @@ def last_lines(log: Path) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    return html.escape(text, quote=True)
+    return html.escape(_filtered(text), quote=True)
+
+
+def _filtered(text: str) -> str:
+    """As `jackline` prints it: a cell has no stream of ours that would do it."""
+    return safe_output(text.encode("utf-8", "replace")).decode()

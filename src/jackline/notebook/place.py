@@ -6,6 +6,7 @@ its mirror would be lost with the machine. Does not own copying: the run's mirro
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,10 @@ from jackline.errors import UsageError
 from jackline.machine.host import find_notebook
 from jackline.notebook.command import say, without_traceback
 from jackline.rundir import atomic
+from jackline.rundir.access.secrets import without_secrets
+from jackline.rundir.access.writing import folder_inside
 from jackline.rundir.find import runs_folder
+from jackline.rundir.registry import own_state_folder
 
 DRIVE = Path("/content/drive")
 DRIVE_FILES = "MyDrive"
@@ -37,6 +41,7 @@ def setup(save_to: str | os.PathLike[str] | None = None) -> None:
         check_writable(place)
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_json(folder / MEMORY, {"save_to": place})
+    _remember(folder, place)
     say(f"runs are in {folder}")
     for line in what_survives(place, find_notebook(os.environ)):
         say(line)
@@ -46,7 +51,27 @@ def saved_place(folder: Path) -> str | None:
     """The last choice in `setup`, also from an earlier kernel."""
     found = atomic.read_json(folder / MEMORY)
     place = found.get("save_to") if isinstance(found, Mapping) else None
-    return place if isinstance(place, str) and place else None
+    if not isinstance(place, str) or not place:
+        return None
+    with contextlib.suppress(OSError):
+        if atomic.read_json(_own_memory(folder)) == {"save_to": place}:
+            return place
+    say(f"{folder / MEMORY} names a place for copies that you did not choose here: {without_secrets(place)}")
+    say("nothing is copied there; choose it with setup(save_to=...)")
+    return None
+
+
+def _remember(folder: Path, place: str | None) -> None:
+    """A runs folder may come with somebody's repository: only what this user's own state folder says is believed."""
+    with contextlib.suppress(OSError):
+        folder_inside(_own_memory(folder).parent)
+        atomic.write_json(_own_memory(folder), {"save_to": place})
+
+
+def _own_memory(folder: Path) -> Path:
+    """Raises OSError when the state folder belongs to somebody else."""
+    name = atomic.sha256_hex(os.fsencode(folder.resolve()))[:16]
+    return own_state_folder() / "notebooks" / f"{name}.json"
 
 
 def find_place(word: str, host: str | None) -> str:

@@ -91,7 +91,10 @@ def _plain_shell(words: list[str], cwd: str) -> list[str]:
 
 
 def _from_folder(path: str, cwd: str) -> str:
-    """The path from `cwd` for a file below it, so that it survives a renamed folder; else the absolute path."""
+    """The path from `cwd` for a file below it, so that it survives a renamed folder; else the absolute path. A URL is
+    no path: with one slash less, nobody would see that it holds a password."""
+    if "://" in path:
+        return path
     folder = os.path.realpath(cwd)
     full = os.path.realpath(os.path.join(folder, path))
     inside = os.path.relpath(full, folder)

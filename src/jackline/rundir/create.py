@@ -215,5 +215,5 @@ def _sweep_drafts(run: RunDir) -> None:
     """Delete drafts of this machine whose creator has exited."""
     for draft in run.path.parent.glob(f".{run.name}.{_host_word()}.*.draft"):
         pid = draft.name.split(".")[-2]
-        if pid.isdigit() and (int(pid) == os.getpid() or read_start_ticks(int(pid)) is None):
+        if pid.isascii() and pid.isdigit() and (int(pid) == os.getpid() or read_start_ticks(int(pid)) is None):
             shutil.rmtree(draft, ignore_errors=True)

@@ -29,12 +29,14 @@ NOT_VOUCHED = "-"  # registered, but this user has not seen what it would execut
 @dataclass(frozen=True)
 class RegistryEntry:
     """Where a run was when it was registered. `digest`: of the run.json that this user has made or accepted; absent
-    in older files. `owner`: who the run's folder belonged to, since some file systems show another user."""
+    in older files. `owner`: who the run's folder belonged to, since some file systems show another user. `inode`: of
+    the folder; it stays when the folder is moved, and a copy has another one."""
 
     path: str | None = None
     registered_at_s: float | None = None
     digest: str | None = left_out()
     owner: int | None = left_out()
+    inode: int | None = left_out()
     options: dict[str, Any] | None = field(default=None, metadata={"is_left_out": True})
 
     @staticmethod
@@ -74,7 +76,8 @@ def register(run: RunDir, *, vouched: bool, options: Mapping[str, Any] | None = 
         known = RegistryEntry.from_json(atomic.read_json(place))
         digest = digest_of(run) if vouched else known.digest if known.path else NOT_VOUCHED
         told = dict(options) if options is not None else known.options
-        entry = RegistryEntry(str(path), time.time(), digest, run.path.stat().st_uid, told)
+        found = run.path.stat()
+        entry = RegistryEntry(str(path), time.time(), digest, found.st_uid, found.st_ino, told)
         atomic.write_json(place, entry.to_json())
         place.chmod(0o600)
         _forget_oldest(folder)

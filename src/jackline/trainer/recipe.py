@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from jackline.errors import UsageError
 from jackline.memory.plan.own_file import load_file
 from jackline.rundir import atomic
+from jackline.rundir.access.reading import read_whole
 from jackline.rundir.layout import RunDir
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def keep_source(run: RunDir, target: str) -> str:
     try:
         source = path.read_bytes()
         if run.recipe_file.exists():
-            is_same = run.recipe_file.read_bytes() == source
+            is_same = read_whole(run.recipe_file) == source
             return "" if is_same else f"{path} has changed since this run was started; as it was: {run.recipe_file}"
         atomic.write_whole(run.recipe_file, source)
     except OSError:

@@ -18,8 +18,10 @@ from jackline.checkpoint.place import choose_place
 from jackline.cli.options import ListByDefault, find, json_option, run_argument, runs_dir_option
 from jackline.cli.text import checkpoints as text
 from jackline.cli.text.paint import print_out
+from jackline.cli.trusting import refuse_links
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
 from jackline.machine.disk import explain_refusal
+from jackline.rundir.access.trust import judge
 
 if TYPE_CHECKING:
     from jackline.checkpoint.writer.retention import Keep
@@ -65,6 +67,7 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
     from jackline.checkpoint.format.verify import verify_checkpoint
 
     folder = _folder(run, runs_dir)
+    is_noted = not folder.is_symlink() or judge(find(run, runs_dir)).is_ours
     found: list[dict[str, Any]] = []
     for name in _names(folder, step):
         result: dict[str, Any] = {"name": str(name), "step": name.step, "is_whole": True}
@@ -76,7 +79,8 @@ def verify(run: str | None, step: int | None, as_json: bool, runs_dir: str | Non
                 continue
             result |= {"is_whole": False, "why": str(damage)}
         found.append(result)
-        _note_result(folder, name, result.get("why"))
+        if is_noted:
+            _note_result(folder, name, result.get("why"))
         if not as_json:
             click.echo(text.verify_line(result))
     if as_json:
@@ -117,6 +121,8 @@ def prune(run: str | None, left_behind: bool, dry_run: bool, runs_dir: str | Non
     """Delete old checkpoints of RUN. Those that stay are read first: nothing is deleted before two are verified."""
     from jackline.checkpoint.writer.retention import Keep
 
+    if not dry_run:
+        refuse_links(find(run, runs_dir))
     folder = _folder(run, runs_dir)
     wanted = Keep(last=given["keep"], every=given["keep_every"], best=given["best"])
     listed = catalogue.list_checkpoints(folder)

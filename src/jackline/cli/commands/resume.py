@@ -85,10 +85,12 @@ def command(run: str | None, settings: tuple[str, ...], runs_dir: str | None, **
     found, mirror = brought or (find_run(run, folder), None)
     contents = read_run_file(found)
     step, is_back = given["step"], any(given[name] for name in ("step", "path", "from_scratch", "skip_batches"))
-    if not is_back and read_status(found).state in ("alive", "unwatched"):
+    state = read_status(found).state  # once: another resume may start it at any moment, and is watched then
+    if not is_back and state in ("alive", "unwatched"):
         sys.exit(showing.watch_live(found, how))  # several may resume it at once: one starts it
     changes = bool(settings) or given["restart_schedule"]
-    check_resumable(found, contents, here=given["here"] or brought is not None, is_back=is_back or changes)
+    is_here = given["here"] or brought is not None
+    check_resumable(found, contents, state, here=is_here, is_back=is_back or changes)
     if given["here"] and not given["copied"]:  # a copy's heartbeat is as old as the copy
         refuse_beating(found)
     confirm(found, is_trusted=trusts)
@@ -297,8 +299,7 @@ def _after_the_end(run: RunDir, contents: RunFile) -> str:
     return f"start it again: jackline run --new -- ...; or go back: jackline resume {back}"
 
 
-def check_resumable(run: RunDir, contents: RunFile, *, here: bool, is_back: bool = False) -> None:
-    state = read_status(run).state
+def check_resumable(run: RunDir, contents: RunFile, state: str, *, here: bool, is_back: bool = False) -> None:
     if state in ("alive", "unwatched"):
         raise UsageError(f"run '{run.name}' is alive", hint=f"jackline watch {run.name}")
     if state == "finished" and not is_back:

@@ -17,6 +17,7 @@ import click
 
 from jackline.cli.options import DURATION, SOME_TIME, detach_options, quiet_option
 from jackline.cli.programs.started import is_detached_as_json, print_started
+from jackline.cli.trusting import refuse_links
 from jackline.diagnosis.preflight.target import spelling_hint
 from jackline.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from jackline.extras import require
@@ -157,6 +158,7 @@ def start_run(
         case Create(chosen):
             return _create(RunDir(folder / chosen), name, settings, argv_of, options, given)
         case Resume(chosen, differences):
+            refuse_links(RunDir(folder / chosen))
             argv = argv_of(folder / chosen)
             if same.moved_from is not None:
                 showing.say(f"run '{chosen}' ran in {same.moved_from}, which is gone: it continues here")

@@ -143,7 +143,9 @@ def _save_case(path: Path, case: object) -> None:
             hint="jackline why --pid PID --save-case FILE looks at the process itself",
         )
     atomic.write_json(path, case)
-    _say(f"wrote {path}: {len(case.get('samples') or ())} samples, to be put into tests/cases or an issue")
+    samples = case.get("samples")
+    count = len(samples) if isinstance(samples, list) else 0
+    _say(f"wrote {path}: {count} samples, to be put into tests/cases or an issue")
 
 
 def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterator[str]:

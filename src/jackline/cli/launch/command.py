@@ -12,6 +12,7 @@ import click
 from jackline.cli.launch.files import Job, kubernetes_jobset, skypilot_task, slurm_script
 from jackline.cli.options import SOME_TIME
 from jackline.errors import UsageError
+from jackline.rundir.access.secrets import has_secrets
 from jackline.rundir.atomic import write_whole
 
 _FORMS: dict[str, tuple[Callable[[Job], str], str, str]] = {
@@ -56,6 +57,11 @@ def command(scheduler: str, argv: tuple[str, ...], **given: Any) -> None:
     if scheduler == "skypilot" and given["mirror"] is None:
         raise UsageError(
             "without a mirror a lost machine takes its checkpoints along", hint="--mirror s3://bucket/runs"
+        )
+    if has_secrets(given["mirror"] or ""):
+        raise UsageError(
+            "the address of the mirror holds a password, which everybody could read in the job's file",
+            hint="leave it out; the job takes it from its environment, an ssh key or a credentials file",
         )
     make, suffix, start = _FORMS[scheduler]
     text = make(_job(argv, given))

@@ -24,7 +24,7 @@ from jackline.cli.commands.runs import FORKED
 from jackline.cli.models.again import Changed, change, receipt, refuse_done, refuse_scripts
 from jackline.cli.options import detach_options, quiet_option
 from jackline.cli.programs.started import is_detached_as_json
-from jackline.cli.trusting import confirm
+from jackline.cli.trusting import confirm, trust_option
 from jackline.errors import UsageError
 from jackline.rundir.create import Claim, claim_filled
 from jackline.rundir.find import find_run, runs_folder
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--restart-schedule", is_flag=True, help="Begin the learning rate's schedule anew, with its warm-up.")
 @detach_options
 @quiet_option
+@trust_option
 @click.option("--runs-dir", type=click.Path(), help="Where runs are kept; default: $JACKLINE_RUNS or ./runs.")
 def command(run: str, settings: tuple[str, ...], runs_dir: str | None, **given: Any) -> None:
     """Branch off a run of a recipe: a new run that begins with the weights, optimizer and position of RUN at a step.
@@ -57,7 +58,7 @@ def command(run: str, settings: tuple[str, ...], runs_dir: str | None, **given: 
     from jackline.cli.view import showing
 
     parent = find_run(run, runs_folder(runs_dir))
-    confirm(parent, is_trusted=False)
+    confirm(parent, is_trusted=given["trust"])
     contents = read_run_file(parent)
     refuse_scripts(parent, contents)
     place, name = _choose(parent, given["step"])

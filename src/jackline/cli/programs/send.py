@@ -20,7 +20,7 @@ from jackline.cli.text.safety import safe_text
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.exporters.reader import EVENTS, Reader, export_name
 from jackline.exporters.sending import LIVE, POLL_S, Sending, Sink
-from jackline.rundir.access.writing import open_own
+from jackline.rundir.access.writing import folder_inside, open_own
 from jackline.rundir.atomic import write_whole
 from jackline.rundir.find import list_runs, runs_folder
 from jackline.rundir.layout import RunDir
@@ -133,7 +133,7 @@ def _detach(run: RunDir, target: str, events: str | None) -> None:
     make_sink(run, kind, rest, parse_events(events))  # a mistake is reported here, not in a log
     name = export_name(kind, rest)
     log = run.path / "exports" / f"{name}.log"
-    log.parent.mkdir(mode=0o700, exist_ok=True)
+    folder_inside(log.parent)
     words = [sys.executable, "-m", "jackline", "send", str(run.path), "--to", f"{kind}:env:JACKLINE_SEND_TO"]
     if not rest:
         words[-1] = kind
@@ -152,7 +152,7 @@ def _detach(run: RunDir, target: str, events: str | None) -> None:
 
 
 def _show_metrics(kind: str, rest: str, run: str | None, runs_dir: str | None, once: bool) -> int:
-    from jackline.exporters.openmetrics import MetricsServer, to_text
+    from jackline.exporters.openmetrics import LOOPBACK, MetricsServer, to_text
 
     def chosen() -> Sequence[RunDir]:
         return [find(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
@@ -171,8 +171,8 @@ def _show_metrics(kind: str, rest: str, run: str | None, runs_dir: str | None, o
         server = MetricsServer(host, port, chosen)
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}", hint="--to prometheus:PORT") from None
-    if host not in ("127.0.0.1", "::1", "localhost"):
-        _say("everybody who reaches this machine can read the names and numbers of these runs")
+    who = "everybody on" if host in LOOPBACK else "everybody who reaches"
+    _say(f"{who} this machine can read the names and numbers of these runs")
     _say(f"http://{host}:{server.port}/metrics (Ctrl-C ends it)")
     try:
         server.serve()

@@ -102,10 +102,12 @@ def verdict_json(
         "state": status.state,
         "attempt": status.attempt,
         "exit_code": status.exit_code if found.is_over else None,
-        "cause": status.exit.cause if found.is_over else None,
+        "cause": safe_text(status.exit.cause, MAX_NAME) if found.is_over and status.exit.cause else None,
         "text": _text(found),
         "hint": _hint(found),
-        "verdict": state.verdict.kind if status.state == "alive" else None,
+        "verdict": safe_text(state.verdict.kind, MAX_NAME)
+        if status.state == "alive" and state.verdict.kind
+        else None,
         "step": _whole(found.step),
         "total": _whole(progress.total),
         "epoch": session.place.epoch or session.epoch,

@@ -17,6 +17,7 @@ from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.place import rescue_place
 from jackline.cli.options import DURATION, find, json_option, run_argument, runs_dir_option
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
+from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.rescue import RescueRecord, read_rescue, read_rescues, rescue_lines, rescue_text
 from jackline.rundir.run_file import read_run_file
@@ -47,7 +48,7 @@ def command(run: str | None, wait_s: float, is_load: bool, as_json: bool, runs_d
         from jackline.cli.rescue.patch import loading_text
 
         record = _newest(found)
-        text = loading_text(record, _folder(found, record))
+        text = loading_text(record, _folder(found, record), is_ours=judge(found).is_ours)
         click.echo(text)
         return
     if status.state in ("alive", "unwatched"):

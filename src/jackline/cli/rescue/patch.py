@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.checkpoint.format.export import read_state
-from jackline.checkpoint.format.manifest import Damage, Manifest
+from jackline.checkpoint.format.manifest import Damage, Manifest, is_safe_file_name
 from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.errors import JacklineError
@@ -34,15 +34,17 @@ def load_optimizer(optimizer, file, settings):
 """
 
 
-def loading_text(record: RescueRecord, folder: Path) -> str:
-    """A patch of the script where it can be read, else the lines alone; after it, what is not restored."""
+def loading_text(record: RescueRecord, folder: Path, *, is_ours: bool = True) -> str:
+    """A patch of the script where it can be read, else the lines alone; after it, what is not restored. Of a run that
+    is not `is_ours` no file is read that it names."""
     try:
         manifest = verify_checkpoint(folder)
         state = read_state(folder, manifest)
     except Damage as damage:
         raise JacklineError(f"{folder.name} is not whole: {damage}", hint="choose an earlier one") from None
-    lines = loading_lines(record, folder, state, manifest)
-    source = _read_source(record.file)
+    # A comment is one line, whatever the record holds: what comes after it is code that somebody pastes.
+    lines = [" ".join(line.splitlines()) for line in loading_lines(record, folder, state, manifest)]
+    source = _read_source(record.file) if is_ours else None
     patch = make_patch(record, source, lines) if source is not None else None
     body = patch or "\n".join(lines)
     return f"{body.rstrip()}\n{_notes(record, is_patch=patch is not None)}"
@@ -70,8 +72,23 @@ def _reaches(record: RescueRecord, part: dict[str, Any]) -> bool:
     return bool(part.get("expression")) and is_here
 
 
+def _is_name(text: str) -> bool:
+    """'model', 'self.nets[0].body', "parts['optim']": a variable, its attributes and entries. Nothing is called."""
+    try:
+        node: ast.AST = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
+            return False
+        node = node.value
+    return isinstance(node, ast.Name) and "\n" not in text and "#" not in text
+
+
 def _lines_of(record: RescueRecord, part: dict[str, Any], node: Any, files: set[str]) -> list[str]:
     key, name, made = str(part["key"]), str(part.get("expression") or ""), part.get("class")
+    if not is_safe_file_name(f"{key}.safetensors") or (name and not _is_name(name)):
+        return [f"# {key!r} ({made!r}) is in the rescued state too, but its names are no names of Python: {name!r}"]
     if not _reaches(record, part):
         where = f"'{name}' of {part.get('function')}() in {part.get('file')}" if name else "no variable names it"
         return [f"# {key} ({made}) is in the rescued state too, but not known here: {where}"]
@@ -203,13 +220,13 @@ def _continued(statement: ast.stmt, text: str, values: dict[str, Any]) -> str:
 
 def _notes(record: RescueRecord, *, is_patch: bool) -> str:
     values = {name: value for name, value in (record.values or {}).items() if isinstance(value, int | float)}
-    known = ", ".join(f"{name} = {value}" for name, value in list(values.items())[:8])
+    known = ", ".join(f"{' '.join(name.splitlines())} = {value}" for name, value in list(values.items())[:8])
     notes = [
         "",
         "# Not restored by these lines: the position in the data (an interrupted epoch begins again) and RNG states,",
         "# which are in state.json.",
         *([f"# When it was taken: {known}."] if known else []),
-        *([f"# {text} is not in it." for text in record.missing]),
+        *([f"# {' '.join(text.splitlines())} is not in it." for text in record.missing]),
         *([] if is_patch else ["# Put them before the loop that trains."]),
         "# Four lines of `jackline.attach` make this script resume exactly, by itself: docs/guides/own-loop.md",
     ]

@@ -35,8 +35,9 @@ _COLOR = rf"(\x1b\[{_PLAIN}(?:;{_PLAIN})*m)"
 
 
 def safe_text(text: Any, max_chars: int = 300) -> str:
-    """One line of visible characters; a longer text is cut and ends with '...'."""
-    whole = _SPACE.sub(" ", _ESCAPES.sub("", str(text)))
+    """One line of visible characters, without passwords of URLs; a longer text is cut and ends with '...'. They are
+    hidden first: half a password would not be recognised as one."""
+    whole = without_secrets(_SPACE.sub(" ", _ESCAPES.sub("", str(text))))
     if not whole.isascii() or not whole.isprintable():
         whole = "".join(_visible(char) for char in whole)
     return whole if len(whole) <= max_chars else whole[: max(0, max_chars - 3)] + "..."

@@ -20,6 +20,7 @@ from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.report import death_text
 from jackline.diagnosis.logs.clues import explain_log
 from jackline.rundir.access.reading import read_text
+from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import boot_id, host_name
 from jackline.rundir.records.session import read_session
@@ -77,13 +78,16 @@ def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: WaitRecord) -> E
         duration_s=max(0.0, ended_at_s - started_at_s),
         ended_at_s=ended_at_s,
         output_tail=tail_lines(attempt.raw_out, _TAIL_LINES) or tail_lines(run.out_log, _TAIL_LINES),
-        fault_text=read_fault_text(attempt.stacks, _dumped_pids(attempt.stacks)),
+        fault_text=read_fault_text(
+            attempt.stacks, _dumped_pids(attempt.stacks), with_source=judge(run).is_ours
+        ),  # somebody else's run names files of this disk
         peak_memory_bytes=wait.max_rss_bytes or 0,
     )
 
 
 def _dumped_pids(folder: Path) -> list[int]:
-    return [int(path.suffix[1:]) for path in folder.glob("fh.*") if path.suffix[1:].isdigit()]
+    words = (path.suffix[1:] for path in folder.glob("fh.*"))
+    return [int(word) for word in words if word.isascii() and word.isdigit()]
 
 
 def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iterator[str]:

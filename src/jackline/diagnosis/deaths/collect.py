@@ -68,7 +68,7 @@ def _as_shown(line: str) -> str:
     return _ANSI.sub("", line.rstrip("\r").rpartition("\r")[2])
 
 
-def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:
+def read_fault_text(stacks_folder: Path, pids: Iterable[int], *, with_source: bool = True) -> str:
     """What faulthandler wrote when a fatal signal killed one of `pids`; '' when there was none.
 
     The same files hold the dumps that we requested while it ran; only what follows 'Fatal Python error' counts.
@@ -86,7 +86,7 @@ def read_fault_text(stacks_folder: Path, pids: Iterable[int]) -> str:
         starts = [match.start() for match in re.finditer(_FATAL, text)]
         if starts and written_s > newest_s:
             newest, newest_s = text[starts[-1] :], written_s
-    return _with_source(newest)
+    return _with_source(newest) if with_source else newest
 
 
 def _own_lines(data: bytes, *, is_cut: bool) -> tuple[list[str], bool]:

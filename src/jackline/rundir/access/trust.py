@@ -119,10 +119,20 @@ def _is_registered(run: RunDir, entry: registry.RegistryEntry) -> bool:
     if entry.path is not None and entry.digest is None:
         return True  # registered by an older version, in this very place
     try:
-        digest = registry.digest_of(run)
+        digest, inode = registry.digest_of(run), run.path.stat().st_ino
     except OSError:
         return False
-    return digest == entry.digest or any(digest == other.digest for other in registry.entries())
+    return digest == entry.digest or any(_is_moved(other, digest, inode) for other in registry.entries())
+
+
+def _is_moved(entry: registry.RegistryEntry, digest: str, inode: int) -> bool:
+    """Whether the folder is the one of this entry, at another place. Its run.json alone is not enough: somebody who
+    was sent the run can send it back with other files in it."""
+    if entry.digest != digest:
+        return False
+    if entry.inode is not None:
+        return entry.inode == inode
+    return entry.path is not None and not Path(entry.path).exists()  # an entry of an older version
 
 
 def _is_running_here(run: RunDir) -> bool:

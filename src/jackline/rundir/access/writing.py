@@ -54,6 +54,26 @@ def make_private_folder(path: Path) -> None:
     path.mkdir(FOLDER_MODE, parents=True)
 
 
+def folder_inside(path: Path, only: str | None = None) -> Path:
+    """A folder in a run's folder, made if it is absent. Raises NotOurs for a link in its place: what is written there
+    would land where somebody else has chosen. `only`: the one file that may be in it already; all others are removed,
+    for a folder that is handed to a library which would load them."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(FOLDER_MODE)
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        raise NotOurs(errno.ENOTDIR, "not a folder of this run", str(path))
+    for entry in path.iterdir() if only is not None else ():
+        if entry.name == only or entry.name.startswith(f".{only}."):  # the second: another rank writes it now
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            import shutil  # late: every command imports this module
+
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+    return path
+
+
 def private_folder(path: Path) -> Path:
     """The folder, made if it is absent and closed to the group. Raises NotOurs when it belongs to somebody else, or
     when everybody may write to it."""

@@ -24,6 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from jackline.data.loader.order import mix
 from jackline.rundir import atomic
+from jackline.rundir.access.writing import folder_inside
 from jackline.session.driver import Driver
 from jackline.session.feeds.choose import feed_of_prepared
 from jackline.session.feeds.place import HandedOut, Place
@@ -178,8 +179,7 @@ class Link(TrainerCallback):
         if notes is None:
             return None
         self._notes = notes
-        folder = driver.folder / _RESUME
-        folder.mkdir(exist_ok=True)
+        folder = folder_inside(driver.folder / _RESUME, only=_STATE)  # Trainer would unpickle what is in it
         atomic.write_json(folder / _STATE, notes["trainer"])
         self.resumed_from = str(folder)
         return self.resumed_from

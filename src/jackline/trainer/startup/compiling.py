@@ -2,12 +2,17 @@
 
 Owns the choice and the in-place compilation of a model. The cache folder lies in the run, so that an attempt after a
 kill starts with what the first one compiled; attention kernels are part of its name, because torch's own key does
-not hold them.
+not hold them. What is in it is executed, and a run's folder may come from anybody. So its name also has a mark that
+nobody else can compute, and that a copy of the run does not have.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hmac
 import os
+import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +22,9 @@ import torch
 from torch import nn
 
 from jackline import accelerator
+from jackline.rundir import atomic
+from jackline.rundir.access.reading import read_whole
+from jackline.trainer.startup.process import own_cache
 
 Mode = Literal["auto", "on", "off"]
 # Measured on an H200 with a GPT-2 of 124M (bench/throughput.py); smaller models compile as slowly.
@@ -24,6 +32,7 @@ COLD_S = 20.0
 WARM_S = 4.0
 GAIN = 0.35  # share of an eager step that compiling saves
 _FIRST_GPU = 7  # Triton needs sm_70
+_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,35 @@ def why_not(device: torch.device) -> str:
 
 
 def cache_folder(run_folder: Path, attention: str) -> Path:
-    return run_folder.absolute() / "compiled" / attention
+    return run_folder.absolute() / "compiled" / f"{attention}-{_own_mark(run_folder)}"
+
+
+def _own_mark(run_folder: Path) -> str:
+    """The same for this person and this very folder, wherever it is moved; another one for a copy."""
+    try:
+        inode = run_folder.stat().st_ino
+    except OSError:
+        inode = 0  # not made yet: nobody can have put anything there
+    return hmac.digest(_secret(), str(inode).encode(), "sha256").hex()[:16]
+
+
+@functools.cache
+def _secret() -> bytes:
+    """This person's own, made once. Where no private place is found: of this process, so that nothing is reused."""
+    made = secrets.token_bytes(_SECRET_BYTES)
+    root = own_cache("marks")
+    if root is None:
+        return made
+    path, draft = root / "compiled", root / f".{os.getpid()}.tmp"
+    with contextlib.suppress(OSError):
+        atomic.write_whole(draft, made)
+        try:
+            os.link(draft, path)  # the first of several that start at once wins
+        except FileExistsError:
+            made = read_whole(path, _SECRET_BYTES)
+        finally:
+            draft.unlink(missing_ok=True)
+    return made
 
 
 def is_warm(folder: Path) -> bool:

@@ -94,14 +94,10 @@ def own_cache(name: str) -> Path | None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jackline"
     except RuntimeError:  # a container that runs as a number without an entry in passwd
         home = Path("/tmp") / f"jackline-cache-{os.getuid()}"
-    folder = home / name
+    from jackline.rundir.access.writing import private_folder
+
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for place in (home, folder):
-            found = place.stat()
-            if found.st_uid != os.getuid() or found.st_mode & 0o002:
-                return None
-        folder.chmod(0o700)
+        folder = private_folder(private_folder(home) / name)
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from jackline.errors import JacklineError, UsageError
 from jackline.models.gpt import GPT
+from jackline.rundir.access.reading import read_whole
 from jackline.rundir.layout import RunDir
 from jackline.trainer.network import shape_of
-from jackline.trainer.trained.stored import find_checkpoint, read_config, read_weights
+from jackline.trainer.trained.stored import MAX_TOKENIZER_BYTES, find_checkpoint, read_config, read_weights
 from jackline.units import count_of
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _vocabulary_in(folder: Path) -> Mapping[str, int] | None:
 
 def _vocabulary_of(run: RunDir, config: TrainConfig) -> Mapping[str, int] | None:
     if run.tokenizer_file.exists():
-        return vocabulary_of(run.tokenizer_file.read_text(encoding="utf-8"))
+        return vocabulary_of(read_whole(run.tokenizer_file, MAX_TOKENIZER_BYTES).decode("utf-8", "replace"))
     return vocabulary_of(None) if config.tokenizer == "bytes" else None
 
 

@@ -24,7 +24,7 @@ from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import verify_checkpoint
 from jackline.data.tokenise.tokenizer import Tokenizer, from_json, load_tokenizer
 from jackline.errors import JacklineError, UsageError
-from jackline.rundir.access.reading import read_text
+from jackline.rundir.access.reading import read_text, read_whole
 from jackline.rundir.access.trust import judge
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
@@ -33,6 +33,8 @@ from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.recipe import file_of, is_own_file
 
 MODEL, AVERAGE = "model", "average"  # with ema the average is what was validated
+MAX_NAME_BYTES = 200
+MAX_TOKENIZER_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 64 << 10  # the trainer writes 5 KiB; a megabyte of brackets takes PyYAML minutes
 
 
@@ -53,6 +55,11 @@ def read_config(run: RunDir) -> TrainConfig:
             f"run '{run.name}' was not made here by you, and its recipe is code that would be executed: {target}",
             hint="its weights as a plain file, without executing anything: jackline checkpoints export",
         )
+    if is_own_file(target) and target not in read_run_file(run).argv:
+        raise UsageError(
+            f"{run.config_file} names another recipe than the command of '{run.name}': {target}",
+            hint="what run.json names was typed by you; its weights without it: jackline checkpoints export",
+        )
     return resolve(target, (), [run.config_file], _source(run, target)).config
 
 
@@ -69,11 +76,17 @@ def _source(run: RunDir, target: str) -> Path | None:
 def read_tokenizer(run: RunDir, config: TrainConfig) -> Tokenizer:
     """The run's own copy; a run from before there was one names its tokenizer."""
     if run.tokenizer_file.exists():
-        return from_json(run.tokenizer_file.read_text(encoding="utf-8"), eos="auto", use_fast=False)
+        text = read_whole(run.tokenizer_file, MAX_TOKENIZER_BYTES).decode("utf-8", "replace")
+        return from_json(text, eos="auto", use_fast=False)
     if config.tokenizer == "train":
         raise UsageError(
             f"the tokenizer of '{run.name}' was trained with its data and is not in the run's folder",
             hint=f"copy tokenizer.json of its data cache to {run.tokenizer_file}",
+        )
+    if config.tokenizer not in ("bytes", "gpt2") and not judge(run).is_ours:
+        raise UsageError(
+            f"run '{run.name}' was not made here by you, and names a place for its tokenizer: {config.tokenizer}",
+            hint=f"if you want that one, copy it to {run.tokenizer_file}",
         )
     return load_tokenizer(config.tokenizer, use_fast=False)
 
@@ -134,7 +147,7 @@ def _choose(run: RunDir, names: list[Name], checkpoint: str | int) -> Name:
 
 def _read_best(run: RunDir, names: list[Name]) -> Name | None:
     try:
-        pointed = parse_name((run.checkpoints / catalogue.BEST).read_text()[:200].strip())
-    except (OSError, UnicodeDecodeError):
+        pointed = parse_name(read_text(run.checkpoints / catalogue.BEST, MAX_NAME_BYTES).strip())
+    except OSError:
         return None
     return pointed if pointed in names else None
