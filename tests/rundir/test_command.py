@@ -102,3 +102,9 @@ def test_the_script_of_a_command() -> None:
     assert script_of({"argv": ["python", "-m", "pkg", "1"]}) == "-m pkg"
     assert script_of({"argv": ["python", "-c", "pass"]}) == ""
     assert script_of({"argv": "damaged"}) == ""
+
+
+@pytest.mark.parametrize("word", ["half \ud83d.py", "zero\x00.py"])
+def test_a_damaged_command_stays_as_it_is(word: str) -> None:
+    settings = {"argv": ["python", word], "cwd": f"/somewhere/{word}"}
+    assert plain_settings(settings)["argv"][1].endswith(word)

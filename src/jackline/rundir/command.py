@@ -23,7 +23,7 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     argv, cwd = settings.get("argv"), settings.get("cwd")
     if not isinstance(argv, list | tuple) or not isinstance(cwd, str):
         return dict(settings)
-    return {**settings, "argv": plain_command([str(word) for word in argv], cwd), "cwd": os.path.realpath(cwd)}
+    return {**settings, "argv": plain_command([str(word) for word in argv], cwd), "cwd": _real(cwd)}
 
 
 def plain_command(argv: Sequence[str], cwd: str) -> list[str]:
@@ -95,7 +95,15 @@ def _from_folder(path: str, cwd: str) -> str:
     no path: with one slash less, nobody would see that it holds a password."""
     if "://" in path:
         return path
-    folder = os.path.realpath(cwd)
-    full = os.path.realpath(os.path.join(folder, path))
+    folder = _real(cwd)
+    full = _real(os.path.join(folder, path))
     inside = os.path.relpath(full, folder)
     return full if inside.startswith("..") else inside
+
+
+def _real(path: str) -> str:
+    """With links followed; a text that can be no path, from a damaged file, stays as it is."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # half a character, a zero byte
+        return path
