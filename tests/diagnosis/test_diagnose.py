@@ -378,6 +378,7 @@ def test_a_good_end_is_told_in_two_lines() -> None:
         "Signal handler called with signal 15",
         "caught signal SIGUSR1 on host gpu-3",
         "Exiting because of SIGTERM",
+        "Handling auto-requeue signal: 10",
     ],
 )
 def test_exit_code_0_after_a_signal_is_a_stop_and_not_the_end(line: str) -> None:

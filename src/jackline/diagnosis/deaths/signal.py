@@ -41,7 +41,9 @@ _SHM_NEARLY_FULL_BYTES = 1 << 20
 REPEATED_FRAMES = 20
 ENDLESS_CALL_HINT = "look at the condition that ends the recursion; a higher recursion limit only delays it"
 _LAST_LINES, _VERY_LAST_LINES = 12, 3
-_SIGNAL = r"(?:SIGTERM|SIGINT|SIGUSR[12]|signal (?:number )?(?:15|10|12|2)\b|(?:15 )?death signal|termination signal)"
+_SIGNAL = (
+    r"(?:SIGTERM|SIGINT|SIGUSR[12]|signal:? (?:number )?(?:15|10|12|2)\b|(?:15 )?death signal|termination signal)"
+)
 _TOLD_SIGNAL = re.compile(
     r"\b(?:receiv\w+|caught|got|handling|trapped|interrupted by|due to|because of|called with)\b"
     rf"[^\n]{{0,40}}{_SIGNAL}"
