@@ -88,8 +88,11 @@ def _one_life(checkpoints: Path, acks: Path, victim: str, rng_state: random.Rand
             break
         time.sleep(0.002)
     time.sleep(rng_state.random() ** 2 * 0.15)
-    writer = read_holder(checkpoints / LOCK).writer
-    if victim in ("trainer", "both") or not is_alive(writer):
+    holder = read_holder(checkpoints / LOCK)
+    writer = holder.writer
+    # The writer of the life before may still be finishing a save: without it, this trainer would live for ever.
+    is_its_own = holder.trainer is not None and holder.trainer.pid == process.pid
+    if victim in ("trainer", "both") or not is_alive(writer) or not is_its_own:
         process.kill()
     if victim in ("writer", "both") and writer is not None and is_alive(writer):
         with contextlib.suppress(ProcessLookupError):
