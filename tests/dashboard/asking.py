@@ -85,10 +85,10 @@ def _decoded(path: str) -> str:
 class Served:
     """`jackline dash` as a person starts it, on a free port."""
 
-    def __init__(self, runs: Path, state: Path) -> None:
+    def __init__(self, runs: Path, state: Path, *options: str) -> None:
         env = {**os.environ, "XDG_STATE_HOME": str(state)}
         self.errors = state.parent / "dash.err"
-        command = [sys.executable, "-m", "jackline", "dash", "--port", "0", "--runs-dir", str(runs)]
+        command = [sys.executable, "-m", "jackline", "dash", "--port", "0", "--runs-dir", str(runs), *options]
         with open(self.errors, "wb") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=env)
         assert self.process.stdout is not None

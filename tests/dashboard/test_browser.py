@@ -7,8 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +265,70 @@ def test_since_you_last_looked_is_marked_and_another_site_learns_nothing(
     ask = "(address) => fetch(address, {mode: 'cors'}).then((one) => one.text()).catch(() => 'refused')"
     assert other.evaluate(ask, served.base + "api/runs") == "refused"
     assert other.evaluate(ask, served.base) == "refused"
+
+
+@contextmanager
+def notebook_proxy(served: Served, host: str) -> Iterator[str]:
+    """The address under which a proxy shows the page: another Host and folder, one word added to each query, no
+    cookies, no websockets. `/frame` shows it inside a page of the proxy."""
+    folder = f"/user/me/proxy/{served.port}/"
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/frame":
+                self.answer(
+                    200, {"content-type": "text/html"}, f"<iframe src='{folder}#token={served.token}'>".encode()
+                )
+                return
+            path = self.path.removeprefix(folder)
+            address = served.base + path + ("&" if "?" in path else "?") + "authuser=0"
+            left_out = ("host", "cookie", "connection", "accept-encoding", "upgrade", "origin")
+            headers = {name: text for name, text in self.headers.items() if name.lower() not in left_out}
+            asked = urllib.request.Request(address, headers={**headers, "Host": host})
+            try:
+                with urllib.request.urlopen(asked, timeout=HANGS_S) as found:
+                    self.answer(found.status, dict(found.headers), found.read())
+            except urllib.error.HTTPError as error:
+                self.answer(error.code, dict(error.headers), error.read())
+
+        def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, text in headers.items():
+                if name.lower() not in ("content-length", "connection", "date", "set-cookie"):
+                    self.send_header(name, text)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{found.server_port}{folder}"
+    finally:
+        found.shutdown()
+        found.server_close()
+
+
+def test_behind_a_notebooks_proxy_the_page_works_also_in_a_frame(browser: Any, runs: Path, tmp_path: Path) -> None:
+    served = Served(runs, tmp_path / "state", "--behind-proxy", "hub.example.org")
+    try:
+        served.get("api/runs")
+        with notebook_proxy(served, "hub.example.org") as address:
+            context = browser.new_context()
+            context.set_default_timeout(HANGS_S * 1000)
+            tab = context.new_page()
+            tab.goto(f"{address}#token={served.token}")
+            tab.locator("table.runs a").first.click()
+            tab.wait_for_selector(".cards .box")
+            tab.goto(address.partition("/user")[0] + "/frame")
+            tab.frame_locator("iframe").locator("table.runs a").first.click()
+            tab.frame_locator("iframe").locator(".cards .box").first.wait_for()
+            assert tab.evaluate("document.cookie") == ""
+        with notebook_proxy(served, "other.example.org") as address:  # a host that was not named
+            answer = tab.goto(f"{address}#token={served.token}")
+            assert answer is not None and answer.status == 403
+        context.close()
+    finally:
+        served.close()

@@ -6,7 +6,9 @@ Passwords in addresses are hidden by `rundir/access/secrets`, as everywhere. Wha
 
 from __future__ import annotations
 
+import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,17 @@ _RULES = (
 )
 
 
+@lru_cache(maxsize=4)
+def _home(_told: str) -> re.Pattern[str] | None:
+    """The user's own home folder, wherever it is; looked up once, because a page redacts thousands of texts."""
+    home = str(Path.home())
+    return re.compile(re.escape(home) + r"(?=[/\s\"':]|$)") if len(home) > 1 else None
+
+
 def redact(text: Any) -> str:
     found = without_secrets(str(text))
-    home = str(Path.home())
-    if len(home) > 1:
-        found = re.sub(re.escape(home) + r"(?=[/\s\"':]|$)", "~", found)
+    if (home := _home(os.environ.get("HOME", ""))) is not None:
+        found = home.sub("~", found)
     for pattern, instead in _RULES:
         found = pattern.sub(instead, found)
     return found

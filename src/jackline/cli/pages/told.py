@@ -52,7 +52,7 @@ class RunTeller:
     """Answers the page's questions from the run's folder and, for stacks, from the kernel."""
 
     def tell(self, run: RunDir, *, now_s: float, short: bool) -> Told:
-        view = read_view(run, now_s=now_s)
+        view = read_view(run, now_s=now_s, is_short=short)
         return tell(view if short else with_next_start(run, view), short=short)
 
     def stacks(self, run: RunDir) -> tuple[str, ...]:

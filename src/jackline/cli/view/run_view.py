@@ -99,7 +99,8 @@ def wall_clock_s() -> float:
     return time.time()
 
 
-def read_view(run: RunDir, *, now_s: float) -> RunView:
+def read_view(run: RunDir, *, now_s: float, is_short: bool = False) -> RunView:
+    """`is_short`: without mirrors and the age of curves, which a list of runs does not show."""
     status = read_status(run, now_s=now_s)
     contents, problem = None, ""
     try:
@@ -117,14 +118,18 @@ def read_view(run: RunDir, *, now_s: float) -> RunView:
         log=log,
         log_verdict=LogVerdict("absent", ""),
         now_s=now_s,
-        curves=read_curves(run),
-        mirrors=(read_mirror(run.mirror_file), read_mirror(choose_place(run).folder / "mirror.json")),
+        curves=Curves() if is_short else read_curves(run),
+        mirrors=() if is_short else _read_mirrors(run),
     )
     is_live = None if status.state == "elsewhere" else view.is_live
     pause = _read_pause(view) if view.is_live else None
     verdict = judge_log(log, is_live=is_live, running_s=view.running_s, now_s=now_s)
     used = used_bytes(run.path) if view.disk_budget is not None else None
     return RunView(**{**view.__dict__, "log_verdict": verdict, "pause": pause, "disk_used_bytes": used})
+
+
+def _read_mirrors(run: RunDir) -> tuple[MirrorRecord, ...]:
+    return read_mirror(run.mirror_file), read_mirror(choose_place(run).folder / "mirror.json")
 
 
 def _read_pause(view: RunView) -> Pause | None:
