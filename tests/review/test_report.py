@@ -82,6 +82,19 @@ def test_what_to_do_next_claims_no_checkpoint_that_is_not_known_and_the_cost_is_
     assert "\nCost: 60.00, of which " in text, text
 
 
+def test_an_incident_is_in_the_report_with_its_stacks_and_without_secrets(tmp_path: Path) -> None:
+    run = copy_of("format1-finished", tmp_path)
+    attempt = run.last_attempt()
+    assert attempt is not None
+    told = "STUCK (DEADLOCK) at 2026-11-16 15:05:07 UTC\n\nthe main thread waits for lock 'l' at train.py:28\n"
+    frames = "".join(f"    /home/me/lib.py:{line} in f    token=hunter2secret\n" for line in range(300))
+    (attempt.path / "incident-1.txt").write_text(f"{told}\nStacks\n{frames}\nNative stacks\n\n0x7f98624a3e96\n")
+    text = to_markdown(make_report(summarise(run, now_s=NOW)))
+    assert "## Incidents" in text and "waits for lock 'l' at train.py:28" in text
+    assert "~/lib.py:0 in f" in text and "more lines in the run's folder" in text
+    assert not [word for word in ("hunter2secret", "/home/me", "0x7f98624a3e96") if word in text]
+
+
 def test_what_a_run_says_stays_text(tmp_path: Path) -> None:
     run = copy_of("format1-finished", tmp_path)
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -16,6 +16,7 @@ from jackline.review.summary import Summary, charts_of, first_finding
 from jackline.units import format_bytes, format_duration, format_limit
 
 OUTPUT_LINES = 25
+INCIDENT_LINES = 120
 _MEMORY = "`jackline plan` before, and the memory guard of an attached loop: it saves and ends in time"
 PREVENTION = {
     "kernel_oom": _MEMORY,
@@ -44,6 +45,8 @@ def make_report(summary: Summary, price_an_hour: float | None = None) -> Documen
     sections = [Section("What ran", tuple(_what_ran(summary)))]
     if summary.has_failed:
         sections.insert(0, Section("Post-mortem", tuple(_post_mortem(summary))))
+    if summary.incidents:
+        sections.append(Section("Incidents", tuple(_incidents(summary))))
     sections += [
         Section("Time", tuple(_time(summary, price_an_hour))),
         Section("Curves", tuple(charts_of(summary)) or (Text("No numbers were logged or recognised."),)),
@@ -117,6 +120,18 @@ def _post_mortem(summary: Summary) -> Iterator[Block]:
     if isinstance(tail, list) and tail:
         yield Text("Its last output:")
         yield Plain("\n".join(redact(line) for line in tail[-OUTPUT_LINES:]))
+
+
+def _incidents(summary: Summary) -> Iterator[Block]:
+    """What was found when nothing moved, with its evidence: whoever gets the report does not have the run's files."""
+    for attempt, text in summary.incidents:
+        lines = text.splitlines()
+        first, rest = lines[0] if lines else "", lines[1 : 1 + INCIDENT_LINES]
+        more = len(lines) - 1 - len(rest)
+        yield Text(f"In attempt {attempt}: {redact(first)}")
+        yield Plain(
+            "\n".join([*map(redact, rest), *([f"... {more} more lines in the run's folder"] if more else [])]).strip()
+        )
 
 
 def _how_it_ended(summary: Summary) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from jackline.review.chart import Chart, Line
 from jackline.review.goodput import Account, account
 from jackline.review.history import History, read_history, steps_per_s
+from jackline.rundir.access.reading import read_text
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
@@ -23,6 +24,8 @@ from jackline.units import format_bytes
 
 MAX_EVENTS = 400
 MAX_EVENT_BYTES = 8 << 20
+MAX_INCIDENTS = 3
+MAX_INCIDENT_BYTES = 32 << 10
 # Events that a person wants to read; the others are for programs.
 TOLD = frozenset(
     {"started", "resumes", "resumed", "passed_over", "note", "verdict", "stuck", "incident", "memory", "restart",
@@ -49,6 +52,7 @@ class Summary:
     told: tuple[EventRecord, ...] = ()
     series: tuple[Series, ...] = ()
     problems: tuple[str, ...] = ()
+    incidents: tuple[tuple[int, str], ...] = ()  # the attempt, and what was found then, with the stacks
     made_on: str = field(default_factory=platform.node)
 
     @property
@@ -87,7 +91,21 @@ def summarise(run: RunDir, *, now_s: float) -> Summary:
         told=tuple(read_events(run)),
         series=read_series(run),
         problems=tuple(problems),
+        incidents=tuple(read_incidents(run)),
     )
+
+
+def read_incidents(run: RunDir) -> list[tuple[int, str]]:
+    """The last alarms with their stacks. Without the native ones, which the file beside them has."""
+    found = []
+    for attempt in run.list_attempts():
+        for path in attempt.list_incidents():
+            try:
+                text = read_text(path, MAX_INCIDENT_BYTES)
+            except OSError:
+                continue
+            found.append((attempt.number, text.partition("\nNative stacks\n")[0].strip()))
+    return found[-MAX_INCIDENTS:]
 
 
 def read_events(run: RunDir) -> Sequence[EventRecord]:
