@@ -25,7 +25,7 @@ def batch_dependent(model: nn.Module) -> set[str]:
 
 def count_samples(batch: Any) -> int:
     """The common first dimension of all tensors in the batch."""
-    sizes = {tensor.shape[0] for tensor in _tensors(batch)}
+    sizes = {tensor.shape[0] for tensor in list_tensors(batch) if tensor.dim()}
     if len(sizes) != 1:
         found = ", ".join(map(str, sorted(sizes))) if sizes else "none"
         raise UsageError(
@@ -38,16 +38,16 @@ def count_samples(batch: Any) -> int:
     return size
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def list_tensors(value: Any) -> Iterator[Tensor]:
+    """Also those inside mappings, tuples and lists."""
     if isinstance(value, Tensor):
-        if value.dim():
-            yield value
+        yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from list_tensors(item)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from list_tensors(item)
 
 
 def take_slice(value: Any, begin: int, end: int) -> Any:

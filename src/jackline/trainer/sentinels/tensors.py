@@ -6,11 +6,13 @@ once more and watches every module's output, then looks at the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from jackline.memory.guard.batches import list_tensors
 
 
 def first_bad_tensor(model: nn.Module, run_batch: Callable[[], object] | None = None) -> str:
@@ -58,7 +60,7 @@ def _first_bad_output(model: nn.Module, run_batch: Callable[[], object]) -> str:
             if not found:
                 found.extend(
                     text
-                    for tensor in _tensors(output)
+                    for tensor in list_tensors(output)
                     if (text := _describe(f"output of {name} ({type(module).__name__})", tensor))
                 )
 
@@ -74,14 +76,3 @@ def _first_bad_output(model: nn.Module, run_batch: Callable[[], object]) -> str:
         for handle in handles:
             handle.remove()
     return found[0] if found else ""
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
