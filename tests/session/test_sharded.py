@@ -18,7 +18,7 @@ from torch import Tensor
 from jackline.checkpoint.format.export import export_weights
 from jackline.checkpoint.state.load import load_newest
 from jackline.errors import UsageError
-from jackline.session.ranks import require_same_program
+from jackline.session.ranks import require_same_program, save_together
 from tests.session.ranks_torture import digests, losses, start, torment
 
 CHECKPOINTS = "runs/job/checkpoints"
@@ -95,6 +95,7 @@ def test_ranks_with_other_code_or_settings_are_refused() -> None:
     known = {"code": {"train.py": "1"}, "arguments": {"argv": ["--lr=1", "--local-rank=0"]}, "schedule": {}}
     places = {"model.weight": "float32[2, 3] on cpu"}
     require_same_program(fake_ranks({}), known, places)
+    require_same_program(fake_ranks({"the code of": {"train.py": "1", "curves.py": "3"}}), known, places)
     require_same_program(fake_ranks({"the arguments of": {"argv": ["--lr=1"]}}), known, places)
     for other, words in (
         ({"the code of": {"train.py": "2"}}, "the code of rank 1 differ from those of rank 0: train.py: 1 on rank 0"),
@@ -103,6 +104,46 @@ def test_ranks_with_other_code_or_settings_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             require_same_program(fake_ranks(other), known, places)
+
+
+def sharded_session(others: tuple[bool, bool, bool], *, is_first: bool = True, is_saved: bool = False) -> Any:
+    """A session of sharded state; `others`: whether another rank wants a save, is busy, or cannot save."""
+    saver = SimpleNamespace(last_step=5 if is_saved else 3, why_off="", skipped=[], off=[])
+    saver.engine = SimpleNamespace(is_busy=False, save_number=0)
+    saver.skip, saver.turn_off = saver.skipped.append, saver.off.append
+
+    def agree(*flags: bool) -> list[bool]:
+        return [flag or other for flag, other in zip(flags, others[: len(flags)], strict=True)]
+
+    ranks = SimpleNamespace(is_first=is_first, is_sharded=True, agree=agree, gather=lambda text: [text, text])
+    best = SimpleNamespace(wants_save=lambda step: False)
+    rng_state = SimpleNamespace(state_dict=dict)
+    return SimpleNamespace(
+        ranks=ranks, saver=saver, stepper=SimpleNamespace(steps_done=5), best=best, rng_state=rng_state
+    )
+
+
+def test_all_ranks_save_their_part_or_none_does() -> None:
+    calls: list[tuple[str, bool]] = []
+
+    def save(wait: Any, again: bool) -> bool:
+        calls.append((wait, again))
+        return True
+
+    how: Any = {"wait": "never", "again": False, "alone": False}
+    assert save_together(sharded_session((False, False, False)), save, **how)
+    assert calls == [("never", True)]
+    busy = sharded_session((False, True, False))
+    assert not save_together(busy, save, **how)
+    assert busy.saver.skipped == [5]
+    off = sharded_session((False, False, True))
+    assert not save_together(off, save, **how)
+    assert off.saver.off == ["saving is off on another rank"]
+    assert save_together(sharded_session((False, False, False), is_saved=True), save, **how)
+    assert not save_together(sharded_session((False, False, False)), save, **{**how, "alone": True})
+    follower = sharded_session((True, False, False), is_first=False, is_saved=True)  # rank 0 has not saved this step
+    assert save_together(follower, save, **how)
+    assert (len(calls), follower.saver.engine.save_number) == (2, 1)
 
 
 @pytest.mark.slow

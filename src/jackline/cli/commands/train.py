@@ -118,7 +118,7 @@ class RepeatedCommand(click.Command):
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="Ranks on this machine, started by torchrun: one for each GPU."
 )
-@click.option("--nnodes", help="Machines (2, or 1:4 for elastic); needs --rdzv. Passed to torchrun.")
+@click.option("--nnodes", help="Machines, each started with a --name of its own; needs --rdzv. Passed to torchrun.")
 @click.option("--rdzv", metavar="HOST:PORT", help="Where the machines of one training meet.")
 def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_help: bool, **given: Any) -> None:
     """Train RECIPE, or one of your own: a file with a class of jackline.Recipe.
