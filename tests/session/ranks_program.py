@@ -106,6 +106,8 @@ def main() -> None:
     if rank == 0 and "STATE" in os.environ:
         save_file({name: value.clone() for name, value in whole.items()}, os.environ["STATE"])
     print("END", rank, hashlib.sha256(weights).hexdigest()[:16], flush=True)
+    if size > 1:
+        dist.destroy_process_group()  # else torch may abort at the exit, after the last line
 
 
 if __name__ == "__main__":
