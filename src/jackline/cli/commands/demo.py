@@ -71,12 +71,14 @@ def command(steps: int, runs_dir: str | None) -> None:
     for line in lines:
         told(line)
     say("next:")
-    for words, text in (
+    hints = (
         ("jackline run -- python your_script.py", "your own command, watched, explained, restarted"),
         (f"jackline why {killed.name} --attempt 1", "what is known of the kill you just saw"),
         ("jackline train demo --data 'your/*.txt'", "the same trainer on your own text"),
-    ):
-        told(f"{words:<44}{text}")
+    )
+    width = max(len(words) for words, _ in hints)
+    for words, text in hints:
+        told(f"{words:<{width}}  {text}")
     sys.exit(EXIT_DONE if is_equal else EXIT_FAILED)
 
 
