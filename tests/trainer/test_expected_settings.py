@@ -53,6 +53,15 @@ class Small(jackline.Recipe):
         return functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
+class Yielding(Small):
+    """Its samples come from a generator that draws."""
+
+    def train_data(self) -> Any:
+        first = torch.randint(7, (1,))
+        for _ in range(14):
+            yield (first + torch.randint(7, (5,))) % 7
+
+
 def state_of(run: RunDir) -> tuple[str, dict[str, bytes], Any]:
     """The newest checkpoint: its name, its tensors, and the values that the run keeps."""
     newest = max(run.checkpoints.glob("step-*"))
@@ -73,6 +82,7 @@ def state_of(run: RunDir) -> tuple[str, dict[str, bytes], Any]:
         {"patience": 2, "min_gain": 100.0},
         pytest.param({"ema": 0.9}, marks=pytest.mark.slow),
         {"ema": 0.9, "frozen": "0.*,1.bias", "optimizer": "muon"},
+        {"recipe": "a generator"},
     ],
     ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
 )
@@ -80,7 +90,8 @@ def test_a_run_that_is_resumed_from_its_first_checkpoint_ends_as_before(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JACKLINE_TEST_EVERY_SAVE", "1")
-    run, config = RunDir(tmp_path / "runs" / "one"), Small(recipe="small", keep_last=20, **settings)
+    kind = Yielding if "recipe" in settings else Small
+    run, config = RunDir(tmp_path / "runs" / "one"), kind(**{"recipe": "small", "keep_last": 20, **settings})
     steps = train(config, run).steps
     assert steps == (6 if "patience" in settings else 8)  # step 2 is the first value, 4 and 6 bring no gain
     whole = state_of(run)
@@ -91,6 +102,12 @@ def test_a_run_that_is_resumed_from_its_first_checkpoint_ends_as_before(
             shutil.rmtree(path)
     assert train(config, run).steps == steps
     assert state_of(run) == whole
+
+
+def test_a_generator_has_no_length_and_says_so(tmp_path: Path) -> None:
+    for name in ("epochs", "num_workers"):
+        with pytest.raises(UsageError, match=f"{name}=2 needs data with a length, and train_data"):
+            train(Yielding(recipe="yielding", **{name: 2}), RunDir(tmp_path / "runs" / name))
 
 
 def test_the_average_is_validated_and_loaded_and_follows_the_weights(tmp_path: Path) -> None:

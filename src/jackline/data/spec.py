@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +27,7 @@ FORMAT = 1
 Split = Literal["all", "train", "validation"]
 SplitBy = Literal["auto", "document", "lines"]
 _SCHEMES = ("http", "https", "hf")
+_WEIGHED = re.compile(r"(.+)@(\d+\.?\d*|\.\d+)")
 _MAX_SOURCES = 128  # a mixture keeps a file of each open, and its cursor names them all
 
 
@@ -60,6 +62,20 @@ class Source:
     @property
     def is_local(self) -> bool:
         return "://" not in self.url and self.url != PYTHON_STDLIB
+
+
+def sources_in(text: str) -> tuple[tuple[str, float], ...]:
+    """Several sources in one text, each with its weight: 'wiki/*.txt@0.7,code/*.py@0.3'. A weight is how often a
+    source's documents are taken, in proportion; without one it is 1. A path with a comma in it is one source."""
+    if "," not in text or os.path.lexists(text):
+        parts = [text]
+    else:
+        parts = [part.strip() for part in text.split(",")]
+    found = []
+    for part in parts:
+        weighed = _WEIGHED.fullmatch(part) if len(parts) > 1 else None
+        found.append((weighed[1], float(weighed[2])) if weighed else (part, 1.0))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.records.memory import read_memory
 from jackline.session.saving.exactness import make_exact
 from jackline.trainer.config import TrainConfig, identity
-from jackline.trainer.corpus import CachedText, Corpus, count_steps, open_corpus
+from jackline.trainer.corpus import Corpus, count_steps, open_corpus
 from jackline.trainer.language import LanguageTask, NoAdditions
 from jackline.trainer.network import CAST, Network, Shape, describe_shape, make_model, shape_of, use_kernels
 from jackline.trainer.optim.learner import make_learner
@@ -71,7 +71,7 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
     loader = corpus.train.make_loader(config, device)
     opened.callback(loader.close)
     if config.patience:
-        check_patience(has_validation=corpus.validation is not None)
+        check_patience(has_validation=(corpus.validation or corpus.held) is not None)
         loader = Ending(loader)
     _check_vocabulary(config, corpus)
     _keep_tokenizer(corpus, RunDir(folder))
@@ -126,7 +126,7 @@ def _prepare(network: Network, config: TrainConfig, corpus: Corpus, console: Con
     """What settings say of the model itself: its first weights, what is trained of it, and what its tokens read."""
     network.label_smoothing = config.label_smoothing
     if config.packing == "separate":
-        eos_id = corpus.train.data.cache.meta.eos_id if isinstance(corpus.train, CachedText) else None
+        eos_id = corpus.train.eos_id
         if eos_id is None:
             raise UsageError("packing=separate needs a token between documents", hint="packing=joined")
         assert isinstance(network, GPT)

@@ -62,6 +62,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "init_from": "",
     "init_partial": False,
     "frozen": "",
+    "chat": False,
     "ema": 0.0,
     "label_smoothing": 0.0,
 }

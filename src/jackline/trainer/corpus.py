@@ -22,7 +22,7 @@ from jackline.data.command_line import describe_cache, encodings_text, first_tex
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.sources.listing import list_files
 from jackline.data.sources.sections import enough_bytes
-from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root
+from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root, sources_in
 from jackline.data.tokenise.tokenizer import NoTokenizer
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from jackline.data.loader.loader import Batch
+    from jackline.trainer.own.samples import SampleSet
     from jackline.trainer.task import BatchSource
 
 _LOOK_AGAIN_S = 0.5
@@ -48,6 +49,10 @@ class TrainText(Protocol):
     @property
     def vocab_size(self) -> int:
         """The tokenizer's own."""
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token between documents."""
 
     def make_loader(self, config: TrainConfig, device: torch.device) -> BatchSource: ...
 
@@ -69,6 +74,10 @@ class CachedText:
     @property
     def vocab_size(self) -> int:
         return self.data.cache.meta.vocab_size
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.data.cache.meta.eos_id
 
     def make_loader(self, config: TrainConfig, device: torch.device) -> BatchSource:
         from jackline.data.loader.loader import Loader, LoaderSettings
@@ -99,6 +108,7 @@ class Corpus:
 
     train: TrainText
     validation: Data | None
+    held: SampleSet | None = None  # the validation of conversations
 
     def close(self) -> None:
         self.train.close()
@@ -110,14 +120,16 @@ def spec_of(config: TrainConfig, split: Split) -> DataSpec:
     if config.val_fraction == 0:
         split = "all"
     spec = DataSpec(
-        sources=(
+        sources=tuple(
             Source(
-                config.data,
+                url,
+                weight=weight,
                 documents=config.documents,
                 text_column=config.text_column or None,
                 encoding=config.encoding,
                 split_by=config.split_by,
-            ),
+            )
+            for url, weight in sources_in(config.data)
         ),
         tokenizer=config.tokenizer,
         split=split,
@@ -135,7 +147,7 @@ def settle_split(resolved: Resolved, run: RunDir | None) -> Resolved:
     """The same with a decision in place of split_by=auto. It stays that of the run's first attempt: a run from before
     there was this setting continues without it, and a file that is added to a folder changes nothing."""
     config = resolved.config
-    if config.split_by != "auto" or not config.is_language:
+    if config.split_by != "auto" or not config.is_language or config.chat:
         return resolved
     before = _split_before(run)
     with _explained(config):
@@ -169,7 +181,7 @@ def begin_corpus(config: TrainConfig) -> None:
     Whatever is wrong with the data is left for `open_corpus` to say, in its place.
     """
     has_own_text = type(config).open_text is not RecipeHooks.open_text
-    if not config.is_language or has_own_text or str(config.model) == "auto" or "://" in config.data:
+    if not config.is_language or config.chat or has_own_text or str(config.model) == "auto" or "://" in config.data:
         return  # nothing is tokenised, or what is may depend on the GPU or on an answer from elsewhere
     with contextlib.suppress(JacklineError, OSError):
         refuse_empty(config)
@@ -184,6 +196,8 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
     with _explained(config):
         if (own := config.open_text(console)) is not None:
             return Corpus(own, None)
+        if config.chat:
+            return _open_chat(config, console)
         refuse_empty(config)
         with _told(console, "training data") as report:
             train = open_data(spec_of(config, "train"), settings, report)
@@ -210,15 +224,25 @@ def open_corpus(config: TrainConfig, console: Console) -> Corpus:
     return corpus
 
 
+def _open_chat(config: TrainConfig, console: Console) -> Corpus:
+    from jackline.trainer.chat import open_chat
+
+    with console.phase("data", f"conversations of {config.data}"):
+        text, held = open_chat(config, lambda words: console.say(words, "data"))
+    return Corpus(text, None, held)
+
+
 def refuse_empty(config: TrainConfig) -> None:
     """Raise where all files of the data are empty, before anything is tokenised or rehearsed. Local files only: the
     first one with a byte in it ends the search."""
     if "://" in config.data:
         return
     count = 0
-    for count, file in enumerate(list_files(config.data, needs_known_ending=True), 1):  # noqa: B007
-        if file.size != 0:
-            return
+    for url, _ in sources_in(config.data):
+        for file in list_files(url, needs_known_ending=True):
+            count += 1
+            if file.size != 0:
+                return
     if count:
         files = "1 file of 0 B matches" if count == 1 else f"{count:,} files of 0 B match"
         raise UsageError(f"it is empty: {files} {config.data}", hint="was the download or the export complete?")
@@ -271,6 +295,8 @@ def build_whole(folder: Path, settings: CacheSettings, report: Reporter) -> Enou
 
 def count_steps(config: TrainConfig, text: TrainText, loader: BatchSource, console: Console) -> int:
     """All steps of the run. In epochs they are known only when the whole corpus is."""
+    if config.epochs and config.chat:
+        return config.epochs * -(-(loader.num_windows() or 0) // config.batch_size)
     if not config.epochs or not isinstance(text, CachedText):
         return config.max_steps
     settings = cache_settings(config)

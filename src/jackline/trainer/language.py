@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from jackline.data.loader.batches import ToDevice
 from jackline.data.loader.loader import Batch
+from jackline.models.loss import IGNORED
+from jackline.trainer.chat import split_answers
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import Corpus
 from jackline.trainer.network import Shape
 from jackline.trainer.optim.learner import Learner
 from jackline.trainer.optim.schedule import Schedule
+from jackline.trainer.own.samples import SampleBatch, move
 from jackline.trainer.planning.plan import Chosen, rehearsed
 from jackline.trainer.report.console import Console
 from jackline.trainer.report.flops import flops_per_token
@@ -129,16 +132,24 @@ class LanguageTask:
     def begin_step(self, step: int) -> None:
         self.additions.begin_step(step)
 
-    def on_device(self, batch: Batch, to_device: ToDevice) -> Tensor:
+    def on_device(self, batch: Batch | SampleBatch, to_device: ToDevice) -> Any:
+        if isinstance(batch, SampleBatch):
+            return move(share_of(batch.given), self.learner.device)
         return to_device(share_of(batch.tokens))
 
-    def count_of(self, batch: Batch) -> int:
-        return self.config.batch_size * self.config.seq_len
+    def count_of(self, batch: Batch | SampleBatch) -> int | None:
+        """Answers are counted by the loss."""
+        return None if self.config.chat else self.config.batch_size * self.config.seq_len
 
     def loss_sum(self, tokens: Tensor) -> tuple[Tensor, int]:
         """Of a slice of windows of seq_len + 1 tokens."""
+        ids, targets = self._split(tokens)
         with self.learner.autocast():
-            return self.additions.loss_sum(self.learner.model, tokens[:, :-1], tokens[:, 1:])
+            total, count = self.additions.loss_sum(self.learner.model, ids, targets)
+        return total, int((targets != IGNORED).sum()) if self.config.chat else count
+
+    def _split(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return split_answers(tokens) if self.config.chat else (tokens[:, :-1], tokens[:, 1:])
 
     def update(self) -> Tensor:
         self.learner.unscale()
@@ -161,6 +172,8 @@ class LanguageTask:
 
     def make_validation(self, console: Console, window_s: float) -> Validation:
         data = self.corpus.validation
+        if self.config.chat:
+            return Validation(self, self.corpus.held, console, window_s)
         return Validation(self, None if data is None else TextWindows(data, self.config.seq_len), console, window_s)
 
     @property
@@ -172,10 +185,11 @@ class LanguageTask:
 
     def eval_sum(self, tokens: Tensor) -> Sums:
         """Never compiled: another shape and another mode would be compiled anew, for half a minute."""
-        targets, model = tokens[:, 1:], self.learner.model
+        (ids, targets), model = self._split(tokens), self.learner.model
+        count = int((targets != IGNORED).sum()) if self.config.chat else targets.numel()
         call = model.forward if model._compiled_call_impl is not None else model  # fully_shard needs its hooks
         with self.learner.autocast():
-            return Sums(call(tokens[:, :-1], targets), targets.numel())
+            return Sums(call(ids, targets), count)
 
     def tokens_between(self, first_step: int, step: int) -> int:
         return (step - first_step) * self.counting.per_step

@@ -35,7 +35,9 @@ class ModelSettings:
 class DataSettings:
     GROUP: ClassVar[str] = "data"
 
-    data: str = setting("", "Where the text is: a path, folder, glob, http(s):// or hf:// address.")
+    data: str = setting(
+        "", "Where the text is: a path, folder, glob, http(s):// or hf:// address; several: a.txt@0.7,b.txt@0.3."
+    )
     text_column: str = setting("", "Column or key that holds the text; empty: found by its name.")
     documents: Literal["file", "line", "block"] = setting(
         "file", "What is one document in a text file; block: a paragraph."
@@ -109,6 +111,7 @@ class FineTuneSettings:
     frozen: str = setting(
         "", "Parameters that are not trained: names or patterns, with commas between them: tokens.*,blocks.0.*."
     )
+    chat: bool = setting(False, "The data are conversations in JSONL; the loss is over their answers alone.")
 
 
 @dataclass(frozen=True)

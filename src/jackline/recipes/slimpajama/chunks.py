@@ -80,6 +80,11 @@ class ChunkSource:
     def vocab_size(self) -> int:
         return self.live.vocab_size
 
+    @property
+    def eos_id(self) -> int | None:
+        """Chunks are not separated by it."""
+        return None
+
     def make_loader(self, config: TrainConfig, device: torch.device) -> ChunkLoader:
         settings = ChunkSettings(
             seq_len=config.seq_len,

@@ -89,7 +89,9 @@ class SlimpajamaConfig(TrainConfig):
         "intensive": "there is no stage of its own for embeddings: they are learned with the rest",
     }
     # Chunks are not packed, and nothing is validated. pretrained_checkpoint has the place of init_from.
-    UNUSED: ClassVar[frozenset[str]] = frozenset({"packing", "patience", "min_gain", "init_from", "init_partial"})
+    UNUSED: ClassVar[frozenset[str]] = frozenset(
+        {"packing", "patience", "min_gain", "init_from", "init_partial", "chat"}
+    )
     QUICK: ClassVar[Mapping[str, Any]] = {
         "val_fraction": 0.0,
         "val_tokens": TrainConfig.val_tokens,

@@ -92,7 +92,7 @@ class SparsaeConfig(TrainConfig):
 
     ALIASES: ClassVar[Mapping[str, str]] = {**TrainConfig.ALIASES, "lambda_": "num_mutants", "lambda": "num_mutants"}
     # The loss and the average are the method's own; frozen weights would have no mask.
-    UNUSED: ClassVar[frozenset[str]] = frozenset({"ema", "label_smoothing", "frozen", "packing"})
+    UNUSED: ClassVar[frozenset[str]] = frozenset({"ema", "label_smoothing", "frozen", "packing", "chat"})
     QUICK: ClassVar[Mapping[str, Any]] = {
         "model": "tiny",
         "min_chars": 0,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TEXT_SETTINGS = (
     "model seq_len vocab_size dropout data text_column documents tokenizer val_fraction val_tokens min_chars"
     " max_train_examples max_val_examples max_cache_bytes data_dir num_threads encoding split_by max_damaged"
-    " compile compile_cache attention loss_chunk_rows recompute packing label_smoothing"
+    " compile compile_cache attention loss_chunk_rows recompute packing label_smoothing chat"
 )
 _OF_TEXT = frozenset(_TEXT_SETTINGS.split())
 _METHODS = "make_model, train_data, val_data, loss, measure, collate, make_optimizer, sample"

@@ -11,6 +11,7 @@ last batch may be short. Random augmentation depends on (seed, epoch, sample) al
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from jackline.data.loader.order import Blocks, Permutation, mix
 from jackline.errors import CannotResume, UsageError
+from jackline.memory.guard.step_state import seeded
 from jackline.session.feeds.keyed import KeyedDataset
 from jackline.trainer.sentinels.floor import Floor
 
@@ -204,6 +206,107 @@ class SampleLoader:
         self._open = iter(self._loader)
 
 
+class Stream:
+    """Samples that a generator of a person makes, in its order; a pass of it is an epoch. What is drawn for a sample
+    depends on (seed, epoch, number) alone and leaves all generators as they were."""
+
+    def __init__(self, make: Callable[[], Any], collate: Collate, *, seed: int) -> None:
+        self._make, self._collate, self.seed = make, collate, seed
+
+    def open(self, epoch: int) -> Iterator[Any]:
+        with seeded(mix(self.seed, epoch) >> 1):
+            samples = iter(self._make())
+        for number in itertools.count():
+            with seeded(mix(self.seed, epoch, number) >> 1):
+                try:
+                    sample = next(samples)
+                except StopIteration:
+                    return
+            yield sample
+
+    def gather(self, samples: Iterator[Any], count: int) -> tuple[Any, int]:
+        """A batch of the next samples and how many there were; 0 at the end."""
+        found = list(itertools.islice(samples, count))
+        return (self._collate(found) if found else None), len(found)
+
+    def first(self, count: int) -> Any:
+        """As many as asked for; repeated where there are fewer."""
+        found = list(itertools.islice(self.open(0), count))
+        if not found:
+            raise UsageError("train_data() yielded no sample")
+        return self._collate([found[index % len(found)] for index in range(count)])
+
+
+class StreamLoader:
+    """Batches of a generator, pass after pass. After a resume it is run again from the beginning of the pass, and the
+    samples that were trained on are left out."""
+
+    steps_per_epoch = 0  # not known
+
+    def __init__(self, stream: Stream, order: Order) -> None:
+        self._stream, self.order = stream, order
+        self.waited_s = 0.0
+        self.is_exhausted = False
+        self._epoch = self._position = self._num_samples = 0
+        self._open: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        return self
+
+    def __next__(self) -> SampleBatch:
+        if self.is_exhausted:
+            raise StopIteration
+        began_s = time.monotonic()
+        if self._open is None:
+            self._open = self._stream.open(self._epoch)
+            if sum(1 for _ in itertools.islice(self._open, self._position)) < self._position:
+                raise CannotResume(
+                    f"train_data() yields fewer than the {self._position:,} samples that were trained on",
+                    hint="it must yield the same samples in every attempt; or start a new run with --new",
+                )
+        given, size = self._stream.gather(self._open, self.order.batch_size)
+        if not size:
+            if not self._position:
+                raise UsageError("train_data() yielded no sample")
+            self._epoch, self._position, self._open = self._epoch + 1, 0, None
+            return next(self)
+        begin, self._position = self._position, self._position + size
+        self._num_samples += size
+        self.waited_s += time.monotonic() - began_s
+        return SampleBatch(given, self._epoch, range(begin, begin + size))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "seed": self.order.seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "num_samples": self._num_samples,
+            "is_exhausted": self.is_exhausted,
+        }
+
+    def seek(self, state: dict[str, Any]) -> None:
+        if state["seed"] != self.order.seed:
+            raise CannotResume(f"the seed of the data was {state['seed']}, is {self.order.seed}")
+        self._epoch, self._position, self._open = int(state["epoch"]), int(state["position"]), None
+        self._num_samples, self.is_exhausted = int(state["num_samples"]), bool(state["is_exhausted"])
+
+    def place_text(self) -> str:
+        return f"(epoch {self._epoch + 1}, sample {self._position:,})"
+
+    def samples_until(self, step: int) -> int:
+        return step * self.order.batch_size
+
+    def end_here(self) -> None:
+        """No further batch: the run is complete after this step, and stays so after a resume."""
+        self.is_exhausted = True
+
+    def num_windows(self) -> None:
+        """Nobody knows before the end."""
+
+    def close(self) -> None:
+        self._open = None
+
+
 class SampleSet:
     """A validation set: the same samples in the same order each time (`validate.evaluate.ValidationSet`)."""
 
@@ -265,6 +368,10 @@ def _checked(data: Any, name: str) -> Any:
     if isinstance(data, DataLoader):
         raise UsageError(
             f"{name} returned a DataLoader", hint="return its dataset: batch_size, seed and num_workers are settings"
+        )
+    if hasattr(data, "__next__"):
+        raise UsageError(
+            f"{name} is a generator; only train_data() may be one", hint=f"return list(...), or {_KINDS}"
         )
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, tuple | dict | str):
         raise UsageError(f"{name} returned {type(data).__name__}, which cannot be trained on", hint=_KINDS)

@@ -27,7 +27,16 @@ from jackline.session.saving.exactness import make_exact
 from jackline.trainer.config import resolve_words
 from jackline.trainer.optim.learner import Learner, make_learner
 from jackline.trainer.optim.schedule import Schedule, describe_schedule, schedule_of
-from jackline.trainer.own.samples import Order, SampleBatch, SampleLoader, Samples, SampleSet, move
+from jackline.trainer.own.samples import (
+    Order,
+    SampleBatch,
+    SampleLoader,
+    Samples,
+    SampleSet,
+    Stream,
+    StreamLoader,
+    move,
+)
 from jackline.trainer.planning.plan import Chosen, rehearsed
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.device import choose_device, device_name
@@ -49,8 +58,8 @@ class OwnTask:
 
     config: Recipe
     learner: Learner
-    loader: SampleLoader
-    samples: Samples
+    loader: SampleLoader | StreamLoader
+    samples: Samples | Stream
     validation: SampleSet | None
     schedule: Schedule
     total_steps: int
@@ -183,18 +192,31 @@ def build_own(config: Recipe, console: Console) -> OwnTask:
     with console.phase("model", "calling make_model()"):
         learner = _make_learner(config, precision, device, console)
         console.say(_model_text(learner.model), "model")
-    order = Order(config.batch_size, config.seed, config.num_workers, config.epochs)
-    loader = SampleLoader(samples, order, pin_memory=accelerator.is_gpu(device))
+    loader = _make_loader(config, samples, device)
     total_steps = config.epochs * loader.steps_per_epoch or config.max_steps
     schedule = schedule_of(config, total_steps)
     with console.phase("plan", "choosing a micro-batch"):
         chosen = _choose_micro_batch(config, samples, precision, device)
         console.say(
             f"batch {config.batch_size} = {chosen.accumulation} x micro-batch {chosen.micro_batch} ({chosen.text}), "
-            f"{precision}; {total_steps:,} steps, {loader.steps_per_epoch:,} to an epoch"
+            f"{precision}; {total_steps:,} steps"
+            + (f", {loader.steps_per_epoch:,} to an epoch" if loader.steps_per_epoch else "")
         )
         console.say(describe_schedule(schedule))
     return OwnTask(config, learner, loader, samples, validation, schedule, total_steps, chosen)
+
+
+def _make_loader(config: Recipe, samples: Samples | Stream, device: torch.device) -> SampleLoader | StreamLoader:
+    order = Order(config.batch_size, config.seed, config.num_workers, config.epochs)
+    if isinstance(samples, Samples):
+        return SampleLoader(samples, order, pin_memory=accelerator.is_gpu(device))
+    for name in ("epochs", "num_workers"):
+        if getattr(config, name):
+            raise UsageError(
+                f"{name}={getattr(config, name)} needs data with a length, and train_data() is a generator",
+                hint=f"{name}=0; max_steps says when a training ends",
+            )
+    return StreamLoader(samples, order)
 
 
 def precision_of(config: Recipe, chosen: Precision) -> Precision:
@@ -202,9 +224,15 @@ def precision_of(config: Recipe, chosen: Precision) -> Precision:
     return "bf16" if config.precision == "auto" and chosen == "bf16-weights" else chosen
 
 
-def open_samples(config: Recipe) -> tuple[Samples, SampleSet | None]:
+def open_samples(config: Recipe) -> tuple[Samples | Stream, SampleSet | None]:
     with seeded(_DATA_SEED):
-        train = Samples(config.train_data(), config.collate, name="train_data()", seed=config.seed)
+        data = config.train_data()
+    train: Samples | Stream
+    if hasattr(data, "__next__"):
+        train = Stream(config.train_data, config.collate, seed=config.seed)
+    else:
+        with seeded(_DATA_SEED):
+            train = Samples(data, config.collate, name="train_data()", seed=config.seed)
     with seeded(_DATA_SEED):
         held = config.val_data()
         return train, None if held is None else SampleSet(Samples(held, config.collate, name="val_data()"))
@@ -236,7 +264,9 @@ def _make_learner(config: Recipe, precision: Precision, device: torch.device, co
     return make_learner(model, config, precision, device, own)
 
 
-def _choose_micro_batch(config: Recipe, samples: Samples, precision: Precision, device: torch.device) -> Chosen:
+def _choose_micro_batch(
+    config: Recipe, samples: Samples | Stream, precision: Precision, device: torch.device
+) -> Chosen:
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")
     if not accelerator.is_gpu(device):
@@ -262,7 +292,7 @@ def _chosen(config: Recipe, micro_batch: int, why: str) -> Chosen:
     return Chosen(micro_batch, -(-config.batch_size // micro_batch), why)
 
 
-def own_job(config: Recipe, samples: Samples, precision: Precision) -> Job:
+def own_job(config: Recipe, samples: Samples | Stream, precision: Precision) -> Job:
     """A step, for the memory plan."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -293,9 +323,10 @@ def candidates(gpu: GpuModel, words: Sequence[str]) -> tuple[Candidate, ...]:
     return (Candidate(own_job(config, open_samples(config)[0], wanted), shown),)
 
 
-def _data_text(samples: Samples, validation: SampleSet | None) -> str:
+def _data_text(samples: Samples | Stream, validation: SampleSet | None) -> str:
     held = f"{validation.num_windows:,} to validate on" if validation is not None else "no validation: no val_data()"
-    return f"{count_of(len(samples), 'sample')} to train on, {held}"
+    many = count_of(len(samples), "sample") if isinstance(samples, Samples) else "the samples of a generator"
+    return f"{many} to train on, {held}"
 
 
 def _model_text(model: nn.Module) -> str:

@@ -54,6 +54,8 @@ def join_ranks(config: TrainConfig, device: torch.device) -> str:
         raise UsageError(
             f"recipe '{config.recipe}' cannot train with {size} ranks yet", hint="start it without --nproc"
         )
+    if config.chat:  # the ranks would have different numbers of answers
+        raise UsageError(f"chat=true cannot train with {size} ranks yet", hint="start it without --nproc")
     if os.environ.get("JACKLINE", "").lower() == "off":
         raise UsageError(
             f"JACKLINE=off and {size} ranks: nobody would add up their gradients", hint="leave out --nproc"
