@@ -18,6 +18,7 @@ from jackline.rundir.layout import RunDir
 from jackline.trainer.chat import open_chat, parse, read_chats, split_answers, tokens_of, written
 from jackline.trainer.config import resolve
 from jackline.trainer.loop import train
+from jackline.trainer.trained.evaluate import evaluate_run
 from jackline.trainer.trained.load import load
 
 MESSAGES = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
@@ -121,7 +122,9 @@ def test_a_model_is_tuned_on_conversations_and_loaded(tmp_path: Path) -> None:
     words = [*WORDS.split(), f"data={talks}", "chat=yes", "packing=separate", "--quick", "patience=5", "epochs=1"]
     ended = train(resolve("demo", words), run)
     assert ended.best is not None and ended.steps == 9
-    assert load(run.path, "latest").complete("User: 3?\nAssistant:", num_tokens=3, seed=1) is not None
+    trained = load(run.path, "latest")
+    assert evaluate_run(trained, "", 4).loss == pytest.approx(ended.val_loss, abs=1e-5), "over answers alone"
+    assert trained.complete("User: 3?\nAssistant:", num_tokens=3, seed=1) is not None
 
 
 def test_several_sources_have_weights() -> None:

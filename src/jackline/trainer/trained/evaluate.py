@@ -6,8 +6,9 @@ Owns which data that is and the mean over it. Nothing of the run is changed.
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,19 +18,24 @@ from torch import nn
 
 from jackline.data.build.builder import cache_folder
 from jackline.data.build.supply import Data, open_data
+from jackline.data.progress import Progress, describe
 from jackline.errors import JacklineError, UsageError
 from jackline.memory.guard.step_state import seeded
 from jackline.models.gpt import GPT
+from jackline.models.loss import IGNORED
 from jackline.models.nsa.model import NSAModel
 from jackline.rundir.layout import RunDir
+from jackline.trainer.chat import open_chat, split_answers
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.corpus import build_whole, cache_settings, refuse_empty, spec_of
 from jackline.trainer.own.recipe import Recipe
+from jackline.trainer.own.samples import Samples, SampleSet
 from jackline.trainer.own.task import measured, open_samples
 from jackline.trainer.trained.load import Trained
 from jackline.trainer.validate.evaluate import TextWindows
 
 _SEED = 1
+_SILENT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ def evaluate_run(trained: Trained, data: str, batch_size: int) -> Result:
     began_s = time.monotonic()
     if isinstance(trained.config, Recipe):
         return _evaluate_own(trained.config, trained.model, data, batch_size)
+    if trained.config.chat:
+        return _evaluate_chat(trained, data, batch_size)
     with _opened(run, trained.config, data) as found:
         windows = TextWindows(found, trained.config.seq_len)
         if not windows.num_windows:
@@ -74,15 +82,48 @@ def evaluate_run(trained: Trained, data: str, batch_size: int) -> Result:
     return Result(total / tokens, name, windows.num_windows, tokens, time.monotonic() - began_s)
 
 
+def _evaluate_chat(trained: Trained, data: str, batch_size: int) -> Result:
+    """Over the answers of conversations."""
+    began_s, config = time.monotonic(), trained.config
+    text, held = open_chat(replace(config, data=data, val_fraction=0.0) if data else config, lambda words: None)
+    rows: SampleSet | None = SampleSet(Samples(text.rows, list, name="the conversations")) if data else held
+    if rows is None:
+        raise UsageError("this run kept no conversation for validation", hint="--data FILE.jsonl")
+    total, tokens = 0.0, 0
+    with torch.inference_mode():
+        for given, _ in told(rows.read(batch_size, rows.num_windows, trained.device), rows.num_windows):
+            ids, targets = split_answers(given)
+            total += float(trained.model(ids, targets))
+            tokens += int((targets != IGNORED).sum())
+    name = data or "validation set"
+    return Result(total / tokens, name, rows.num_windows, tokens, time.monotonic() - began_s)
+
+
 def _sum(trained: Trained, windows: TextWindows, batch_size: int) -> tuple[float, int]:
     model, total, tokens = trained.model, 0.0, 0
     assert isinstance(model, GPT | NSAModel)
     with torch.inference_mode():
-        for given, _ in windows.read(batch_size, windows.num_windows, trained.device):
+        for given, _ in told(windows.read(batch_size, windows.num_windows, trained.device), windows.num_windows):
             targets = given[:, 1:]
             total += float(model(given[:, :-1], targets))
             tokens += targets.numel()
     return total, tokens
+
+
+def _report(progress: Progress) -> None:
+    if progress.phase not in ("list", "done"):
+        print(describe(progress), file=sys.stderr, flush=True)
+
+
+def told(batches: Iterable[tuple[Any, int]], total: int) -> Iterator[tuple[Any, int]]:
+    """The batches; where it takes long, a line about it every 2 s."""
+    done, said_s = 0, time.monotonic()
+    for given, size in batches:
+        yield given, size
+        done += size
+        if time.monotonic() - said_s > _SILENT_S:
+            said_s = time.monotonic()
+            print(f"{done:,} of {total:,} samples", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -98,8 +139,8 @@ def _opened(run: RunDir, config: TrainConfig, data: str) -> Iterator[Data]:
     try:
         refuse_empty(chosen)
         spec = spec_of(chosen, "train" if data else "validation")
-        build_whole(cache_folder(spec, settings), settings, lambda progress: None)
-        opened = open_data(spec, settings, lambda progress: None)
+        build_whole(cache_folder(spec, settings), settings, _report)
+        opened = open_data(spec, settings, _report)
     except JacklineError as error:
         raise UsageError(f"{chosen.data} cannot be evaluated on: {error.message}", hint=error.hint) from None
     try:
@@ -125,7 +166,7 @@ def _evaluate_own(config: Recipe, model: nn.Module, data: str, batch_size: int) 
     totals: dict[str, float] = {}
     count = 0
     with torch.inference_mode(), seeded(_SEED):
-        for given, _ in held.read(batch_size, held.num_windows, device):
+        for given, _ in told(held.read(batch_size, held.num_windows, device), held.num_windows):
             found = measured(config, model, given)
             totals["loss"] = totals.get("loss", 0.0) + float(found.loss)
             count += found.count
