@@ -11,6 +11,7 @@ last batch may be short. Random augmentation depends on (seed, epoch, sample) al
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -369,7 +370,7 @@ def _checked(data: Any, name: str) -> Any:
         raise UsageError(
             f"{name} returned a DataLoader", hint="return its dataset: batch_size, seed and num_workers are settings"
         )
-    if hasattr(data, "__next__"):
+    if inspect.isgenerator(data):
         raise UsageError(
             f"{name} is a generator; only train_data() may be one", hint=f"return list(...), or {_KINDS}"
         )

@@ -5,6 +5,7 @@ Owns the order in which data, model and optimizer of a `jackline.Recipe` are mad
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -228,7 +229,7 @@ def open_samples(config: Recipe) -> tuple[Samples | Stream, SampleSet | None]:
     with seeded(_DATA_SEED):
         data = config.train_data()
     train: Samples | Stream
-    if hasattr(data, "__next__"):
+    if inspect.isgenerator(data):
         train = Stream(config.train_data, config.collate, seed=config.seed)
     else:
         with seeded(_DATA_SEED):
