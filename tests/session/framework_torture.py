@@ -168,14 +168,12 @@ class Bench:
         wanted = {} if cell.refusal and not cell.changes else self._reference(cell)
         place = self._folder / f"cell-{next(self._number)}"
         place.mkdir(parents=True)
-        first = self._start(cell, place, cell.script, f"{cell.how}:{cell.at}")
-        ended = first
+        first = self._start(cell, place, cell.script, f"{cell.how}:{place_of(cell, wanted)}")
         if cell.refusal and not cell.changes:
             return self._judge_refusal(cell, place, first)
-        if first.code != {"kill": -9, "term": 75}[cell.how] and not (first.code == 0 and cell.extra):
+        if first.code != {"kill": -9, "term": 75}[cell.how]:
             return "different", f"the first attempt ended with {first.code}\n{first.output}"
-        if first.code != 0:
-            ended = self._start(cell, place, {**cell.script, **dict(cell.changes)}, "")
+        ended = self._start(cell, place, {**cell.script, **dict(cell.changes)}, "")
         if cell.refusal:
             return self._judge_refusal(cell, place, ended)
         if ended.code != 0:
@@ -206,6 +204,12 @@ class Bench:
     def _start(self, cell: Cell, place: Path, script: dict[str, Any], die: str) -> Ended:
         env = {**EVERY_SAVE, "CELL": json.dumps(script), "DIE": die}
         return self._nursery.run(SCRIPTS / f"{cell.library}_cell.py", [], place, env)
+
+
+def place_of(cell: Cell, wanted: dict[str, Any]) -> int:
+    """The step to be disturbed at: inside the run, which what people add may have made shorter."""
+    last = max((int(step) for step in wanted.get("samples", ())), default=cell.at)
+    return min(cell.at, last if cell.how == "kill" else last - 1)
 
 
 def read_result(place: Path, ended: Ended) -> dict[str, Any]:

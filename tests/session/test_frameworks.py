@@ -26,7 +26,7 @@ CELLS = {
         Cell("transformers", 6, accumulate=3, scheduler="plateau", how="term", save_every=4),
         Cell("transformers", 13, extra="group_by_length", how="term"),
         Cell("transformers", 7, extra="iterable"),
-        Cell("transformers", 11, extra="early stopping"),
+        Cell("transformers", 5, extra="early stopping"),
         Cell("transformers", 16, extra="counting callback"),
         Cell("transformers", 5, workers=1, scheduler="plateau", how="term", extra="short epochs"),
     ),
