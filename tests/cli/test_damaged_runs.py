@@ -100,6 +100,7 @@ def test_a_damaged_case_of_a_verdict_is_kept_and_half_a_character_reaches_the_pa
     assert "half ?" in said
 
 
+@pytest.mark.timeout(HANGS_S * 3 + 60)
 def test_40_mutations_of_run_files_are_survived_by_all_commands(tmp_path: Path) -> None:
     """The first of the 10,000 of `scripts/torture fuzz`; in a process of its own, which is measured."""
     done = subprocess.run(
