@@ -28,7 +28,7 @@ _WORDS: dict[Cause, str] = {
     "stopped": "it was stopped",
     "killed_by_someone": "it was stopped on purpose",
     "time_limit": "the time limit was reached",
-    "preempted": "a preemption or a person ended it; Jackline does not undo that",
+    "preempted": "it was preempted or stopped on purpose",
     "kernel_oom": "the same command would run out of memory again",
     "host_memory_error": "the same command would run out of memory again",
     "cuda_oom": "the same command would run out of GPU memory again",

