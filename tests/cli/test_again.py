@@ -12,7 +12,7 @@ import pytest
 
 from jackline.cli.commands.runs import FORKED, as_tree
 from jackline.cli.models.again import is_setting, receipt
-from jackline.cli.models.sweep import grid, values_of
+from jackline.cli.models.sweep import fit, grid, values_of
 from jackline.errors import UsageError
 from jackline.trainer.config import TrainConfig, identity
 from jackline.trainer.optim.schedule import describe_schedule, key_points, lr_at, schedule_of
@@ -93,7 +93,7 @@ def test_a_finished_run_gets_more_steps_a_fork_another_rate_and_a_sweep_skips_wh
 
     plan = shell.jackline("sweep", "line.py", "seed=0,1", "lr=0.1", "--dry-run")
     assert plan.code == 0 and re.search(r"^0 +other settings .*\n1 +not begun", plan.out, re.M), plan
-    swept = shell.jackline("sweep", "line.py", "max_steps=12", "schedule_start=6", "seed=0..1")
+    swept = shell.jackline("sweep", "line.py", "max_steps=12", "schedule_start=6", "seed=0..1", "--at-once", "2")
     assert swept.code == 0, swept
     assert f"has finished, as run '{run}'" in swept.err
     assert re.search(rf"^0 +finished +12 +\d\.\d+ +- +{run}$", swept.out, re.M), swept.out
@@ -133,6 +133,13 @@ def test_the_receipt_says_what_a_change_means() -> None:
 def test_words_that_are_settings() -> None:
     assert is_setting("lr=1e-4") and is_setting("max-steps=3")
     assert not is_setting("runs/a=b") and not is_setting("s3://place?x=y") and not is_setting("demo-3f2a91")
+
+
+def test_as_many_trainings_are_started_at_once_as_memory_and_cores_allow() -> None:
+    assert fit(1 << 30, 10 << 30, 16) == 8
+    assert fit(1 << 30, 10 << 30, 4) == 4
+    assert fit(1 << 30, 1 << 29, 4) == 1, "one in any case"
+    assert fit(0, 10 << 30, 4) == 1, "nobody knows what it needs"
 
 
 def test_the_grid_of_a_sweep() -> None:

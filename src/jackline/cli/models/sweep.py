@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +27,24 @@ from jackline.cli.text.paint import print_out, stdout_columns, stdout_has_color
 from jackline.cli.text.table import Cell, Column, draw_table
 from jackline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, JacklineError, UsageError
 from jackline.extras import TRAINING, require
+from jackline.machine.memory import effective_limit, used_against
 from jackline.rundir.command import plain_settings
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import compare_settings, default_name
 from jackline.rundir.kin import find_same
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.metrics import read_series
+from jackline.rundir.records.session import read_session
+from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.run_file import read_run_file
 from jackline.rundir.status import read_status
 from jackline.trainer.recipe import find_recipe, is_own_file
+from jackline.units import format_bytes
 
 MOST = 200
+MOST_AT_ONCE = 64
+_LOOK_S = 0.2
+_STOPPED = (EXIT_STOPPED, 128 + signal.SIGINT, -signal.SIGINT)
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -56,17 +65,21 @@ class Combination:
 @click.argument("recipe")
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the combinations and their runs; start nothing.")
+@click.option("--at-once", default="1", show_default=True, help="Trainings at the same time; auto: as many as fit.")
 @runs_dir_option
-def command(recipe: str, settings: tuple[str, ...], dry_run: bool, runs_dir: str | None) -> None:
-    """Train RECIPE with every combination of the settings that have several values, one after another.
+def command(recipe: str, settings: tuple[str, ...], dry_run: bool, at_once: str, runs_dir: str | None) -> None:
+    """Train RECIPE with every combination of the settings that have several values.
 
     \b
     jackline sweep demo lr=1e-3,3e-4 seed=1..3 max_steps=500
     jackline sweep my_recipe.py width=16,32,64 --quick
 
-    The same command again continues: finished runs are skipped, stopped ones are resumed. Ctrl-C saves the run that
-    trains now and ends the sweep.
+    The same command again continues: finished runs are skipped, stopped ones are resumed. Ctrl-C saves the runs that
+    train now and ends the sweep. With --at-once their output is in `jackline logs RUN` only; auto trains the first
+    one alone, and then as many as its memory and the CPU cores allow; on a GPU one after another.
     """
+    if at_once != "auto" and not (at_once.isdigit() and 1 <= int(at_once) <= MOST_AT_ONCE):
+        raise UsageError(f"--at-once {at_once} is no number from 1 to {MOST_AT_ONCE}", hint="or auto")
     if not is_own_file(recipe):
         find_recipe(recipe)
     names, rows = grid(settings)
@@ -76,21 +89,77 @@ def command(recipe: str, settings: tuple[str, ...], dry_run: bool, runs_dir: str
     if dry_run:
         print_out(table(names, made))
         return
-    say(f"{len(made)} trainings, one after another: {', '.join(names)}")
-    codes = []
-    for number, one in enumerate(made, 1):
-        title = f"{number} of {len(made)}: {' '.join(map('='.join, zip(names, one.varied, strict=True)))}"
+    how = "one after another" if at_once == "1" else f"{at_once} at once"
+    say(f"{len(made)} trainings, {how}: {', '.join(names)}")
+    titles = [
+        f"{number} of {len(made)}: {' '.join(map('='.join, zip(names, one.varied, strict=True)))}"
+        for number, one in enumerate(made, 1)
+    ]
+    left = [(title, one) for title, one in zip(titles, made, strict=True) if one.state != "finished"]
+    for title, one in zip(titles, made, strict=True):
         if one.state == "finished":
             say(f"{title}: has finished, as run '{one.run.name}'")
-            continue
-        say(title)
-        codes.append(_train([recipe, *one.words], runs_dir))
-        if codes[-1] in (EXIT_STOPPED, 128 + signal.SIGINT, -signal.SIGINT):
-            say("the sweep was stopped; the same command again continues it")
-            break
+    codes: list[int] = []
+    if at_once == "1" or (at_once == "auto" and left):
+        codes = _one_by_one(recipe, left[:1] if at_once == "auto" else left, runs_dir)
+        left = left[len(codes) :] if at_once == "auto" and codes[-1] not in _STOPPED else []
+    if left:
+        number = int(at_once) if at_once != "auto" else _fitting(made)
+        codes += _together(recipe, left, number, runs_dir)
     _show(names, made, runs_dir)
     bad = [code for code in codes if code]
     sys.exit(EXIT_DONE if not bad else EXIT_STOPPED if bad[-1] in (EXIT_STOPPED, 130) else EXIT_FAILED)
+
+
+def _one_by_one(recipe: str, left: Sequence[tuple[str, Combination]], runs_dir: str | None) -> list[int]:
+    codes: list[int] = []
+    for title, one in left:
+        say(title)
+        codes.append(_train([recipe, *one.words], runs_dir))
+        if codes[-1] in _STOPPED:
+            say("the sweep was stopped; the same command again continues it")
+            break
+    return codes
+
+
+def _together(recipe: str, left: Sequence[tuple[str, Combination]], number: int, runs_dir: str | None) -> list[int]:
+    """At most `number` at the same time; what they print is in their logs."""
+    waiting, running, codes = list(left), dict[subprocess.Popen[bytes], str](), list[int]()
+    is_stopped = False
+    while (waiting and not is_stopped) or running:
+        while waiting and not is_stopped and len(running) < number:
+            title, one = waiting.pop(0)
+            say(f"{title}: started; `jackline logs {one.run.name} -f` shows it")
+            running[_start([recipe, *one.words], runs_dir, is_quiet=True)] = title
+        try:
+            time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            is_stopped = True  # their viewers have got it too, and stop their runs
+            say("stopping: what trains now is saved")
+        for child in [child for child in running if child.poll() is not None]:
+            codes.append(child.returncode)
+            say(f"{running.pop(child)}: {'finished' if not codes[-1] else f'ended with code {codes[-1]}'}")
+            is_stopped = is_stopped or codes[-1] in _STOPPED
+    return codes
+
+
+def _fitting(made: Sequence[Combination]) -> int:
+    """How many trainings fit at the same time, by what the first one needed."""
+    first = next(one for one in made if one.run.has_run_file)
+    if read_session(first.run).memory.gpu.peak_reserved_bytes is not None:
+        say("they train on a GPU: one after another")
+        return 1
+    limit = effective_limit()
+    peak = read_supervisor(first.run).memory.peak_bytes or 0
+    number = fit(peak, limit.limit_bytes - used_against(limit), len(os.sched_getaffinity(0)))
+    say(f"the first one needed {format_bytes(peak)}: {number} at once")
+    return number
+
+
+def fit(peak_bytes: int, free_bytes: int, num_cores: int) -> int:
+    """Trainings of that size in four fifths of the free memory, at most one for each core."""
+    by_memory = int(0.8 * free_bytes / peak_bytes) if peak_bytes > 0 else 1
+    return max(1, min(num_cores, by_memory))
 
 
 def grid(settings: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], tuple[str, ...]]]]:
@@ -157,13 +226,18 @@ def state_of(run: RunDir, settings: dict[str, Any]) -> str:
 
 
 def _train(words: list[str], runs_dir: str | None) -> int:
-    place = ["--runs-dir", runs_dir] if runs_dir else []
-    with subprocess.Popen([sys.executable, "-m", "jackline", "train", *words, *place]) as child:
+    with _start(words, runs_dir) as child:
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
                 continue  # the viewer has got it too, and stops its run
+
+
+def _start(words: list[str], runs_dir: str | None, *, is_quiet: bool = False) -> subprocess.Popen[bytes]:
+    place = ["--runs-dir", runs_dir] if runs_dir else []
+    stream = subprocess.DEVNULL if is_quiet else None
+    return subprocess.Popen([sys.executable, "-m", "jackline", "train", *words, *place], stdout=stream, stderr=stream)
 
 
 def _show(names: tuple[str, ...], made: Sequence[Combination], runs_dir: str | None) -> None:
