@@ -37,6 +37,7 @@ CELLS = {
         Cell("lightning", 6, extra="manual optimization"),
         Cell("lightning", 16, extra="outputs kept"),
         Cell("lightning", 9, extra="iterable"),
+        Cell("lightning", 13, extra="stateful stream"),
     ),
     "accelerate": (
         Cell("accelerate", 5, accumulate=3, workers=2, scheduler="plateau"),

@@ -48,10 +48,14 @@ class HandedOut:
         self._restored: Place | None = None
         self._batch = 0
         self._is_over = False  # this epoch's data have ended
+        self._has_begun = False  # a pass was begun
         self._places: deque[Place] = deque(maxlen=num_ahead + 1)  # after the newest batches, when some are held ahead
 
     def restore(self, place: Place) -> None:
         """Make the next pass over `place.epoch` begin at `place.batch`."""
+        forget = getattr(self.feed, "forget", None)
+        if self._has_begun and forget is not None:
+            forget()  # a framework may read ahead before the position is known; a stream would continue from there
         self.feed.restore(place.state)
         self._restored = place
         self.epoch = place.epoch
@@ -59,7 +63,7 @@ class HandedOut:
     def open(self, epoch: int) -> int:
         """Begin a pass over `epoch`; returns the number of its first batch."""
         restored, self._restored = self._restored, None
-        self.epoch, self._is_over = epoch, False
+        self.epoch, self._is_over, self._has_begun = epoch, False, True
         self._batch = restored.batch if restored is not None and restored.epoch == epoch else 0
         self.feed.open(epoch, self._batch)
         self._places.clear()
