@@ -1,19 +1,23 @@
 """Puts uPlot, which draws the charts of `jackline dash`, into the wheel while it is built.
 
-uPlot (MIT licence) is downloaded from the npm registry, compared with the hash below and never kept in this repository.
-Where that fails, the wheel is built without it, with a warning: the page then draws simple lines of its own. An editable
-install gets the files beside the source, in a folder that git ignores; `python hatch_build.py` does only that.
+uPlot (MIT licence) is downloaded from the registry that `npm` is set to, compared with the hash below and never kept
+in this repository. Where that fails or there is no npm, the wheel is built without it, with a warning: the page then
+draws simple lines of its own. An editable install gets the files beside the source, in a folder that git ignores;
+`python hatch_build.py` does only that.
 
     JACKLINE_UPLOT=uplot-1.6.32.tgz pip install .    with the package from a file, where there is no network
     JACKLINE_UPLOT=off pip install .                 without it
-    npm_config_registry=https://... pip install .    from another registry
+    npm_config_registry=https://... pip install .    from this registry
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import shutil
+import subprocess
 import sys
 import tarfile
 import urllib.request
@@ -27,7 +31,6 @@ except ImportError:  # run by hand, or by a test
 
 VERSION = "1.6.32"
 SHA256 = "4b8a8191e425658e3ea8c8c1314b0fc679c861ee3a1af2b20c7b16ba50b5133d"
-REGISTRY = "https://registry.npmjs.org"
 FOLDER = "jackline/dashboard/uplot"
 # What of the package is kept, and under which name.
 FILES = {
@@ -61,11 +64,25 @@ def fetch(source: str, *, sha256: str = SHA256, wait_s: float = WAIT_S) -> dict[
 
 
 def source_of(env: dict[str, str]) -> str:
-    """Where the package comes from; empty when it is not wanted."""
+    """Where the package comes from; empty when it is not wanted. Raises CannotFetch when nobody knows."""
     asked = env.get("JACKLINE_UPLOT", "")
     if asked:
         return "" if asked == "off" else asked
-    return f"{env.get('npm_config_registry', REGISTRY).rstrip('/')}/uplot/-/uplot-{VERSION}.tgz"
+    registry = env.get("npm_config_registry") or _npm_registry()
+    if not registry:
+        raise CannotFetch("no registry is known; npm has one, or npm_config_registry, or JACKLINE_UPLOT=FILE")
+    return f"{registry.rstrip('/')}/uplot/-/uplot-{VERSION}.tgz"
+
+
+def _npm_registry() -> str:
+    npm = shutil.which("npm")
+    if npm is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        asked = [npm, "config", "get", "registry"]
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=WAIT_S, check=True).stdout.strip()
+        return found if found.startswith(("https://", "http://")) else ""
+    return ""
 
 
 def put(folder: Path, files: dict[str, bytes]) -> None:
@@ -92,12 +109,11 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, valid-type]
             return
         is_editable = version == "editable"
         folder = Path(self.root, "src", FOLDER) if is_editable else Path(self.directory, "uplot")
-        source = source_of(dict(os.environ))
-        if not source:
+        if os.environ.get("JACKLINE_UPLOT") == "off":
             return
         try:
             if not (is_editable and is_complete(folder)):
-                put(folder, fetch(source))
+                put(folder, fetch(source_of(dict(os.environ))))
         except (CannotFetch, OSError, tarfile.TarError, KeyError) as error:
             self.app.display_warning(f"built without uPlot, the page draws simple lines: {error}")
             return
@@ -114,10 +130,9 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, valid-type]
 
 if __name__ == "__main__":
     place = Path(__file__).parent / "src" / FOLDER
-    wanted = source_of(dict(os.environ))
     try:
-        if wanted and not is_complete(place):
+        if not is_complete(place) and (wanted := source_of(dict(os.environ))):
             put(place, fetch(wanted))
     except CannotFetch as reason:
         sys.exit(f"error: {reason}")
-    print(f"uPlot {VERSION}: {place}" if wanted else "JACKLINE_UPLOT=off: nothing was done")
+    print(f"uPlot {VERSION}: {place}" if is_complete(place) else "JACKLINE_UPLOT=off: nothing was done")

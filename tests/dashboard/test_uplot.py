@@ -95,7 +95,6 @@ def test_a_registry_that_does_not_answer_ends_in_words(tmp_path: Path) -> None:
 
 def test_where_it_comes_from_can_be_chosen() -> None:
     build = build_script()
-    assert build.source_of({}) == "https://registry.npmjs.org/uplot/-/uplot-1.6.32.tgz"
     assert build.source_of({"npm_config_registry": "http://x/"}) == "http://x/uplot/-/uplot-1.6.32.tgz"
     assert build.source_of({"JACKLINE_UPLOT": "/tmp/u.tgz"}) == "/tmp/u.tgz"
     assert build.source_of({"JACKLINE_UPLOT": "off"}) == ""
@@ -127,3 +126,15 @@ def test_the_first_load_weighs_little() -> None:
     weights = [len(gzip.compress(server._contents(name), 9)) for name, _ in server.STATIC.values()]
     uplot = 0 if server._contents("uplot/uPlot.js") else 23_000
     assert sum(weights) + uplot <= LIGHT_BYTES
+
+
+def test_without_npm_and_without_a_registry_the_package_is_built_without_uplot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = build_script()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.CannotFetch, match="no registry is known"):
+        build.source_of({})
+    (tmp_path / "npm").write_text("#!/bin/sh\necho http://mine.example/\n")
+    (tmp_path / "npm").chmod(0o755)
+    assert build.source_of({}) == "http://mine.example/uplot/-/uplot-1.6.32.tgz"
