@@ -100,6 +100,17 @@ def test_a_damaged_case_of_a_verdict_is_kept_and_half_a_character_reaches_the_pa
     assert "half ?" in said
 
 
+def test_a_number_beyond_all_sense_takes_neither_wait_nor_the_list_of_mcp_down(runs: Path) -> None:
+    with open(runs / VICTIM / "metrics-printed.jsonl", "a") as file:
+        file.write(f'{{"at_s": 1.0, "step": 3, "acc": {10**400}, "loss": 0.25}}\n')
+    said, trouble = run_inside(["wait", VICTIM, "--timeout", "0s", "--runs-dir", str(runs)])
+    assert not trouble, trouble
+    assert '"loss": 0.25' in said or '"loss":0.25' in said
+    said, trouble = ask_inside(SERVED["mcp"], runs)
+    assert not trouble, trouble
+    assert HEALTHY in said
+
+
 @pytest.mark.timeout(HANGS_S * 3 + 60)
 def test_40_mutations_of_run_files_are_survived_by_all_commands(tmp_path: Path) -> None:
     """The first of the 10,000 of `scripts/torture fuzz`; in a process of its own, which is measured."""

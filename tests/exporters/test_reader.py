@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jackline.errors import JacklineError
-from jackline.exporters.reader import EVENTS, About, Message, Points, Reader, about_run, export_name
+from jackline.exporters.reader import (
+    EVENTS,
+    MAX_BEHIND_BYTES,
+    PORTION_BYTES,
+    About,
+    Message,
+    Points,
+    Reader,
+    about_run,
+    export_name,
+)
 from jackline.exporters.sending import Refused, Sending
 from jackline.rundir.layout import RunDir
 from tests.rundir.made import gone_process, make_run, this_process, write_exit, write_start, write_state
@@ -253,3 +263,24 @@ def test_however_training_and_exporter_crash_each_point_is_sent_once(
     place.failures = 0
     work(run, place)
     assert place.steps == list(range(1, farthest + 1))
+
+
+def test_of_a_file_beyond_all_sense_only_the_end_is_sent(run: RunDir) -> None:
+    """Ten gigabytes of nothing, as a damaged disk leaves them, would keep a sender busy for minutes."""
+    with open(run.metrics(), "wb") as file:
+        file.truncate(10 << 30)
+        file.seek(0, 2)
+        file.write(b'\n{"at_s": 5.0, "step": 900.0, "loss": 0.5}\n')
+    reader = Reader(run, "x", "webhook")
+    assert reader.try_lock()
+    turns, found = 0, list[Points]()
+    while turns < 2000:
+        batch = reader.read(points=True, events=frozenset())
+        found += batch.points
+        reader.commit()
+        turns += 1
+        if not batch.is_more:
+            break
+    reader.close()
+    assert turns <= MAX_BEHIND_BYTES // PORTION_BYTES + 2
+    assert [point.step for point in found] == [900.0]

@@ -28,6 +28,7 @@ from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.run_file import DamagedRun, read_run_file
 
 PORTION_BYTES = 1 << 20
+MAX_BEHIND_BYTES = 512 << 20  # of a longer file only its end is sent: no run of ours comes near it
 MAX_NAMES = 2000
 _LAST_LINES = 50
 MAX_DELIVERED = 400
@@ -133,6 +134,7 @@ class Reader:
         self.record = replace(decode(ExportRecord, atomic.read_json(self.path)), kind=kind, trouble=None)
         self._next = self.record
         self._known: set[str] = set()
+        self._has_looked = False
 
     def try_lock(self) -> bool:
         """False when another process exports this run to the same place."""
@@ -184,7 +186,8 @@ class Reader:
     def _read_points(self) -> Batch:
         found: list[Points] = []
         is_more = False
-        if not self._known:  # started again, behind the lines that would tell
+        if not self._has_looked:  # started again, behind the lines that would tell
+            self._has_looked = True
             for raw in read_last(self.run.metrics(), _LAST_LINES):
                 self._known.update(MetricsLine.from_json(raw).values)
         # What a loop logs counts; of what was only printed, the names that it does not log.
@@ -220,6 +223,7 @@ class Reader:
             return (), False
         if size < offset:
             offset = 0  # another file by the same name: the marks say what of it was sent
+        offset = max(offset, size - MAX_BEHIND_BYTES)
         lines = read_lines(path, offset, max_bytes=PORTION_BYTES)
         self._next = replace(self._next, offsets={**self._next.offsets, path.name: lines.next_offset})
         return lines.records, lines.next_offset > offset and lines.next_offset < size

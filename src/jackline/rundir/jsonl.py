@@ -18,6 +18,7 @@ from jackline.rundir.access.writing import open_own
 
 MAX_LINE_BYTES = 1 << 20
 _BLOCK = 1 << 16
+_MAX_LAST_BYTES = 32 << 20  # `read_last` looks no further back: a longer stretch without lines is damage
 _TAIL_BYTES = 1 << 20
 
 
@@ -111,7 +112,7 @@ def read_last(path: Path, count: int) -> tuple[dict[str, Any], ...]:
         start = max(0, size - span)
         lines = read_lines(path, start)
         records = lines.records[-count:]
-        if len(records) == count or start == 0:
+        if len(records) == count or start == 0 or span >= _MAX_LAST_BYTES:
             return records
         span *= 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,13 @@ class MetricsTail:
 
 
 def _values(record: dict[str, Any]) -> list[tuple[str, float]]:
-    """Its numbers; JSON has no nan and inf, so they are written as text."""
-    return [
-        (name, float(value))
-        for name, value in record.items()
-        if name not in _NOT_METRICS and (type(value) in (int, float) or value in ("nan", "inf", "-inf"))
-    ]
+    """Its numbers; JSON has no nan and inf, so they are written as text. One beyond all sense is left out."""
+    found = []
+    for name, value in record.items():
+        if name not in _NOT_METRICS and (type(value) in (int, float) or value in ("nan", "inf", "-inf")):
+            with contextlib.suppress(OverflowError):
+                found.append((name, float(value)))
+    return found
 
 
 def _size(path: Path) -> int:
