@@ -31,7 +31,7 @@ USED_OTHERWISE = {
     "protobuf": ("jackline/recipes/agab/data", "transformers"),
 }
 # Imported when it is there and never required: not on every platform, or only inside a notebook.
-NEVER_REQUIRED = {"triton", "gigatoken", "IPython", "google"}
+NEVER_REQUIRED = {"triton", "gigatoken", "IPython", "google", "bitsandbytes"}
 FOR_PEOPLE_WHO_USE_IT = ("train", "integrations", "bio", "gpu", "mcp", "dash")
 
 
