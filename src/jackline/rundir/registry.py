@@ -30,13 +30,15 @@ NOT_VOUCHED = "-"  # registered, but this user has not seen what it would execut
 class RegistryEntry:
     """Where a run was when it was registered. `digest`: of the run.json that this user has made or accepted; absent
     in older files. `owner`: who the run's folder belonged to, since some file systems show another user. `inode`: of
-    the folder; it stays when the folder is moved, and a copy has another one."""
+    the folder; it stays when the folder is moved, and a copy has another one. `is_made`: this user's own program has
+    made the run, so that nothing in it came from somebody else."""
 
     path: str | None = None
     registered_at_s: float | None = None
     digest: str | None = left_out()
     owner: int | None = left_out()
     inode: int | None = left_out()
+    is_made: bool | None = left_out()
     options: dict[str, Any] | None = field(default=None, metadata={"is_left_out": True})
 
     @staticmethod
@@ -65,9 +67,9 @@ def own_state_folder() -> Path:
     return private_folder(state_folder())
 
 
-def register(run: RunDir, *, vouched: bool, options: Mapping[str, Any] | None = None) -> bool:
+def register(run: RunDir, *, vouched: bool, is_made: bool = False, options: Mapping[str, Any] | None = None) -> bool:
     """Register a run. `vouched`: this user has made its run.json, or accepted it; else an earlier entry's word
-    stays. False when the state folder cannot be used; the run continues without."""
+    stays. `is_made`: made, not accepted. False when the state folder cannot be used; the run continues without."""
     path = run.path.resolve()
     try:
         folder = own_state_folder() / "runs"
@@ -77,7 +79,10 @@ def register(run: RunDir, *, vouched: bool, options: Mapping[str, Any] | None = 
         digest = digest_of(run) if vouched else known.digest if known.path else NOT_VOUCHED
         told = dict(options) if options is not None else known.options
         found = run.path.stat()
-        entry = RegistryEntry(str(path), time.time(), digest, found.st_uid, found.st_ino, told)
+        was_made = known.is_made and known.inode == found.st_ino
+        entry = RegistryEntry(
+            str(path), time.time(), digest, found.st_uid, found.st_ino, True if is_made or was_made else None, told
+        )
         atomic.write_json(place, entry.to_json())
         place.chmod(0o600)
         _forget_oldest(folder)

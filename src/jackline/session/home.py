@@ -147,7 +147,7 @@ def _bare(settings: Settings) -> Home:
         attempt = _begin_attempt(run)
     finally:
         lock.release()
-    register(run, vouched=is_ours)
+    register(run, vouched=is_ours, is_made=not is_old)
     note = f"run '{run.name}' in {run.path}, unsupervised (`jackline run -- ...` also watches, explains and restarts)"
     return Home(
         run,

@@ -28,6 +28,7 @@ from jackline.rundir.access.reading import read_text, read_whole
 from jackline.rundir.access.trust import judge
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
+from jackline.rundir.registry import entry_of
 from jackline.rundir.run_file import read_run_file
 from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.recipe import file_of, is_own_file
@@ -55,7 +56,7 @@ def read_config(run: RunDir) -> TrainConfig:
             f"run '{run.name}' was not made here by you, and its recipe is code that would be executed: {target}",
             hint="its weights as a plain file, without executing anything: jackline checkpoints export",
         )
-    if is_own_file(target) and target not in read_run_file(run).argv:
+    if is_own_file(target) and not entry_of(run).is_made and target not in read_run_file(run).argv:
         raise UsageError(
             f"{run.config_file} names another recipe than the command of '{run.name}': {target}",
             hint="what run.json names was typed by you; its weights without it: jackline checkpoints export",
