@@ -90,7 +90,12 @@ COMMANDS = (
     ["status"],
 )
 # They import torch, so only real processes run them: this one's memory is measured.
-OF_MODELS = (["sample", VICTIM, "def ", "--tokens", "3"], ["export", VICTIM, "--out", "exported-hf"])
+OF_MODELS = (
+    ["sample", VICTIM, "def ", "--tokens", "3"],
+    ["export", VICTIM, "--out", "exported-hf"],
+    ["eval", VICTIM],
+    ["predict", VICTIM, "train.py"],
+)
 # Commands that read no folder of a run by its name, with the reason. A test holds that every other one is tried.
 NOT_READERS = {
     "train": "resolves a recipe first, which takes seconds; the run is read as by `run`",
