@@ -478,6 +478,7 @@ def nothing_starts() -> Iterator[None]:
     from jackline.cli.commands import resume
     from jackline.cli.programs import send
     from jackline.cli.view import showing, viewer
+    from jackline.rundir import create
     from jackline.supervisor import start
 
     clock = Clock()
@@ -487,6 +488,7 @@ def nothing_starts() -> Iterator[None]:
         (start, "take_over_unless_watched", hold),
         (viewer, "time", clock),
         (resume, "time", clock),
+        (create, "time", clock),  # a lock that a command before this one holds until its process ends
         (send, "make_sink", lambda *words: Accepts()),
     ]
     former = [(module, name, getattr(module, name)) for module, name, _ in places]
