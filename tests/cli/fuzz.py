@@ -39,6 +39,7 @@ VICTIM = "victim"
 HANGS_S = 120
 WATCHED_S = 60.0
 MAX_MEMORY_BYTES = 300 << 20
+PER_PROCESS = 1000  # this process grows with the commands it runs: 300 MB after 180,000; a real one runs one
 MAX_TOLD, TOLD_EVERY = 40, 500
 SENT_TO = "webhook:http://127.0.0.1:9/"
 COMMANDS = (
@@ -719,12 +720,25 @@ def peak_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+def in_processes(first: int, end: int, processes_every: int) -> int:
+    """All cases, so many in each process; 1 when something was wrong in one of them."""
+    codes = []
+    for seed in range(first, end, PER_PROCESS):
+        words = ["--seed", seed, "--cases", min(PER_PROCESS, end - seed), "--processes", processes_every]
+        codes.append(
+            subprocess.run([sys.executable, "-m", "tests.cli.fuzz", *map(str, words)], check=False).returncode
+        )
+    return int(any(codes))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="number of the first case")
     parser.add_argument("--processes", type=int, default=0, help="every Nth case also as real processes")
     given = parser.parse_args()
+    if given.cases > PER_PROCESS:
+        sys.exit(in_processes(given.seed, given.seed + given.cases, given.processes))
     with tempfile.TemporaryDirectory() as made:
         os.environ["XDG_STATE_HOME"] = f"{made}/state"
         os.chdir(made)

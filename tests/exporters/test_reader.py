@@ -237,6 +237,12 @@ def test_a_run_has_the_same_identity_wherever_it_is_copied(run: RunDir, tmp_path
     assert about_run(other).id == about_run(run).id
 
 
+def test_half_a_character_in_run_json_does_not_stop_a_sender(run: RunDir) -> None:
+    known = json.loads(run.run_file.read_text())
+    run.run_file.write_text(json.dumps({**known, "host": "half \ud83d"}))
+    assert about_run(run).id
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_however_training_and_exporter_crash_each_point_is_sent_once(

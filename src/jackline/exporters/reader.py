@@ -282,4 +282,4 @@ def _delivered(record: ExportRecord, message: Message) -> ExportRecord:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
