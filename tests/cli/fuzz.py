@@ -639,6 +639,8 @@ def try_case(case: int, bases: list[Path], folder: Path, counts: Counter[str]) -
     chance = random.Random(case)
     runs = folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)
+    # What an earlier case said `--trust` to must not make this one's run the user's own.
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
     shutil.copytree(bases[0], runs / HEALTHY)
     shutil.copytree(chance.choice(bases), runs / VICTIM)
     what = damage(runs / VICTIM, chance)
