@@ -70,3 +70,14 @@ def test_a_part_that_is_missing_or_elsewhere_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             parse_parts(node_of(shape, regions))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_of_many_ranks_that_overlap_are_refused(dim: int) -> None:
+    """One part twice and one missing: as many elements as the tensor has, and a hole."""
+    shape = (300, 300)
+    regions = split(shape, dim, 100)
+    assert len(parse_parts(node_of(shape, regions))[1]) == 100
+    regions[70] = regions[69]
+    with pytest.raises(ValueError, match="its parts overlap"):
+        parse_parts(node_of(shape, regions))

@@ -86,6 +86,28 @@ def test_wrong_lines_are_named_and_an_empty_file_is_an_error(tmp_path: Path) -> 
         list(read_chats(str(write(tmp_path / "talks.txt", "hello"))))
 
 
+def test_bytes_that_are_no_utf8_are_named_by_line_and_place(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "x", "response": "y"}\n{"prompt": "caf\xe9", "response": "y"}\n')
+    with pytest.raises(UsageError) as caught:
+        list(read_chats(str(path)))
+    assert f"{path} line 2: it is not UTF-8 at byte 16" in str(caught.value)
+
+
+def test_half_a_character_in_a_conversation_is_read_as_a_question_mark(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text('{"prompt": "half \\ud83d", "response": "y"}\n' * 3)
+    config = resolve("demo", [f"data={path}", "chat=true", "tokenizer=bytes", "seq_len=64", "val_fraction=0"]).config
+    text, _ = open_chat(config, lambda words: None)
+    first = [token if token >= 0 else ~token for token in text.rows[0].tolist()]
+    assert b"half ?" in bytes(token for token in first if token < 256)
+
+
+def test_conversations_on_another_machine_are_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="chat=true reads files of this machine, not https"):
+        list(read_chats("https://a.example/talks.jsonl"))
+
+
 def test_targets_are_the_answers_and_their_ends_alone() -> None:
     more = [*MESSAGES["messages"], {"role": "user", "content": "And?"}, {"role": "assistant", "content": "5"}]
     turns = parse(json.dumps({"messages": more}))

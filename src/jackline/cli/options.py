@@ -41,6 +41,20 @@ class Price(click.ParamType):  # type: ignore[type-arg]
 DURATION = Duration()
 SOME_TIME = Duration(above=0.0)
 Command = TypeVar("Command", bound=Callable[..., Any])
+quiet_after = click.option(
+    "--quiet-after",
+    type=SOME_TIME,
+    default="2s",
+    show_default=True,
+    help="How long it may print nothing before we say what it is doing.",
+)
+stuck_after = click.option(
+    "--stuck-after",
+    type=SOME_TIME,
+    default="60s",
+    show_default=True,
+    help="How long nothing must move before it is called stuck.",
+)
 pid_option = click.option("--pid", type=click.IntRange(min=1), help="Any process of yours, whoever started it.")
 
 

@@ -117,7 +117,7 @@ def open_chat(config: TrainConfig, say: Any) -> tuple[ChatText, SampleSet | None
     count, first = 0, ""
     for turns in read_chats(config.data):
         text = written(turns)
-        share = xxhash.xxh3_64_intdigest(text.encode()) / 2**64
+        share = xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace")) / 2**64
         packed["validation" if share < config.val_fraction else "train"].add(tokens_of(turns, tokenizer))
         count, first = count + 1, first or text
     train, held = packed["train"].tensor(), packed["validation"].tensor()
@@ -135,13 +135,17 @@ def open_chat(config: TrainConfig, say: Any) -> tuple[ChatText, SampleSet | None
 
 def read_chats(data: str) -> Iterator[list[Turn]]:
     """Every conversation of the files. Raises UsageError with the first wrong lines, all of them looked at."""
+    if "://" in data:
+        raise UsageError(
+            f"chat=true reads files of this machine, not {data}", hint="download it first: data=FILE.jsonl"
+        )
     wrong: list[str] = []
     count = num_wrong = 0
     for found in list_files(data, needs_known_ending=False):
         path = Path(found.name)
         if path.suffix != ".jsonl":
             raise UsageError(f"{path} is no JSONL of conversations", hint=_FORMS)
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -161,10 +165,12 @@ def read_chats(data: str) -> Iterator[list[Turn]]:
         raise UsageError(f"there is no conversation in {data}", hint=_FORMS)
 
 
-def parse(line: str) -> list[Turn] | str:
+def parse(line: str | bytes) -> list[Turn] | str:
     """The turns of a line, or what is wrong with it."""
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode("utf-8-sig") if isinstance(line, bytes) else line)
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 at byte {error.start + 1}"
     except (ValueError, RecursionError):
         return "it is not JSON"
     if not isinstance(record, dict):

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import DURATION, SOME_TIME, detach_options, quiet_option
+from jackline.cli.options import DURATION, SOME_TIME, detach_options, quiet_after, quiet_option, stuck_after
 from jackline.cli.programs.started import is_detached_as_json, print_started
 from jackline.cli.trusting import refuse_links
 from jackline.diagnosis.preflight.target import spelling_hint
@@ -90,20 +90,8 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--tty", is_flag=True, help="Give it a terminal: for prompts, debuggers, C programs that buffer.")
 @click.option("--split-streams", is_flag=True, help="Keep stderr apart from stdout; their order is lost.")
 @click.option("--all-ranks", is_flag=True, help="Show the output of every rank, not only of the first.")
-@click.option(
-    "--quiet-after",
-    type=SOME_TIME,
-    default="2s",
-    show_default=True,
-    help="How long it may print nothing before we say what it is doing.",
-)
-@click.option(
-    "--stuck-after",
-    type=SOME_TIME,
-    default="60s",
-    show_default=True,
-    help="How long nothing must move before it is called stuck.",
-)
+@quiet_after
+@stuck_after
 @click.option("--rescue", is_flag=True, help="Save the state of a script that does not: at a crash, a hang, a stop.")
 @click.option("--rescue-every", type=SOME_TIME, help="Also this often in between: 10m.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")

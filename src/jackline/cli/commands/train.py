@@ -18,7 +18,7 @@ import click
 
 from jackline.cli.commands.plan import run_child
 from jackline.cli.commands.run import check_mirror, full_place, read_options, start_run, working_folder
-from jackline.cli.options import DURATION, SOME_TIME, detach_options, quiet_option
+from jackline.cli.options import DURATION, detach_options, quiet_after, quiet_option, stuck_after
 from jackline.errors import EXIT_DONE, EXIT_USAGE, JacklineError, UsageError
 from jackline.extras import TRAINING, require
 from jackline.rundir.access.secrets import has_secrets, without_secrets
@@ -100,20 +100,8 @@ class RepeatedCommand(click.Command):
 @click.option("--grace", type=DURATION, default="30s", show_default=True, help="How long a polite end may take.")
 @click.option("--on-event", metavar="CMD", help="Run at stuck, crashed, done, memory; $JACKLINE_EVENT says which.")
 @click.option("--when-done", metavar="CMD", help="Run when it is over, however it ended.")
-@click.option(
-    "--quiet-after",
-    type=SOME_TIME,
-    default="2s",
-    show_default=True,
-    help="How long it may print nothing before we say what it is doing.",
-)
-@click.option(
-    "--stuck-after",
-    type=SOME_TIME,
-    default="60s",
-    show_default=True,
-    help="How long nothing must move before it is called stuck.",
-)
+@quiet_after
+@stuck_after
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="Ranks on this machine, started by torchrun: one for each GPU."
