@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jackline.units import parse_bytes
+from tests.deadline import HANGS_S
 
 
 class Unavailable(Exception):
@@ -48,9 +49,14 @@ def small_disk(path: Path, size: str, *, inodes: int = 0) -> Iterator[Path]:
 @contextlib.contextmanager
 def read_only(path: Path) -> Iterator[None]:
     """The folder, which must be a mount of ours, refuses every new file; files that are open stay writable."""
+    deadline_s = time.monotonic() + HANGS_S
     subprocess.run(["mount", "--bind", str(path), str(path)], check=True)
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(path)], check=True)
+        # Refused when somebody opened a file for writing through the new mount before this: then another one.
+        while subprocess.run(["mount", "-o", "remount,bind,ro", str(path)], capture_output=True).returncode:
+            assert time.monotonic() < deadline_s, f"{path} cannot be made read-only"
+            subprocess.run(["umount", "-l", str(path)], check=True)
+            subprocess.run(["mount", "--bind", str(path), str(path)], check=True)
         yield
     finally:
         subprocess.run(["umount", "-l", str(path)], capture_output=True)

@@ -94,36 +94,7 @@ class Intake:
             self._take_whole(message)
         if self._open is None:
             return None
-        try:
-            self._pool.drain()
-        except OSError as problem:
-            if problem.errno != errno.EINVAL or not self.is_direct or message.body.get("is_in_pieces"):
-                raise
-            self.is_direct = False  # the O_DIRECT test passed wrongly: use the page cache from now on
-            self._take_whole(message)
-            self._pool.drain()
-        return self._commit(message)
-
-    def drop(self, *, has_moved: bool = False) -> None:
-        """Drop the save under way. `has_moved`: its folder has its final name already."""
-        with contextlib.suppress(BaseException):
-            self._pool.drain()  # no thread may write into a folder that is being deleted
-        if self._open is not None and not has_moved:
-            self._open.draft.discard()
-        self._open = None
-
-    def _take_whole(self, message: Message) -> None:
-        """Take a whole save: the arena holds everything as it will be on the disk."""
-        self.begin(message)
-        assert self._open is not None
-        for file in message.body["files"]:
-            for start in chunk_offsets(file["size_bytes"]):
-                size = min(CHUNK_BYTES, file["size_bytes"] - start)
-                chunk = self._chunk(file["arena_offset"] + start, size)
-                self._pool.submit(partial(self._write, self._open, file["name"], chunk, start))
-
-    def _commit(self, message: Message) -> Done:
-        assert self._open is not None
+        self._drain(message)
         save, body = self._open, message.body
         entries = [save.draft.finish_file(file) for file in save.files.values()]
         if (team := body.get("team")) and not team["rank"]:
@@ -143,6 +114,35 @@ class Intake:
         name = parse_name(place.name)
         assert name is not None
         return Done(name, manifest.size_bytes, time.monotonic() - save.began_s)
+
+    def drop(self, *, has_moved: bool = False) -> None:
+        """Drop the save under way. `has_moved`: its folder has its final name already."""
+        with contextlib.suppress(BaseException):
+            self._pool.drain()  # no thread may write into a folder that is being deleted
+        if self._open is not None and not has_moved:
+            self._open.draft.discard()
+        self._open = None
+
+    def _take_whole(self, message: Message) -> None:
+        """Take a whole save: the arena holds everything as it will be on the disk."""
+        self.begin(message)
+        assert self._open is not None
+        for file in message.body["files"]:
+            for start in chunk_offsets(file["size_bytes"]):
+                size = min(CHUNK_BYTES, file["size_bytes"] - start)
+                chunk = self._chunk(file["arena_offset"] + start, size)
+                self._pool.submit(partial(self._write, self._open, file["name"], chunk, start))
+
+    def _drain(self, message: Message) -> None:
+        """Wait until every chunk is on the disk."""
+        try:
+            self._pool.drain()
+        except OSError as problem:
+            if problem.errno != errno.EINVAL or not self.is_direct or message.body.get("is_in_pieces"):
+                raise
+            self.is_direct = False  # the O_DIRECT test passed wrongly: use the page cache from now on
+            self._take_whole(message)
+            self._pool.drain()
 
     def _chunk(self, start: int, size: int) -> memoryview:
         """The chunk, extended to the page's end: O_DIRECT writes whole pages; the file is cut to its length later."""
