@@ -100,6 +100,25 @@ def go_back(run: RunDir, text: str, *, mirror: str | None, say: Say) -> Name:
     return chosen
 
 
+def go_back_before(run: RunDir, step: int, *, say: Say) -> Name | None:
+    """Go back to the newest whole checkpoint before `step`; None when there is none.
+
+    For an attempt of the run itself, on its way out: the supervisor keeps its lock, and the writer has ended or ends.
+    """
+    folder = choose_place(run).folder
+    with _held(run, folder, say, is_inside=True):
+        mirrored = _look_into_mirror(mirror_of(run), run.name, say)
+        for name in sorted((name for name in catalogue.list_names(folder) if name.step < step), reverse=True):
+            try:
+                verify_checkpoint(folder / str(name))
+            except Damage:
+                continue
+            chosen = _make_newest_of_step(name, folder)
+            _leave_behind(chosen, run, folder, mirrored, say)
+            return chosen
+    return None
+
+
 def mirror_of(run: RunDir) -> str | None:
     """Where the run's checkpoints are copied to, as the mirror noted at its first upload."""
     place = choose_place(run)
@@ -139,13 +158,13 @@ def deleted_since(folder: Path) -> set[Name]:
 
 
 @contextlib.contextmanager
-def _held(run: RunDir, folder: Path, say: Say) -> Iterator[None]:
-    """Hold the run's locks: neither a supervisor nor a writer may be at work.
+def _held(run: RunDir, folder: Path, say: Say, *, is_inside: bool = False) -> Iterator[None]:
+    """Hold the run's locks: neither a supervisor nor a writer may be at work. `is_inside`: the supervisor is our own.
 
     A writer that outlived its trainer is waited for: the checkpoint it commits is one of those to leave behind.
     """
     supervising = RunLock(run.lock)
-    if not supervising.try_acquire():
+    if not is_inside and not supervising.try_acquire():
         raise UsageError(f"run '{run.name}' is alive", hint=f"jackline stop {run.name}")
     writing = WriterLock(folder / catalogue.LOCK, identify(os.getpid()))
     said: list[str] = []

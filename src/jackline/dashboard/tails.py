@@ -29,7 +29,7 @@ _HIDDEN = re.compile(
 )
 WARNINGS = frozenset(
     {"verdict", "stuck", "incident", "memory", "restart", "died", "mirror_failed", "not_mirrored",
-     "checkpoint_failed", "checkpoint_skipped", "alarm", "protection_off", "unverified"}
+     "checkpoint_failed", "checkpoint_skipped", "alarm", "protection_off", "unverified", "rewound", "slow"}
 )  # fmt: skip
 
 

@@ -135,6 +135,8 @@ class GpuReading:
     processes: tuple[GpuProcess, ...] = ()
     power_limit_w: float | None = None
     is_ours: bool | None = None  # whether a watched process uses it; None: nobody has looked
+    clock_share: float | None = None  # of its highest clock
+    slowdown: str = ""  # why the driver slows it down: 'too hot', 'power cap' ...
 
 
 @dataclass(frozen=True)

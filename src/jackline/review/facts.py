@@ -41,7 +41,8 @@ def read_facts(run: RunDir) -> Facts:
     found["settings"] = _read_config(run.config_file)
     _add_checkpoint(found, run)
     if (skipped := read_skipped(run)).ranges:
-        found["data"]["batches left out"] = str(skipped)
+        origin = f" ({skipped.origin})" if skipped.rewinds else ""
+        found["data"]["batches left out"] = f"{skipped}{origin}"
     return found
 
 

@@ -31,7 +31,7 @@ TOLD = frozenset(
     {"started", "resumes", "resumed", "passed_over", "note", "verdict", "stuck", "incident", "memory", "restart",
      "died", "stopped", "finished", "taken_over", "mirror_failed", "not_mirrored", "checkpoint_failed",
      "checkpoint_skipped", "alarm", "smaller", "changed", "complete", "protection_off", "unverified", "grace",
-     "shifted", "unrepeatable", "rescued", "skipped_batches"}
+     "shifted", "unrepeatable", "rescued", "skipped_batches", "rewound", "slow", "replay"}
 )  # fmt: skip
 FIRST = ("loss", "train_loss", "val_loss", "eval_loss", "lr", "learning_rate", "grad_norm")
 MAX_CHARTS = 8

@@ -74,6 +74,7 @@ from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings, split
 from jackline.session.stepping import Stepper, find_places
 from jackline.session.stopping import StopRequest
+from jackline.session.strange import Strange
 
 _attachments: list[Attachment] = []  # of this process: two would conflict over hooks, signals and the writer
 
@@ -193,8 +194,10 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),
         seen=SeenBatches(home.run, number, reporter.event),
         ranks=ranks,
+        strange=Strange(settings.replay_every, settings.on_spike),
     )
     _let_report(attached)
+    attached.strange.begin(attached)
     _attachments.append(attached)
     return attached
 
@@ -271,6 +274,7 @@ def _restore(attached: Attachment) -> None:
         event("changed", text, is_loud=True)
     attached.feed.restore(session["feed"]["state"])
     attached.gpu.restore(session.get("safe_step"))
+    attached.strange.restore(session)
     if ranks is not None and (text := restore_random(ranks, attached.rng_state, session.get("ranks"), receipt.step)):
         event("ranks", text, is_loud=ranks.is_first)
     report_resumed(attached, receipt, session)
@@ -287,7 +291,8 @@ def report_resumed(attached: Attachment, receipt: Receipt, session: dict[str, An
     if attached.ranks is not None and not attached.skipped.ranges:
         return  # a rank's numbers of before are about another share of the data if their number has changed
     if attached.skipped.ranges:
-        line = f"  left out: the batches {attached.skipped} of the run (--skip-batches); losses are not compared"
+        skipped = attached.skipped
+        line = f"  left out: the batches {skipped} of the run ({skipped.origin}); losses are not compared"
         event("resumed", line, is_loud=True, step=receipt.step)
         return
     retrained = Retrained(attached.home.run, 0, receipt.step, event)

@@ -38,8 +38,9 @@ from jackline.session.saving.loose import Loose
 from jackline.session.saving.saver import Saver
 from jackline.session.saving.trial import Trial
 from jackline.session.settings import Settings
-from jackline.session.stepping import Stepper, find_sizes
+from jackline.session.stepping import Stepper, describe_grown, find_sizes
 from jackline.session.stopping import Stopped, StopRequest, Unsaved, cause_of
+from jackline.session.strange import Rewinding, Strange, go_back
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Attachment:
     trial: Trial | None = None  # the first two steps of a new run, trained twice
     loose: Loose | None = None  # state of the loop that no checkpoint holds, during the first epoch of a new run
     ranks: Ranks | None = None  # None: a training of one process
+    strange: Strange = field(default_factory=Strange)
     random_of_ranks: list[dict[str, Any]] | None = None  # RNG states of all ranks at the save under way
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
@@ -140,6 +142,7 @@ class Attachment:
         if self.trial is not None:
             self.trial.record(batch)
         if batch is not END:
+            self.strange.take(batch)
             self.seen.look(self.position.batches, self.stepper.steps_done, batch)
         return batch
 
@@ -190,6 +193,7 @@ class Attachment:
             self._is_prepared = True
             self.saver.prepare()
         self._mind_memory(now_s)
+        self.strange.look(self)
         if self.trial is not None:
             self.trial.at_boundary(self)
         if self.loose is not None:
@@ -284,6 +288,7 @@ class Attachment:
         self.stepper.close()
         self.seen.close()
         try:
+            go_back(self, error)
             self._write_end(error, text, is_complete=is_complete)
         except Exception as problem:  # the folder was deleted, or the disk is full
             say(f"the end of this run cannot be written down ({type(problem).__name__}: {problem})")
@@ -308,9 +313,8 @@ class Attachment:
             leaving = self.host.leaving if self.host is not None else None
             settings = leaving.settings if leaving else {}
             is_unsaved = isinstance(error, Unsaved)
-            write_intent(
-                self.home.attempt, restart=leaving is not None, why=text, settings=settings, is_unsaved=is_unsaved
-            )
+            again = leaving is not None or (isinstance(error, Rewinding) and error.is_done)
+            write_intent(self.home.attempt, restart=again, why=text, settings=settings, is_unsaved=is_unsaved)
         elif needs_new_process and isinstance(error, OutOfMemory):
             write_intent(self.home.attempt, restart=True, why=f"{error.message}; a new process has it all back")
         self.pulse.end(cause)
@@ -347,13 +351,9 @@ class Attachment:
 
     def _tell_grown(self) -> None:
         """Models and optimizers that grow during training: a resume needs them at their size."""
-        now = find_sizes(self.saver.state)
-        for name, size in now.items():
-            if (before := self._sizes.get(name, size)) != size:
-                how = f"jackline.peek({self.name!r}) tells the step and epoch; otherwise the resume is refused"
-                text = f"{name} has {size} now and had {before}. A resumed program must build it so first: {how}"
-                self.reporter.event("grown", text, is_loud=True)
-        self._sizes = now
+        before, self._sizes = self._sizes, find_sizes(self.saver.state)
+        for text in describe_grown(before, self._sizes, self.name):
+            self.reporter.event("grown", text, is_loud=True)
 
     def _session_state(self, *, takes_back: bool = False) -> dict[str, Any]:
         ranks = {} if self.random_of_ranks is None else {"ranks": self.random_of_ranks}
@@ -367,6 +367,7 @@ class Attachment:
             "feed": {"kind": self.feed.kind, "state": self.feed.state(takes_back=takes_back)},
             "fingerprint": self.fingerprint,
             "safe_step": self.gpu.state(),
+            **self.strange.state(),
         }
 
     def _mind_memory(self, now_s: float) -> None:

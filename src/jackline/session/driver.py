@@ -27,7 +27,7 @@ import torch
 
 from jackline.checkpoint.engine import Wait
 from jackline.checkpoint.state.load import Receipt
-from jackline.errors import CannotResume
+from jackline.errors import CannotResume, UsageError
 from jackline.rundir.records.seen import read_skipped
 from jackline.session.attach import join, judge_changes, report_resumed
 from jackline.session.feeds.choose import choose_feed, feed_of_prepared
@@ -52,6 +52,11 @@ class Driver:
         settings, rest = split(given)
         if rest:
             raise TypeError(f"unknown settings: {', '.join(rest)}")
+        if settings.replay_every or settings.on_spike == "rewind":
+            raise UsageError(
+                "replay_every and on_spike need a loop whose steps and batches Jackline hands out",
+                hint="they are for own loops (run.steps(), run.safe_step()) and recipes; leave them out here",
+            )
         self._attached = join(settings, {}, {}, None)
         self._attached.fingerprint = {"schedule": {}}
         self._receipt: Receipt | None = None

@@ -131,6 +131,19 @@ class Settings:
         True, "Save and exit before the host's memory is full, to resume with less.", group=_RESUMING
     )
 
+    replay_every: int | None = setting(
+        None,
+        "Do a step of safe_step again every so many steps, and when its loss is strange: was it machine or data?",
+        unit="steps",
+        allowed=at_least(1),
+        group=_RUN,
+    )
+    on_spike: Literal["continue", "rewind"] = setting(
+        "continue",
+        "After a jump of the logged loss: rewind goes back and leaves those batches out, at most three times.",
+        group=_RUN,
+    )
+
     def __post_init__(self) -> None:
         validate(self)
         self.verdicts()

@@ -235,6 +235,16 @@ def find_sizes(state: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def describe_grown(before: Mapping[str, str], now: Mapping[str, str], run: str) -> list[str]:
+    """What is larger than it was, and what that means for a resume."""
+    how = f"jackline.peek({run!r}) tells the step and epoch; otherwise the resume is refused"
+    return [
+        f"{name} has {size} now and had {before[name]}. A resumed program must build it so first: {how}"
+        for name, size in now.items()
+        if before.get(name, size) != size
+    ]
+
+
 def find_places(state: Mapping[str, Any]) -> dict[str, str]:
     """Shape, type and device of each parameter, by name. Lazy ones have none before the first batch."""
     found: dict[str, str] = {}

@@ -47,6 +47,7 @@ QUIET_FIELDS = (
     "data_dir",
     "max_damaged",
     "parallel",
+    "replay_every",
 )
 A_TENTH = "a tenth of max_steps"  # where a warm-up comes from that was too long
 # Settings that came later. While they have these values a training is what it was without them, and so is its name.
@@ -65,6 +66,7 @@ LATER_FIELDS: Mapping[str, Any] = {
     "chat": False,
     "ema": 0.0,
     "label_smoothing": 0.0,
+    "on_spike": "continue",
 }
 
 

@@ -266,3 +266,13 @@ class RunSettings:
     sentinels: Literal["warn", "stop", "off"] = setting(
         "warn", "What alarms for impossible numbers do; stop: a fatal one ends the run; off: nothing is watched."
     )
+    replay_every: int = setting(
+        0,
+        "Do a step again every so many steps, and when its loss is strange: was it machine or data? 0: never.",
+        unit="steps",
+        allowed=at_least(0),
+    )
+    on_spike: Literal["continue", "rewind"] = setting(
+        "continue",
+        "After a jump of the loss: rewind goes back and leaves those batches out, at most three times.",
+    )

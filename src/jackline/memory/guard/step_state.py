@@ -68,6 +68,21 @@ def seeded(seed: int) -> Iterator[None]:
         before.put_back()
 
 
+@contextmanager
+def nothing_changed(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """What is drawn and written to buffers inside leaves no trace outside."""
+    generators = Generators.take()
+    with torch.no_grad():
+        kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        generators.put_back()
+        with torch.no_grad():
+            for buffer, copy in kept:
+                buffer.copy_(copy)
+
+
 class Buffers:
     """The buffers that forward passes write to. All buffers are copied until the first step is over; from then on
     only those that were seen to change."""

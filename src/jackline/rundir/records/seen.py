@@ -82,12 +82,16 @@ def _entries(data: bytes) -> Iterator[SeenBatch]:
 
 @dataclass(frozen=True)
 class Skip:
-    """Batches `first` up to `end`, without `end`. `step`: the checkpoint that was gone back to, if one was."""
+    """Batches `first` up to `end`, without `end`. `step`: the checkpoint that was gone back to, if one was.
+
+    `why`: the loss that `on_spike=rewind` found; None for `--skip-batches`.
+    """
 
     first: int | None = None
     end: int | None = None
     at_s: float | None = None
     step: str | None = None
+    why: str | None = None
 
     @staticmethod
     def from_json(raw: object) -> Skip:
@@ -121,6 +125,21 @@ class SkippedBatches:
         """The first batch that is left out."""
         return min((skip.first for skip in self.ranges if skip.first is not None), default=None)
 
+    @property
+    def rewinds(self) -> tuple[Skip, ...]:
+        """Those that `on_spike=rewind` left out."""
+        return tuple(skip for skip in self.ranges if skip.why)
+
+    @property
+    def origin(self) -> str:
+        """Who left them out."""
+        words = ["--skip-batches"] if len(self.rewinds) < len(self.ranges) else []
+        return ", ".join([*words, *(f"on_spike: {skip.why}" for skip in self.rewinds)])
+
+    def origin_of(self, number: int) -> str:
+        by_spike = any(skip.covers(number) and skip.why for skip in self.ranges)
+        return "on_spike=rewind" if by_spike else "`resume --skip-batches`"
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.ranges))
 
@@ -145,6 +164,6 @@ def add_skip(run: RunDir, skip: Skip, step: str | None) -> SkippedBatches:
     known = read_skipped(run)
     if len(known.ranges) >= MAX_RANGES:
         raise UsageError(f"run '{run.name}' leaves out {MAX_RANGES} ranges of batches already")
-    whole = SkippedBatches((*known.ranges, Skip(skip.first, skip.end, time.time(), step)))
+    whole = SkippedBatches((*known.ranges, Skip(skip.first, skip.end, time.time(), step, skip.why)))
     atomic.write_json(run.skipped_file, whole.to_json(), durable=True)
     return whole

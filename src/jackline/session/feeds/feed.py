@@ -78,7 +78,7 @@ def take_wanted(feed: Feed, position: Position, skipped: SkippedBatches, tell: C
             position.advance()
     if count := position.batches - first:
         words = f"batch {first}" if count == 1 else f"the batches {first} to {first + count - 1}"
-        tell("skipped_batches", f"left out {words}, as `resume --skip-batches` says", is_loud=True)
+        tell("skipped_batches", f"left out {words}, as {skipped.origin_of(first)} says", is_loud=True)
     return END if is_over else feed.take()
 
 

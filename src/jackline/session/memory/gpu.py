@@ -23,6 +23,7 @@ from jackline.machine.gpu.watch import read_gpus
 from jackline.memory.guard.allocator_settings import allocator_environment, cap_where_spilling
 from jackline.memory.guard.oom import OomNumbers, is_out_of_memory, read_numbers
 from jackline.memory.guard.oom_report import GpuUser, OomFacts, about_fitting, clean_up, oom_text, other_users
+from jackline.memory.guard.replay import Replay
 from jackline.memory.guard.safe_step import OutOfMemory, SafeStep, Shrunk, Slicing, StepResult, plain_step
 from jackline.session.ranks import Ranks
 from jackline.units import format_bytes
@@ -115,6 +116,7 @@ class GpuMemory:
         self._asked: int | None = None  # the micro-batch the loop passed last
         self._kept: Mapping[str, Any] | None = None  # from the checkpoint, until the first safe step
         self._dims: tuple[int, ...] = ()  # shape of the batch under way
+        self.replay: Replay | None = None  # set before the first step
         self.last_oom: dict[str, Any] | None = None
 
     def step(self, fn: Fn, batch: Any, how: Slicing, *, step: int) -> StepResult:
@@ -131,6 +133,11 @@ class GpuMemory:
         self.look_at(batch)
         return safe(fn, batch, weight=how.weight, count=how.count)
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the loop uses safe_step."""
+        return self._safe is not None
+
     def _make(self, micro_batch: int | None) -> SafeStep:
         if not self._modules:
             raise UsageError(
@@ -144,7 +151,7 @@ class GpuMemory:
             on_change=self._on_change,
             on_phase=self._on_phase,
         )
-        made.team = self.ranks
+        made.team, made.replay = self.ranks, self.replay
         if self._kept is not None:
             made.load_state_dict(self._kept)
         return made

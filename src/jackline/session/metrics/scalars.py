@@ -38,6 +38,8 @@ class Scalars:
         self._to_write: deque[Line] = deque()
         self._to_take: deque[Line] | None = None  # None: the loop does not read its values back
         self._is_settling = threading.Lock()
+        self._heard_name = ""
+        self._heard: deque[tuple[int, float]] = deque(maxlen=_MAX_WAITING)
         self._sent_s = 0.0
         self._lanes = CudaLanes()
 
@@ -58,7 +60,17 @@ class Scalars:
             else:
                 taken[name] = value.item()
             self._on_host[name] = (step, taken[name])
+            if name == self._heard_name:
+                self._heard.append(self._on_host[name])
         self._waiting.append((step, time.time(), taken))
+
+    def hear(self, name: str) -> None:
+        """Keep each value of this name for `heard`."""
+        self._heard_name = name
+
+    def heard(self) -> list[tuple[int, float]]:
+        """(step, value), each once: those on the host at once, a GPU's when they have arrived."""
+        return [self._heard.popleft() for _ in range(len(self._heard))]
 
     def known(self) -> dict[str, float]:
         """The newest value of each name that is available without waiting."""
@@ -95,6 +107,10 @@ class Scalars:
                     break
                 for (values, name), number in zip(named, read_places([v[n] for v, n in named]), strict=True):
                     values[name] = number
+                landed = {id(values) for values, name in named if name == self._heard_name}
+                self._heard.extend(
+                    (step, values[self._heard_name]) for step, _, values in lines if id(values) in landed
+                )
                 for step, _, values in lines:
                     self.latest.update(values)
                     self._landed.update({name: (step, value) for name, value in values.items()})

@@ -22,10 +22,12 @@ from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, R
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import read_state
 from jackline.rundir.records.supervisor import IncidentRecord, OomCountersRecord, OutputRecord, SupervisorRecord
+from jackline.supervisor.attempt.gpu_creep import GpuCreep
 from jackline.supervisor.attempt.hang_watch import HangWatch
 from jackline.supervisor.attempt.memory_watch import ARMED_SHARE, GrowthPlaces, MemoryWatch
 from jackline.supervisor.attempt.rank_watch import RankWatch
 from jackline.supervisor.attempt.rescuing import Rescuing
+from jackline.supervisor.attempt.slowness import Slowness
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.attempt.written import WrittenFiles
 from jackline.supervisor.child.process import Command
@@ -88,6 +90,8 @@ class AttemptWatch:
         self.written = WrittenFiles(run)
         self.gpu_use = GpuUse()
         self.rescuing = Rescuing(command.attempt, options, events)
+        self.gpu_creep = GpuCreep(command.attempt, events, is_injected=options.inject)
+        self.slowness = None if options.typed else Slowness(events)  # recipes watch their speed themselves
         self.gpu_points: deque[tuple[float, int]] = deque(maxlen=900)
         self.alive_at_s: float | None = None
         self.pids_seen: set[int] = {command.child.pid}
@@ -117,7 +121,9 @@ class AttemptWatch:
             self._guard("processes", self._read_tree)
             self._guard("files", lambda: self.written.poll(now_s, self._python_pids()))
             self._guard("gpu", self._read_gpus)
+            self._guard("gpu memory", lambda: self.gpu_creep.poll(now_s, self.gpus, self._python_pids()))
             self._guard("ranks", self._look_at_ranks)
+            self._guard("speed", lambda: self._mind_speed(now_s))
             self._guard("verdict", lambda: self._judge(now_s, late_s))
             self._guard("rescue", lambda: self._tend_rescue(now_s))
 
@@ -170,6 +176,7 @@ class AttemptWatch:
         """After its end: end the processes it left behind if nobody else does, and read the rest of its output."""
         self._guard("processes", self._end_survivors)
         self._guard("rescue", self.rescuing.close)
+        self._guard("gpu memory", self.gpu_creep.close)
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
@@ -293,6 +300,11 @@ class AttemptWatch:
                 (time.monotonic(), sum(own) or max((gpu.used_bytes for gpu in self.gpus if gpu.is_ours), default=0))
             )
 
+    def _mind_speed(self, now_s: float) -> None:
+        slowness, told = self.slowness, (self.told.progress_s, self.told.step)
+        if slowness is not None and slowness.look(now_s, told, self.gpus, self.tree.processes):
+            self.hang.ask(now_s, self._python_pids())
+
     def _judge(self, now_s: float, late_s: float) -> None:
         output_bytes = sum(tail.num_read_bytes for tail in self.tails.values()) + self.ranks.output_bytes()
         sample = self.hang.make_sample(now_s, late_s, self.tree, self.gpus, (output_bytes, self.marks))
@@ -312,6 +324,8 @@ class AttemptWatch:
             return
         if self.memory.is_rising() and self.tree.processes:
             self.growth_places.add(self._stack_of(self.growth_places.grower(self.tree.processes)))
+        if self.slowness is not None:
+            self.slowness.note_stack(self._leading_stack())
         self._describe()
 
     # -- small readings ----------------------------------------------------------------------------------------------

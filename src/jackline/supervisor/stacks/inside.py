@@ -123,7 +123,7 @@ def leaf_of(loop: LoopReport) -> TaskReport | None:
 
 def ask_inside(pids: Sequence[int], folder: Path) -> tuple[InsideReport, ...]:
     """The reports of the processes that answer. All are asked before the first answer is awaited."""
-    asked = [pid for pid in pids if _ask(pid, folder)]
+    asked = [pid for pid in pids if signal_inside(pid, folder)]
     end_s = time.monotonic() + _ANSWER_S
     found = []
     while asked and time.monotonic() < end_s:
@@ -141,7 +141,7 @@ def _path(folder: Path, pid: int) -> Path:
     return folder / f"in.{pid}"
 
 
-def _ask(pid: int, folder: Path) -> bool:
+def signal_inside(pid: int, folder: Path) -> bool:
     """Send the signal, if a handler of ours is sure to get it: an uncaught one would kill the process."""
     number = stack_signal(read_environ(pid)) + 2
     if number > 64 or not (folder / f"fh.{pid}").exists() or not catches_signal(pid, number) or _pauses(pid):

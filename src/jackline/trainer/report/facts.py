@@ -47,6 +47,8 @@ def session_settings(task: Task, run_dir: RunDir) -> dict[str, Any]:
         "mirror_patience_s": config.mirror_patience_s,
         "seed": config.seed,
         "exact": config.exact,
+        "replay_every": config.replay_every or None,
+        "on_spike": config.on_spike,
         "on_change": {"arguments": "warn", **dict.fromkeys(used, USE_NEW)},
         "trial": False,  # the recipes' own tests train every step twice
         "overlap": True,  # loop.py says where a step begins to change what is saved

@@ -29,6 +29,7 @@ from jackline.rundir.layout import RunDir
 from jackline.session.metrics.tensorboard import Board
 from jackline.session.off import OffRun
 from jackline.session.run import Run
+from jackline.session.strange import why_not_back
 from jackline.trainer.report.console import MINUTE_S, Console
 from jackline.trainer.report.flops import mfu, peak_flops
 from jackline.trainer.report.step_line import FinalFacts, StepLine, final_lines, step_line
@@ -183,10 +184,17 @@ class Watch:
             self.console.say(f"WARNING {alarm.text}", "sentinel")
             self.console.say(f"        {alarm.hint}", "sentinel")
             self._event(alarm.kind, alarm.text)
+            if alarm.is_ruin and self._goes_back(alarm.step):
+                continue
             if alarm.is_ruin or (alarm.is_fatal and self.task.config.sentinels == "stop"):
                 raised = AlarmRaised(alarm.text, hint=alarm.hint)
                 raised.ruined_step = alarm.step if alarm.is_ruin else 0
                 raise raised
+
+    def _goes_back(self, step: int) -> bool:
+        """Whether the session will leave at the end of this step, to resume from before it (on_spike=rewind)."""
+        is_wanted = self.task.config.on_spike == "rewind" and isinstance(self._session, Run) and world_size() == 1
+        return is_wanted and not why_not_back(self.run, step)
 
     def _say_line(self, step: int) -> None:
         if self._newest is None:

@@ -8,7 +8,6 @@ kernel.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
@@ -25,8 +24,6 @@ from jackline.trainer.sentinels.facts import Alarm, Found, StepFacts, Surroundin
 from jackline.units import format_bytes, format_duration
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-# NVML's reasons, the ones that mean 'slower than it could be'; idle and the user's own clock settings do not.
-_SLOWDOWNS = {0x4: "power cap", 0x8: "slowed by the hardware", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake"}
 
 
 def read_surroundings() -> Surroundings:
@@ -82,14 +79,7 @@ def _gpu() -> dict[str, Any]:
         # A pid that cannot be seen is the host's name for somebody, very likely for this process itself.
         seen = [(pid, read_command(pid)) for pid in others]
         found["gpu_others"] = tuple(f"pid {pid} ({command[:40]})" for pid, command in seen if command)
-    with contextlib.suppress(Exception):
-        import pynvml
-
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-        now = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
-        found["gpu_clock_share"] = now / pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)
-        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-        found["gpu_slowdown"] = next((word for bit, word in _SLOWDOWNS.items() if reasons & bit), "")
+        found |= {"gpu_clock_share": gpus[index].clock_share, "gpu_slowdown": gpus[index].slowdown}
     return found
 
 

@@ -15,6 +15,8 @@ from jackline.machine.readings import GpuProcess, GpuReading
 
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 _MIB = 2**20
+# NVML's reasons, the ones that mean 'slower than it could be'; idle and the user's own clock settings do not.
+_SLOWDOWNS = {0x4: "power cap", 0x8: "slowed by the hardware", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake"}
 # Two starts of `nvidia-smi` take 0.05 s on an H200 and a second on a host of eight GPUs.
 _SMI_EVERY_S = 5.0
 # Query `free`, not `used`: what the driver keeps for itself (0.6 GiB of an H200) is in neither and is not available.
@@ -68,7 +70,20 @@ def _read_gpu(nvml: Any, index: int) -> GpuReading:
         power_w=None if milliwatts is None else milliwatts / 1000,
         processes=tuple(_read_processes(nvml, gpu)),
         power_limit_w=None if limit_milliwatts is None else limit_milliwatts / 1000,
+        clock_share=_or_none(lambda: _clock_share(nvml, gpu)),
+        slowdown=_or_none(lambda: _slowdown(nvml, gpu)) or "",
     )
+
+
+def _clock_share(nvml: Any, gpu: Any) -> float:
+    now = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+    share: float = now / nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
+    return share
+
+
+def _slowdown(nvml: Any, gpu: Any) -> str:
+    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    return next((word for bit, word in _SLOWDOWNS.items() if reasons & bit), "")
 
 
 def _or_none(ask: Callable[[], Any]) -> Any:

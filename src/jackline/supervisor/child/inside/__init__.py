@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from _jackline_inside import awaited, loops, processes
+from _jackline_inside import awaited, gpu_memory, loops, processes
 
 _MOST_THREADS = 256
 _LISTENER = os.path.join(os.path.dirname(__file__), "rescue.py")
@@ -18,6 +18,7 @@ _LISTENER = os.path.join(os.path.dirname(__file__), "rescue.py")
 
 def write_report(folder, interrupted, fork):
     """`interrupted` is the frame that the signal interrupted, `fork` what the fork hook has seen; whole or absent."""
+    gpu_memory.answer(folder)
     report = make_report(interrupted, fork)
     path = os.path.join(folder, f"in.{os.getpid()}")
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
