@@ -1,0 +1,260 @@
+"""What rescue, replay and the forecast of GPU memory cost and find, on a real GPU.
+
+    python bench/rescue.py                     all but the creep, about 2 minutes
+    python bench/rescue.py --only creep        a program that leaks 50 MB a minute, about 4 minutes
+    python bench/rescue.py --only stall,hook   some
+
+stall   a script that never saves, with 1.5 GB of state, is asked for it three times: how long its loop was held
+hook    what the injected hook costs a step when nothing is asked, and how much memory the injection takes
+equal   losses of a script with and without rescue armed and asked, bit by bit
+replay  a step of 124M parameters with and without replay_every=1000, and what one step done again takes
+creep   50 MB a minute in real time; a ballast leaves 1.3 GB free, so that it is full in 26 minutes and not in days
+Where there is no GPU the same runs on the CPU with a small state, without `creep`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+IS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if IS_GPU else "cpu"
+
+TRAINING = """
+import sys, time, torch
+torch.manual_seed(0)
+torch.use_deterministic_algorithms(True)
+width, steps, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(8)]).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+longest = 0.0
+for step in range(steps):
+    began = time.perf_counter()
+    loss = model(torch.randn(4096 if device == "cuda" else 16, width, device=device)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print("step", step, float(loss).hex(), f"{1e3 * (time.perf_counter() - began):.2f} ms", flush=True)
+"""
+HOOK = """
+import sys, time, torch
+class Nothing(torch.optim.Optimizer):
+    def __init__(self, params): super().__init__(params, {})
+    def step(self, closure=None): pass
+optimizer = Nothing([torch.nn.Parameter(torch.zeros(1))])
+optimizer.step()
+best = 1e9
+for _ in range(20):
+    began = time.perf_counter()
+    for _ in range(5000): optimizer.step()
+    best = min(best, (time.perf_counter() - began) / 5000)
+rss = int(open("/proc/self/statm").read().split()[1]) * 4096
+print("each", best * 1e6, "rss", rss, flush=True)
+"""
+LEAKING = """
+import time, torch
+free, total = torch.cuda.mem_get_info()
+ballast = torch.empty(free - 1300 * 2**20, dtype=torch.uint8, device="cuda")
+model = torch.nn.Linear(512, 512, device="cuda")
+kept = []
+for step in range(10_000):
+    loss = model(torch.randn(2048, 512, device="cuda")).square().mean()
+    loss.backward(); model.zero_grad()
+    kept.append(torch.ones(50 * 10**6 // 60 // 4, device="cuda"))  # HERE
+    print("step", step, float(loss), flush=True)
+    time.sleep(1.0)
+"""
+
+
+def jackline(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "jackline", *words], cwd=folder, capture_output=True, text=True)
+
+
+def start(folder: Path, script: str, *words: str, options: tuple[str, ...] = ("--rescue",)) -> str:
+    (folder / "train.py").write_text(script)
+    os.environ["JACKLINE_RUNS"] = str(folder / "runs")
+    done = jackline(
+        "run", *options, "--name", "one", "--detach", "--", sys.executable, "train.py", *words, folder=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return "one"
+
+
+def wait_for(ask: Callable[[], Any], seconds: float) -> Any:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        if found := ask():
+            return found
+        time.sleep(0.2)
+    return None
+
+
+def log_of(folder: Path) -> str:
+    path = folder / "runs" / "one" / "out.log"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def measure_stall(folder: Path) -> None:
+    """1.5 GB: 8 layers of 4,000 x 4,000 with two moments each."""
+    width = "4000" if IS_GPU else "400"
+    start(folder, TRAINING, width, "100000", DEVICE)
+    wait_for(lambda: "step 40 " in log_of(folder), 120.0)
+    lines = []
+    for _ in range(4):
+        done = jackline("rescue", "one", "--json", folder=folder)
+        record = json.loads(done.stdout)
+        record = record["rescues"][0] if "rescues" in record else record
+        lines.append(f"{1e3 * record['stall_s']:.1f} ms ({record['size_bytes'] / 1e9:.2f} GB, {record['outcome']})")
+        time.sleep(1.0)
+    jackline("stop", "one", folder=folder)
+    steps = [float(one) for one in re.findall(r" (\d+\.\d+) ms", log_of(folder))][5:]
+    print(f"stall: first {lines[0]}; later {', '.join(lines[1:])}; targets 60 and 15 ms")
+    print(f"       steps of the loop: median {median(steps):.1f} ms, the six longest {sorted(steps)[-6:]}")
+
+
+def measure_hook(folder: Path) -> None:
+    found: dict[str, tuple[float, int]] = {}
+    (folder / "train.py").write_text(HOOK)
+    for name in ("plain", "armed", "plain again", "armed again"):
+        if name.startswith("plain"):
+            text = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True).stdout
+        else:
+            (own := folder / name).mkdir()
+            start(own, HOOK)
+            wait_for((own / "runs/one/attempts/001/exit.json").exists, 120.0)
+            text = log_of(own)
+        match = re.search(r"each (\S+) rss (\d+)", text)
+        assert match, text
+        found[name] = float(match[1]), int(match[2])
+    plain = min(found["plain"][0], found["plain again"][0])
+    armed = min(found["armed"][0], found["armed again"][0])
+    memory = (found["armed"][1] - found["plain"][1]) / 1e6
+    print(f"hook: {armed - plain:.2f} us a step (target 5), {memory:.2f} MB (target 3)")
+
+
+def measure_equal(folder: Path) -> None:
+    words = ("1024" if IS_GPU else "64", "400", DEVICE)
+    (folder / "train.py").write_text(TRAINING)
+    env = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    alone = subprocess.run([sys.executable, "train.py", *words], cwd=folder, capture_output=True, text=True, env=env)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    start(folder, TRAINING, *words)
+    wait_for(lambda: "step 20 " in log_of(folder), 120.0)
+    asked = [json.loads(jackline("rescue", "one", "--json", folder=folder).stdout or "{}") for _ in range(2)]
+    wait_for((folder / "runs/one/attempts/001/exit.json").exists, 120.0)
+
+    def losses(text: str) -> list[str]:
+        return re.findall(r"step \d+ (\S+)", text)
+
+    before, after = losses(alone.stdout), losses(log_of(folder))
+    num_rescues = sum("stall_s" in json.dumps(one) for one in asked)
+    print(f"equal: {before == after} ({len(before)} losses, {len(after)} with {num_rescues} rescues)")
+
+
+def measure_replay(folder: Path) -> None:
+    from jackline.memory.guard.replay import Replay
+    from jackline.memory.guard.safe_step import SafeStep
+
+    width, layers, samples = (768, 12, 16) if IS_GPU else (64, 2, 2)
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(width, 12 if IS_GPU else 2, 4 * width, 0.0, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, layers), torch.nn.Linear(width, 32768)).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=IS_GPU)
+    given = torch.randn(samples, 512, width, device=DEVICE)
+    told: list[Any] = []
+
+    def loss(part: torch.Tensor) -> tuple[torch.Tensor, int]:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return model(part).square().mean() * len(part), len(part)
+
+    def step_s(safe: SafeStep, number: int, steps: int) -> float:
+        synchronize()
+        began_s = time.perf_counter()
+        for step in range(number, number + steps):
+            safe.step = step
+            optimizer.zero_grad()
+            safe(loss, given)
+            optimizer.step()
+        synchronize()
+        return (time.perf_counter() - began_s) / steps
+
+    plain, watched, always = (
+        SafeStep(model, micro_batch=4),
+        SafeStep(model, micro_batch=4),
+        SafeStep(model, micro_batch=4),
+    )
+    watched.replay, always.replay = Replay(10**9, told.append), Replay(1, told.append)
+    for safe in (plain, watched, always):
+        step_s(safe, 1, 3)
+    rounds = [[step_s(safe, 10, 12) for safe in (plain, watched, always)] for _ in range(5)]
+    without, with_it, each = (median(one[n] for one in rounds) for n in range(3))
+    share = 100 * ((with_it - without) + (each - with_it) / 1000) / without
+    print(
+        f"replay: {1e3 * without:.2f} ms a step without, {1e3 * with_it:.2f} with the loss read each step, "
+        f"{1e3 * each:.2f} with every step done again: {share:.3f} % with replay_every=1000 (target 0.1); "
+        f"told {told[:1]}"
+    )
+
+
+def synchronize() -> None:
+    if IS_GPU:
+        torch.cuda.synchronize()
+
+
+def measure_creep(folder: Path) -> None:
+    start(folder, LEAKING, options=())
+    line = 1 + next(number for number, text in enumerate(LEAKING.splitlines()) if "HERE" in text)
+    began_s = time.monotonic()
+    found = wait_for(lambda: re.search(r"GPU \d: .*a minute.*", log_of(folder)), 260.0)
+    took_s = time.monotonic() - began_s
+    jackline("stop", "one", folder=folder)
+    text = found[0] if found else "nothing was told"
+    left = [json.loads(one) for one in (folder / "runs/one/events-supervisor.jsonl").read_text().splitlines()]
+    ahead = [one["seconds_to_limit"] for one in left if one.get("event") == "memory"]
+    minutes = ahead[0] / 60 if ahead else 0.0
+    print(f"creep: told after {took_s:.0f} s, {minutes:.1f} min ahead (target 10); it leaks at train.py:{line}")
+    print(f"       {text}")
+
+
+PARTS = {
+    "stall": measure_stall,
+    "hook": measure_hook,
+    "equal": measure_equal,
+    "replay": measure_replay,
+    "creep": measure_creep,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="stall,hook,equal,replay")
+    words = parser.parse_args().only.split(",")
+    print(f"{torch.cuda.get_device_name() if IS_GPU else 'CPU'}, torch {torch.__version__}")
+    is_well = True
+    for name in words:
+        if name == "creep" and not IS_GPU:
+            print("creep: skipped, there is no GPU")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
+            try:
+                PARTS[name](Path(folder))
+            except Exception as problem:  # the other parts are worth their time on a rented GPU
+                is_well = False
+                print(f"{name}: failed: {type(problem).__name__}: {problem}")
+                print(log_of(Path(folder))[-2000:])
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
