@@ -258,6 +258,7 @@ def test_few_small_modules_have_a_single_importer() -> None:
 # Kernels of one vendor, and settings of its libraries.
 _FOR_ONE_VENDOR = {
     "accelerator.py", "trainer/optim/adamw_kernel.py", "checkpoint/state/environment.py", "trainer/doctor/examine.py",
+    "supervisor/child/inside/gpu_memory.py",  # runs in the user's process, which may have no Jackline to import
 }  # fmt: skip
 
 

@@ -194,10 +194,8 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
         finish=Finish(saver, pulse, stop, settings.wait_for_disk_s),
         seen=SeenBatches(home.run, number, reporter.event),
         ranks=ranks,
-        strange=Strange(settings.replay_every, settings.on_spike),
     )
     _let_report(attached)
-    attached.strange.begin(attached)
     _attachments.append(attached)
     return attached
 
@@ -221,6 +219,8 @@ def _let_report(attached: Attachment) -> None:
     attached.lengths.tell = lambda text: reporter.event("shifted", text, is_loud=True)
     reporter.read_state = outlook.read_state
     reporter.on_tick.append(outlook.look_around)
+    attached.strange = Strange(attached.settings.replay_every, attached.settings.on_spike)
+    attached.strange.begin(attached)
 
 
 def _open_reports(home: Home, rank: int, scalars: Scalars) -> Reporter:

@@ -133,7 +133,7 @@ class Settings:
 
     replay_every: int | None = setting(
         None,
-        "Do a step of safe_step again every so many steps, and when its loss is strange: was it machine or data?",
+        "Do a step of safe_step again every so many steps, and when its loss is strange, to tell machine from data.",
         unit="steps",
         allowed=at_least(1),
         group=_RUN,

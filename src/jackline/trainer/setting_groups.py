@@ -268,7 +268,7 @@ class RunSettings:
     )
     replay_every: int = setting(
         0,
-        "Do a step again every so many steps, and when its loss is strange: was it machine or data? 0: never.",
+        "Do a step again every so many steps, and when its loss is strange, to tell machine from data; 0: never.",
         unit="steps",
         allowed=at_least(0),
     )
