@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jackline.diagnosis.deaths.diagnose import diagnose
-from jackline.diagnosis.deaths.evidence import Evidence, RankEnd
+from jackline.diagnosis.deaths.evidence import Evidence, RankEnd, SentSignal
 from jackline.diagnosis.deaths.launcher import LauncherNoise
 from jackline.diagnosis.deaths.ranks import own_traceback, read_reports
 from jackline.diagnosis.deaths.report import death_text
@@ -252,3 +252,56 @@ def test_a_plain_traceback_is_never_folded() -> None:
 def test_an_error_of_the_launcher_itself_is_shown() -> None:
     lines = (*report(root=(0, 1))[2:8], "torch.distributed.DistNetworkError: port: 29500, EADDRINUSE")
     assert shown(lines) == (list(lines), 0)
+
+
+GLOO_SIZES = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= "
+    "op.nbytes. 24 vs 20. Received data size doesn't match expected size.",
+)
+FAULT = """Fatal Python error: Aborted
+
+Current thread 0x00007f0000000001 (most recent call first):
+  <no Python frame>
+
+Thread 0x00007f0000000002 (most recent call first):
+  File "/v/site-packages/jackline/supervisor/child/inside/recorder.py", line 58 in _listen
+
+Thread 0x00007f0000000003 (most recent call first):
+  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/me/train.py", line 13 in <module>
+"""
+
+
+def test_collectives_of_different_sizes_are_named_at_the_line_of_the_main_thread() -> None:
+    ends = (RankEnd(0, 2, 4242, False, GLOO_SIZES), RankEnd(1, 2, 4243, True, traceback(1, LOST)))
+    tail = (*GLOO_SIZES, *report((1, 1), root=(0, -6)))
+    found = diagnose(Evidence(exit_code=1, duration_s=9.0, output_tail=tail, fault_text=FAULT, ranks=ends))[0]
+    assert found.title == (
+        "rank 0 of 2: the ranks called a collective with tensors of different sizes at train.py:13"
+    )
+    assert "another rank sent 24 bytes where 20 were expected" in found.detail
+
+
+def test_a_stuck_job_that_was_ended_says_which_rank_was_missing() -> None:
+    text = "rank 1 (pid 11) has not arrived: it is waiting for a lock at train.py:11"
+    frame = Frame("wait", "/home/me/train.py", 11, "lock.acquire()", is_user=True)
+    launcher = Frame("_invoke_run", "/v/site-packages/torch/distributed/elastic/agent/server/api.py", 923)
+    sent = (SentSignal(1.0, 15, "stuck"),)
+    words = {"sent_signals": sent, "last_frame": launcher, "stuck_text": text, "stuck_frame": frame}
+    found = diagnose(Evidence(exit_code=1, duration_s=30.0, **words))[0]
+    assert found.title == "ended by Jackline after 30 s: it was stuck at train.py:11"
+    assert text in found.detail
+
+
+def test_a_launchers_traceback_about_a_signal_is_folded() -> None:
+    noise = LauncherNoise()
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/venv/bin/torchrun", line 8, in <module>',
+        "    sys.exit(main())",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 32567 got signal: 15",
+        "after it",
+    ]
+    assert [shown for line in lines for shown in noise.feed(line)] == ["after it"]
+    assert noise.num_folded == 4

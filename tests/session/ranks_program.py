@@ -2,8 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 INIT=file:///tmp/meet TOTAL=6 python ranks_program.py
 
-MODE=fsdp divides the model of several ranks with fully_shard. Signals itself after step AT on rank WHO, if SIGNAL is
-set. Prints 'STEP n loss' (the mean over ranks) and, at the end, 'END rank digest-of-model-and-optimizer'. STATE=file:
+MODE=fsdp divides the model of several ranks with fully_shard. EVERY: steps between saves. Signals itself after step AT
+on rank WHO, if SIGNAL is set. Prints 'STEP n loss' (the mean over ranks) and, at the end, 'END rank digest-of-model-and-optimizer'. STATE=file:
 rank 0 writes model and optimizer state there, whole. SAFE=1: gradients by run.safe_step(), and rank WHO runs out of
 memory in step AT.
 """
@@ -89,8 +89,9 @@ def main() -> None:
     order = torch.Generator().manual_seed(5)
     loader = DataLoader(Sums(), batch_size=8, shuffle=True, drop_last=True, generator=order)
     number = getattr(signal, os.environ.get("SIGNAL", ""), None)
+    every = int(os.environ.get("EVERY", "2"))
     is_chosen = rank == int(os.environ.get("WHO", "0"))
-    with jackline.attach(model=net, optimizer=optimizer, loader=loader, save_every_steps=2, name="job") as run:
+    with jackline.attach(model=net, optimizer=optimizer, loader=loader, save_every_steps=every, name="job") as run:
         for rows, sums in run.steps(total=int(os.environ["TOTAL"])):
             optimizer.zero_grad()
             mean = gradients(run, net, (rows, sums), is_chosen)

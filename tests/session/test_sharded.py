@@ -19,7 +19,7 @@ from jackline.checkpoint.format.export import export_weights
 from jackline.checkpoint.state.load import load_newest
 from jackline.errors import UsageError
 from jackline.session.ranks import require_same_program, save_together
-from tests.session.ranks_torture import digests, losses, start, torment
+from tests.session.ranks_torture import digests, losses, start, steps_saved, torment
 
 CHECKPOINTS = "runs/job/checkpoints"
 
@@ -41,9 +41,25 @@ def is_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
-def test_parts_of_two_ranks_are_one_checkpoint_for_everybody(tmp_path: Path) -> None:
-    job = start(tmp_path, 2, 4, MODE="fsdp", STATE=str(tmp_path / "trained"))
+def kill_and_resume(work: Path) -> None:
+    """Rank 1 is killed in step 8, before it could be saved. The steps that are trained again have the same losses."""
+    words = {"MODE": "fsdp", "DROPOUT": "0.1", "EVERY": "4"}
+    cut = start(work, 2, 9, SIGNAL="SIGKILL", WHO="1", AT="8", **words)
+    codes = cut.wait()
+    assert codes[0] != 0 and codes[1] == -9, cut.text
+    saved = steps_saved(work)
+    job = start(work, 2, 9, STATE=str(work / "trained"), **words)
     assert job.wait() == [0, 0], job.text
+    first, again = losses(cut), losses(job)
+    twice = sorted(first.keys() & again.keys())
+    assert {5, 6, 7} <= set(twice)  # step 4 is the last that can have been saved
+    assert [first[step] for step in twice] == [again[step] for step in twice]
+    assert min(again) > max(saved, default=0)  # no acknowledged checkpoint is lost
+    assert max(again) == 9
+
+
+def test_parts_of_two_ranks_are_one_checkpoint_for_everybody(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path)
     folder = tmp_path / CHECKPOINTS
     newest = max(folder.glob("step-*"))
     files = {path.name for path in newest.iterdir()}
@@ -55,7 +71,7 @@ def test_parts_of_two_ranks_are_one_checkpoint_for_everybody(tmp_path: Path) -> 
     trained = load_file(tmp_path / "trained")
 
     loaded, receipt = load_alone(folder)
-    assert receipt.step == 4
+    assert receipt.step == 9
     assert is_equal(loaded, trained)
 
     export_weights(newest, tmp_path / "export")

@@ -141,3 +141,20 @@ def test_a_port_in_use_is_named(shell: Shell) -> None:
         words = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
         done = shell.jackline("run", "--", str(BIN / "torchrun"), *words, "train.py")
     assert f"the port {port} is in use already" in done.err
+
+
+HANGS = (Path(__file__).parent.parent / "programs" / "ranks" / "hangs.py").read_text()
+
+
+@pytest.mark.slow
+@TORCH
+def test_a_stuck_collective_is_explained_by_the_flight_recorder_and_ended(shell: Shell) -> None:
+    """torch itself would wait for half an hour."""
+    (shell.work / "train.py").write_text(HANGS)
+    line = 1 + next(number for number, text in enumerate(HANGS.splitlines()) if "HERE deadlock" in text)
+    done = shell.jackline("run", "--on-stuck", "stop", "--", *LAUNCHERS["torchrun"], "train.py", "deadlock")
+    assert f"it was stuck at train.py:{line}" in done.err
+    assert "STUCK: rank 1 (pid " in done.err
+    assert "flight recorder: rank 1 has not made call 5 (all_reduce of Float [4])" in done.err
+    assert "torch itself gives up after 30 min" in done.err
+    assert "SignalException" not in done.out

@@ -2,7 +2,8 @@
 
 In a checkpoint tied tensors are stored once. In the exported file every name has its own copy again, so that a strict
 `load_state_dict` works for people who have never heard of Jackline. Owns the copy; the source is verified first.
-The checkpoint of a Lightning run becomes a `.ckpt` file, in a process that has torch (state/ckpt.py).
+The checkpoint of a Lightning run becomes a `.ckpt` file, and any a folder of torch.distributed.checkpoint, in a
+process that has torch (state/ckpt.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +52,7 @@ class Exported:
     num_tensors: int
     left_out: tuple[str, ...]
     is_ckpt: bool = False  # Lightning's own file
+    is_dcp: bool = False  # a folder of torch.distributed.checkpoint
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -60,6 +63,15 @@ class Exported:
                 f"trainer.fit(module, loader, ckpt_path={str(self.path)!r})  # or resume with Lightning alone",
             )
         strict = ", strict=False" if self.left_out else ""
+        if self.is_dcp:
+            key = self.key.partition("+")[0]
+            word = key if key.isidentifier() else "model"
+            return (
+                "import torch.distributed.checkpoint as dcp",
+                f"state = {{{safe_file_name(key)!r}: {word}.state_dict()}}  # on every rank",
+                f"dcp.load(state, checkpoint_id={str(self.path)!r})",
+                f"{word}.load_state_dict(state[{safe_file_name(key)!r}]{strict})",
+            )
         return (
             "from safetensors.torch import load_file",
             f"state = load_file({str(self.path)!r})",
@@ -138,7 +150,7 @@ def _export(folder: Path, target: Path, key: str, node: dict[str, Any], manifest
         return path, header.data_offset, stored
 
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    pieces: dict[str, list[_Piece]] = {}
+    pieces: dict[str, list[Piece]] = {}
     for name, part in node["tensors"].items():
         if part.get(KIND) == SHARDED:
             shape, parts = parse_parts(part)
@@ -148,13 +160,12 @@ def _export(folder: Path, target: Path, key: str, node: dict[str, Any], manifest
         else:
             path, data_offset, stored = find(str(part["file"]) + TENSORS, str(part["name"]), name)
             shapes[name] = (stored.dtype, stored.shape)
-            pieces[name] = [_Piece(path, data_offset + stored.begin, 0, stored.end - stored.begin)]
-    placed = lay_out((name, *described) for name, described in shapes.items())
-    size = _write(target, build_header(placed), placed, pieces)
-    return Exported(key, target, size, len(placed), tuple(node.get("left_out", ())))
+            pieces[name] = [Piece(path, data_offset + stored.begin, 0, stored.end - stored.begin)]
+    size = write_tensors(target, [(name, *described) for name, described in shapes.items()], pieces)
+    return Exported(key, target, size, len(shapes), tuple(node.get("left_out", ())))
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """Bytes of a file that belong at `to` inside a tensor."""
 
     path: Path
@@ -165,14 +176,14 @@ class _Piece(NamedTuple):
 
 def _pieces_of(
     path: Path, data_offset: int, stored: StoredTensor, region: Region, shape: tuple[int, ...]
-) -> Iterator[_Piece]:
+) -> Iterator[Piece]:
     """One part of a tensor of `shape`; an element may take more bytes than its dtype (complex numbers are pairs)."""
     if stored.shape[: len(shape)] != region.shape:
         raise Damage(f"{path.name}: {stored.name!r} has another shape than {STATE} says")
     item = (stored.end - stored.begin) // max(1, region.numel)
     start = data_offset + stored.begin
     for first, count in runs_of(region, shape):
-        yield _Piece(path, start, first * item, count * item)
+        yield Piece(path, start, first * item, count * item)
         start += count * item
 
 
@@ -186,21 +197,48 @@ def _export_ckpt(folder: Path, out: Path, manifest: Manifest) -> Exported:
     require("a .ckpt file", "train", ("torch",))
     target = out / f"{folder.name}.ckpt"
     out.mkdir(parents=True, exist_ok=True)
-    program = [sys.executable, "-m", "jackline.checkpoint.state.ckpt", str(folder), str(target)]
+    _run_with_torch(folder, str(folder), str(target))
+    count = sum(len(read_header(folder / file.name, file.size_bytes).tensors) for file in _tensor_files(manifest))
+    return Exported(_CKPT, target, target.stat().st_size, count, (), is_ckpt=True)
+
+
+def export_dcp(folder: Path, out: Path, keys: tuple[str, ...] = ()) -> Exported:
+    """The weights as a folder of torch.distributed.checkpoint, in a process that has torch."""
+    require("a folder of torch.distributed.checkpoint", "train", ("torch",))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already", hint="--out with a folder that does not exist yet")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
+        parts = export_weights(folder, Path(place), keys)
+        if any(part.is_ckpt for part in parts):
+            raise UsageError(f"{folder.name} is of a Lightning run", hint="export it without --to: a .ckpt file")
+        if out.exists():
+            out.rmdir()
+        _run_with_torch(folder, "--dcp", str(out), *(str(part.path) for part in parts))
+    size = sum(path.stat().st_size for path in out.iterdir())
+    names, left_out = "+".join(part.key for part in parts), tuple(name for part in parts for name in part.left_out)
+    return Exported(names, out, size, sum(part.num_tensors for part in parts), left_out, is_dcp=True)
+
+
+def _run_with_torch(folder: Path, *words: str) -> None:
+    program = [sys.executable, "-m", "jackline.checkpoint.state.ckpt", *words]
     ended = subprocess.run(program, capture_output=True, text=True)
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
         raise JacklineError(f"{folder.name} could not be exported: {last}", hint="`jackline checkpoints verify`")
-    count = sum(len(read_header(folder / file.name, file.size_bytes).tensors) for file in _tensor_files(manifest))
-    return Exported(_CKPT, target, target.stat().st_size, count, (), is_ckpt=True)
 
 
 def _tensor_files(manifest: Manifest) -> list[Any]:
     return [file for file in manifest.files if file.name.endswith(TENSORS)]
 
 
-def _write(target: Path, header: bytes, placed: tuple[StoredTensor, ...], pieces: dict[str, list[_Piece]]) -> int:
-    """Write under a temporary name first, so that a half-written export is never mistaken for a finished one."""
+def write_tensors(
+    target: Path, tensors: Sequence[tuple[str, str, tuple[int, ...]]], pieces: dict[str, list[Piece]]
+) -> int:
+    """A safetensors file of (name, dtype, shape), its bytes copied from other files. Written under a temporary name
+    first, so that a half-written export is never mistaken for a finished one."""
+    placed = lay_out(tensors)
+    header = build_header(placed)
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(draft, "xb") as file:

@@ -1,4 +1,4 @@
-"""`jackline checkpoints`: list, verify, prune, show, export. Needs no torch and loads no tensor."""
+"""`jackline checkpoints`: list, verify, prune, show, export, import. Needs no torch and loads no tensor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from jackline.machine.disk import explain_refusal
 from jackline.rundir.access.trust import judge
 
 if TYPE_CHECKING:
+    from jackline.checkpoint.format.export import Exported
     from jackline.checkpoint.writer.retention import Keep
 
 _DELETED_WITHIN_S = 0.5
@@ -39,6 +41,7 @@ def command() -> None:
     jackline checkpoints verify [RUN]    read every byte and check it
     jackline checkpoints show [RUN]      what is in one
     jackline checkpoints export [RUN]    the weights, for plain PyTorch
+    jackline checkpoints import FOLDER   a folder of torch.distributed.checkpoint as plain files
     jackline checkpoints prune [RUN]     delete old ones
     """
 
@@ -177,26 +180,56 @@ def show(run: str | None, step: int | None, tensors: bool, as_json: bool, runs_d
 @_STEP
 @click.option("--out", type=click.Path(path_type=Path), default=Path("export"), show_default=True, help="A folder.")
 @click.option("--key", "keys", multiple=True, help="Which model, when there are several; default: all.")
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["safetensors", "dcp"]),
+    default="safetensors",
+    show_default=True,
+    help="dcp: a folder of torch.distributed.checkpoint, for any number of ranks.",
+)
 @json_option
 @runs_dir_option
-def export(
-    run: str | None, step: int | None, out: Path, keys: tuple[str, ...], as_json: bool, runs_dir: str | None
-) -> None:
+def export(run: str | None, step: int | None, out: Path, keys: tuple[str, ...], **given: Any) -> None:
     """Write the weights of RUN into a folder, and print the lines of plain PyTorch that load them.
 
     The checkpoint of a Lightning run becomes a .ckpt file, which Lightning alone can load and resume from.
     """
-    from jackline.checkpoint.format.export import export_weights
+    from jackline.checkpoint.format.export import export_dcp, export_weights
 
-    folder = _folder(run, runs_dir)
+    folder = _folder(run, given["runs_dir"])
     name = _names(folder, step)[0]
-    written = export_weights(folder / str(name), out.absolute(), keys)
+    path, place = folder / str(name), out.absolute()
+    written = [export_dcp(path, place, keys)] if given["target"] == "dcp" else export_weights(path, place, keys)
+    _echo_files(written, {"name": str(name), "step": name.step}, as_json=given["as_json"])
+
+
+@command.command("import", short_help="A folder of torch.distributed.checkpoint as plain files.")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=Path("import"), show_default=True, help="A folder.")
+@json_option
+def import_(folder: Path, out: Path, as_json: bool) -> None:
+    """Write the tensors of FOLDER (.metadata and .distcp files) as safetensors files, one for each top-level key.
+
+    Needs no torch, and runs nothing of the pickles in FOLDER. `init_from=out/model.safetensors` begins a training
+    with such a file.
+    """
+    from jackline.checkpoint.format.dcp import import_folder
+
+    written, left_out = import_folder(folder.absolute(), out.absolute())
+    _echo_files(written, {"name": folder.name, "left_out": left_out}, as_json=as_json)
+    if left_out and not as_json:
+        shown = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
+        click.echo(f"# left out, because they are no tensors: {len(left_out)} values ({shown})")
+
+
+def _echo_files(written: Sequence[Exported], about: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         files = [{"key": part.key, "path": str(part.path), "size_bytes": part.size_bytes} for part in written]
-        click.echo(json.dumps({"name": str(name), "step": name.step, "files": files}, indent=1))
+        click.echo(json.dumps({**about, "files": files}, indent=1))
         return
     for part in written:
-        click.echo("\n".join(text.export_lines(str(name), part)))
+        click.echo("\n".join(text.export_lines(about["name"], part)))
 
 
 def _folder(run: str | None, runs_dir: str | None) -> Path:

@@ -18,7 +18,7 @@ from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
 from jackline.diagnosis.deaths.memory import cuda_oom, host_memory_error
 from jackline.diagnosis.deaths.network import network
-from jackline.diagnosis.deaths.ranks import first_failed, port_in_use
+from jackline.diagnosis.deaths.ranks import first_failed, port_in_use, sizes_differ
 from jackline.diagnosis.deaths.sentences import ran_line
 from jackline.diagnosis.deaths.signal import (
     crashed,
@@ -44,10 +44,11 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     syntax_error,
     keyboard_input,
     port_in_use,
+    sizes_differ,
     network,
 )
 # Rules for output without a traceback, where only the last lines are known. Import and syntax errors always have one.
-_LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, network)
+_LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, sizes_differ, network)
 _NUM_LAST_LINES = 30
 _LOGGED_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|\b(?:[Ee]rror|[Ff]ailed|[Ff]atal)\b")
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS)

@@ -144,6 +144,8 @@ class Evidence:
     gpu_growth: GpuGrowth | None = None
     keeping_frames: tuple[Frame, ...] = ()  # lines of its code that may keep tensors from step to step
     ranks: tuple[RankEnd, ...] = ()  # of a distributed job
+    stuck_text: str = ""  # which ranks were stuck and where, when the alarm was raised
+    stuck_frame: Frame | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -16,7 +16,7 @@ _OF_LAUNCHER = re.compile(
     r'\s+File "(?:.*/bin/(?:torchrun|accelerate|accelerate-launch)|.*/torch/distributed/(?:run|launch)\.py'
     r'|.*/accelerate/commands/\w+\.py|<frozen runpy>)"'
 )
-_REPORT = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
+_REPORT = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError|SignalException)\b")
 _BORDER = re.compile(r"=+\s*$")
 _MOST_HELD = 120
 _MOST_TABLE = 400

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from jackline.diagnosis.deaths.evidence import Evidence, Finding, RankEnd
 from jackline.diagnosis.deaths.launcher import HEADER, LauncherNoise
 from jackline.diagnosis.deaths.sentences import at_place, ran_line
+from jackline.diagnosis.deaths.signal import fault_place
 from jackline.diagnosis.deaths.traceback_text import WRAPPERS, Chain, ErrorText, find_chains
 from jackline.diagnosis.frames import Frame
 from jackline.units import rank_words
@@ -40,6 +41,7 @@ _SRUN = re.compile(
 )
 _SIGNALS = {"Killed": 9, "Segmentation fault": 11, "SIGKILL": 9, "SIGSEGV": 11, "SIGABRT": 6, "SIGTERM": 15}
 _PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _PORT_NUMBER = re.compile(r"port: (\d+)|:(\d{4,5})\b")
 _PREFIX = re.compile(r"\[rank(\d+)\]:\s?")
 _SIGTERM = 15
@@ -260,6 +262,22 @@ def port_in_use(error: ErrorText, evidence: Evidence) -> Finding | None:
         (error.first_line[:200], *ran_line(evidence)),
         "another port: torchrun --standalone (one machine) or --master-port N; `ss -ltnp` shows who holds it",
         place=error.place,
+    )
+
+
+def sizes_differ(error: ErrorText, evidence: Evidence) -> Finding | None:
+    """gloo aborts a rank that receives another number of bytes than its own call expects."""
+    found = _OTHER_SIZE.search(error.text)
+    if found is None:
+        return None
+    place = error.place or fault_place(evidence.fault_text) or evidence.last_frame
+    return Finding(
+        "own_exception",
+        "certain",
+        f"the ranks called a collective with tensors of different sizes{at_place(place)}",
+        (f"another rank sent {found[1]} bytes where {found[2]} were expected", *ran_line(evidence)),
+        "print shape and dtype of the tensor on every rank before that line; often a last, smaller batch",
+        place=place,
     )
 
 

@@ -120,10 +120,11 @@ def _ended(cause: Cause, first: SentSignal, evidence: Evidence) -> Finding:
         title = f"ended by Jackline after {after}: the time limit was reached"
         return Finding(cause, "certain", title, (*how, *memory_line(evidence)), _GO_ON)
     if cause == "stuck":
-        place = evidence.last_frame
+        place = evidence.stuck_frame or evidence.last_frame
         title = f"ended by Jackline after {after}: it was stuck{at_place(place)}"
         hint = "`jackline why` shows the stacks of every process from when it hung"
-        return Finding(cause, "certain", title, (*place_line(place), *how), hint, True, place)
+        told = (evidence.stuck_text,) if evidence.stuck_text else ()
+        return Finding(cause, "certain", title, (*place_line(place), *told, *how), hint, True, place)
     title = f"ended by Jackline after {after}, before the kernel would have killed it for memory"
     return Finding(
         cause, "certain", title, (*memory_lines(evidence), *how), less_memory(evidence), place=evidence.growing_frame
@@ -316,15 +317,19 @@ def fault_place(fault_text: str) -> Frame | None:
     """The innermost line of the user's code in the thread that crashed. Other threads may be listed before it."""
     lines = fault_text.splitlines()
     start = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), 0)
-    frames: list[Frame] = []
+    threads: list[list[Frame]] = [[]]
     for index in range(start, len(lines)):
-        if frames and not lines[index].strip():
-            break  # the next thread begins
+        if not lines[index].strip():
+            threads.append([])  # the next thread begins
         match = _FAULT_FRAME.fullmatch(lines[index])
         if match:
             below = lines[index + 1] if index + 1 < len(lines) else ""
             source = below.strip() if below.startswith("    ") else ""
-            frames.append(Frame(match[3], match[1], int(match[2]), source, is_user_file(match[1])))
+            threads[-1].append(Frame(match[3], match[1], int(match[2]), source, is_user_file(match[1])))
+    # A thread of C++ code has no Python frames. The main thread is listed last.
+    crashed, *others = threads
+    users = [frames for frames in reversed(others) if any(frame.is_user for frame in frames)]
+    frames = crashed or next(iter(users or [one for one in others if one]), [])
     return next((frame for frame in frames if frame.is_user), frames[0] if frames else None)
 
 

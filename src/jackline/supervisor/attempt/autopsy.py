@@ -176,6 +176,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
     watch.growth_places.bury((), time.monotonic())
     tail = last_output(watch.run.out_log, (attempt.raw_out, attempt.raw_err), TAIL_LINES)
     log = watch.written.last_log(since_s=started_at_s, count=TAIL_LINES) if ending.exit_code else LastLog()
+    stuck = watch.hang.stuck
     return Evidence(
         exit_code=ending.exit_code,
         signal=ending.signal,
@@ -210,6 +211,8 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         gpu_growth=steady_growth(watch.gpu_points),
         keeping_frames=lines_that_keep(tail),
         ranks=watch.ranks.endings(),
+        stuck_text=stuck.text if stuck is not None and stuck.label == "STUCK_RANKS" else "",
+        stuck_frame=stuck.frame if stuck is not None else None,
     )
 
 

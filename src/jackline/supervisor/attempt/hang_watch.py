@@ -24,6 +24,7 @@ from jackline.supervisor.hang.deadlock import Deadlock, find_deadlock
 from jackline.supervisor.hang.incident import write_incident
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 from jackline.supervisor.options import SuperviseOptions
+from jackline.supervisor.stacks.flight import Flight, ask_recorders
 from jackline.supervisor.stacks.standing import Standing, read_standing
 from jackline.supervisor.stacks.take import native_text, sample_stacks, with_reports
 
@@ -37,12 +38,13 @@ class StackRequest:
 
 @dataclass(frozen=True)
 class StackSample:
-    """One sample of stacks. `native_text` and `standing` are set only when they were requested."""
+    """One sample of stacks. `native_text`, `standing` and `flight` are set only when requested."""
 
     request: StackRequest
     stacks: tuple[ProcessStack, ...]
     native_text: str = ""
     standing: Standing | None = None
+    flight: Flight | None = None
 
 
 class StackSampler:
@@ -85,15 +87,17 @@ class StackSampler:
             stacks: tuple[ProcessStack, ...] = ()
             native = ""
             standing: Standing | None = None
+            flight: Flight | None = None
             try:
                 stacks = sample_stacks(request.pids, stacks_folder=self._folder)
                 native = native_text(request.pids) if request.native else ""
                 standing = read_standing(request.pids, self._folder) if request.inside else None
                 stacks = with_reports(stacks, standing.reports) if standing else stacks
+                flight = ask_recorders(request.pids, self._folder) if request.inside else None
                 self.problem = ""
             except Exception as error:  # fail open: having no stacks is better than a crashed watcher
                 self.problem = f"{type(error).__name__}: {error}"
-            self._results.put(StackSample(request, stacks, native, standing))
+            self._results.put(StackSample(request, stacks, native, standing, flight))
 
 
 STACKS_FIRST_AFTER_S = 0.8
@@ -141,6 +145,7 @@ class HangWatch:
         self.judge = Judge(limits)
         self.sampler = StackSampler(attempt.stacks)
         self.verdict: Verdict | None = None
+        self.stuck: Verdict | None = None  # the last alarm of this sort
         self.incidents: list[IncidentRecord] = []
         self.stacks: tuple[ProcessStack, ...] = ()
         self.stacks_at_s = float("-inf")
@@ -149,6 +154,7 @@ class HangWatch:
         self._disturbed: frozenset[int] = frozenset()
         self._asked = AskedBefore(options.stuck_after_s)
         self._proof: tuple[Deadlock | None] | None = None  # of the newest answers, not judged yet
+        self._flight: Flight | None = None
         self._began_s = time.monotonic()
         self._alarm = ""
         self._kept_at_s = float("-inf")
@@ -171,7 +177,10 @@ class HangWatch:
         disturbed, self._disturbed = self._disturbed, self._disturbed if self.sampler.is_busy else frozenset()
         proof, self._proof = self._proof, None
         deadlock = proof[0] if proof else None
-        return Sample(now_s, max(0.0, late_s), tree, gpus, *counts, stacks, disturbed, proof is not None, deadlock)
+        flight, self._flight = self._flight, None
+        return Sample(
+            now_s, max(0.0, late_s), tree, gpus, *counts, stacks, disturbed, proof is not None, deadlock, flight
+        )
 
     def _raise_alarm(self, verdict: Verdict) -> None:
         if verdict.kind == self._alarm:
@@ -184,6 +193,7 @@ class HangWatch:
             self._alarm = verdict.kind
             self._pending = verdict
             event = "stuck" if verdict.kind == "STUCK" else "verdict"
+            self.stuck = verdict if verdict.kind == "STUCK" else self.stuck
             self._events.emit(event, f"{verdict.kind}: {verdict.text}", verdict=verdict.kind, label=verdict.label)
         elif self._alarm:
             self._events.emit("verdict", f"it moves again: {verdict.text}", verdict=verdict.kind, label=verdict.label)
@@ -241,6 +251,7 @@ class HangWatch:
             leader = self.judge.leader_pid or taken.request.pids[0]
             ran = self.judge.ran_since(time.monotonic() - self._options.stuck_after_s)
             self._proof = (find_deadlock(taken.standing, leader, ran),)
+            self._flight = taken.flight
         if taken.request.native:
             self._write_incident(taken, tree)
         return taken

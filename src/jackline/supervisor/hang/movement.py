@@ -25,6 +25,7 @@ from jackline.supervisor.hang.views import (
     step_views,
     with_stacks,
 )
+from jackline.supervisor.stacks.flight import Flight
 
 GPU_MEMORY_PERCENT = 1
 GPU_POWER_FACTOR = 1.2  # relative to the lowest power seen
@@ -99,6 +100,7 @@ class Movement:
     deadlock: Deadlock | None = None  # proved, and none of its threads has run since
     proved_at_s: float = 0.0
     ranks: frozenset[int] = frozenset()  # of a distributed job: all that have been seen, also those that have ended
+    flight: Flight | None = None  # the newest answers of their flight recorders
 
     @property
     def is_gpu_working(self) -> bool:
@@ -177,6 +179,7 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         deadlock=sample.deadlock if sample.was_asked else _still_dead(before, views),
         proved_at_s=at_s if sample.was_asked and sample.deadlock else before.proved_at_s,
         ranks=before.ranks | frozenset(ranks_among(sample.tree.processes)),
+        flight=sample.flight or before.flight,
     )
 
 

@@ -18,6 +18,7 @@ from jackline.machine.readings import ProcessReading, Wait, ranks_among
 from jackline.supervisor.hang.scene import Kind, Scene, Verdict
 from jackline.supervisor.hang.text import frame_of, place_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
+from jackline.supervisor.stacks.flight import Flight
 from jackline.units import format_duration, rank_words
 
 _DISTRIBUTED = ("torch/distributed/", "torch/nn/parallel/distributed.py")
@@ -147,10 +148,15 @@ def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], g
         text = f"{_outside_text(outside)}; {_inside_text(inside, for_s)}"
     else:
         text = _mismatch_text(inside, for_s)
+    flight = scene.state.flight
+    flight = flight if flight is not None and flight.asked_at_s >= since_s else None
+    if flight is not None:
+        text += f"; flight recorder: {flight.text}"
+        text += f"; torch itself gives up after {format_duration(flight.timeout_s)}" if flight.timeout_s else ""
     if scene.state.deadlock is not None:
         text += f"; {scene.state.deadlock.text}"
-    pid = (outside or _odd_first(inside))[0].view.reading.pid
-    frame = frame_of(scene.leader)
+    fault = (outside[0] if outside else _at_fault(inside, flight)).view
+    pid, frame = fault.reading.pid, frame_of(fault) or frame_of(scene.leader)
     if for_s >= limit_s:
         # A sleep ends by itself, and so may a wait for a disk or a network: these are suspected only.
         ends = ("sleep", "disk", "network", "file")
@@ -199,8 +205,10 @@ def _by_place(inside: Sequence[Standing]) -> list[tuple[str, list[Standing]]]:
     return sorted(groups.items(), key=lambda entry: (len(entry[1]), entry[1][0].rank))
 
 
-def _odd_first(inside: Sequence[Standing]) -> list[Standing]:
-    return [one for _, group in _by_place(inside) for one in group]
+def _at_fault(ranks: Sequence[Standing], flight: Flight | None) -> Standing:
+    """The rank to look at: the one that the recorders name, else one of the smallest group."""
+    odd = [one for one in ranks if flight is not None and one.rank in flight.odd]
+    return (odd or [one for _, group in _by_place(ranks) for one in group])[0]
 
 
 def _mismatch_text(inside: Sequence[Standing], for_s: float) -> str:

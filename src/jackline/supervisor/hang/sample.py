@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jackline.diagnosis.frames import ProcessStack
 from jackline.machine.readings import GpuReading, TreeReading
 from jackline.supervisor.hang.deadlock import Deadlock
+from jackline.supervisor.stacks.flight import Flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class Sample:
     """All readings at one time. `stacks` is set only if stacks were taken then; `late_s` is how late the supervisor
     took it (large after a suspend); `marks` counts signs of progress: bars, protocol lines, checkpoints. `disturbed`
     are the processes that a stack reader of ours has stopped or signalled since the last sample. `was_asked`: the
-    processes were asked who waits for whom, and `deadlock` is what that proved."""
+    processes were asked who waits for whom, and `deadlock` is what that proved, `flight` what
+    the flight recorders of several ranks say."""
 
     at_s: float
     late_s: float
@@ -26,3 +28,4 @@ class Sample:
     disturbed: frozenset[int] = frozenset()
     was_asked: bool = False
     deadlock: Deadlock | None = None
+    flight: Flight | None = None

@@ -102,6 +102,7 @@ def _start_time_s(pid: int) -> float | None:
 
 FATAL = "Fatal Python error:"
 _HEADER = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+_LISTENERS = ("/inside/rescue.py", "/inside/recorder.py")
 _ALONE = "Stack (most recent call first):"  # a dump of one thread, the one that got the signal
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _UNNAMED = re.compile(r"0x[0-9a-f]+")
@@ -117,8 +118,8 @@ def parse_py_spy(text: str, pid: int) -> tuple[ThreadStack, ...]:
 
 
 def _is_listener(thread: ThreadStack) -> bool:
-    """Our own thread in the process, which waits to be asked for a rescue (`child/inside/rescue`)."""
-    return any(frame.function == "_listen" and frame.file.endswith("/inside/rescue.py") for frame in thread.frames)
+    """Our own thread in the process, which waits to be asked (`child/inside/rescue`, `recorder`)."""
+    return any(frame.function == "_listen" and frame.file.endswith(_LISTENERS) for frame in thread.frames)
 
 
 def _thread(entry: dict[str, Any], pid: int) -> ThreadStack:

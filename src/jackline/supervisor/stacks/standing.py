@@ -62,8 +62,8 @@ def _threads_of(pid: int) -> list[StandingThread]:
     for tid in list_threads(pid)[:_MOST_THREADS]:
         wait = read_wait(pid, tid)
         link = read_link(f"/proc/{pid}/fd/{wait.fd}") or "" if wait.fd is not None else ""
-        if link.endswith(f"/ask.{pid}"):
-            continue  # our own thread, which waits to be asked for a rescue: it can wake nobody
+        if link.endswith((f"/ask.{pid}", f"/flight.{pid}")):
+            continue  # our own thread, which waits to be asked: it can wake nobody
         comm = (read_text(f"/proc/{pid}/task/{tid}/comm") or "").strip()
         found.append(StandingThread(pid, tid, ppid, comm, wait, link if link.endswith("]") else "", python))
     return found

@@ -349,7 +349,12 @@ def _native_answers(pid: int, end_s: float) -> Iterator[str]:
 
 
 def forget_dead(stacks_folder: Path) -> int:
-    """Delete the empty dump files of processes that have exited; many short-lived children leave thousands."""
+    """Delete the empty dump files of processes that have exited; many short-lived children leave thousands. Also the
+    FIFOs of their flight recorders: whoever copies the folder would wait at one."""
+    for door in stacks_folder.glob("flight.*[0-9]"):
+        with contextlib.suppress(OSError, ValueError):
+            if door.is_fifo() and not _state(int(door.suffix[1:])):
+                door.unlink()
     count = 0
     for path in stacks_folder.glob("fh.*"):
         with contextlib.suppress(OSError, ValueError):

@@ -3,10 +3,10 @@
 """Runs at the start of every Python process of a supervised run, because its folder is first on PYTHONPATH.
 
 Owns: the file a process dumps its stacks to (JACKLINE_STACKS/fh.PID), the signals that ask for a dump or for a report
-of who waits for whom (`inside`, loaded only when asked), the notice that torch is imported (`inside/rescue`), line
-buffering, the output file of a rank that is not the first of its machine (JACKLINE_RANKS), and running the user's own
-sitecustomize, which this file hides. It changes nothing else, imports nothing slow, and works (or does nothing) on
-every Python from 2.7 on, so it uses no newer syntax.
+of who waits for whom (`inside`, loaded only when asked), the notice that torch is imported (`inside/rescue`) or a
+process group made (`inside/recorder`), line buffering, the output file of a rank that is not the first of its machine
+(JACKLINE_RANKS), and running the user's own sitecustomize, which this file hides. It changes nothing else, imports
+nothing slow, and works (or does nothing) on every Python from 2.7 on, so it uses no newer syntax.
 """
 
 import os
@@ -85,39 +85,75 @@ def _load_inside():
 
 
 class _TorchWatch:
-    """A finder that finds nothing: it notices the import of torch's optimizers, and removes itself."""
+    """A finder that finds nothing: it notices the import of some modules of torch, and removes itself."""
+
+    def __init__(self, wanted):
+        self.wanted = wanted  # what to do with each module, by its name
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch.optim.optimizer":
+        arm = self.wanted.pop(name, None)
+        if arm is None:
             return None
-        sys.meta_path.remove(self)
-        for finder in sys.meta_path:
+        if not self.wanted:
+            sys.meta_path.remove(self)
+        for finder in list(sys.meta_path):
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                return _with_rescue(spec)
+                return _with(arm, spec)
         return None
 
 
-def _with_rescue(spec):
+def _with(arm, spec):
+    """The same module; `arm` gets it once it is executed."""
     run = getattr(spec.loader, "exec_module", None)
 
     def run_and_arm(module):
         del spec.loader.exec_module
         run(module)
         try:
-            if _state["inside"] is None:
-                _state["inside"] = _load_inside()
-            from _jackline_inside import rescue
-
-            rescue.arm(module, _state["folder"])
+            arm(module)
         except Exception:
             pass
 
     try:
         spec.loader.exec_module = run_and_arm
     except Exception:
-        pass  # a loader of another type: no rescue
+        pass  # a loader of another type: neither rescue nor recorder
     return spec
+
+
+def _part(name):
+    """A module of `inside`, loaded when it is first needed."""
+    if _state["inside"] is None:
+        _state["inside"] = _load_inside()
+    __import__("_jackline_inside." + name)
+    return sys.modules["_jackline_inside." + name]
+
+
+def _arm_rescue(module):
+    _part("rescue").arm(module, _state["folder"])
+
+
+def _arm_recorder(module):
+    """The flight recorder is switched on when a process group is made; a process without one pays nothing."""
+    import functools
+
+    begin = module.init_process_group
+
+    @functools.wraps(begin)
+    def init_process_group(*args, **kwargs):
+        recorder = None
+        try:
+            recorder = _part("recorder")
+            recorder.switch_on()
+        except Exception:
+            pass
+        made = begin(*args, **kwargs)
+        if recorder is not None:
+            recorder.open_door(module, _state["folder"])
+        return made
+
+    module.init_process_group = init_process_group
 
 
 def _before_fork():
@@ -267,8 +303,11 @@ try:
     if _state["folder"] and os.path.isdir(_state["folder"]):
         _arm()
         _allow_reading()
-        if sys.version_info >= (3, 11) and os.environ.get("JACKLINE_RESCUE") == "1":
-            sys.meta_path.insert(0, _TorchWatch())
+        if sys.version_info >= (3, 11):
+            wanted = {"torch.distributed.distributed_c10d": _arm_recorder}
+            if os.environ.get("JACKLINE_RESCUE") == "1":
+                wanted["torch.optim.optimizer"] = _arm_rescue
+            sys.meta_path.insert(0, _TorchWatch(wanted))
 except Exception:
     pass
 try:

@@ -13,7 +13,7 @@ import time
 from _jackline_inside import awaited, gpu_memory, loops, processes
 
 _MOST_THREADS = 256
-_LISTENER = os.path.join(os.path.dirname(__file__), "rescue.py")
+_LISTENERS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("rescue.py", "recorder.py"))
 
 
 def write_report(folder, interrupted, fork):
@@ -50,5 +50,5 @@ def make_report(interrupted, fork):
 
 
 def _is_listener(stack):
-    """Our own thread, which waits to be asked for a rescue (rescue.py)."""
-    return any(frame.f_code.co_name == "_listen" and frame.f_code.co_filename == _LISTENER for frame in stack)
+    """Our own thread, which waits to be asked (rescue.py, recorder.py)."""
+    return any(frame.f_code.co_name == "_listen" and frame.f_code.co_filename in _LISTENERS for frame in stack)
