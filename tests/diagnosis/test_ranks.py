@@ -305,3 +305,17 @@ def test_a_launchers_traceback_about_a_signal_is_folded() -> None:
     ]
     assert [shown for line in lines for shown in noise.feed(line)] == ["after it"]
     assert noise.num_folded == 4
+
+
+def test_an_abort_while_python_ends_does_not_hide_the_error_before_it() -> None:
+    at_exit = "terminate called without an active exception"
+    ends = (
+        RankEnd(0, 2, 4242, False, traceback(0, LOST)),
+        RankEnd(1, 2, 4243, True, (*traceback(1, "ValueError: boo"), at_exit)),
+    )
+    tail = report((0, 1), root=(1, -6))
+    found = diagnose(Evidence(exit_code=1, duration_s=9.0, output_tail=tail, ranks=ends))[0]
+    assert found.title == "rank 1 of 2: ValueError: boo (train.py:17)"
+    alone = diagnose(Evidence(signal=6, duration_s=9.0, output_tail=("done", at_exit)))[0]
+    assert alone.title.startswith("it aborted while Python ended (SIGABRT), after its last line")
+    assert "destroy_process_group" in alone.hint

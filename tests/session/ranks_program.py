@@ -2,10 +2,10 @@
 
     RANK=0 WORLD_SIZE=2 INIT=file:///tmp/meet TOTAL=6 python ranks_program.py
 
-MODE=fsdp divides the model of several ranks with fully_shard. EVERY: steps between saves. Signals itself after step AT
-on rank WHO, if SIGNAL is set. Prints 'STEP n loss' (the mean over ranks) and, at the end, 'END rank digest-of-model-and-optimizer'. STATE=file:
-rank 0 writes model and optimizer state there, whole. SAFE=1: gradients by run.safe_step(), and rank WHO runs out of
-memory in step AT.
+MODE=fsdp divides the model of several ranks with fully_shard. EVERY: steps between saves. Signals itself after step
+AT on rank WHO, if SIGNAL is set. Prints 'STEP n loss' (the mean over ranks) and, at the end, 'END rank
+digest-of-model-and-optimizer'. STATE=file: rank 0 writes model and optimizer state there, whole. SAFE=1: gradients by
+run.safe_step(), and rank WHO runs out of memory in step AT.
 """
 
 from __future__ import annotations

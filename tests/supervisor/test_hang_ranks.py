@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.doing import MEETING_HINT, meeting
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.proc import rank_in
 from jackline.machine.readings import RankPlace, Wait, ranks_among
 from jackline.supervisor.hang.ranks import collective_at
@@ -188,3 +189,32 @@ def test_a_ranks_workers_inherit_its_variables_and_are_no_ranks() -> None:
     first = make(10, ppid=5, rank=RankPlace(0, 2, 0))
     found = ranks_among(one.reading() for one in (first, shell, python, worker))
     assert {number: reading.pid for number, reading in found.items()} == {0: 10, 1: 21}
+
+
+def test_a_rendezvous_that_does_not_complete_says_what_to_do() -> None:
+    folder = "/v/site-packages/torch/distributed"
+    inside = (
+        Frame("_delay", f"{folder}/elastic/rendezvous/utils.py", 181),
+        Frame("next_rendezvous", f"{folder}/elastic/rendezvous/dynamic_rendezvous.py", 1166),
+        Frame("main", f"{folder}/run.py", 1028),
+    )
+    thread = ThreadStack(5, "MainThread", inside, is_main=True)
+    words = "torchrun --nnodes 2 --rdzv-endpoint 10.0.0.1:29500 train.py"
+    assert meeting(ProcessStack(5, words, (thread,))) == (
+        "waiting for the other machines of the job to join at 10.0.0.1:29500 (--nnodes 2)"
+    )
+    agent = Proc(5, comm="torchrun", inside=inside, wait=Wait("sleep"))
+    found = last(play(World([agent]), 20))
+    assert found.label == "WAITING_START"
+    assert found.text.startswith(f"waiting for the other ranks of the job to start: {MEETING_HINT}")
+
+    def meets(number: int) -> Proc:
+        here = (Frame("_store_based_barrier", C10D, 900), Frame("init_process_group", C10D, 1700))
+        place = RankPlace(number, 4, number)
+        return Proc(
+            10 + number, ppid=5, source="dist.init_process_group()", inside=here, rank=place, wait=Wait("sleep")
+        )
+
+    verdicts = play(launched(meets(0), meets(1)), 30)  # ranks 2 and 3 are on another machine
+    assert "different shapes" not in last(verdicts).text
+    assert last(verdicts).text.startswith("waiting for the other ranks of the job to start")

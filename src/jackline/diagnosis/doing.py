@@ -7,6 +7,7 @@ the text of the calling line is used as well. Does not decide what is slow or st
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -81,6 +82,8 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str, around: Around |
     package = imported_package(thread)
     if package and not _compiles_around_import(thread, frame):
         return Doing(f"importing {package}", frame)
+    if words := meeting(stack):
+        return Doing(words, frame)
     phase = phase_of(thread.frames, frame, has_gpu=around.has_gpu)
     if phase == DOWNLOADING or phase.startswith("loading a model or"):
         return Doing(_download(phase, wait, around), frame)
@@ -91,6 +94,31 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str, around: Around |
         return Doing(phase, frame)
     waiting = describe_wait(wait)
     return Doing(waiting or _running(frame), frame)
+
+
+MEETING_HINT = (
+    "start the same command on every machine; if it runs there, check the address, the port and the firewall"
+)
+_MEETING_FILES = ("torch/distributed/elastic/rendezvous/", "torch/distributed/rendezvous.py")
+_MEETING_CALLS = ("_store_based_barrier", "_create_c10d_store")
+_ENDPOINT = re.compile(r"--(?:rdzv[-_]endpoint|master[-_]addr)[= ](\S+)")
+_NUM_NODES = re.compile(r"--nnodes[= ](\S+)")
+
+
+def meeting(stack: ProcessStack | None) -> str:
+    """For a process that waits until all machines or ranks of its job have started: where they meet; '' otherwise."""
+    thread = stack.main if stack else None
+    if stack is None or thread is None:
+        return ""
+    inner = list(itertools.takewhile(lambda frame: not frame.is_user, thread.frames))
+    is_there = any(part in frame.file for frame in inner for part in _MEETING_FILES)
+    if not is_there and not any(bare_function(frame) in _MEETING_CALLS for frame in inner):
+        return ""
+    endpoint, nodes = _ENDPOINT.search(stack.command), _NUM_NODES.search(stack.command)
+    where = f" at {endpoint[1]}" if endpoint else ""
+    if nodes:
+        return f"waiting for the other machines of the job to join{where} (--nnodes {nodes[1]})"
+    return f"waiting for the other ranks of the job to start{where}"
 
 
 def outermost(stack: ProcessStack | None) -> ProcessStack | None:

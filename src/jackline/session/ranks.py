@@ -8,6 +8,7 @@ Every rank makes these calls at the same boundaries; a call that only some ranks
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import secrets
@@ -114,7 +115,17 @@ def join_ranks(environ: Mapping[str, str], state: Mapping[str, Any]) -> Ranks | 
         return None
     if dist.get_world_size() == 1:
         return None
-    return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"), is_sharded(state))
+    group = dist.new_group(backend="gloo")
+    atexit.register(_leave, group)
+    return Ranks(dist.get_rank(), dist.get_world_size(), group, is_sharded(state))
+
+
+def _leave(group: Any) -> None:
+    """Before the interpreter ends: a thread of gloo that still lets go of a Python object then aborts the process
+    ("terminate called without an active exception"), after all work was done. NCCL's groups are left alone."""
+    with contextlib.suppress(Exception):
+        if dist.is_initialized():
+            dist.destroy_process_group(None if dist.get_backend() == "gloo" else group)
 
 
 def make_engine(ranks: Ranks | None, run: RunDir, settings: EngineSettings) -> Any:

@@ -18,7 +18,7 @@ from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
 from jackline.diagnosis.deaths.memory import cuda_oom, host_memory_error
 from jackline.diagnosis.deaths.network import network
-from jackline.diagnosis.deaths.ranks import first_failed, port_in_use, sizes_differ
+from jackline.diagnosis.deaths.ranks import aborted_at_exit, first_failed, port_in_use, sizes_differ
 from jackline.diagnosis.deaths.sentences import ran_line
 from jackline.diagnosis.deaths.signal import (
     crashed,
@@ -50,6 +50,8 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
 # Rules for output without a traceback, where only the last lines are known. Import and syntax errors always have one.
 _LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, sizes_differ, network)
 _NUM_LAST_LINES = 30
+# Of C++, when the interpreter ends while threads of torch.distributed run: it says nothing of what went wrong before.
+_AT_EXIT = "terminate called without an active exception"
 _LOGGED_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|\b(?:[Ee]rror|[Ff]ailed|[Ff]atal)\b")
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS)
 _FAULTS = {"Segmentation fault": signals.SIGSEGV, "Aborted": signals.SIGABRT, "Bus error": signals.SIGBUS}
@@ -86,6 +88,10 @@ def _by_signal(number: int, chain: Chain | None, evidence: Evidence) -> tuple[Fi
         return (terminated(evidence),)
     if number == signals.SIGINT:
         return (interrupted(evidence),)
+    if number == signals.SIGABRT and any(_AT_EXIT in line for line in evidence.output_tail[-_NUM_LAST_LINES:]):
+        return _said(chain, evidence) or (
+            (own_exception(chain, evidence),) if chain else (aborted_at_exit(evidence),)
+        )
     if number in _CRASHES:
         said = _said_before_abort(chain, evidence) if number == signals.SIGABRT else ()
         return (*said, crashed(evidence, number))

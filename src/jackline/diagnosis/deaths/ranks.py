@@ -281,6 +281,17 @@ def sizes_differ(error: ErrorText, evidence: Evidence) -> Finding | None:
     )
 
 
+def aborted_at_exit(evidence: Evidence) -> Finding:
+    """The script was through, and threads of torch.distributed still ran when the interpreter ended."""
+    return Finding(
+        "abort",
+        "likely",
+        "it aborted while Python ended (SIGABRT), after its last line: threads of torch.distributed still ran",
+        ran_line(evidence),
+        "dist.destroy_process_group() as the last line of the script ends them first",
+    )
+
+
 def own_traceback(evidence: Evidence) -> list[str]:
     """The last words of the rank that failed first, where they are in a file and not in the common output."""
     first = first_failed(evidence)

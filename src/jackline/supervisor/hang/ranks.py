@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from jackline.diagnosis.doing import describe_wait
+from jackline.diagnosis.doing import describe_wait, meeting
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.diagnosis.waiting import effective_wait
 from jackline.machine.readings import ProcessReading, Wait, ranks_among
@@ -128,6 +128,8 @@ def collective(scene: Scene) -> Verdict | None:
     if scene.now_s - since_s < scene.limits.waiting_after_s:
         return None
     outside = [one for one in ranks if not one.collective]
+    if not outside and not gone and any(meeting(one.view.stack) for one in inside):
+        return None  # ranks of other machines have not started yet
     if any(scene.now_s - one.moved_at_s < _MOVES_S for one in outside):
         text = f"{_outside_text(outside)}; {_inside_text(inside, scene.now_s - since_s)}"
         pid = outside[0].view.reading.pid

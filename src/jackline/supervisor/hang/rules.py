@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from jackline.diagnosis.doing import describe_wait
+from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting
 from jackline.diagnosis.waiting import effective_wait
 from jackline.supervisor.hang.movement import stands_since_s
 from jackline.supervisor.hang.ranks import collective
@@ -253,6 +253,8 @@ def _waiting_label(scene: Scene) -> tuple[str, str]:
     wait = effective_wait(scene.leader.stack, scene.leader.reading.wait)
     rate = f"{format_bytes(scene.state.rates.tcp_bytes)}/s"
     kind = wait.kind
+    if meets := meeting(scene.leader.stack):
+        return "WAITING_START", f"{meets}: {MEETING_HINT}"
     if awaits_ranks(scene.leader):
         return "WAITING_RANKS", f"waiting for other ranks ({collective_of(scene.leader)})"
     if scene.leader.stack and scene.leader.stack.tasks and kind != "network":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from jackline.diagnosis.doing import describe_wait
+from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
 from jackline.diagnosis.waiting import effective_wait
 from jackline.supervisor.hang.views import ProcessView
@@ -42,7 +42,9 @@ def view_text(view: ProcessView) -> str:
         and not any(one.is_user for one in main.frames)
     ):
         return "is waiting for its next task"
-    if collective := collective_of(view):
+    if words := meeting(view.stack):
+        waiting = f"{words}: {MEETING_HINT}"
+    elif collective := collective_of(view):
         waiting = f"waiting for other ranks ({collective})"
     words = f"is {waiting or 'running'}"
     return f"{words} at {place}" if place else words
