@@ -29,10 +29,12 @@ USED_OTHERWISE = {
     "accelerate": ("jackline/session", "accelerator"),  # the person hands over an Accelerator of its
     "sentencepiece": ("jackline/recipes/agab/data", "transformers"),  # transformers reads a vocabulary with them
     "protobuf": ("jackline/recipes/agab/data", "transformers"),
+    "onnx": ("jackline/trainer/trained", "torch.onnx.export"),  # torch's exporter writes with them
+    "onnxscript": ("jackline/trainer/trained", "torch.onnx.export"),
 }
 # Imported when it is there and never required: not on every platform, or only inside a notebook.
 NEVER_REQUIRED = {"triton", "gigatoken", "IPython", "google", "bitsandbytes"}
-FOR_PEOPLE_WHO_USE_IT = ("train", "integrations", "bio", "gpu", "mcp", "dash")
+FOR_PEOPLE_WHO_USE_IT = ("train", "integrations", "bio", "gpu", "mcp", "onnx", "dash")
 
 
 @cache

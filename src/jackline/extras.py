@@ -26,6 +26,7 @@ EXTRAS = {
     "integrations": ("accelerate", "lightning", "transformers"),
     "gpu": ("pynvml",),
     "mcp": ("mcp",),
+    "onnx": ("onnx", "onnxscript"),
     "dash": ("starlette", "uvicorn"),
 }  # fmt: skip
 # What every training, plan and check of a recipe imports.

@@ -12,7 +12,8 @@ import pytest
 
 from jackline.cli.commands.runs import FORKED, as_tree
 from jackline.cli.models.again import is_setting, receipt
-from jackline.cli.models.sweep import fit, grid, values_of
+from jackline.cli.models.sweep import grid, values_of
+from jackline.cli.models.together import Limits, Memory, may_start
 from jackline.errors import UsageError
 from jackline.trainer.config import TrainConfig, identity
 from jackline.trainer.optim.schedule import describe_schedule, key_points, lr_at, schedule_of
@@ -135,11 +136,28 @@ def test_words_that_are_settings() -> None:
     assert not is_setting("runs/a=b") and not is_setting("s3://place?x=y") and not is_setting("demo-3f2a91")
 
 
-def test_as_many_trainings_are_started_at_once_as_memory_and_cores_allow() -> None:
-    assert fit(1 << 30, 10 << 30, 16) == 8
-    assert fit(1 << 30, 10 << 30, 4) == 4
-    assert fit(1 << 30, 1 << 29, 4) == 1, "one in any case"
-    assert fit(0, 10 << 30, 4) == 1, "nobody knows what it needs"
+def test_one_more_training_starts_if_memory_and_cores_allow_it() -> None:
+    def allowed(running: str, *, gpu: int = 0, free: int = 10, peak: int | None = 2, **limits: object) -> bool:
+        memory = Memory(gpu, free, peak)
+        return may_start("new", running.split(), Limits(**{"num_cores": 4, **limits}), memory)  # type: ignore[arg-type]
+
+    assert allowed("", free=0, peak=None), "one in any case"
+    assert allowed("a", number=2) and not allowed("a b", number=2)
+    assert allowed("a b c") and not allowed("a b c d"), "not more than cores"
+    assert allowed("a", free=3) and not allowed("a", free=2), "the most that one has needed, and a reserve"
+    assert not allowed("a", peak=None), "what it needs has not been seen yet"
+    needs = {"a": 30, "b": 30, "new": 20}
+    assert allowed("a b", gpu=80, needs=needs) and not allowed("a b", gpu=79, needs=needs)
+    assert not allowed("c", gpu=80, needs=needs), "one that was not planned has the GPU to itself"
+    assert not allowed("a", gpu=80, needs=needs, free=1), "host memory counts on a GPU too"
+
+
+@pytest.mark.slow  # three trainings under a supervisor
+def test_a_sweep_trains_as_many_at_once_as_fit(shell: Shell) -> None:
+    swept = shell.jackline("sweep", "line.py", "seed=1..3", "max_steps=40", "device=cpu", "--at-once", "auto")
+    assert swept.code == 0, swept
+    assert len(re.findall(r"^[123] +finished +40 ", swept.out, re.M)) == 3, swept
+    assert swept.err.count(": started; ") == 3 and swept.err.count(": finished") == 3, swept
 
 
 def test_the_grid_of_a_sweep() -> None:

@@ -104,8 +104,16 @@ def test_half_a_character_in_a_conversation_is_read_as_a_question_mark(tmp_path:
 
 
 def test_conversations_on_another_machine_are_refused_in_words() -> None:
-    with pytest.raises(UsageError, match="chat=true reads files of this machine, not https"):
-        list(read_chats("https://a.example/talks.jsonl"))
+    for place in ("https://a.example/talks.jsonl", "hf:some/set"):
+        with pytest.raises(UsageError, match=f"chat=true reads files of this machine, not {place}"):
+            list(read_chats(place))
+
+
+def test_several_files_of_conversations_are_read_in_turn_and_have_no_weights(tmp_path: Path) -> None:
+    first, second = (write(tmp_path / name, {"prompt": "x", "response": name}) for name in ("a.jsonl", "b.jsonl"))
+    assert [turns[1].text for turns in read_chats(f"{first},{second}")] == ["a.jsonl", "b.jsonl"]
+    with pytest.raises(UsageError, match="weights mean nothing"):
+        list(read_chats(f"{first}@0.7,{second}@0.3"))
 
 
 def test_targets_are_the_answers_and_their_ends_alone() -> None:
@@ -151,7 +159,8 @@ def test_a_model_is_tuned_on_conversations_and_loaded(tmp_path: Path) -> None:
 
 def test_several_sources_have_weights() -> None:
     assert sources_in("a.txt") == (("a.txt", 1.0),)
-    assert sources_in("wiki/*.txt@0.7, hf://datasets/a/b@main/*.parquet ,c@.3") == (
+    assert sources_in("hf:some/set") == (("hf://datasets/some/set", 1.0),)
+    assert sources_in("wiki/*.txt@0.7, hf:a/b@main/*.parquet ,c@.3") == (
         ("wiki/*.txt", 0.7),
         ("hf://datasets/a/b@main/*.parquet", 1.0),
         ("c", 0.3),

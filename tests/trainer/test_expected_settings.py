@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ class Yielding(Small):
             yield (first + torch.randint(7, (5,))) % 7
 
 
+class Wide(Small):
+    """With a matrix that is large enough for states of 8 bits: smaller ones stay in float32."""
+
+    def make_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(7, 64), nn.Linear(64, 64), nn.Dropout(self.dropout), nn.Linear(64, 7))
+
+
+KINDS = {"a generator": Yielding, "wide": Wide}
+
+
 def state_of(run: RunDir) -> tuple[str, dict[str, bytes], Any]:
     """The newest checkpoint: its name, its tensors, and the values that the run keeps."""
     newest = max(run.checkpoints.glob("step-*"))
@@ -83,6 +94,7 @@ def state_of(run: RunDir) -> tuple[str, dict[str, bytes], Any]:
         pytest.param({"ema": 0.9}, marks=pytest.mark.slow),
         {"ema": 0.9, "frozen": "0.*,1.bias", "optimizer": "muon"},
         {"recipe": "a generator"},
+        {"recipe": "wide", "optimizer": "adamw8bit"},
     ],
     ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
 )
@@ -90,7 +102,9 @@ def test_a_run_that_is_resumed_from_its_first_checkpoint_ends_as_before(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JACKLINE_TEST_EVERY_SAVE", "1")
-    kind = Yielding if "recipe" in settings else Small
+    if settings.get("optimizer") == "adamw8bit":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    kind = KINDS.get(settings.get("recipe", ""), Small)
     run, config = RunDir(tmp_path / "runs" / "one"), kind(**{"recipe": "small", "keep_last": 20, **settings})
     steps = train(config, run).steps
     assert steps == (6 if "patience" in settings else 8)  # step 2 is the first value, 4 and 6 bring no gain
@@ -102,6 +116,8 @@ def test_a_run_that_is_resumed_from_its_first_checkpoint_ends_as_before(
             shutil.rmtree(path)
     assert train(config, run).steps == steps
     assert state_of(run) == whole
+    if kind is Wide:
+        assert torch.uint8 in {tensor.dtype for tensor in load_file(later[-1] / "optimizer.safetensors").values()}
 
 
 def test_a_generator_has_no_length_and_says_so(tmp_path: Path) -> None:
@@ -183,6 +199,12 @@ def test_muon_takes_matrices_inside_and_leaves_embedding_head_and_vectors_to_ada
     assert "exp_avg_sq" in made.state[model["tokens"].weight]
     with pytest.raises(UsageError, match="this model has none inside"):
         make_optimizer(nn.Embedding(3, 3), lr=0.1, betas=BETAS, weight_decay=0, precision="fp32", algorithm="muon")
+
+
+def test_states_of_8_bits_are_refused_in_words_where_bitsandbytes_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(UsageError, match="optimizer=adamw8bit needs bitsandbytes\nhint: pip install bitsandbytes"):
+        make_optimizer(nn.Linear(2, 2), lr=0.1, betas=BETAS, weight_decay=0, precision="fp32", algorithm="adamw8bit")
 
 
 def count_weights(model: nn.Module) -> int:

@@ -30,8 +30,11 @@ from jackline.trainer.trained.sample import Sampling
 from tests.session.nursery import EVERY_SAVE, ROOT, Nursery
 
 SCRIPT = Path(__file__).with_name("own_training.py")
-GUIDE = (ROOT / "docs" / "guides" / "own-recipe.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"<!-- file: (\w+\.py) -->\n\n```python\n(.*?)```", GUIDE, re.DOTALL))
+GUIDES = [
+    (ROOT / "docs" / "guides" / f"{name}.md").read_text(encoding="utf-8") for name in ("own-recipe", "fine-tune")
+]
+FILES = dict(re.findall(r"<!-- file: (\w+\.py) -->\n\n```python\n(.*?)```", "".join(GUIDES), re.DOTALL))
+NEEDS = {"tuned.py": "transformers", "adapted.py": "peft"}
 QUICK = ["--quick", "rehearse=no", "max_steps=8", "save_every_steps=3", "eval_every=4", "full_eval=no"]
 
 
@@ -89,8 +92,8 @@ def logged(run: RunDir, name: str) -> dict[int, str]:
 def test_a_recipe_of_the_guide_killed_in_a_step_ends_bit_equal(
     name: str, nursery: Nursery, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "tuned.py":
-        pytest.importorskip("transformers", reason="transformers is not installed")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
     assert len(FILES[name].splitlines()) < 60
     (here / name).write_text(FILES[name])
     killed, whole = RunDir(here / "runs" / "killed"), RunDir(here / "runs" / "whole")

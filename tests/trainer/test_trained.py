@@ -21,7 +21,7 @@ from jackline.models.shapes import GPTShape
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import resolve
 from jackline.trainer.trained.evaluate import evaluate_run
-from jackline.trainer.trained.hf import export_hf, tokenizer_json
+from jackline.trainer.trained.hf import check_gguf, export_hf, export_onnx, tokenizer_json
 from jackline.trainer.trained.load import Trained
 from jackline.trainer.trained.sample import Sampling, choose, sample
 from tests.session.nursery import EVERY_SAVE, Nursery
@@ -207,6 +207,38 @@ def test_a_model_that_transformers_has_no_class_for_is_exported_with_its_code(ki
         made = theirs.generate(ids[:1, :20], max_new_tokens=5, do_sample=False, pad_token_id=256, eos_token_id=319)
     here = list(sample(model, ids[:1, :20], Sampling(5, temperature=0), vocab_size=320, eos_id=None))
     assert made[0, 20:].tolist() == here
+
+
+def test_onnx_gives_the_same_logits_for_any_batch_and_length(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    model = make_model(replace(SHAPE, num_layers=1))
+    model.separator = 256
+    files = export_onnx(in_hand(model), tmp_path / "onnx")
+    assert [path.name for path in files] == ["model.onnx", "tokenizer.json"]
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    for size in ((1, 1), (3, 48)):
+        ids = torch.randint(0, 257, size)
+        (made,) = session.run(None, {"input_ids": ids.numpy()})
+        with torch.inference_mode():
+            ours = model(ids)
+        assert (torch.from_numpy(made) - ours).abs().max() <= 1e-5 * max(1.0, float(ours.abs().max()))
+
+
+def test_what_llama_cpp_and_onnx_have_no_place_for_is_refused(tmp_path: Path) -> None:
+    def refusal(model: GPT | NSAModel) -> str:
+        with pytest.raises(UsageError) as caught:
+            check_gguf(in_hand(model))
+        return caught.value.message
+
+    assert refusal(make_model()) == "llama.cpp has no tokenizer of plain bytes"
+    assert "computes with gelu, and this model with relu" in refusal(make_model(replace(SHAPE, activation="relu")))
+    assert "no bias in its head" in refusal(make_model(replace(SHAPE, has_head_bias=True, is_tied=False)))
+    assert "not of the shape of GPT-2" in refusal(NSAModel(NSA))
+    with pytest.raises(UsageError, match="only models of the shape of GPT-2"):
+        export_onnx(in_hand(NSAModel(NSA)), tmp_path)
+    words = load_tokenizer("gpt2")
+    check_gguf(replace(in_hand(make_model(replace(SHAPE, vocab_size=50304))), tokenizer=words))
 
 
 def test_the_byte_tokenizer_has_one_entry_for_each_byte() -> None:

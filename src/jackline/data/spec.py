@@ -64,6 +64,11 @@ class Source:
         return "://" not in self.url and self.url != PYTHON_STDLIB
 
 
+def full_address(url: str) -> str:
+    """'hf:OWNER/NAME/path' is short for hf://datasets/OWNER/NAME/path, as `jackline plan` calls models of the hub."""
+    return f"hf://datasets/{url[3:]}" if url.startswith("hf:") and not url.startswith("hf://") else url
+
+
 def sources_in(text: str) -> tuple[tuple[str, float], ...]:
     """Several sources in one text, each with its weight: 'wiki/*.txt@0.7,code/*.py@0.3'. A weight is how often a
     source's documents are taken, in proportion; without one it is 1. A path with a comma in it is one source."""
@@ -74,8 +79,13 @@ def sources_in(text: str) -> tuple[tuple[str, float], ...]:
     found = []
     for part in parts:
         weighed = _WEIGHED.fullmatch(part) if len(parts) > 1 else None
-        found.append((weighed[1], float(weighed[2])) if weighed else (part, 1.0))
+        found.append((full_address(weighed[1]), float(weighed[2])) if weighed else (full_address(part), 1.0))
     return tuple(found)
+
+
+def is_remote(text: str) -> bool:
+    """Whether one of its sources is on another machine."""
+    return any("://" in url for url, _ in sources_in(text))
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,8 @@ class DataSpec:
         raw_sources = values.pop("sources", ())
         raw_rows = values.pop("rows", None)
         sources = tuple(
-            Source(**_known(Source, item if isinstance(item, dict) else {"url": item})) for item in raw_sources
+            Source(**_known(Source, item if isinstance(item, dict) else {"url": full_address(item)}))
+            for item in raw_sources
         )
         rows = Rows(**_known(Rows, raw_rows)) if raw_rows else None
         return DataSpec(sources=sources, rows=rows, **_known(DataSpec, values))

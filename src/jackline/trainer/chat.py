@@ -22,6 +22,7 @@ import xxhash
 
 from jackline import accelerator
 from jackline.data.sources.listing import list_files
+from jackline.data.spec import is_remote, sources_in
 from jackline.data.tokenise.tokenizer import Tokenizer, load_tokenizer
 from jackline.errors import UsageError
 from jackline.models.loss import IGNORED
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _ANSWERS = ("response", "completion", "answer", "output")
 _QUESTIONS = ("prompt", "question", "instruction")
 _SHOWN = 5
+_SEVERAL = "several files: data=a.jsonl,b.jsonl"
 _FORMS = 'a line is {"messages": [...]}, {"prompt": ..., "response": ...} or {"instruction": ..., "output": ...}'
 
 
@@ -135,16 +137,9 @@ def open_chat(config: TrainConfig, say: Any) -> tuple[ChatText, SampleSet | None
 
 def read_chats(data: str) -> Iterator[list[Turn]]:
     """Every conversation of the files. Raises UsageError with the first wrong lines, all of them looked at."""
-    if "://" in data:
-        raise UsageError(
-            f"chat=true reads files of this machine, not {data}", hint="download it first: data=FILE.jsonl"
-        )
     wrong: list[str] = []
     count = num_wrong = 0
-    for found in list_files(data, needs_known_ending=False):
-        path = Path(found.name)
-        if path.suffix != ".jsonl":
-            raise UsageError(f"{path} is no JSONL of conversations", hint=_FORMS)
+    for path in _files_of(data):
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
@@ -163,6 +158,21 @@ def read_chats(data: str) -> Iterator[list[Turn]]:
         )
     if not count:
         raise UsageError(f"there is no conversation in {data}", hint=_FORMS)
+
+
+def _files_of(data: str) -> Iterator[Path]:
+    if is_remote(data):
+        raise UsageError(
+            f"chat=true reads files of this machine, not {data}", hint="download it first: data=FILE.jsonl"
+        )
+    sources = sources_in(data)
+    if len({weight for _, weight in sources}) > 1:
+        raise UsageError("chat=true takes each conversation once an epoch: weights mean nothing", hint=_SEVERAL)
+    for url, _ in sources:
+        for found in list_files(url, needs_known_ending=False):
+            if not found.name.endswith(".jsonl"):
+                raise UsageError(f"{found.name} is no JSONL of conversations", hint=_FORMS)
+            yield Path(found.name)
 
 
 def parse(line: str | bytes) -> list[Turn] | str:

@@ -48,6 +48,7 @@ QUIET_FIELDS = (
     "max_damaged",
     "parallel",
     "replay_every",
+    "max_gpu_bytes",
 )
 A_TENTH = "a tenth of max_steps"  # where a warm-up comes from that was too long
 # Settings that came later. While they have these values a training is what it was without them, and so is its name.

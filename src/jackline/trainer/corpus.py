@@ -22,7 +22,7 @@ from jackline.data.command_line import describe_cache, encodings_text, first_tex
 from jackline.data.progress import Progress, Reporter, describe
 from jackline.data.sources.listing import list_files
 from jackline.data.sources.sections import enough_bytes
-from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root, sources_in
+from jackline.data.spec import CacheSettings, DataSpec, Source, Split, default_cache_root, is_remote, sources_in
 from jackline.data.tokenise.tokenizer import NoTokenizer
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
@@ -181,7 +181,7 @@ def begin_corpus(config: TrainConfig) -> None:
     Whatever is wrong with the data is left for `open_corpus` to say, in its place.
     """
     has_own_text = type(config).open_text is not RecipeHooks.open_text
-    if not config.is_language or config.chat or has_own_text or str(config.model) == "auto" or "://" in config.data:
+    if not config.is_language or config.chat or has_own_text or str(config.model) == "auto" or is_remote(config.data):
         return  # nothing is tokenised, or what is may depend on the GPU or on an answer from elsewhere
     with contextlib.suppress(JacklineError, OSError):
         refuse_empty(config)
@@ -235,7 +235,7 @@ def _open_chat(config: TrainConfig, console: Console) -> Corpus:
 def refuse_empty(config: TrainConfig) -> None:
     """Raise where all files of the data are empty, before anything is tokenised or rehearsed. Local files only: the
     first one with a byte in it ends the search."""
-    if "://" in config.data:
+    if is_remote(config.data):
         return
     count = 0
     for url, _ in sources_in(config.data):

@@ -194,6 +194,9 @@ class ComputeSettings:
     parallel: Literal["ddp", "fsdp"] = setting(
         "ddp", "With several ranks (--nproc): all weights on each, or weights divided over the ranks (fsdp)."
     )
+    max_gpu_bytes: int = setting(
+        0, "Most of the GPU's memory that this training takes; 0: what is free.", unit="bytes", allowed=at_least(0)
+    )
     rehearse: bool = setting(True, "Measure one step and undo it before the first one.")
     seed: int = setting(0, "Seed of weights, data order and dropout.", allowed=at_least(0))
 

@@ -156,12 +156,17 @@ def predict(run: str, pairs: str, out: str | None, as_json: bool, **given: Any) 
     sys.exit(run_child([sys.executable, "-m", "jackline.recipes.agab.predict", json.dumps(request)]))
 
 
-@click.command(short_help="The trained model as a folder for transformers, or as plain safetensors.")
+@click.command(short_help="The trained model for transformers, llama.cpp, ONNX, or as plain safetensors.")
 @click.argument("run")
 @click.option(
-    "--to", "target", type=click.Choice(["hf", "safetensors"]), default="hf", show_default=True, help="The format."
+    "--to",
+    "target",
+    type=click.Choice(["hf", "safetensors", "gguf-ready", "onnx"]),
+    default="hf",
+    show_default=True,
+    help="The format.",
 )
-@click.option("--out", type=click.Path(), help="The folder to write; default: NAME-hf or export.")
+@click.option("--out", type=click.Path(), help="The folder to write; default: NAME-hf, NAME-gguf, NAME-onnx, export.")
 @click.option("--checkpoint", default="best", show_default=True, help="best, latest, or a step.")
 @click.option(
     "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True, help="Of the weights."
@@ -172,7 +177,8 @@ def export(run: str, target: str, out: str | None, as_json: bool, **given: str |
     """Write the model of RUN with its tokenizer into a folder, and print the lines that load it.
 
     hf: AutoModelForCausalLM.from_pretrained(FOLDER) gives the same logits. safetensors: the weights as they are, for
-    plain PyTorch; the same as `jackline checkpoints export`.
+    plain PyTorch; the same as `jackline checkpoints export`. gguf-ready: the folder of hf, once it is certain that
+    llama.cpp's convert_hf_to_gguf.py takes it. onnx: one file with ids in and logits out (needs onnx, onnxscript).
     """
     if target == "safetensors":
         from jackline.cli.commands.checkpoints import export as export_plain
@@ -185,7 +191,8 @@ def export(run: str, target: str, out: str | None, as_json: bool, **given: str |
     request = {
         "act": "export",
         "run": run,
-        "out": out or f"{run.rstrip('/').rsplit('/', 1)[-1]}-hf",
+        "target": target,
+        "out": out or f"{run.rstrip('/').rsplit('/', 1)[-1]}-{target.removesuffix('-ready')}",
         "device": "cpu",
         "as_json": as_json,
         **given,

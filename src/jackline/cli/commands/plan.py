@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -55,11 +57,6 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
     is_table, is_explaining, is_json = (flags[name] for name in ("is_table", "is_explaining", "is_json"))
     if is_table and (is_json or is_explaining or flags["is_fitting"]):
         raise UsageError("--table goes alone: it cannot be joined with --json, --explain or --fit")
-    words = list(settings)
-    if target.endswith(".py"):
-        reference, words = _OWN_RECIPE, [target, *words]
-    else:
-        reference = target if ":" in target or is_config_target(target) else find_recipe(target)
     model = find_gpu(gpu) if gpu else detect_gpu()
     if model is None and not is_table:
         raise UsageError(
@@ -67,17 +64,24 @@ def command(target: str, settings: tuple[str, ...], gpu: str | None, price: str 
             detail=("known GPUs: " + ", ".join(GPU_MODELS),),
             hint="jackline plan ... --gpu T4",
         )
-    request = {
-        "target": reference,
-        "typed_target": target,
-        "is_fitting": flags["is_fitting"],
-        "gpu": gpu,
-        "words": words,
-        "price": parse_price(price) if price else 0.0,
-        "output": "table" if is_table else "json" if is_json else "explain" if is_explaining else "text",
-    }
+    output = "table" if is_table else "json" if is_json else "explain" if is_explaining else "text"
+    request = plan_request(target, settings, output=output)
+    request |= {"is_fitting": flags["is_fitting"], "gpu": gpu, "price": parse_price(price) if price else 0.0}
     require("`jackline plan`", "train", TRAINING)
     sys.exit(run_child([sys.executable, "-m", "jackline.memory", json.dumps(request)]))
+
+
+def plan_request(target: str, settings: Sequence[str], *, output: str, is_recipe: bool = False) -> dict[str, Any]:
+    """What `python -m jackline.memory` is given: a recipe or what else can be planned, on this machine's GPU.
+
+    `is_recipe`: file.py:NAME is a recipe of one's own, not a function.
+    """
+    words = list(settings)
+    if target.endswith(".py") or is_recipe:
+        reference, words = _OWN_RECIPE, [target, *words]
+    else:
+        reference = target if ":" in target or is_config_target(target) else find_recipe(target)
+    return {"target": reference, "typed_target": target, "gpu": None, "words": words, "price": 0.0, "output": output}
 
 
 def run_child(argv: list[str]) -> int:

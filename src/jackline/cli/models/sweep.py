@@ -8,57 +8,43 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from jackline.cli.commands.train import check_device, folder_settings, resolve
+from jackline.cli.models.together import (
+    STOPPED,
+    Combination,
+    Limits,
+    planned_needs,
+    say,
+    start,
+    train_together,
+)
 from jackline.cli.options import runs_dir_option
 from jackline.cli.text.paint import print_out, stdout_columns, stdout_has_color
 from jackline.cli.text.table import Cell, Column, draw_table
 from jackline.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, JacklineError, UsageError
 from jackline.extras import TRAINING, require
-from jackline.machine.memory import effective_limit, used_against
 from jackline.rundir.command import plain_settings
 from jackline.rundir.find import runs_folder
 from jackline.rundir.identity import compare_settings, default_name
 from jackline.rundir.kin import find_same
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.metrics import read_series
-from jackline.rundir.records.session import read_session
-from jackline.rundir.records.supervisor import read_supervisor
 from jackline.rundir.run_file import read_run_file
 from jackline.rundir.status import read_status
 from jackline.trainer.recipe import find_recipe, is_own_file
-from jackline.units import format_bytes
 
 MOST = 200
 MOST_AT_ONCE = 64
-_LOOK_S = 0.2
-_STOPPED = (EXIT_STOPPED, 128 + signal.SIGINT, -signal.SIGINT)
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One training: `varied` are the values that tell it from the others."""
-
-    words: tuple[str, ...]
-    varied: tuple[str, ...]
-    run: RunDir
-    metric: str
-    is_high_good: bool
-    state: str
 
 
 @click.command(context_settings=_SETTINGS, short_help="Train every combination of some settings; a table at the end.")
@@ -75,8 +61,9 @@ def command(recipe: str, settings: tuple[str, ...], dry_run: bool, at_once: str,
     jackline sweep my_recipe.py width=16,32,64 --quick
 
     The same command again continues: finished runs are skipped, stopped ones are resumed. Ctrl-C saves the runs that
-    train now and ends the sweep. With --at-once their output is in `jackline logs RUN` only; auto trains the first
-    one alone, and then as many as its memory and the CPU cores allow; on a GPU one after another.
+    train now and ends the sweep. With --at-once their output is in `jackline logs RUN` only. auto: on a GPU as many
+    as the memory plan says fit, each with its part of the GPU; on a CPU as many as host memory allows, by what
+    those that train already need. Never more than CPU cores.
     """
     if at_once != "auto" and not (at_once.isdigit() and 1 <= int(at_once) <= MOST_AT_ONCE):
         raise UsageError(f"--at-once {at_once} is no number from 1 to {MOST_AT_ONCE}", hint="or auto")
@@ -99,13 +86,12 @@ def command(recipe: str, settings: tuple[str, ...], dry_run: bool, at_once: str,
     for title, one in zip(titles, made, strict=True):
         if one.state == "finished":
             say(f"{title}: has finished, as run '{one.run.name}'")
-    codes: list[int] = []
-    if at_once == "1" or (at_once == "auto" and left):
-        codes = _one_by_one(recipe, left[:1] if at_once == "auto" else left, runs_dir)
-        left = left[len(codes) :] if at_once == "auto" and codes[-1] not in _STOPPED else []
-    if left:
-        number = int(at_once) if at_once != "auto" else _fitting(made)
-        codes += _together(recipe, left, number, runs_dir)
+    if at_once == "1":
+        codes = _one_by_one(recipe, left, runs_dir)
+    else:
+        needs = planned_needs(recipe, [one for _, one in left]) if at_once == "auto" else {}
+        limits = Limits(number=None if at_once == "auto" else int(at_once), needs=needs)
+        codes = train_together(recipe, left, limits, runs_dir)
     _show(names, made, runs_dir)
     bad = [code for code in codes if code]
     sys.exit(EXIT_DONE if not bad else EXIT_STOPPED if bad[-1] in (EXIT_STOPPED, 130) else EXIT_FAILED)
@@ -116,50 +102,10 @@ def _one_by_one(recipe: str, left: Sequence[tuple[str, Combination]], runs_dir: 
     for title, one in left:
         say(title)
         codes.append(_train([recipe, *one.words], runs_dir))
-        if codes[-1] in _STOPPED:
+        if codes[-1] in STOPPED:
             say("the sweep was stopped; the same command again continues it")
             break
     return codes
-
-
-def _together(recipe: str, left: Sequence[tuple[str, Combination]], number: int, runs_dir: str | None) -> list[int]:
-    """At most `number` at the same time; what they print is in their logs."""
-    waiting, running, codes = list(left), dict[subprocess.Popen[bytes], str](), list[int]()
-    is_stopped = False
-    while (waiting and not is_stopped) or running:
-        while waiting and not is_stopped and len(running) < number:
-            title, one = waiting.pop(0)
-            say(f"{title}: started; `jackline logs {one.run.name} -f` shows it")
-            running[_start([recipe, *one.words], runs_dir, is_quiet=True)] = title
-        try:
-            time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
-            is_stopped = True  # their viewers have got it too, and stop their runs
-            say("stopping: what trains now is saved")
-        for child in [child for child in running if child.poll() is not None]:
-            codes.append(child.returncode)
-            say(f"{running.pop(child)}: {'finished' if not codes[-1] else f'ended with code {codes[-1]}'}")
-            is_stopped = is_stopped or codes[-1] in _STOPPED
-    return codes
-
-
-def _fitting(made: Sequence[Combination]) -> int:
-    """How many trainings fit at the same time, by what the first one needed."""
-    first = next(one for one in made if one.run.has_run_file)
-    if read_session(first.run).memory.gpu.peak_reserved_bytes is not None:
-        say("they train on a GPU: one after another")
-        return 1
-    limit = effective_limit()
-    peak = read_supervisor(first.run).memory.peak_bytes or 0
-    number = fit(peak, limit.limit_bytes - used_against(limit), len(os.sched_getaffinity(0)))
-    say(f"the first one needed {format_bytes(peak)}: {number} at once")
-    return number
-
-
-def fit(peak_bytes: int, free_bytes: int, num_cores: int) -> int:
-    """Trainings of that size in four fifths of the free memory, at most one for each core."""
-    by_memory = int(0.8 * free_bytes / peak_bytes) if peak_bytes > 0 else 1
-    return max(1, min(num_cores, by_memory))
 
 
 def grid(settings: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[tuple[str, ...], tuple[str, ...]]]]:
@@ -210,8 +156,8 @@ def _combination(recipe: str, words: tuple[str, ...], varied: tuple[str, ...], f
     check_device(found["config"]["device"])
     settings = {**found["identity"], **folder_settings(found["config"])}
     run = find_same(folder, default_name([recipe], found["identity"]), settings).run
-    metric = str(found["config"]["metric"])
-    return Combination(words, varied, run, metric, bool(found["is_high_good"]), state_of(run, settings))
+    config, is_high_good = found["config"], bool(found["is_high_good"])
+    return Combination(words, varied, run, config, is_high_good, state_of(run, settings))
 
 
 def state_of(run: RunDir, settings: dict[str, Any]) -> str:
@@ -226,18 +172,12 @@ def state_of(run: RunDir, settings: dict[str, Any]) -> str:
 
 
 def _train(words: list[str], runs_dir: str | None) -> int:
-    with _start(words, runs_dir) as child:
+    with start(words, runs_dir) as child:
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
                 continue  # the viewer has got it too, and stops its run
-
-
-def _start(words: list[str], runs_dir: str | None, *, is_quiet: bool = False) -> subprocess.Popen[bytes]:
-    place = ["--runs-dir", runs_dir] if runs_dir else []
-    stream = subprocess.DEVNULL if is_quiet else None
-    return subprocess.Popen([sys.executable, "-m", "jackline", "train", *words, *place], stdout=stream, stderr=stream)
 
 
 def _show(names: tuple[str, ...], made: Sequence[Combination], runs_dir: str | None) -> None:
@@ -282,7 +222,3 @@ def series_of(run: RunDir, name: str) -> list[tuple[float, float]]:
         return []
     found = [series for series in read_series(run) if series.name == name and series.source == "session"]
     return [(point.step, point.value) for series in found for point in series.points if point.step is not None]
-
-
-def say(text: str) -> None:
-    print(f"[jackline] {text}", file=sys.stderr, flush=True)

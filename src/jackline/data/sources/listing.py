@@ -90,8 +90,11 @@ def _list_local_files(path: str, start_at: str | None, needs_known_ending: bool)
         found = walk(_list_local, path, ("**", "*"), start_at=start_at, leave_out={"__pycache__"})
         return (file for file in found if not needs_known_ending or layout_of(file.name) is not None)
     if not MAGIC.search(path):
+        name = os.path.relpath(path)
+        is_hub_like = name.count("/") == 1 and not name.startswith(".") and not Path(name).parent.exists()
+        hub = f"; a data set of the hub is hf:{name}" if is_hub_like else ""
         raise UsageError(
-            f"there is no file or folder {path}", hint="check the path; globs like 'data/*.txt' work too"
+            f"there is no file or folder {path}", hint=f"check the path; globs like 'data/*.txt' work too{hub}"
         )
     parts = path.strip("/").split("/")
     fixed = next(index for index, part in enumerate(parts) if MAGIC.search(part))

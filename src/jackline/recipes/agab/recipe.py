@@ -29,7 +29,7 @@ _ONCE = "each sequence is encoded once, in batches of like lengths, by frozen en
 _LANGUAGE = (
     "model seq_len vocab_size text_column documents tokenizer val_fraction val_tokens min_chars max_train_examples"
     " max_val_examples max_cache_bytes compile attention loss_chunk_rows recompute num_threads patience min_gain"
-    " packing init_from init_partial frozen ema label_smoothing chat"
+    " packing init_from init_partial frozen ema label_smoothing chat max_gpu_bytes"
 )
 _OTHER_NAMES = ("num_workers", "model_size", "early_stopping_patience")
 _UNUSED = frozenset(_LANGUAGE.split())  # of text, or of models that are compiled and planned

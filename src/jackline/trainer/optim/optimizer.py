@@ -267,7 +267,9 @@ def _make_8bit(groups: list[dict[str, Any]], lr: float, betas: tuple[float, floa
     try:
         import bitsandbytes  # type: ignore[import-not-found]
     except ImportError:
-        raise UsageError("optimizer=adamw8bit needs bitsandbytes", hint="pip install bitsandbytes; a GPU") from None
+        raise UsageError(
+            "optimizer=adamw8bit needs bitsandbytes", hint="pip install bitsandbytes, or optimizer=adamw"
+        ) from None
     made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=betas, eps=_EPS)
     return made
 

@@ -38,7 +38,7 @@ from jackline.trainer.own.samples import (
     StreamLoader,
     move,
 )
-from jackline.trainer.planning.plan import Chosen, rehearsed
+from jackline.trainer.planning.plan import Chosen, rehearsed, room_on
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_precision
@@ -273,7 +273,7 @@ def _choose_micro_batch(
     if not accelerator.is_gpu(device):
         return _chosen(config, config.batch_size, "the whole batch: no micro-batching on a CPU")
     gpu = match_gpu(accelerator.name(), accelerator.total_bytes())
-    free_bytes = accelerator.memory_info()[0] + accelerator.reserved_bytes() + gpu.context_bytes
+    free_bytes = room_on(gpu, config.max_gpu_bytes)
     job = own_job(config, samples, precision)
 
     def plan_again(room: Room) -> Plan:

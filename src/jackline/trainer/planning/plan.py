@@ -110,9 +110,7 @@ def choose_micro_batch(
         square = "plain attention takes memory with the square of the sequence"
         return _chosen(config, micro_batch, whole if micro_batch == config.batch_size else square)
     gpu = match_gpu(accelerator.name(), accelerator.total_bytes())
-    # What this process holds already (context, weights) is in the prediction too. Asked of the driver and not of
-    # nvidia-smi, which counts all GPUs of the machine and not those that this process may see.
-    free_bytes = accelerator.memory_info()[0] + accelerator.reserved_bytes() + gpu.context_bytes
+    free_bytes = room_on(gpu, config.max_gpu_bytes)
     free_bytes -= 4 * count_parameters(shape) if config.ema else 0  # the average, which no plan counts
     try:
         plan_again = partial(plan_on, config, shape, precision, gpu)
@@ -125,6 +123,20 @@ def choose_micro_batch(
     earlier = f", {known.memory - 1:+.1%} as measured here before" if known.is_same_job else ""
     text = f"{made.fit}, {needs}{earlier}"
     return replace(_chosen(config, made.micro_batch, text), made=made, plan_again=plan_again)
+
+
+def room_on(gpu: GpuModel, most_bytes: int) -> int:
+    """What this process may use of the GPU: what is free, and at most `most_bytes` (0: all), held by the allocator.
+
+    What it holds already (context, weights) is in a prediction too. Asked of the driver and not of nvidia-smi, which
+    counts all GPUs of the machine and not those that this process may see.
+    """
+    free_bytes, total_bytes = accelerator.memory_info()
+    free_bytes += accelerator.reserved_bytes() + gpu.context_bytes
+    if not most_bytes:
+        return free_bytes
+    accelerator.limit_memory(min(1.0, max(0, most_bytes - gpu.context_bytes) / total_bytes))
+    return min(free_bytes, most_bytes)
 
 
 def rehearsed(config: TrainConfig, micro_batch: int) -> Chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from jackline import accelerator
 from jackline.errors import JacklineError, UsageError
-from jackline.trainer.trained.hf import export_hf, needs_code
+from jackline.trainer.trained.hf import check_gguf, export_hf, export_onnx, needs_code
 from jackline.trainer.trained.load import Trained, load
 from jackline.trainer.trained.sample import Sampling
 from jackline.units import format_bytes, format_duration
@@ -85,17 +86,30 @@ def _evaluate(trained: Trained, request: dict[str, Any]) -> None:
 
 
 def _export(trained: Trained, request: dict[str, Any]) -> None:
-    out = Path(request["out"]).absolute()
-    files = export_hf(trained, out)
+    out, target = Path(request["out"]).absolute(), request["target"]
+    if target == "gguf-ready":
+        check_gguf(trained)
+    files = export_onnx(trained, out) if target == "onnx" else export_hf(trained, out)
     size = sum(path.stat().st_size for path in files)
     if request["as_json"]:
         print(json.dumps({"out": str(out), "step": trained.step, "files": [str(path) for path in files]}))
         return
     print(f"step {trained.step:,} as {out}  {format_bytes(size)}")
-    print("from transformers import AutoModelForCausalLM, AutoTokenizer")
     trust = ", trust_remote_code=True" if needs_code(trained.model) else ""
-    print(f"model = AutoModelForCausalLM.from_pretrained({str(out)!r}{trust})")
-    print(f"tokenizer = AutoTokenizer.from_pretrained({str(out)!r})")
+    lines = {
+        "hf": (
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f"model = AutoModelForCausalLM.from_pretrained({str(out)!r}{trust})",
+            f"tokenizer = AutoTokenizer.from_pretrained({str(out)!r})",
+        ),
+        "gguf-ready": (f"python llama.cpp/convert_hf_to_gguf.py {shlex.quote(str(out))} --outfile model.gguf",),
+        "onnx": (
+            "import onnxruntime",
+            f"session = onnxruntime.InferenceSession({str(out / 'model.onnx')!r})",
+            '(logits,) = session.run(None, {"input_ids": ids})  # int64, batch x sequence',
+        ),
+    }
+    print("\n".join(lines[target]))
 
 
 if __name__ == "__main__":

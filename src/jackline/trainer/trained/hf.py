@@ -1,28 +1,35 @@
-"""A trained model as a folder that transformers loads: `AutoModelForCausalLM.from_pretrained(folder)`.
+"""A trained model for other programs: a folder for transformers, the same for llama.cpp's converter, an ONNX file.
 
 Our GPT has the shape of GPT-2, so its weights only get other names, and matrices are turned as GPT-2 stores them.
 With a bias in its head, or with sparse attention, the folder has the code of its class beside it. Written with
-safetensors and plain JSON; transformers itself is not needed. Owns that mapping.
+safetensors and plain JSON; transformers itself is not needed. ONNX is written by torch's exporter. Owns that mapping.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from jackline.data.tokenise.tokenizer import Tokenizer
 from jackline.errors import UsageError
+from jackline.extras import EXTRAS, require
 from jackline.models.gpt import GPT
 from jackline.models.nsa.model import NSAModel
 from jackline.models.shapes import GPTShape
 from jackline.trainer.trained.begin import BLOCK, END, TURNED, byte_tokenizer
 from jackline.trainer.trained.load import Trained
 
+_MOST_IN_ONE_FILE = 1_500_000_000  # bytes: protobuf ends at 2 GB
 CODE = Path(__file__).with_name("modeling_jackline.py")
 
 
@@ -67,6 +74,67 @@ def export_hf(trained: Trained, out: Path) -> list[Path]:
         (out / CODE.name).write_bytes(CODE.read_bytes())
         return [out / "model.safetensors", out / CODE.name, *(out / name for name in files)]
     return [out / "model.safetensors", *(out / name for name in files)]
+
+
+def check_gguf(trained: Trained) -> None:
+    """Raise where llama.cpp has no such model: its converter would refuse it, or compute something else."""
+    model = trained.model
+    wrong = ""
+    if not isinstance(model, GPT):
+        wrong = "llama.cpp has no such model: it is not of the shape of GPT-2"
+    elif model.shape.has_head_bias:
+        wrong = "GPT-2 in llama.cpp has no bias in its head, and this model has one"
+    elif model.shape.activation != "gelu":
+        wrong = f"GPT-2 in llama.cpp computes with gelu, and this model with {model.shape.activation}"
+    elif trained.config.is_language and trained.words.json is None:
+        wrong = "llama.cpp has no tokenizer of plain bytes"
+    if wrong:
+        raise UsageError(wrong, hint="--to hf or --to safetensors")
+
+
+def export_onnx(trained: Trained, out: Path) -> list[Path]:
+    """model.onnx with input_ids (batch, sequence) and logits, and the tokenizer beside it; returns the files."""
+    model = trained.model
+    if not isinstance(model, GPT) or not trained.config.is_language:
+        raise UsageError(
+            f"recipe '{trained.config.recipe}' cannot be written as ONNX: only models of the shape of GPT-2 are",
+            hint="--to safetensors; torch.onnx.export(jackline.load(RUN).model, ...) with inputs of your own",
+        )
+    require("--to onnx", "onnx", EXTRAS["onnx"])
+    if model.separator is not None:
+        model.separator = None  # a text that is continued is one document
+    out.mkdir(parents=True, exist_ok=True)
+    ids = torch.zeros((2, min(8, model.shape.context)), dtype=torch.long)
+    anything = torch.export.Dim.DYNAMIC
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")  # of libraries among themselves
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        made = torch.onnx.export(
+            _Logits(model).eval(),
+            (ids,),
+            input_names=["input_ids"],
+            output_names=["logits"],
+            dynamic_shapes={"ids": {0: anything, 1: anything}},
+            dynamo=True,
+            verbose=False,
+        )
+        assert made is not None
+        size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        made.save(out / "model.onnx", external_data=size > _MOST_IN_ONE_FILE)
+    (out / "tokenizer.json").write_text(tokenizer_json(trained.words), encoding="utf-8")
+    return sorted(path for path in out.iterdir() if path.name.startswith(("model.onnx", "tokenizer.json")))
+
+
+class _Logits(nn.Module):
+    """The model with logits as its only result."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.model(ids)
+        return logits
 
 
 def needs_code(model: object) -> bool:
