@@ -114,7 +114,18 @@ def test_without_netlink_and_ss_the_number_is_unknown(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(net, "_dump_tcp_bytes", refuse)
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert tree_tcp_bytes([os.getpid()]) is None
+    with socket.socket():
+        assert tree_tcp_bytes([os.getpid()]) is None
+
+
+def test_a_process_without_sockets_has_moved_nothing_and_the_kernel_is_not_asked(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise AssertionError("asked for all sockets of the machine")
+
+    monkeypatch.setattr(net, "_dump_tcp_bytes", refuse)
+    assert tree_sockets([start("print('ready'); import time; time.sleep(600)").pid]) == {}
 
 
 def test_the_text_of_ss_is_summed_for_our_sockets_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 import pytest
@@ -176,8 +177,29 @@ def test_what_was_used_of_another_limit_says_nothing_about_the_present_one() -> 
     assert watch.poll(0.0, [os.getpid()]) and watch.poll(2.0, [os.getpid()])
     assert len(watch._points) == 2
     watch.limit = MemoryLimit(1 << 30, "cgroup /before")
-    assert watch.poll(4.0, [os.getpid()])
+    assert watch.poll(15.0, [os.getpid()])
     assert len(watch._points) == 1
+
+
+def test_a_process_that_limits_itself_has_the_new_limit_at_the_next_reading() -> None:
+    """The limit is read anew only from time to time, unless the process shows that it is another one."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        watch = MemoryWatch(child)
+        assert watch.poll(0.0, [child])
+        before = watch.limit
+        resource.prlimit(child, resource.RLIMIT_AS, (3 << 40, 3 << 40))
+        assert watch.poll(1.0, [child])
+        assert watch.limit == before, "it is not the smallest"
+        resource.prlimit(child, resource.RLIMIT_DATA, (1 << 20, 1 << 20))
+        assert watch.poll(2.0, [child])
+        assert watch.limit == MemoryLimit(1 << 20, "RLIMIT_DATA")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_pages_that_workers_share_with_their_parent_are_counted_once() -> None:

@@ -67,6 +67,22 @@ def test_lines_get_a_stamp_each_and_are_reported(attempt: Attempt) -> None:
     assert attempt.tail.problem == ""
 
 
+def test_a_silent_command_costs_one_look_at_the_disk_a_second(attempt: Attempt) -> None:
+    looks: list[int] = []
+
+    def space(fd: int) -> Space:
+        looks.append(fd)
+        return ROOMY
+
+    tail = OutputTail(attempt.raw, attempt.log, read_space_of=space)
+    attempt.print(b"one\n")
+    for tick in range(20):
+        tail.poll(NOW_S + 0.2 * tick)
+    assert len(looks) <= 6
+    attempt.print(b"two\n")
+    assert tail.poll(NOW_S + 3.9).lines == ("two",), "a line is read at the next tick, however quiet it was before"
+
+
 def test_a_raw_file_that_is_not_there_yet_is_no_news(attempt: Attempt) -> None:
     news = attempt.tail.poll(NOW_S)
     assert (news, attempt.tail.problem) == (output.OutputNews(), "")

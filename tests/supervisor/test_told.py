@@ -141,6 +141,14 @@ def test_a_program_that_prints_without_end_fills_neither_time_nor_disk(tmp_path:
     assert told.progress.done > 58_000
 
 
+def test_a_rare_line_is_looked_at_among_many_frequent_ones() -> None:
+    told = Told()
+    told._budget_s, told._each_s = 1e-4, 1e-3  # as after a flood of lines: one line each time
+    lines = [f"step {number} loss 0.5" for number in range(5)]
+    told.take_lines([*lines, "validation: val_loss 0.25", *lines], NOW_S)
+    assert {entry.name: entry.value for entry in told.latest} == {"loss": 0.5, "val_loss": 0.25}
+
+
 def test_a_known_format_outweighs_a_guess() -> None:
     told = Told()
     told.take_lines(["step 5/10 loss 1.0", *(f"sweep {n} temperature {n}.5" for n in range(5))], NOW_S)

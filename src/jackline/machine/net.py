@@ -34,13 +34,17 @@ _SS_TIMEOUT_S = 2.0
 def tree_sockets(pids: Collection[int]) -> dict[int, int] | None:
     """Bytes received plus bytes acknowledged by the remote end, for each TCP socket of these processes, by inode.
 
-    Loopback counts too, because workers that communicate do work. None when the machine does not report it.
+    Loopback counts too, because workers that communicate do work. None when the machine does not report it. Without
+    sockets the kernel is not asked, which takes 0.4 ms.
     """
+    inodes = _socket_inodes(pids)
+    if not inodes:
+        return {}
     try:
         moved = dict(_dump_tcp_bytes())
     except OSError:
-        return _bytes_from_ss(pids)
-    return {inode: moved[inode] for inode in _socket_inodes(pids) if inode in moved} if moved else {}
+        return _bytes_from_ss(inodes)
+    return {inode: moved[inode] for inode in inodes if inode in moved}
 
 
 def _socket_inodes(pids: Collection[int]) -> set[int]:
@@ -96,7 +100,7 @@ def _socket_bytes(message: bytes) -> Iterator[tuple[int, int]]:
         at += (length + 3) & ~3
 
 
-def _bytes_from_ss(pids: Collection[int]) -> dict[int, int] | None:
+def _bytes_from_ss(inodes: Collection[int]) -> dict[int, int] | None:
     """Fallback where raw netlink diagnosis is not available, but the distribution's `ss` works."""
     try:
         done = subprocess.run(
@@ -104,7 +108,7 @@ def _bytes_from_ss(pids: Collection[int]) -> dict[int, int] | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return parse_ss(done.stdout, _socket_inodes(pids)) if done.returncode == 0 else None
+    return parse_ss(done.stdout, inodes) if done.returncode == 0 else None
 
 
 def parse_ss(text: str, inodes: Collection[int]) -> dict[int, int]:

@@ -154,8 +154,8 @@ def write_often(path: Path, value: Mapping[str, Any], *, durable: bool = False) 
     write_whole(path, data, durable=durable)
 
 
-def _line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+# One for all: `json.dumps` makes a new one for every call, which takes as long as the encoding of a short value.
+_line = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
 
 
 def _encode(value: Any) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ class ProcessId:
     boot_id: str
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"pid": self.pid, "start_ticks": self.start_ticks, "host": self.host, "boot_id": self.boot_id}
 
     @staticmethod
     def from_json(value: Any) -> ProcessId | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 from pathlib import Path
 
 from jackline.errors import EXIT_FAILED, JacklineError
@@ -49,6 +48,8 @@ def main(words: list[str]) -> None:
         answer(error.message, error.hint, error.exit_code, error.detail)
         sys.exit(error.exit_code)
     except BaseException as error:
+        import traceback  # late: it takes 0.2 MB for the whole life of a supervisor that never needs it
+
         traceback.print_exc()
         answer(f"the supervisor failed: {type(error).__name__}: {error}", "see supervisor.log in the run directory")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -57,8 +58,7 @@ class SuperviseOptions:
 
     def to_stored(self) -> dict[str, Any]:
         """The same for the files of a run, which may be copied to a mirror or sent to somebody: without passwords."""
-        stored: dict[str, Any] = hide_in(self.to_json())
-        return stored
+        return _stored(self)
 
     def with_secrets(self, told: Mapping[str, Any]) -> SuperviseOptions:
         """Put back what `to_stored` has hidden, from options of the same run that have it. A hook whose password is
@@ -78,3 +78,9 @@ class SuperviseOptions:
     def from_json(value: Mapping[str, Any]) -> SuperviseOptions:
         """A field that cannot be read keeps its default."""
         return decode(SuperviseOptions, value)
+
+
+@functools.lru_cache(maxsize=4)  # written each second, and hardly ever different
+def _stored(options: SuperviseOptions) -> dict[str, Any]:
+    stored: dict[str, Any] = hide_in(options.to_json())
+    return stored

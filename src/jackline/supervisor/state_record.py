@@ -69,7 +69,7 @@ def memory_record(memory: MemoryWatch, grows: Frame | None) -> records.HostMemor
 
 
 def progress_record(progress: Progress | None) -> records.ProgressRecord:
-    return records.ProgressRecord(**asdict(progress)) if progress else records.ProgressRecord()
+    return records.ProgressRecord(**vars(progress)) if progress else records.ProgressRecord()
 
 
 def gpu_records(gpus: Iterable[GpuReading]) -> tuple[records.GpuRecord, ...]:

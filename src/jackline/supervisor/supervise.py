@@ -1,6 +1,6 @@
 """The supervisor: runs attempts, one after another, until the command is done or must not be restarted.
 
-Read top to bottom: start or adopt, watch ten times a second, examine the end, decide, wait, restart. Decisions are
+Read top to bottom: start or adopt, watch it closely, examine the end, decide, wait, restart. Decisions are
 made in policy.py, stopping.py and verdict.py; this loop feeds them and acts.
 """
 
@@ -200,8 +200,7 @@ class Supervisor:
             ending = watch.command.ending()
             if ending is not None and is_over(watch, ending, self.events):
                 break
-            tick_s = watch.next_tick_s(now_s) if self.stopping is None else TICK_S
-            time.sleep(max(0.0, tick_s - (time.monotonic() - now_s)))
+            watch.sleep(now_s, is_stopping=self.stopping is not None)
         watch.close()
         timeline.note(self._write_state(watch), is_last=True)
         release_reserve(watch.command.attempt.reserve)

@@ -79,13 +79,16 @@ class Timeline:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
+        self._session = str(run.session_file(0))
         self._writer: JsonlWriter | None = None
         self._began_s: float | None = None
         self._last: TimelineRecord | None = None
         self._surroundings: Surroundings | None = None
 
     def note(self, state: SupervisorRecord, *, is_last: bool = False) -> None:
-        line = make_line(state, read_session(self._run))
+        # Without a session there is no such file, and asking for its name is ten times cheaper than failing to read.
+        is_there = os.path.exists(self._session)
+        line = make_line(state, read_session(self._run) if is_there else SessionRecord())
         self._look_around(state)
         self._began_s = line.at_s if self._began_s is None else self._began_s
         if is_last or is_due(self._last, line, age_s=(line.at_s or 0.0) - (self._began_s or 0.0)):

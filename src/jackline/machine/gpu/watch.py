@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import pkgutil
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -35,7 +34,8 @@ class Vendor(Protocol):
 
 @cache
 def known_vendors() -> tuple[Vendor, ...]:
-    names = sorted(module.name for module in pkgutil.iter_modules(vendors.__path__))
+    folder = Path(vendors.__path__[0])
+    names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
     return tuple(cast(Vendor, importlib.import_module(f"{vendors.__name__}.{name}")) for name in names)
 
 

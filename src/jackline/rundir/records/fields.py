@@ -7,6 +7,7 @@ field keeps its default. Owns the rules for each type; the records say which typ
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -114,12 +115,14 @@ def decode(record: type[T], raw: object, own: Mapping[str, Reader] | None = None
 
 def encode(record: Any) -> dict[str, Any]:
     """The JSON of a record. A nested record without any known field becomes null."""
-    found = {}
-    for entry in dataclasses.fields(record):
-        value = getattr(record, entry.name)
-        if value is None and entry.metadata.get("is_left_out"):
-            continue
-        found[entry.name] = _plain(value)
+    found: dict[str, Any] = {}
+    for name, is_left_out in _layout(record.__class__):
+        value = getattr(record, name)
+        if value is None:
+            if not is_left_out:
+                found[name] = None
+        else:
+            found[name] = value if type(value) in _AS_THEY_ARE else _plain(value)
     return found
 
 
@@ -128,11 +131,24 @@ def left_out() -> Any:
     return dataclasses.field(default=None, metadata={"is_left_out": True})
 
 
+_AS_THEY_ARE = (str, int, float, bool, dict)
+
+
+@functools.cache
+def _layout(kind: Any) -> tuple[tuple[str, bool], ...]:
+    return tuple((entry.name, bool(entry.metadata.get("is_left_out"))) for entry in dataclasses.fields(kind))
+
+
+@functools.cache
+def _empty(kind: Callable[[], T]) -> T:
+    return kind()
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, ProcessId):
         return value.to_json()
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return None if value == type(value)() else encode(value)
+        return None if value == _empty(type(value)) else encode(value)
     return value

@@ -103,7 +103,8 @@ class StackSampler:
 STACKS_FIRST_AFTER_S = 0.8
 STACKS_FIRST_APART_S = 3.0
 STACKS_SILENT_EVERY_S = 5.0
-STACKS_LONG_SILENT_S, STACKS_LONG_SILENT_EVERY_S = 60.0, 20.0
+# A program that computes in silence: each stack after half of the silence so far, at most this long.
+STACKS_MOVING_SHARE, STACKS_MOVING_EVERY_S = 0.5, 20.0
 STACKS_ALWAYS_EVERY_S = 30.0
 STACKS_NONE_YET_S = 2.0
 ALARMS = ("STUCK", "SUSPECT")
@@ -131,6 +132,13 @@ class AskedBefore:
     def note(self, now_s: float) -> None:
         self._gap_s = min(LONGEST_GAP_S, 1.5 * self._gap_s)
         self._at_s = now_s
+
+
+def silent_stacks_every_s(silent_s: float, *, is_moving: bool) -> float:
+    """A stack costs 10 to 40 ms of CPU. A program that has computed in silence for long is looked at more rarely."""
+    if not is_moving:
+        return STACKS_SILENT_EVERY_S
+    return min(STACKS_MOVING_EVERY_S, max(STACKS_SILENT_EVERY_S, STACKS_MOVING_SHARE * silent_s))
 
 
 class HangWatch:
@@ -221,10 +229,8 @@ class HangWatch:
         is_due = now_s - max(self.requested_at_s, self._began_s) >= always_every_s
         # In a proved deadlock nothing will change, so looking often would only cost CPU.
         is_proved = self.judge.has_proof()
-        # A stack costs 40 ms of CPU. A program that has computed in silence for long is looked at more rarely.
         is_moving = self.verdict is not None and self.verdict.kind in ("PROGRESS", "BUSY")
-        is_long = is_moving and now_s - last_output_s >= STACKS_LONG_SILENT_S
-        silent_every_s = STACKS_LONG_SILENT_EVERY_S if is_long else STACKS_SILENT_EVERY_S
+        silent_every_s = silent_stacks_every_s(now_s - last_output_s, is_moving=is_moving)
         is_due = is_due or (is_silent and not is_proved and since_stacks_s >= silent_every_s)
         if is_first or is_due:
             self._silent_at_s = now_s if is_first else self._silent_at_s

@@ -13,7 +13,8 @@ from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
 from jackline.machine.forecast import growth_bytes_per_s, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
 from jackline.machine.neighbours import fills_it_itself, neighbour_text
-from jackline.machine.readings import MemoryReading, ProcessReading
+from jackline.machine.procfs import read_bytes
+from jackline.machine.readings import MemoryLimit, MemoryReading, ProcessReading
 from jackline.units import format_bytes, format_duration, format_limit
 
 ARMED_SHARE = 0.5
@@ -25,6 +26,8 @@ CALM_AFTER_S = 30.0
 RISING_BELOW_S = 30.0
 RECENT_S = 2.5
 PSS_EVERY_S = 10.0
+# How often to look whether somebody else has changed the limit, which takes 0.4 ms; more often when memory is short.
+LIMIT_EVERY_S, LIMIT_ARMED_EVERY_S = 10.0, 1.0
 BURIED_WITHIN_S = 5.0
 # The session normally saves and exits at a boundary, long before this. Where it cannot, this is the last moment at
 # which we can end it before the kernel does: a kill frees memory within tenths of a second. A program may fill most
@@ -42,6 +45,8 @@ class MemoryWatch:
 
     def __init__(self, pid: int) -> None:
         self.limit = effective_limit(pid)
+        self._limit_of: tuple[int, bytes | None, bytes | None] | None = None
+        self._limit_at_s = float("-inf")
         self.reading: MemoryReading | None = None
         self.peak_bytes = 0
         self.own_bytes = 0  # of the whole tree; pages that its processes share count once
@@ -63,7 +68,7 @@ class MemoryWatch:
         self._last_s = now_s
         # PSS is read only from time to time: it costs up to 12 ms a process. A single process shares no pages.
         with_pss = len(pids) > 1 and now_s - self._pss_at_s >= PSS_EVERY_S
-        reading = read_memory(pids, with_pss=with_pss)
+        reading = read_memory(pids, with_pss=with_pss, limit=self._newest_limit(now_s, pids[0]))
         if not reading.tree_rss_bytes:
             return False  # it has just ended: what we read now is neither its memory nor its limit
         if reading.limit.source != self.limit.source:
@@ -80,6 +85,15 @@ class MemoryWatch:
             while points and now_s - points[0][0] > WINDOW_S:
                 points.popleft()
         return True
+
+    def _newest_limit(self, now_s: float, pid: int) -> MemoryLimit:
+        """The limit of a process. One that moves to another cgroup or limits itself has the new limit at once."""
+        place = (pid, read_bytes(f"/proc/{pid}/cgroup"), read_bytes(f"/proc/{pid}/limits"))
+        every_s = LIMIT_ARMED_EVERY_S if self.share() >= ARMED_SHARE else LIMIT_EVERY_S
+        if place == self._limit_of and now_s - self._limit_at_s < every_s:
+            return self.limit
+        self._limit_of, self._limit_at_s = place, now_s
+        return effective_limit(pid)
 
     def share(self) -> float:
         if self.reading is None or self.limit.limit_bytes <= 0:

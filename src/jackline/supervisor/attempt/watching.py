@@ -31,6 +31,7 @@ from jackline.supervisor.attempt.slowness import Slowness
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.attempt.written import WrittenFiles
 from jackline.supervisor.child.process import Command
+from jackline.supervisor.child.waking import Waker
 from jackline.supervisor.events import Events
 from jackline.supervisor.hang.totals import LAUNCHER_COMMS
 from jackline.supervisor.hang.verdict import Verdict
@@ -53,11 +54,13 @@ from jackline.supervisor.state_record import (
 SAMPLE_EVERY_S = 1.0
 TICK_S, CALM_TICK_S, SHORT_TICK_S = 0.1, 0.2, 0.02
 CALM_AFTER_S = 10.0
+QUIET_AFTER_S = 3.0  # by then the first heartbeat of a silence has named the line
 STACKS_RISING_EVERY_S = 0.3
 
 
 class AttemptWatch:
-    """Live state of one attempt. `tick` is called five to ten times a second."""
+    """Live state of one attempt. `tick` is called when it prints, at most ten times a
+    second, and once a second in a long silence."""
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class AttemptWatch:
         self.oom_before: OomCounters = read_oom_counters(command.child.pid)
         self.told = Told(run)
         self.tails = self._open_tails(command.attempt, consumed or {})
+        self._waker = Waker([tail.path for tail in self.tails.values()], command.ends)
         self.memory = MemoryWatch(command.child.pid)
         self.hang = HangWatch(command.attempt, options, events)
         self.ranks = RankWatch(command.attempt)
@@ -135,13 +139,23 @@ class AttemptWatch:
     def incidents(self) -> list[IncidentRecord]:
         return self.hang.incidents
 
-    def next_tick_s(self, now_s: float) -> float:
-        """When to call `tick` again: often at the start, when memory runs out, and when the disk is full but for the
-        blocks reserved ahead of the output file."""
+    def sleep(self, now_s: float, *, is_stopping: bool) -> None:
+        """Sleep until `tick` should be called again. `now_s`: when it was called last."""
+        least_s, most_s = self.pause_s(now_s, is_stopping=is_stopping)
+        passed_s = time.monotonic() - now_s
+        self._waker.sleep(least_s - passed_s, most_s - passed_s)
+
+    def pause_s(self, now_s: float, *, is_stopping: bool = False) -> tuple[float, float]:
+        """(at least, at most) so long until the next `tick`: short at the start, when memory runs out, and when the
+        disk is full but for the blocks reserved ahead of the output file; long in a silence that is described."""
         if any(tail.is_short_of_space for tail in self.tails.values()):
-            return SHORT_TICK_S
+            return SHORT_TICK_S, SHORT_TICK_S
         is_calm = now_s - self._began_s > CALM_AFTER_S and self.memory.share() < ARMED_SHARE
-        return CALM_TICK_S if is_calm and not self.memory.is_rising() else TICK_S
+        if is_stopping or not is_calm or self.memory.is_rising():
+            return TICK_S, TICK_S
+        is_described = self.silent_s(now_s) > QUIET_AFTER_S and not self.hang.sampler.is_busy
+        most_s = self._last_sample_s + SAMPLE_EVERY_S - now_s if is_described else CALM_TICK_S
+        return CALM_TICK_S, max(CALM_TICK_S, most_s)
 
     def silent_s(self, now_s: float) -> float:
         return now_s - self.last_output_s
@@ -180,6 +194,7 @@ class AttemptWatch:
         self._guard("output", lambda: self._read_output(time.monotonic()))
         for tail in self.tails.values():
             self._guard("output", tail.close)
+        self._waker.close()
         self.progress = self.told.progress or self.progress
         self._guard("output", self.told.close)
         # A run with many short Python children leaves an empty dump file for each.

@@ -27,6 +27,7 @@ from jackline.rundir.process_id import boot_id, host_name, is_alive, read_state
 from jackline.rundir.records.start import StartRecord, WaitRecord, read_start, read_wait
 from jackline.supervisor.attempt.stopping import Target
 from jackline.supervisor.child.keeper import is_own
+from jackline.supervisor.child.waking import EndWatch
 from jackline.supervisor.options import SuperviseOptions
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -64,6 +65,7 @@ class Command:
         self.keeper = start.keeper
         self.started_at_s = start.started_at_s or 0.0
         self.is_adopted = bool(start.is_adopted)
+        self.ends = EndWatch((self.child, self.keeper))
 
     def read_tree(self) -> TreeReading:
         """Read the command and its descendants, without the keeper."""
@@ -74,6 +76,8 @@ class Command:
 
     def ending(self) -> Ending | None:
         """How the main process ended; None while it is alive."""
+        if self.ends.are_all_there():
+            return None
         # Check this before reading the file: a keeper may write it and exit in between, and would then seem to have
         # exited without writing.
         is_keeper_there = is_alive(self.keeper)

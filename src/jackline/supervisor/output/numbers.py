@@ -7,6 +7,7 @@ nor where the numbers are written (rundir/records/metrics.py).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 
@@ -78,12 +79,16 @@ def read_record(text: str) -> dict[str, float] | None:
 
 def is_metric(name: str, value: str) -> bool:
     """Whether a number with this name is a metric. `value` as printed."""
+    return _is_metric(name, any(sign in value for sign in ".eE%n"))
+
+
+@functools.lru_cache(maxsize=256)  # a training prints the same names again and again
+def _is_metric(name: str, is_decimal: bool) -> bool:
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     if not words or _NEVER.fullmatch(words[-1]) or words[0] in ("eta", "elapsed"):
         return False
     if any(_STRONG.fullmatch(word) for word in words):
         return True
-    is_decimal = any(sign in value for sign in ".eE%n")
     return is_decimal and (any(_WEAK.fullmatch(word) for word in words) or bool(_SPEED.search(name.lower())))
 
 
@@ -116,6 +121,7 @@ def _postfix(text: str) -> dict[str, float]:
     return {_plain(match["name"]): _float(match["value"]) for match in pairs if not _is_never(match["name"])}
 
 
+@functools.lru_cache(maxsize=256)
 def _plain(name: str, held_out: str = "", between: str = "") -> str:
     """'Average loss' after 'Test set:' -> 'test_average_loss'. `between`: the text from 'Test' to the name."""
     words = name.lower().split()

@@ -44,6 +44,7 @@ BLOCK_BYTES = MIB // 2  # a block of empty lines takes a hundred times its size 
 BUDGET_S = 0.25
 KEEP_BYTES = 64 * MIB  # kept after reading, so that a viewer may lag behind
 KEEP_WHEN_LOW_BYTES = MIB
+ROOM_EVERY_S = 1.0  # another program may fill the disk while the command prints nothing
 MAX_LINES = 200
 MAX_BARS_A_BLOCK = 5000  # older ones are skipped, since each costs about 10 us
 
@@ -59,6 +60,9 @@ class OutputNews:
     last_text: str = ""
 
 
+NOTHING_NEW = OutputNews()
+
+
 class OutputTail:
     """The supervisor's reader of one raw file. `consumed_bytes` is where another reader would continue."""
 
@@ -72,7 +76,7 @@ class OutputTail:
         told: Told | None = None,
         read_space_of: Callable[[int], Space | None] = read_space,
     ) -> None:
-        self._raw = raw
+        self.path = self._raw = raw
         self._log = log
         self._prefix = f"{stream}| " if stream else ""
         self._read_space = read_space_of
@@ -81,6 +85,7 @@ class OutputTail:
         self._hole_end = 0
         self._blocks_until = 0
         self._is_short = False
+        self._room_at_s = float("-inf")
         self._splitter = LineSplitter()
         self._cut = CutWatch()
         self._bars = BarFold()
@@ -114,13 +119,15 @@ class OutputTail:
 
     def poll(self, now_s: float) -> OutputNews:
         """Read until caught up or a quarter of a second has passed. `now_s` is wall time, for the stamps."""
+        if self._is_quiet(now_s):
+            return NOTHING_NEW
         self._lines.clear()
         self._num_lines, self._last_text = 0, ""
         before = self._offset
         fresh: Progress | None = None
         try:
             deadline = time.monotonic() + BUDGET_S
-            while self._read_block(now_s) and time.monotonic() < deadline:
+            while self._read_block(now_s) >= BLOCK_BYTES and time.monotonic() < deadline:
                 pass
             self._write(self._bars.overdue(now_s), now_s)
             fresh = self._latest_progress(now_s)
@@ -130,13 +137,23 @@ class OutputTail:
         num_bytes = max(0, self._offset - before)
         return OutputNews(num_bytes, tuple(self._lines), self._num_lines, fresh, self._last_text)
 
+    def _is_quiet(self, now_s: float) -> bool:
+        """Nothing was printed, and a moment ago the disk and bars that are not redrawn any more were looked at."""
+        if self._fd < 0 or self._is_short or self.problem:
+            return False
+        try:
+            size = os.fstat(self._fd).st_size
+        except OSError:
+            return False
+        return size == self._offset and 0.0 <= now_s - self._room_at_s < ROOM_EVERY_S
+
     def close(self) -> None:
         """The child has ended: read to the end of the file and flush a last line without a newline."""
         now_s = time.time()
         self._lines.clear()
         try:
             end = self._raw.stat().st_size if self._raw.exists() else 0
-            while self._offset < end and self._read_block(now_s):
+            while self._offset < end and self._read_block(now_s) > 0:
                 pass
             self._take(self._splitter.flush(), now_s)
             self._write(self._bars.flush(), now_s)
@@ -156,21 +173,20 @@ class OutputTail:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _read_block(self, now_s: float) -> bool:
-        """Read one more block; False when there was none."""
+    def _read_block(self, now_s: float) -> int:
+        """Read one more block; returns its bytes, less than BLOCK_BYTES when there are no more."""
         if self._fd < 0 and not self._open(now_s):
-            return False
+            return 0
         self._make_room(now_s)
         block = os.pread(self._fd, BLOCK_BYTES, self._offset)
         if self._cut.is_cut(self._fd, self._offset):
             self._begin_again(now_s)
-            return True
-        if not block:
-            return False
-        self._offset += len(block)
-        self._cut.note(block)
-        self._take(self._splitter.feed(block), now_s)
-        return True
+            return BLOCK_BYTES
+        if block:
+            self._offset += len(block)
+            self._cut.note(block)
+            self._take(self._splitter.feed(block), now_s)
+        return len(block)
 
     def _open(self, now_s: float) -> bool:
         try:
@@ -200,6 +216,7 @@ class OutputTail:
     def _make_room(self, now_s: float) -> None:
         """Free our own bytes first. Calls statvfs for each block (about 2 us): once a second would be too seldom for
         a program that prints fast."""
+        self._room_at_s = now_s
         space = self._read_space(self._fd)
         short = shortage(space)
         if short != "none" and not self._is_short:

@@ -27,7 +27,7 @@ _MAX_SETS = 64
 # CPU seconds for looking at lines: so much at once, and this share of a core. A plain line costs about 50 us, a long
 # one a millisecond, and the supervisor has more urgent work: on a full disk it makes room for the command's output.
 _AT_ONCE_S = 0.025
-_SHARE = 0.004
+_SHARE = 0.0008
 _NEWEST_EVERY_S = 0.5
 _KEPT = 240.0
 _KEPT_PER_S = 4.0
@@ -69,6 +69,7 @@ class Told:
         self._looked_at_s = float("-inf")
         self._each_s = 5e-5  # the cost of a line, as measured
         self._kept: dict[tuple[str, ...], _Allowance] = {}
+        self._has_session, self._asked_at_s = False, float("-inf")
 
     @property
     def step(self) -> float | None:
@@ -149,8 +150,8 @@ class Told:
             return []
         self._looked_at_s = now_s
         count = max(1, count)
-        rare = [text for text in texts[:-count] if _RARE.search(text[:200])] if count > 4 else []
-        return [*rare[-count // 4 :], *texts[-count:]] if rare else texts[-count:]
+        rare = [text for text in texts[:-count] if _RARE.search(text[:200])]
+        return [*rare[-max(1, count // 4) :], *texts[-count:]]
 
     def _keep(self, numbers: dict[str, float], now_s: float, *, is_guessed: bool) -> None:
         if not numbers:
@@ -163,14 +164,20 @@ class Told:
             )
         while len(self._latest) > 4 * _MAX_NAMES:
             del self._latest[next(iter(self._latest))]
-        # What a session logs itself is more exact than what it prints.
-        if self._file is None or self._run is None or self._run.metrics(0).exists():
+        if self._file is None or self._is_logged(now_s):
             return
         if self._allowance(tuple(numbers), now_s).take(now_s, self._kept_per_s()):
             epoch = self.progress.epoch if self.progress is not None else None
             line = MetricsLine(numbers, step, now_s, epoch, is_guessed)
             self._num_bytes += 40 + 20 * len(numbers)
             self._file.append(line)
+
+    def _is_logged(self, now_s: float) -> bool:
+        """What a session logs itself is more exact than what it prints."""
+        if not 0.0 <= now_s - self._asked_at_s < 1.0 and not self._has_session:
+            self._asked_at_s = now_s
+            self._has_session = self._run is not None and self._run.metrics(0).exists()
+        return self._has_session
 
     def _allowance(self, names: tuple[str, ...], now_s: float) -> _Allowance:
         if names not in self._kept and len(self._kept) >= _MAX_SETS:
