@@ -9,7 +9,7 @@ import pytest
 
 from jackline.diagnosis.doing import Around, Doing, describe, describe_wait, imported_package, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
-from jackline.diagnosis.user_code import is_user_file
+from jackline.diagnosis.user_code import came_with_pip, is_user_file
 from jackline.machine.readings import Wait, WaitKind
 
 SITE = "/v/lib/python3.11/site-packages"
@@ -221,6 +221,33 @@ def test_the_recordings_have_every_phase_of_a_training() -> None:
         "building the model", "in the forward pass", "in the backward pass", "in the optimizer step", "loading data",
         "compiling", "saving a checkpoint", "loading a checkpoint", "evaluating", "importing torch",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "function"),
+    [
+        ("rendezvous.py", "_create_c10d_store"),
+        ("elastic/rendezvous/dynamic_rendezvous.py", "DynamicRendezvousHandler.next_rendezvous"),
+        ("distributed_c10d.py", "reduce_scatter_tensor"),
+        ("distributed_c10d.py", "recv"),
+    ],
+)
+def test_a_rank_that_waits_for_others_says_so_whatever_its_thread_does(file: str, function: str) -> None:
+    call = Frame(function, f"{SITE}/torch/distributed/{file}", 199)
+    for wait in (Wait("sleep"), Wait("network", "127.0.0.1:29500"), RUNNING):
+        assert what(call, user(), wait=wait) == "waiting for other ranks"
+
+
+def test_a_folder_that_pip_filled_holds_no_code_of_the_person(tmp_path: Path) -> None:
+    site, own = tmp_path / "libs", tmp_path / "libs/train"
+    for folder in ("httpcore/_backends", "httpcore-1.0.9.dist-info", "train"):
+        (site / folder).mkdir(parents=True)
+    (site / "httpcore-1.0.9.dist-info/RECORD").write_text(
+        "httpcore/__init__.py,sha256=a,1\nhttpcore/_backends/sync.py,sha256=b,2\nhttpcore-1.0.9.dist-info/RECORD,,\n"
+    )
+    assert came_with_pip(str(site / "httpcore")) and came_with_pip(str(site / "httpcore/_backends"))
+    assert not came_with_pip(str(own)), "the person's own files beside it"
+    assert not came_with_pip(str(tmp_path)) and not came_with_pip("") and not came_with_pip("httpcore")
 
 
 def test_code_that_torch_generated_is_not_the_persons_own() -> None:

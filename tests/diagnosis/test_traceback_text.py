@@ -328,6 +328,10 @@ def test_no_text_makes_the_reader_fail(text: list[str]) -> None:
         ("/home/me/lib/python_tricks/a.py", True),
         ("/home/me/src/jackline/supervisor/supervise.py", False),
         ("/home/me/jackline/train.py", True),
+        ("pyarrow/error.pxi", False),
+        ("numpy/random/mtrand.pyx", False),
+        ("/home/me/fast/walks.pyx", True),
+        ("walks.pyx", True),
     ],
 )
 def test_whose_file_it_is(path: str, is_theirs: bool) -> None:

@@ -447,6 +447,18 @@ def test_one_endless_sleep_is_suspect_at_the_limit_and_stuck_at_twice() -> None:
     assert (first(verdicts, "SUSPECT"), first(verdicts, "STUCK")) == (120, 240)
 
 
+def test_a_rank_that_asks_the_store_for_the_others_is_suspect_at_the_limit() -> None:
+    """It sleeps between its questions, and they move 8 kB a second over a socket to itself. That is no work."""
+    folder = "/v/lib/python3.11/site-packages/torch/distributed"
+    store = Frame("_create_c10d_store", f"{folder}/rendezvous.py", 199, "return TCPStore(")
+    joins = Frame("init_process_group", f"{folder}/distributed_c10d.py", 1800)
+    world = World([sleeper(inside=(store, joins), main_cores=0.002, main_sleeps=100.0)], tcp=8_400)
+    verdicts = play(world, 200)
+    assert first(verdicts, "SUSPECT") in (120, 121)
+    assert alarms(verdicts) == ["SUSPECT STUCK_RANKS"]
+    assert "waiting for other ranks (init_process_group)" in verdicts[60].text
+
+
 def test_a_retry_with_backoff_up_to_a_minute_is_no_alarm() -> None:
     world = World([sleeper()])
     tries = {0, 1, 3, 7, 15, 31, 63, 127}

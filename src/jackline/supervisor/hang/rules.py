@@ -168,6 +168,10 @@ def suspect_limit_s(scene: Scene) -> float:
         return math.inf
     if is_fed_by_threads(scene) or is_worked_for(scene):
         return math.inf
+    if awaits_ranks(scene.leader):
+        return (
+            scene.limits.suspect_after_s
+        )  # asking the store again and again whether the others are there is no work
     limit_s = scene.limits.suspect_after_s * (sleep_patience(scene) if is_asleep(scene) else 1.0)
     if is_on_disk(scene):
         limit_s *= _DISK_PATIENCE / 2
@@ -179,7 +183,8 @@ def suspect(scene: Scene) -> Verdict | None:
     quiet_s = scene.now_s - scene.state.moved_at_s
     if quiet_s < suspect_limit_s(scene) or not scene.state.has_stacks:
         return None
-    label = "SLEEPING" if is_asleep(scene) and not live(scene.workers) else stuck_label(scene)
+    is_sleep = is_asleep(scene) and not live(scene.workers) and not awaits_ranks(scene.leader)
+    label = "SLEEPING" if is_sleep else stuck_label(scene)
     text = f"no main thread has moved for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
     return Verdict("SUSPECT", label, scene.state.moved_at_s, text, frame_of(scene.leader), process_at_fault(scene))
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from jackline.diagnosis.frames import Frame, ThreadStack
-from jackline.diagnosis.user_code import is_user_file
+from jackline.diagnosis.user_code import came_with_pip, is_user_file
 from jackline.machine.procfs import read_bytes, read_link
 
 _LARGEST_BYTES = 4 << 20
@@ -70,6 +70,8 @@ def _with_source(frame: Frame, folder: str | None, started_s: float | None) -> F
         status = os.stat(path)  # noqa: PTH116 - costs 2 us per frame, Path.stat 10
     except (OSError, ValueError):
         return frame
+    if frame.is_user and came_with_pip(os.path.dirname(path)):
+        frame = replace(frame, is_user=False)
     is_plain = stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_BYTES
     # A script edited while it runs no longer shows the code that runs: better no text than a wrong one.
     is_edited = frame.is_user and started_s is not None and status.st_mtime > started_s + 2
