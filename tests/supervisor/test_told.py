@@ -143,7 +143,7 @@ def test_a_program_that_prints_without_end_fills_neither_time_nor_disk(tmp_path:
 
 def test_a_rare_line_is_looked_at_among_many_frequent_ones() -> None:
     told = Told()
-    told._budget_s, told._each_s = 1e-4, 1e-3  # as after a flood of lines: one line each time
+    told._budget_s = told._each_s = 1e-4  # as after a flood of lines: one line each time
     lines = [f"step {number} loss 0.5" for number in range(5)]
     told.take_lines([*lines, "validation: val_loss 0.25", *lines], NOW_S)
     assert {entry.name: entry.value for entry in told.latest} == {"loss": 0.5, "val_loss": 0.25}
