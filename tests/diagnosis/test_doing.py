@@ -238,6 +238,18 @@ def test_a_rank_that_waits_for_others_says_so_whatever_its_thread_does(file: str
         assert what(call, user(), wait=wait) == "waiting for other ranks"
 
 
+def test_an_event_loop_with_nothing_to_do_is_not_a_socket() -> None:
+    poll = Frame("EpollSelector.select", f"{STD}/selectors.py", 468)
+    once = Frame("BaseEventLoop._run_once", f"{STD}/asyncio/base_events.py", 1884)
+    run = user("asyncio.run(main())")
+    for wait in (Wait("local_socket", "local socket"), Wait("poll")):
+        assert what(poll, once, run, wait=wait) == "waiting in its event loop"
+    assert what(poll, once, run, wait=Wait("network", "10.0.0.3:443")) == "waiting for the network (10.0.0.3:443)"
+    inside = user("sock.recv(1)", function="read")
+    assert what(inside, once, run, wait=Wait("local_socket")) == "waiting on a local socket"
+    assert what(poll, run, wait=Wait("poll")) == "waiting for events"
+
+
 def test_a_folder_that_pip_filled_holds_no_code_of_the_person(tmp_path: Path) -> None:
     site, own = tmp_path / "libs", tmp_path / "libs/train"
     for folder in ("httpcore/_backends", "httpcore-1.0.9.dist-info", "train"):

@@ -14,6 +14,7 @@ from pathlib import PurePath
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.diagnosis.phases import COMPILING, DOWNLOADING, bare_function, phase_of
+from jackline.diagnosis.waiting import IDLE_LOOP, is_idle_loop
 from jackline.machine.readings import Wait
 from jackline.units import format_bytes
 
@@ -92,7 +93,7 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str, around: Around |
         return Doing(f"{COMPILING} ({compiler})", frame)
     if phase:
         return Doing(phase, frame)
-    waiting = describe_wait(wait)
+    waiting = IDLE_LOOP if is_idle_loop(stack, wait) else describe_wait(wait)
     return Doing(waiting or _running(frame), frame)
 
 

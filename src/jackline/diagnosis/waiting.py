@@ -10,6 +10,10 @@ from jackline.machine.readings import Wait
 # Files whose frames mean that a thread waits for what other threads fetch.
 _COLLECTS = ("/fsspec/asyn.py", "/concurrent/futures/", "/queue.py", "/multiprocessing/pool.py", "/anyio/", "/httpx/")
 _COLLECTING_WAITS = ("lock", "sleep", "unknown")
+IDLE_LOOP = "waiting in its event loop"
+_LOOP_WAITS = ("poll", "local_socket", "pipe")
+_LOOPS = ("/asyncio/base_events.py", "/trio/_core/_run.py")
+_POLLS = ("/selectors.py", "/asyncio/", "/trio/_core/")
 
 
 def effective_wait(stack: ProcessStack | None, wait: Wait) -> Wait:
@@ -31,3 +35,17 @@ def _far_end(thread: ThreadStack) -> str:
     """The address that a thread waits for; '' for a server that waits for clients."""
     kind, _, target = thread.wait.partition(" ")
     return target if kind == "network" and not target.startswith("listening") else ""
+
+
+def is_idle_loop(stack: ProcessStack | None, wait: Wait) -> bool:
+    """Whether the main thread stands in the poll of an event loop, with nothing to do: what it polls is the loop's
+    own pipe, by which other threads wake it up."""
+    main = stack.main if stack else None
+    if main is None or wait.kind not in _LOOP_WAITS:
+        return False
+    for frame in main.frames:
+        if frame.file.endswith(_LOOPS):
+            return True
+        if not any(part in frame.file for part in _POLLS):
+            return False
+    return False

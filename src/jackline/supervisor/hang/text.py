@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
-from jackline.diagnosis.waiting import effective_wait
+from jackline.diagnosis.waiting import IDLE_LOOP, effective_wait, is_idle_loop
 from jackline.supervisor.hang.views import ProcessView
 from jackline.supervisor.stacks.take import is_housekeeping
 
@@ -32,7 +32,8 @@ def place_text(frame: Frame | None) -> str:
 
 def view_text(view: ProcessView) -> str:
     """'is waiting for a lock at train.py:41 `with lock:`'."""
-    waiting = describe_wait(effective_wait(view.stack, view.reading.wait))
+    wait = effective_wait(view.stack, view.reading.wait)
+    waiting = IDLE_LOOP if is_idle_loop(view.stack, wait) else describe_wait(wait)
     place = place_text(frame_of(view))
     main = view.stack.main if view.stack else None
     if (
