@@ -226,9 +226,8 @@ def test_the_recordings_have_every_phase_of_a_training() -> None:
 @pytest.mark.parametrize(
     ("file", "function"),
     [
-        ("rendezvous.py", "_create_c10d_store"),
-        ("elastic/rendezvous/dynamic_rendezvous.py", "DynamicRendezvousHandler.next_rendezvous"),
         ("distributed_c10d.py", "reduce_scatter_tensor"),
+        ("distributed_c10d.py", "all_to_all_single"),
         ("distributed_c10d.py", "recv"),
     ],
 )

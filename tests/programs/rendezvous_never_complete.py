@@ -1,5 +1,5 @@
 """The first of two ranks joins the group; nobody has started the second."""
-# expect: slow=yes verdict=SUSPECT|STUCK label=STUCK_RANKS marker=HERE says="waiting for other ranks" needs=torch
+# expect: slow=yes verdict=SUSPECT|STUCK label=STUCK_RANKS marker=HERE says="waiting for the other ranks of the job to start" needs=torch
 
 import os
 import socket

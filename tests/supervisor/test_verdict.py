@@ -456,7 +456,7 @@ def test_a_rank_that_asks_the_store_for_the_others_is_suspect_at_the_limit() -> 
     verdicts = play(world, 200)
     assert first(verdicts, "SUSPECT") in (120, 121)
     assert alarms(verdicts) == ["SUSPECT STUCK_RANKS"]
-    assert "waiting for other ranks (init_process_group)" in verdicts[60].text
+    assert "waiting for the other ranks of the job to start" in verdicts[60].text
 
 
 def test_a_retry_with_backoff_up_to_a_minute_is_no_alarm() -> None:

@@ -72,7 +72,6 @@ _ROWS = (
     Row("in the backward pass", r"/torch/_tensor\.py", r"^backward$"),
     Row("waiting for other ranks", r"/torch/distributed/", r"barrier|all_reduce|all_gather|broadcast|wait|^recv$"),
     Row("waiting for other ranks", r"/torch/distributed/", r"reduce_scatter|all_to_all|^(gather|scatter|reduce)"),
-    Row("waiting for other ranks", r"/torch/distributed/(elastic/)?rendezvous", r"_store$|rendezvous"),
     Row(DATA_WAIT, r"/torch/utils/data/dataloader\.py", r"^_try_get_data$|^_get_data$"),
     Row(DATA, r"/torch/utils/data/"),
     Row(DATA, r"/datasets/(arrow_dataset|builder|iterable_dataset|load)\.py"),

@@ -59,8 +59,7 @@ STACKS_RISING_EVERY_S = 0.3
 
 
 class AttemptWatch:
-    """Live state of one attempt. `tick` is called when it prints, at most ten times a
-    second, and once a second in a long silence."""
+    """Live state of one attempt. `tick` is called when it prints, at most ten times a second, else once a second."""
 
     def __init__(
         self,
@@ -140,22 +139,17 @@ class AttemptWatch:
         return self.hang.incidents
 
     def sleep(self, now_s: float, *, is_stopping: bool) -> None:
-        """Sleep until `tick` should be called again. `now_s`: when it was called last."""
-        least_s, most_s = self.pause_s(now_s, is_stopping=is_stopping)
+        """Sleep until the next `tick`, shortest when the disk is full but for the blocks reserved ahead of the output
+        file. A silence that is described already lasts until something happens. `now_s`: of the last `tick`."""
+        is_calm = now_s - self._began_s > CALM_AFTER_S and self.memory.share() < ARMED_SHARE
+        is_calm = is_calm and not is_stopping and not self.memory.is_rising()
+        least_s = most_s = CALM_TICK_S if is_calm else TICK_S
+        if any(tail.is_short_of_space for tail in self.tails.values()):
+            least_s = most_s = SHORT_TICK_S
+        elif is_calm and self.silent_s(now_s) > QUIET_AFTER_S and not self.hang.sampler.is_busy:
+            most_s = self._last_sample_s + SAMPLE_EVERY_S - now_s
         passed_s = time.monotonic() - now_s
         self._waker.sleep(least_s - passed_s, most_s - passed_s)
-
-    def pause_s(self, now_s: float, *, is_stopping: bool = False) -> tuple[float, float]:
-        """(at least, at most) so long until the next `tick`: short at the start, when memory runs out, and when the
-        disk is full but for the blocks reserved ahead of the output file; long in a silence that is described."""
-        if any(tail.is_short_of_space for tail in self.tails.values()):
-            return SHORT_TICK_S, SHORT_TICK_S
-        is_calm = now_s - self._began_s > CALM_AFTER_S and self.memory.share() < ARMED_SHARE
-        if is_stopping or not is_calm or self.memory.is_rising():
-            return TICK_S, TICK_S
-        is_described = self.silent_s(now_s) > QUIET_AFTER_S and not self.hang.sampler.is_busy
-        most_s = self._last_sample_s + SAMPLE_EVERY_S - now_s if is_described else CALM_TICK_S
-        return CALM_TICK_S, max(CALM_TICK_S, most_s)
 
     def silent_s(self, now_s: float) -> float:
         return now_s - self.last_output_s
