@@ -421,6 +421,45 @@ def test_ranks_that_lose_contact_are_retried() -> None:
     assert (found.cause, found.is_retryable) == ("nccl_timeout", True)
 
 
+@pytest.mark.parametrize(
+    ("text", "title", "confidence"),
+    [
+        (
+            "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, invalid usage (run with "
+            "NCCL_DEBUG=WARN for details), NCCL version 2.28.9\nncclInvalidUsage: This usually reflects invalid usage"
+            " of NCCL library.\nLast error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device e1000",
+            "ranks 0 and 1 use the same GPU at train.py:41",
+            "certain",
+        ),
+        (
+            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, internal error - please report this "
+            "issue to the NCCL developers, NCCL version 2.19.3\nncclInternalError: Internal check failed.",
+            "NCCL failed: internal error at train.py:41",
+            "likely",
+        ),
+        (
+            "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1273, unhandled cuda error, "
+            "NCCL version 2.18.5",
+            "NCCL failed: unhandled cuda error at train.py:41",
+            "likely",
+        ),
+    ],
+)
+def test_a_call_that_nccl_refuses_has_lost_no_rank(text: str, title: str, confidence: str) -> None:
+    found = best(raised(f"torch.distributed.DistBackendError: {text}"))
+    assert (found.cause, found.title, found.confidence, found.is_retryable) == (
+        "cuda_error", title, confidence, False,
+    )  # fmt: skip
+
+
+def test_a_network_that_nccl_lost_is_still_a_lost_rank() -> None:
+    text = (
+        "NCCL error in: /x/NCCLUtils.cpp:81, unhandled system error (run with NCCL_DEBUG=INFO), NCCL version 2.27.5"
+    )
+    found = best(raised(f"torch.distributed.DistBackendError: {text}"))
+    assert (found.cause, found.is_retryable) == ("nccl_timeout", True)
+
+
 # -- network ---------------------------------------------------------------------------------------------------------
 
 

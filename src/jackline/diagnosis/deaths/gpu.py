@@ -16,7 +16,12 @@ _WATCHDOG = re.compile(r"[Ww]atchdog caught collective operation timeout: WorkNC
 _OPERATION = re.compile(r"OpType=(\w+)")
 _TIMEOUT = re.compile(r"Timeout\(ms\)=(\d+)")
 _RANK = re.compile(r"\[?[Rr]ank ?(\d+)\]?")
-_NCCL_LOST = re.compile(r"ncclRemoteError|ncclSystemError|NCCL communicator was aborted|NCCL error")
+_NCCL_LOST = re.compile(
+    r"ncclRemoteError|ncclSystemError|NCCL communicator was aborted"
+    r"|NCCL error.*(?:remote process exited|system error)"
+)
+_NCCL_SAID = re.compile(r"NCCL error.*?\.[ch]pp:\d+, (?P<words>[a-z ]*[a-z])|NCCL error")
+_NCCL_DUPLICATE = re.compile(r"Duplicate GPU detected ?: ?rank (\d+) and rank (\d+)")
 
 
 @dataclass(frozen=True)
@@ -97,12 +102,36 @@ def nccl_timeout(lines: Sequence[str], evidence: Evidence, error: ErrorText | No
         if match:
             return _watchdog_finding(line, match[1], evidence, error)
     text = error.text if error else ""
+    if error is not None and not _NCCL_LOST.search(text):
+        return _nccl_refusal(text, error, evidence)
     if not _NCCL_LOST.search(text):
         return None
     title = f"the GPUs lost contact with one another{at_place(error.place if error else None)}"
     hint = "one rank crashed or the network between them failed: look for the first rank that says anything else"
     said = (error.first_line[:200],) if error else ()
     return Finding("nccl_timeout", "likely", title, (*said, *ran_line(evidence)), hint, True)
+
+
+def _nccl_refusal(text: str, error: ErrorText, evidence: Evidence) -> Finding | None:
+    """NCCL itself refused a call: nobody was lost, and a restart would meet the same refusal."""
+    said = _NCCL_SAID.search(text)
+    if said is None:
+        return None
+    detail = (*place_line(error.place), error.first_line[:200], *ran_line(evidence))
+    twice = _NCCL_DUPLICATE.search(text)
+    if twice is not None:
+        title = f"ranks {twice[1]} and {twice[2]} use the same GPU{at_place(error.place)}"
+        hint = (
+            "start at most one rank for each GPU (--nproc-per-node), and let each choose its own before it joins: "
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"
+        )
+        return Finding("cuda_error", "certain", title, detail, hint, False, error.place)
+    words = f": {said['words']}" if said["words"] else ""
+    title = f"NCCL failed{words}{at_place(error.place)}"
+    hint = (
+        "NCCL_DEBUG=WARN in the environment makes it say why; often ranks share a GPU, or a tensor is on another one"
+    )
+    return Finding("cuda_error", "likely", title, detail, hint, False, error.place)
 
 
 def _watchdog_finding(line: str, facts: str, evidence: Evidence, error: ErrorText | None) -> Finding:
