@@ -6,15 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from jackline.cli.commands.runs import FORKED, as_tree
 from jackline.cli.models.again import is_setting, receipt
 from jackline.cli.models.sweep import grid, values_of
 from jackline.cli.models.together import Limits, Memory, may_start
 from jackline.errors import UsageError
+from jackline.rundir.kin import FORKED, as_tree
 from jackline.trainer.config import TrainConfig, identity
 from jackline.trainer.optim.schedule import describe_schedule, key_points, lr_at, schedule_of
 from tests.shell import Shell
@@ -171,12 +170,11 @@ def test_the_grid_of_a_sweep() -> None:
 
 
 def test_forks_follow_the_run_they_come_from_and_forged_ones_are_shown_too() -> None:
-    def view(name: str, parent: str = "") -> SimpleNamespace:
-        settings = {FORKED: f"{parent} at step 3"} if parent else {}
-        return SimpleNamespace(name=name, contents=SimpleNamespace(settings=settings))
+    def run(path: str, parent: str = "") -> tuple[Path, str, str]:
+        return Path("runs", path), f"{parent} at step 3" if parent else "", path
 
-    views = [view("c", "b"), view("x"), view("b", "a"), view("a"), view("lost", "gone"), view("self", "self")]
-    found = [(depth, one.name) for depth, one in as_tree(views)]  # type: ignore[arg-type]
-    assert found == [(0, "x"), (0, "a"), (1, "b"), (2, "c"), (0, "lost"), (0, "self")]
-    ring = [(depth, one.name) for depth, one in as_tree([view("p", "q"), view("q", "p")])]  # type: ignore[arg-type]
-    assert sorted(ring) == [(0, "p"), (0, "q")]
+    views = [run("c", "b"), run("x"), run("b", "a"), run("a"), run("lost", "gone"), run("self", "self")]
+    assert as_tree(views) == [(0, "x"), (0, "a"), (1, "b"), (2, "c"), (0, "lost"), (0, "self")]
+    assert sorted(as_tree([run("p", "q"), run("q", "p")])) == [(0, "p"), (0, "q")]
+    twice = [run("here/a"), run("here/b", "a"), run("there/a"), run("there/b", "a")]  # a fork is beside its run
+    assert as_tree(twice) == [(0, "here/a"), (1, "here/b"), (0, "there/a"), (1, "there/b")]

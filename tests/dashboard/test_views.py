@@ -43,6 +43,40 @@ def test_the_list_has_every_run_with_its_state(site: Site, runs: Path) -> None:
         assert row["word"] and row["tone"] in ("", "good", "warn", "bad")
 
 
+def write_fork(run: RunDir, parent: str) -> None:
+    shutil.copytree(GOLDEN / "format1-finished", run.path)
+    contents = json.loads(run.run_file.read_text())
+    contents.update(name=run.name, settings={**contents["settings"], "forked_from": parent})
+    run.run_file.write_text(json.dumps(contents))
+
+
+def test_forks_are_listed_below_the_run_they_come_from_and_each_names_the_other(runs: Path) -> None:
+    parent = RunDir(runs / "format1-finished")
+    for name, origin in {
+        "child": "format1-finished at step 6",
+        "grandchild": "child at step 9",
+        "orphan": "gone at step 3",
+        "forged": "../runs/format1-finished at step 1",
+        "own": "own at step 2",
+    }.items():
+        write_fork(RunDir(runs / name), origin)
+    site = Site(runs, RunTeller())
+    rows = site.runs_json(NOW)["runs"]
+    names = [row["name"] for row in rows]
+    at = names.index("child")
+    assert [(row["name"], row["depth"]) for row in rows[at : at + 2]] == [("child", 1), ("grandchild", 2)]
+    assert rows[at - 1]["key"] == key_of(parent) and rows[at]["fork_of"] == "format1-finished at step 6"
+    assert {row["name"] for row in rows if row["depth"]} == {"child", "grandchild"} and len(rows) == len(set(names))
+    child, own = told(site, RunDir(runs / "child")), told(site, RunDir(runs / "own"))
+    assert child["family"] == {
+        "parent": {"key": key_of(parent), "name": "format1-finished", "step": "6"},
+        "forks": [{"key": key_of(RunDir(runs / "grandchild")), "name": "grandchild", "step": "9"}],
+    }
+    assert ["fork of", "format1-finished at step 6"] in child["told"]["facts"]
+    assert own["family"] == {"parent": None, "forks": []}
+    assert told(site, RunDir(runs / "orphan"))["family"] == {"parent": None, "forks": []}
+
+
 def test_a_dead_run_says_why_in_its_first_sentence(site: Site, runs: Path) -> None:
     found = told(site, RunDir(runs / "format1-killed-oom"))
     assert found["told"]["sentence"].startswith("Failed: the kernel killed it because memory ran out")

@@ -10,7 +10,7 @@ from typing import Any
 
 from jackline.review.redact import redact
 from jackline.review.summary import TOLD
-from jackline.rundir.access.reading import read_end, read_part
+from jackline.rundir.access.reading import read_end, read_part, read_text
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
@@ -21,6 +21,8 @@ MAX_MATCHES = 200
 MAX_LINE = 2000
 MAX_EVENTS = 300
 EVENT_BYTES = 4 << 20
+MAX_INCIDENT_BYTES = 64 << 10
+MAX_INCIDENTS = 5
 # Escape sequences and control characters; a tab stays.
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Marks that reverse or hide text.
@@ -127,3 +129,16 @@ def _event_json(event: EventRecord) -> dict[str, Any]:
         "more": [clean(line, 400) for line in more.split("\n")[:20] if line.strip()],
         "is_warning": event.event in WARNINGS,
     }
+
+
+def read_incidents(run: RunDir) -> list[dict[str, Any]]:
+    """What was gathered when the last attempt was found stuck."""
+    found = []
+    attempt = run.last_attempt()
+    for path in attempt.list_incidents()[-MAX_INCIDENTS:] if attempt else ():
+        try:
+            text = read_text(path, MAX_INCIDENT_BYTES)
+        except OSError:
+            continue
+        found.append({"name": clean(path.name, 80), "lines": [clean(line, 400) for line in text.splitlines()]})
+    return found

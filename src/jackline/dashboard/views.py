@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jackline.dashboard.curves import Row, RunCurves, read_samples, rounded, sparkline
-from jackline.dashboard.tails import clean, read_events, read_log, search_log
+from jackline.dashboard.tails import clean, read_events, read_incidents, read_log, search_log
 from jackline.dashboard.told import Teller, Told
 from jackline.review.chart import thin
 from jackline.review.compare import differences
@@ -28,14 +28,13 @@ from jackline.review.history import History, read_history, step_times, usual_ste
 from jackline.review.summary import FIRST
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.find import list_runs
+from jackline.rundir.kin import as_tree, parent_of, read_fork
 from jackline.rundir.layout import RunDir
 
 SCHEMA = 1
 MAX_RUNS = 500
 MAX_SPANS = 400
 MAX_CONFIG_BYTES = 128 << 10
-MAX_INCIDENT_BYTES = 64 << 10
-MAX_INCIDENTS = 5
 MAX_DIFFERENCES = 300
 CATALOGUE_S = 2.0
 HISTORY_S = 10.0  # a live run's account is made anew this often
@@ -57,6 +56,7 @@ class Kept:
     spark: tuple[int, str, list[float | None]] | None = None
     stacks: tuple[float, tuple[str, ...]] | None = None
     tokens: tuple[int, float | None] | None = None
+    fork: tuple[int, str] | None = None
 
 
 class Site:
@@ -96,15 +96,15 @@ class Site:
                 if is_early or (kept.spark is None and not is_begun):  # each answer has at least one more
                     is_begun = is_begun or kept.spark is None
                     self._add_slow_parts(kept, row, now_s)
-                row = {**row, **_slow_parts(kept)}
+                row = {**row, **_slow_parts(kept), "fork_of": clean(_fork(kept), 160)}
                 is_whole = is_whole and kept.spark is not None
-            rows.append(row)
+            rows.append((kept.run.path, _fork(kept), row))
         return {
             "schema": SCHEMA,
             "now_s": now_s,
             "folder": clean(str(self._folder), 400),
             "is_whole": is_whole,
-            "runs": rows,
+            "runs": [{**row, "depth": depth} for depth, row in as_tree(rows)],
         }
 
     def _row(self, kept: Kept, now_s: float) -> dict[str, Any]:
@@ -150,7 +150,16 @@ class Site:
             "attempts": _attempts_json(history),
             "machine": _machine_json(history),
             "tokens_per_step": _tokens_per_step(kept),
+            "family": self._family(kept),
         }
+
+    def _family(self, kept: Kept) -> dict[str, Any]:
+        """The run that this one was forked from, if it is listed, and the forks of this one."""
+        listed = self._list()
+        parent = parent_of(kept.run.path, _fork(kept))
+        parents = [_relative(one, _fork(kept)) for one in listed if one.run.path == parent and one is not kept]
+        forks = [one for one in listed if parent_of(one.run.path, _fork(one)) == kept.run.path and one is not kept]
+        return {"parent": parents[0] if parents else None, "forks": [_relative(one, _fork(one)) for one in forks]}
 
     def curves_json(self, kept: Kept, cursor: str) -> dict[str, Any]:
         with kept.lock:
@@ -174,7 +183,7 @@ class Site:
             if kept.stacks is None or time.monotonic() - kept.stacks[0] >= STACKS_S:
                 kept.stacks = (time.monotonic(), self._teller.stacks(kept.run))
             lines = kept.stacks[1]
-        return {"lines": [clean(line, 400) for line in lines[:2000]], "incidents": _incidents(kept.run)}
+        return {"lines": [clean(line, 400) for line in lines[:2000]], "incidents": read_incidents(kept.run)}
 
     def config_json(self, kept: Kept) -> dict[str, Any]:
         text = ""
@@ -248,6 +257,18 @@ def _row_json(run: RunDir, told: Told) -> dict[str, Any]:
         "left": clean(told.left, 120),
         "created_at_s": told.created_at_s,
     }
+
+
+def _fork(kept: Kept) -> str:
+    """'NAME at step N' of the run that this one was forked from; read when run.json is new."""
+    stamp = _changed_ns(kept.run.run_file)
+    if kept.fork is None or kept.fork[0] != stamp:
+        kept.fork = (stamp, read_fork(kept.run))
+    return kept.fork[1]
+
+
+def _relative(kept: Kept, fork: str) -> dict[str, str]:
+    return {"key": key_of(kept.run), "name": clean(kept.run.name, 120), "step": clean(fork.rpartition(" ")[2], 20)}
 
 
 def _slow_parts(kept: Kept) -> dict[str, Any]:
@@ -366,18 +387,6 @@ def _tokens_per_step(kept: Kept) -> float | None:
         known = [float(size) for size in sizes if size.isdigit()]
         kept.tokens = (stamp, known[0] * known[1] if len(known) == len(sizes) else None)
     return kept.tokens[1]
-
-
-def _incidents(run: RunDir) -> list[dict[str, Any]]:
-    found = []
-    attempt = run.last_attempt()
-    for path in attempt.list_incidents()[-MAX_INCIDENTS:] if attempt else ():
-        try:
-            text = read_text(path, MAX_INCIDENT_BYTES)
-        except OSError:
-            continue
-        found.append({"name": clean(path.name, 80), "lines": [clean(line, 400) for line in text.splitlines()]})
-    return found
 
 
 def _place(name: str) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""Other runs of the same script: the run a command means although its name differs, and those to mention on screen.
+"""Other runs of the same script: the run a command means although its name differs, those to mention on screen, and
+the tree of forks.
 
 A run keeps its name when it was created under another spelling of its command, or when its folder was moved.
 """
@@ -7,10 +8,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import list_runs
@@ -20,6 +21,8 @@ from jackline.rundir.run_file import DamagedRun, RunFile, read_run_file, write_r
 from jackline.rundir.status import read_status
 
 _SHOWN = 3
+FORKED = "forked_from"  # of run.json's settings: 'NAME at step N', a run in the same folder
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -135,3 +138,38 @@ def _read(run: RunDir) -> RunFile | None:
         return read_run_file(run)
     except (DamagedRun, OSError):
         return None
+
+
+# -- forks -----------------------------------------------------------------------------------------------------------
+
+
+def fork_of(contents: RunFile | None) -> str:
+    """'NAME at step N' for a run that `jackline fork` made; else ''."""
+    return str(contents.settings.get(FORKED, "")) if contents is not None else ""
+
+
+def read_fork(run: RunDir) -> str:
+    return fork_of(_read(run))
+
+
+def parent_of(path: Path, fork: str) -> Path | None:
+    """The folder of the run that the one at `path` was forked from; whether it still exists is not looked up."""
+    name, is_fork, _step = fork.rpartition(" at step ")
+    return path.parent / name if is_fork and name else None
+
+
+def as_tree(runs: Sequence[tuple[Path, str, _Item]]) -> list[tuple[int, _Item]]:
+    """Each item with its depth: a fork follows the run that it comes from, if that is among them too. `runs` are
+    folders, what `fork_of` said, and the items."""
+    known = {path for path, _, _ in runs}
+    children: dict[Path | None, list[tuple[Path, _Item]]] = {}
+    for path, fork, item in runs:
+        parent = parent_of(path, fork)
+        children.setdefault(parent if parent in known and parent != path else None, []).append((path, item))
+    found: list[tuple[int, _Item]] = []
+    waiting = [(0, *pair) for pair in reversed(children.pop(None, []))]
+    while waiting:
+        depth, path, item = waiting.pop()
+        found.append((depth, item))
+        waiting += [(depth + 1, *pair) for pair in reversed(children.pop(path, []))]
+    return found + [(0, item) for rest in children.values() for _, item in rest]  # forged: forks of each other

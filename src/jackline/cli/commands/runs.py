@@ -21,11 +21,11 @@ from jackline.cli.view.run_view import RunView, read_view
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
 from jackline.rundir.access.patience import ask_each
 from jackline.rundir.find import find_run, list_runs, runs_folder
+from jackline.rundir.kin import as_tree, fork_of
 from jackline.rundir.layout import RunDir
 from jackline.units import format_bytes, format_duration
 
 SHOWN = 20
-FORKED = "forked_from"  # of run.json's settings: 'NAME at step N'
 _ENDED = ("finished", "stopped", "dead", "empty")
 _RUNS = (
     Column("NAME", floor=16),
@@ -220,29 +220,12 @@ def _say_missing(runs: Sequence[RunDir], why: str = "cannot be read; `jackline s
 
 def runs_table(views: Sequence[RunView]) -> str:
     rows: list[list[Cell | str]] = []
-    for depth, view in as_tree(views):
+    for depth, view in as_tree([(Path(view.path), fork_of(view.contents), view) for view in views]):
         attempt = str(view.status.attempt) if view.status.attempt else "-"
         state = Cell(state_word(view), state_tone(view))
         name = "  " * (depth - 1) + "└ " * bool(depth) + safe_text(view.name, 90)
         rows.append([name, state, attempt, _progress(view), _age(view), _path(view.path)])
     return draw_table(_RUNS, rows, width=stdout_columns(), use_color=stdout_has_color())
-
-
-def as_tree(views: Sequence[RunView]) -> list[tuple[int, RunView]]:
-    """Each run with its depth: a fork (`jackline fork`) follows the run that it comes from, if that is shown too."""
-    names = {view.name for view in views}
-    children: dict[str, list[RunView]] = {}
-    for view in views:
-        settings = view.contents.settings if view.contents is not None else {}
-        parent = str(settings.get(FORKED, "")).rpartition(" at step ")[0]
-        children.setdefault(parent if parent in names - {view.name} else "", []).append(view)
-    found: list[tuple[int, RunView]] = []
-    waiting = [(0, view) for view in reversed(children.pop("", []))]
-    while waiting:
-        depth, view = waiting.pop()
-        found.append((depth, view))
-        waiting += [(depth + 1, child) for child in reversed(children.pop(view.name, []))]
-    return found + [(0, view) for rest in children.values() for view in rest]  # forged: forks of each other
 
 
 def logs_table(views: Sequence[RunView]) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.place import choose_place
-from jackline.cli.commands.runs import FORKED
 from jackline.cli.commands.train import folder_settings, resolve
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.command import plain_settings
 from jackline.rundir.identity import compare_settings
+from jackline.rundir.kin import FORKED
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile
 from jackline.trainer.optim.schedule import Schedule, lr_at, schedule_of

@@ -20,7 +20,6 @@ from jackline.checkpoint.place import choose_place
 from jackline.checkpoint.rewind import parse_choice
 from jackline.cli.commands.resume import options_of
 from jackline.cli.commands.run import describe_here
-from jackline.cli.commands.runs import FORKED
 from jackline.cli.models.again import Changed, change, receipt, refuse_done, refuse_scripts
 from jackline.cli.options import detach_options, quiet_option
 from jackline.cli.programs.started import is_detached_as_json
@@ -29,6 +28,7 @@ from jackline.errors import UsageError
 from jackline.rundir.create import Claim, claim_filled
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.identity import numbered_name
+from jackline.rundir.kin import FORKED
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import RunFile, check_name, read_run_file
 

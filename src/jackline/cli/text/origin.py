@@ -1,4 +1,5 @@
-"""The text on where a run comes from: branch and commit of the code, GPUs of the machine. Pure, from run.json."""
+"""The text on where a run comes from: branch and commit of the code, GPUs of the machine, the run that it was forked
+from. Pure, from run.json."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from jackline.cli.text.safety import safe_text
+from jackline.rundir.kin import fork_of
 from jackline.rundir.records.fields import number
 from jackline.rundir.run_file import RunFile
 from jackline.units import format_bytes
@@ -15,7 +17,8 @@ _SHORT = 12
 
 def origin_lines(contents: RunFile) -> list[tuple[str, str]]:
     """Label and text; an empty text where it is unknown."""
-    return [("code", code_text(contents.git)), ("gpus", gpus_text(contents.machine))]
+    fork = safe_text(fork_of(contents), 160)
+    return [("fork of", fork), ("code", code_text(contents.git)), ("gpus", gpus_text(contents.machine))]
 
 
 def code_text(git: dict[str, Any]) -> str:

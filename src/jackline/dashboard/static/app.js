@@ -167,13 +167,17 @@ function runsPage() {
   };
 }
 
+const runLink = (run) => make("a", { href: "#/run/" + run.key, text: run.name });
+
 function row(run, now) {
   const values = run.spark ? run.spark.values : [];
   const last = values.length ? values[values.length - 1] : null;
   const said = last === null ? "" : `${run.spark.name} ${number(last)}`;
   const share = run.share === null ? "" : make("progress", { max: 1, value: run.share, "aria-label": "progress of " + run.name });
+  const fork = run.fork_of ? make("span", { kind: "dim", text: "fork of " + run.fork_of }) : "";
+  const branch = run.depth ? make("span", { kind: "branch", "aria-hidden": "true", text: "\u2514 " }) : "";
   return make("tr", {},
-    make("td", {}, make("a", { href: "#/run/" + run.key, text: run.name })),
+    make("td", { kind: "d" + Math.min(run.depth, 4) }, branch, runLink(run), fork),
     make("td", { kind: run.tone }, make("span", { "aria-hidden": "true", text: SIGNS[run.tone] + " " }), run.word),
     make("td", {}, run.progress || "", share, run.left ? make("span", { kind: "dim", text: run.left }) : ""),
     make("td", { kind: "spark" }, values.length > 1 ? spark(values, said) : "", make("span", { kind: "dim", text: said })),
@@ -249,7 +253,12 @@ function showVerdict(holders, found) {
   show(holders.cards, ...cards);
   const list = make("dl");
   const rows = [...told.facts, ["command", told.command], ["run folder", told.path], [told.is_live ? "to end it" : "to resume", told.resume]];
-  for (const [label, text] of rows) if (text) list.append(make("dt", { text: label }), make("dd", {}, /^(command|to |run f)/.test(label) ? make("code", { text }) : text));
+  const { parent, forks } = found.family;
+  for (const [label, text] of rows) if (text && !(parent && label === "fork of")) list.append(make("dt", { text: label }), make("dd", {}, /^(command|to |run f)/.test(label) ? make("code", { text }) : text));
+  const at = (run) => make("li", {}, runLink(run), ` at step ${run.step}`);
+  for (const [label, runs] of [["fork of", parent ? [parent] : []], ["its forks", forks]]) {
+    if (runs.length) list.append(make("dt", { text: label }), make("dd", {}, make("ul", { kind: "kin" }, ...runs.map(at))));
+  }
   show(holders.facts, list);
 }
 
@@ -367,7 +376,8 @@ function lines(state, names) {
     if (!curve) return;
     const begin = curve.times.find((value) => value !== null) || 0;
     const hasSteps = curve.steps.some((value) => value !== null);
-    const perStep = state.x === "tokens" ? run.tokens || state.tokens : 1;
+    const perStep = state.x !== "tokens" ? 1 : at ? run.tokens : state.tokens;
+    if (!perStep) return; // how many tokens a step of that run has is not known
     const xs = state.x === "time" ? curve.times.map((value) => (value === null ? null : value - begin)) : hasSteps ? curve.steps.map((value) => (value === null ? null : value * perStep)) : curve.steps.map((_, number) => number);
     const label = state.others.size ? `${run.name || state.name} ${name}` : name + (curve.is_guessed ? " (guessed from its output)" : "");
     found.push({ name: label, tone: state.others.size ? at : inside, isDashed: state.others.size > 0 && inside > 0, xs, last: curve.last, low: curve.low, high: curve.high });
