@@ -1,4 +1,5 @@
-"""What the page of `jackline dash` costs: its weight, a run with a million steps, 200 runs, a change of state.
+"""What the page of `jackline dash` costs: its weight, a run with a million steps, 200 runs, a change of state; and
+what a report of a run with 100,000 steps costs.
 
     .venv/bin/python bench/dash.py [--steps 1000000] [--runs 200]
 
@@ -115,6 +116,25 @@ def state_change(server: Server, runs: Path, key: str) -> float:
     return time.monotonic() - began + 2.0  # at worst it had asked just before
 
 
+def report(folder: Path, steps: int, rounds: int) -> None:
+    """The whole command, as a person types it. The least of some rounds, and how busy the machine was."""
+    make_run(folder / "runs" / "reported", steps, 0)
+    out = folder / "report.html"
+    command = [sys.executable, "-m", "jackline", "report", "reported", "--out", str(out)]
+    env = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "JACKLINE_RUNS": str(folder / "runs")}
+    walls, cpus = [], []
+    for _ in range(rounds):
+        began, before = time.monotonic(), os.times()
+        subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
+        after = os.times()
+        walls.append(time.monotonic() - began)
+        cpus.append(sum(after[2:4]) - sum(before[2:4]))
+    print(
+        f"report of {steps:,} steps: {out.stat().st_size / 1e3:.0f} KB, {min(walls):.2f} s wall (at most "
+        f"{max(walls):.2f}), {min(cpus):.2f} s CPU, load {os.getloadavg()[0]:.1f}   <= 1 MB, 3 s"
+    )
+
+
 WORK = """
 import time
 began = time.process_time()
@@ -200,6 +220,7 @@ def main() -> None:
             print(f"memory of the server: {server.rss_mib():.0f} MiB")
         finally:
             server.close()
+        report(Path(folder) / "report", asked.steps // 10, 3)
         if asked.rounds:
             effect(Path(folder) / "watched", Path(folder) / "state", asked.rounds)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -131,8 +132,8 @@ def _values(chart: Chart) -> Sequence[tuple[str, ...]]:
         x = spots[number][0]
         cells = []
         for line in chart.lines:
-            past = [y for at, y in line.spots if at <= x]
-            cells.append(chart.y_text(past[-1]) if past else "")
+            num_past = bisect_right(line.spots, x, key=lambda spot: spot[0])
+            cells.append(chart.y_text(line.spots[num_past - 1][1]) if num_past else "")
         rows.append((x_text(chart, x), *cells))
     return rows
 

@@ -23,7 +23,8 @@ MAX_AT_S = 253402300799.0  # the last second of the year 9999: Python has no lat
 
 def number(value: Any) -> float | None:
     """The number as written: an int stays an int. NaN, infinity and booleans do not count as numbers."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    kind = type(value)
+    is_number = kind is float or kind is int or (isinstance(value, int | float) and kind is not bool)
     return value if is_number and -MAX_NUMBER < value < MAX_NUMBER else None
 
 

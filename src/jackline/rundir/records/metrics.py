@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jackline.rundir.jsonl import JsonlWriter, Lines, read_lines
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.fields import flag, moment, number
+from jackline.rundir.records.fields import MAX_NUMBER, flag, moment, number
 
 MAX_NAME = 60
 # A file is read in portions, so that a long one never needs much memory at once.
@@ -26,8 +26,7 @@ _FACTS = frozenset({"step", "epoch", "at_s", "is_guessed"})
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):  # a tuple, because a long run has millions of them
     """One value. `step` counts through the whole run, epochs included; None where the command printed no count."""
 
     value: float  # may be NaN or infinite
@@ -46,8 +45,7 @@ class Series:
     is_guessed: bool = False  # the format was not known: Jackline learned it from repeated lines
 
 
-@dataclass(frozen=True)
-class MetricsLine:
+class MetricsLine(NamedTuple):
     """One line of either file."""
 
     values: Mapping[str, float]
@@ -68,7 +66,15 @@ class MetricsLine:
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> MetricsLine:
-        values = {name: value for name in raw if name not in _FACTS and (value := _value(raw[name])) is not None}
+        values = {}
+        for name, value in raw.items():
+            if name in _FACTS:
+                continue
+            # Nearly every value is a plain number, and a long run has millions of them.
+            is_plain = type(value) is float and -MAX_NUMBER < value < MAX_NUMBER
+            known = value if is_plain else _value(value)
+            if known is not None:
+                values[name] = known
         return MetricsLine(
             values,
             number(raw.get("step")),
@@ -117,8 +123,12 @@ def _read_file(path: Path, source: str, max_bytes: int) -> dict[str, Series]:
         for raw in portion.records:
             line = MetricsLine.from_json(raw)
             for name, value in line.values.items():
-                _add(points.setdefault(name, []), Point(value, line.step, line.at_s, line.epoch))
-                guessed[name] = guessed.get(name, True) and line.is_guessed
+                own = points.get(name)
+                if own is None:
+                    own, guessed[name] = points.setdefault(name, []), True
+                _add(own, Point(value, line.step, line.at_s, line.epoch))
+                if not line.is_guessed:
+                    guessed[name] = False
     return {name: Series(name, tuple(values), source, guessed[name]) for name, values in points.items()}
 
 
@@ -142,7 +152,7 @@ def _portions(path: Path, max_bytes: int) -> Iterator[Lines]:
 
 def _add(points: list[Point], point: Point) -> None:
     """After a crash or `resume --step` the step goes back; then the new lines count, not those that they repeat."""
-    if point.step is not None and _step(points) > point.step:
+    if points and point.step is not None and _step(points) > point.step:
         while _step(points) >= point.step:
             points.pop()
     points.append(point)
