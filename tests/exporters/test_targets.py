@@ -102,7 +102,7 @@ def test_every_shape_of_a_message_says_run_event_text_and_step() -> None:
         {"text": "*mine: stuck*\nwaiting for a lock\nstep 41 of 100, loss 2.314, bad nan"},
     )
     url, body = shape_message("ntfy", "https://ntfy.sh/topic", about, message)
-    assert (url, body["topic"], body["priority"]) == ("https://ntfy.sh", "topic", 4)
+    assert (url, body["topic"], body["priority"], body["sequence_id"]) == ("https://ntfy.sh", "topic", 4, "1d")
     json.dumps(shape_message("webhook", "https://x", about, message)[1], allow_nan=False)
 
 
@@ -156,6 +156,15 @@ def test_openmetrics_text_is_complete_and_names_are_escaped(tmp_path: Path) -> N
         if places:
             assert places == list(range(places[0], places[-1] + 1))
             assert lines[places[0] - 2] == f"# TYPE {name} gauge"
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Runs of other folders are found too, and Prometheus drops samples that it has twice."""
+    runs = [alive(tmp_path / "one" / "mine"), alive(tmp_path / "two" / "mine"), alive(tmp_path / "two" / "other")]
+    names = [line.rpartition(" ")[0] for line in to_text(runs, 1e9).splitlines() if not line.startswith("#")]
+    assert len(names) == len(set(names))
+    assert f'jackline_run_step{{run="mine",folder="{tmp_path / "two"}"}}' in names
+    assert 'jackline_run_step{run="other"}' in names
 
 
 def test_prometheus_is_answered_on_loopback_and_nothing_else_is(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def shape_message(shape: str, url: str, about: About, message: Message) -> tuple
         signs = [_SIGNS[message.event]] if message.event in _SIGNS else []
         priority = 4 if message.event in _URGENT else 3
         body = {"topic": topic, "title": title, "message": _lines(message), "priority": priority, "tags": signs}
-        return server, body
+        # Sent again after a kill, the message replaces itself where the server knows such ids.
+        return server, {**body, "sequence_id": message.id}
     return url, {
         "schema": SCHEMA,
         "id": message.id,

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from jackline.review.redact import redact
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import read_session
 from jackline.rundir.status import RunStatus, read_status
@@ -89,16 +91,19 @@ def _age(status: RunStatus, now_s: float) -> float | None:
 
 
 def to_text(runs: Iterable[RunDir], now_s: float) -> str:
-    """All gauges of all runs. A run that cannot be read is left out: it must not hide the others."""
+    """All gauges of all runs. A run that cannot be read is left out: it must not hide the others. Runs of one name in
+    different folders get the folder as a label: Prometheus drops a sample that it gets twice."""
     found: dict[str, list[str]] = {name: [] for name in GAUGES}
-    for run in list(runs)[:MAX_RUNS]:
+    shown = list(runs)[:MAX_RUNS]
+    named = Counter(run.name for run in shown)
+    for run in shown:
+        whose = {"run": run.name} | ({"folder": redact(str(run.path.parent))} if named[run.name] > 1 else {})
         try:
             samples = list(samples_of(run, now_s))
         except (OSError, ValueError, TypeError):
             continue
         for name, labels, value in samples:
-            pairs = {"run": run.name, **labels}
-            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in pairs.items())
+            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in {**whose, **labels}.items())
             found[name].append(f"{name}{{{inside}}} {_number(value)}")
     lines: list[str] = []
     for name, rows in found.items():
@@ -149,8 +154,11 @@ class MetricsServer:
             def log_message(self, *_words: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 64  # with the default of 5, a few idle clients let Prometheus wait for seconds
+
+        self._server = Server((host, port), Handler)
         self.port = int(self._server.server_address[1])
 
     def serve(self) -> None:
