@@ -177,6 +177,33 @@ def test_sigterm_lets_a_writer_finish_what_is_staged_and_end(
     assert newest_whole(tmp_path / "c") == (1, tmp_path / "c" / "step-00000001")
 
 
+# As the supervisor's own signals, which ask every Python process of a run where it is.
+HANDLES_A_SIGNAL = """
+import runpy, signal
+signal.signal(signal.SIGUSR1, lambda *_: None)
+runpy.run_module("jackline.checkpoint.writer.serve", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_signal_does_not_keep_a_writer_busy_for_ever(tmp_path: Path, orphans: list[int]) -> None:
+    """A busy writer takes a core, and it looks like progress: a training that hung was never called stuck."""
+    trainer = LightTrainer(tmp_path / "c", SIZE, (sys.executable, "-c", HANDLES_A_SIGNAL))
+    orphans.append(trainer.writer.pid)
+    assert (trainer.save(1) or {})["event"] == "committed"
+    os.kill(trainer.writer.pid, signal.SIGUSR1)
+    asleep = []
+
+    def is_asleep() -> bool:
+        stat = Path(f"/proc/{trainer.writer.pid}/stat").read_text()
+        asleep.append(stat.rpartition(")")[2].split()[0] == "S")
+        return len(asleep) >= 40 and all(asleep[-40:])
+
+    wait_until(is_asleep, "the writer to sleep again")
+    trainer.writer.send({"op": "close"})
+    assert trainer.writer.wait_end(HANGS_S)
+    trainer.writer.let_go()
+
+
 def test_half_a_message_of_a_dead_trainer_is_no_save(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     child = os.fork()

@@ -38,6 +38,7 @@ def test_a_recipe_in_a_cell_is_the_run_that_the_command_line_knows(
     notebook.setup(save_to="saved")
     meant, asked = meant_by_recipe("demo", ["--quick", "lr=0.5"])
     assert (meant.run.name, asked[-1], meant.place) == (name, f"mirror={tmp_path / 'saved'}", str(tmp_path / "saved"))
+    assert [word for word in meant.argv if "mirror" in word] == [f"mirror={tmp_path / 'saved'}"]  # once
     meant, asked = meant_by_recipe("demo", ["--quick", "lr=0.5", "mirror=other"])
     assert (meant.run.name, asked[-1], meant.place) == (name, "mirror=other", "other")
 

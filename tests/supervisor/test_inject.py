@@ -320,3 +320,41 @@ def test_a_start_costs_at_most_two_thousand_calls_and_two_small_modules(tmp_path
     number, *modules = done.stdout.split()
     assert modules == ["faulthandler", "fcntl", "sitecustomize"], done
     assert int(number) <= 2000
+
+
+# Garbage that asks for the interpreter's lock when it is collected, at every place where a collection can begin.
+COLLECTS = """
+import gc, os, signal, sys, threading
+def look():
+    {look}
+stop = threading.Event()
+for _ in range(30):
+    threading.Thread(target=stop.wait, daemon=True).start()
+class Ring:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        sys._current_frames()
+for threshold in range(1, 150):
+    gc.collect()
+    Ring()
+    gc.set_threshold(threshold)
+    look()
+    gc.set_threshold(700)
+print("ended", gc.isenabled())
+"""
+LOOKS = {
+    "at a fork": "os._exit(0) if (pid := os.fork()) == 0 else os.waitpid(pid, 0)",
+    "when a report is asked for": "signal.raise_signal(signal.SIGRTMAX - 1)",
+    "in a save": "from jackline.machine.waits import thread_frames; thread_frames()",
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_garbage_collection_while_threads_are_looked_at_does_not_hang_the_program(
+    name: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path / "s", COLLECTS.format(look=LOOKS[name]), PYTHONPATH=str(ROOT / "src"))
+    assert (done.stdout, done.returncode) == ("ended True\n", 0), done.stderr
+    if "report" in name:
+        assert list((tmp_path / "s").glob("in.*"))

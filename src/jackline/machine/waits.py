@@ -1,4 +1,5 @@
-"""What a thread waits for: from its system call, the descriptor in it, or the kernel function in which it sleeps.
+"""What a thread waits for: from its system call, the descriptor in it, or the kernel function in which it sleeps; and
+the frames of the threads of this process.
 
 Owns turning /proc/PID/task/TID/{stat,syscall,wchan} into a `Wait`. Draws no conclusions: a thread that waits for the
 network may be healthy. Without the permission to read another process's system call (ptrace) it falls back to wchan,
@@ -8,8 +9,11 @@ and then to the state letter.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import struct
+import sys
+import types
 from dataclasses import replace
 from typing import cast
 
@@ -344,3 +348,18 @@ def _from_wchan(pid: int, tid: int, state: str) -> Wait:
 def classify_wchan(name: str) -> WaitKind:
     """What a thread waits for, from the kernel function in which it sleeps. Cannot tell a keyboard from a file."""
     return cast(WaitKind, next((kind for part, kind in WCHAN_PARTS if part in name), "unknown"))
+
+
+def thread_frames() -> dict[int, types.FrameType]:
+    """The frame of every Python thread of this process, by its ident.
+
+    `sys._current_frames` holds a lock of the interpreter while it allocates. Before Python 3.12 a garbage collection
+    can begin there, and one that needs the same lock never ends: a training hung in a save.
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if is_collecting:
+            gc.enable()

@@ -16,13 +16,13 @@ import ctypes
 import errno
 import gc
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
 import torch
 
 from jackline.checkpoint.format.parallel import run_in_threads
+from jackline.machine.waits import thread_frames
 
 _PART_BYTES = 64 << 20
 _MAX_THREADS = 4
@@ -158,7 +158,7 @@ def copy_with_gil(moves: Sequence[Move]) -> None:
 def has_other_threads() -> bool:
     """Whether Python threads are alive that are neither this one nor Jackline's."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
-    return any(ident not in ours for ident in sys._current_frames() if ident != threading.get_ident())
+    return any(ident not in ours for ident in thread_frames() if ident != threading.get_ident())
 
 
 def split_moves(moves: Sequence[Move]) -> list[Move]:

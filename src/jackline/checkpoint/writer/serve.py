@@ -205,7 +205,8 @@ class Writer:
             watched.append(self._trainer_fd)
         else:
             timeout_s = min(timeout_s, 1.0)
-        select.select(watched, [], [], timeout_s)
+        if self._alarm in select.select(watched, [], [], timeout_s)[0]:
+            self._alarm.recv(1 << 12)  # left there, it would end every later wait at once
 
     def _has_other_work(self) -> bool:
         if self._is_making_room or self._is_closing:

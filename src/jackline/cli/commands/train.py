@@ -261,4 +261,7 @@ def resolve(trainer: list[str], recipe: str, settings: tuple[str, ...]) -> dict[
 
 def with_full_mirror(settings: tuple[str, ...], mirror: str) -> list[str]:
     """Append the mirror's absolute path as the last setting, so that it means the same in every process."""
-    return [*settings, f"mirror={full_place(mirror)}"] if mirror and "://" not in mirror else list(settings)
+    if not mirror or "://" in mirror:
+        return list(settings)
+    last = f"mirror={full_place(mirror)}"
+    return [*(word for word in settings if word != last), last]

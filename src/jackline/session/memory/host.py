@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.user_code import is_user_file
-from jackline.machine.waits import read_wait
+from jackline.machine.waits import read_wait, thread_frames
 from jackline.memory.guard.host import Go, HostGuard, SaveAndExit, smaller_settings, trim_host_memory
 from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import AttemptDir, RunDir
@@ -168,7 +167,7 @@ class HostMemory:
     def _look(self) -> None:
         """Record the line the training is at while memory grows; called from the guard's thread, takes 0.1 ms."""
         main = threading.main_thread()
-        frame = sys._current_frames().get(main.ident or 0)
+        frame = thread_frames().get(main.ident or 0)
         # A thread that is busy in Python waits for the GIL while we look: waiting for a lock is no sign of idleness.
         places = self._idle_places if read_wait(os.getpid(), main.native_id).kind in _IDLE else self._places
         # A frame that is just being entered has no line yet; its caller has one.

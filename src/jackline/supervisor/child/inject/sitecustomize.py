@@ -156,10 +156,23 @@ def _arm_recorder(module):
     module.init_process_group = init_process_group
 
 
+def _thread_frames():
+    """A garbage collection inside of `sys._current_frames` may never end (before Python 3.12)."""
+    import gc
+
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
 def _before_fork():
     """Remember where the other threads are: the child has their locks, but not them."""
     try:
-        frames = sys._current_frames()
+        frames = _thread_frames()
         _state["forking"] = None
         if len(frames) > 1:
             known = getattr(sys.modules.get("threading"), "_active", {})

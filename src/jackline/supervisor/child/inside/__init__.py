@@ -7,7 +7,6 @@ no lock. Standard library only; the folder is not on PYTHONPATH, so its modules 
 
 import json
 import os
-import sys
 import time
 
 from _jackline_inside import awaited, gpu_memory, loops, processes
@@ -30,7 +29,7 @@ def write_report(folder, interrupted, fork):
 
 
 def make_report(interrupted, fork):
-    frames = dict(sys._current_frames())
+    frames = awaited.thread_frames()
     me = awaited.current_ident()
     frames[me] = interrupted
     stacks = {ident: awaited.list_frames(frame) for ident, frame in list(frames.items())[:_MOST_THREADS]}

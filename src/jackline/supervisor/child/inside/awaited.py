@@ -7,6 +7,7 @@ an RLock keeps. Where none of these tells, the owner stays unknown.
 """
 
 import _thread
+import gc
 import os
 import re
 import sys
@@ -23,6 +24,17 @@ _LIBRARY = os.path.dirname(os.__file__)
 
 def current_ident():
     return _thread.get_ident()
+
+
+def thread_frames():
+    """As machine/waits.py: a garbage collection inside of `sys._current_frames` may never end."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def list_frames(frame):

@@ -220,7 +220,9 @@ def _take_from_outside(rescuer, request):
     """No boundary came in time: the training's thread waits for something, or its step is long."""
     is_past_step = _now.is_past_step
     _remove_hooks()
-    frame = sys._current_frames().get(_now.ident)
+    from _jackline_inside import awaited
+
+    frame = awaited.thread_frames().get(_now.ident)
     scopes = _scopes(frame, is_own_thread=False) if frame is not None else []
     if is_past_step:
         return _save(request, scopes, f"after step {_now.num_steps}", True)
