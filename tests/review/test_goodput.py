@@ -53,6 +53,34 @@ def test_steps_that_were_done_before_the_crash_are_redone() -> None:
     assert found.seconds() == {"productive": 120.0, "start-up": 5.0, "redone": 20.0, "down": 5.0}
 
 
+def test_bytes_that_were_prepared_are_no_steps_and_preparing_is_start_up() -> None:
+    """A recipe's run, as it was recorded: all steps of its second attempt counted as done before."""
+    loop = {"phase": "train", "total": 40, "spent_s": {"fetch": 0.0}}
+    marks = [
+        mark(2, phase="importing torch"),
+        mark(5, phase="data: validation data", step=4205600.0),
+        mark(7, phase="nano: 4 x 256", step=0.0),
+        mark(12, step=1, **loop),
+        mark(22, step=11, **loop),
+        mark(27, 2, phase="data: validation data", step=4205600.0),
+        mark(32, 2, step=11, **loop),
+        mark(61, 2, step=40, **loop),
+    ]
+    found = account([attempt(1, 0, 23), attempt(2, 25, 61)], marks)
+    assert found.seconds() == {"productive": 40.0, "start-up": 19.0, "down": 2.0}
+
+
+def test_the_bars_of_an_epoch_say_nothing_about_what_was_done_before() -> None:
+    marks = [
+        mark(0, step=0),
+        mark(50, step=90, is_part=True),
+        mark(60, 2, step=10, is_part=True),
+        mark(90, 2, step=50),
+    ]
+    found = account([attempt(1, 0, 60), attempt(2, 60, 100)], marks)
+    assert found.seconds() == {"productive": 100.0}
+
+
 def test_time_between_attempts_is_stopped_when_a_person_asked_for_it() -> None:
     marks = [mark(0, phase="train", step=0), mark(1000, 2, phase="train", step=10)]
     found = account([attempt(1, 0, 10, is_stopped=True), attempt(2, 1000, 1010)], marks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import time
@@ -148,6 +149,29 @@ def test_secrets_and_home_folders_are_hidden() -> None:
         for part in ("hf_abc", "sk-012", "0123456789abcdef", "12345678", "hunter22", "abcdef0123", "AKIA"):
             assert part not in hidden, hidden
         assert hidden.startswith("before ") and hidden.endswith(" after")
+    for harmless in (
+        "tokenizer: bytes",
+        "--tokenizer gpt2",
+        "tokenizer_path=/data/tok.json",
+        "val_tokens: 10000000",
+        '"max_new_tokens": 512,',
+        "tokens=1.5e9",
+        "--tokens-per-chunk 512",
+        "tokens_per_second: 548192.3",
+        "eos_token_id: 50256",
+        "pad_token='<pad>'",
+        "use_auth_token=False",
+    ):
+        assert redact(f"before {harmless} after") == f"before {harmless} after"
+    for secret in (
+        "token: 123456789012",
+        "HF_TOKEN=abcdef",
+        "tokens: abc12345,def",
+        "api_tokens=1a2b3c4d",
+        "token=12ab",
+    ):
+        name, value = re.split(r"[:=] ?", secret)
+        assert value.split(",")[0] not in redact(secret) and redact(secret).startswith(name)
     assert redact("/home/anna/data/x.py") == "~/data/x.py"
     assert redact("loss 2.31 at step 40, tokens 512, lr=3e-4") == "loss 2.31 at step 40, tokens 512, lr=3e-4"
 

@@ -33,6 +33,15 @@ def test_the_session_tells_more_than_output_and_stacks() -> None:
     progress = ProgressRecord("tqdm", done=7, total=9)
     seen = make_line(replace(STATE, progress=progress), SessionRecord())
     assert (seen.phase, seen.step, seen.total, seen.what) == ("tqdm", 7, 9, "importing torch")
+    for aside in (
+        ProgressRecord("data: training data", done=4205600, total=9e6, unit="bytes"),
+        ProgressRecord("Loading checkpoint shards", done=2, total=3, unit="it"),
+        ProgressRecord("", done=40, total=100, unit="%"),
+    ):
+        assert make_line(replace(STATE, progress=aside), SessionRecord()).step is None  # of the training
+    epoch = ProgressRecord("Epoch 2", done=7, total=9, unit="it", of="epoch")
+    seen = make_line(replace(STATE, progress=epoch), SessionRecord())
+    assert (seen.step, seen.run_step, seen.is_part) == (7, None, True)
     session = SessionRecord(attempt=1, phase="train", step=3, total=400, spent_s={"fetch": 1.5, "forward": 2.0})
     seen = make_line(replace(STATE, progress=progress), session)
     assert (seen.phase, seen.step, seen.total, seen.spent_s) == ("train", 3, 400, {"fetch": 1.5})

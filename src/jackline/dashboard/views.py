@@ -333,7 +333,9 @@ def _joined(spans: tuple[Span, ...]) -> Iterator[Span]:
 def _attempts_json(history: History) -> list[dict[str, Any]]:
     found = []
     for attempt in history.attempts[-200:]:
-        own = (line.step for line in history.marks if line.attempt == attempt.number and line.step is not None)
+        own = (
+            line.run_step for line in history.marks if line.attempt == attempt.number and line.run_step is not None
+        )
         found.append(
             {
                 "number": attempt.number,

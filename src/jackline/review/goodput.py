@@ -36,8 +36,8 @@ USES = (
 # What the words of a phase or of an activity tell about its use, the first that fits. Everything else is productive.
 WORDS = (
     ("compile", ("compil",)),
+    ("start-up", ("data: ", "verify")),  # before "valid": the trainer prepares "data: validation data"
     ("evaluation", ("valid", "evaluat")),
-    ("start-up", ("verify",)),
     ("save stall", ("saving", "save", "upload", "wait for room")),
     ("data wait", ("waiting for data", "waiting for a batch", "data wait", "download", "tokenis", "prepare")),
     ("start-up", ("start", "import", "load", "build", "rehears", "resum", "skip", "construct", "restor")),
@@ -90,6 +90,7 @@ def account(attempts: Sequence[AttemptSpan], marks: Sequence[TimelineRecord]) ->
     """`attempts` in order; a clock that was set back makes an attempt begin where the one before it ended."""
     spans: list[Span] = []
     furthest = float("-inf")  # the last step that any earlier attempt had reached
+    has_loop = any(map(_is_in_loop, marks))
     for number, attempt in enumerate(attempts):
         begin_us = round(attempt.started_at_s * MICRO)
         if spans:
@@ -99,9 +100,24 @@ def account(attempts: Sequence[AttemptSpan], marks: Sequence[TimelineRecord]) ->
             spans.append(Span(gap_us, begin_us, use))
         end_us = max(begin_us, round(attempt.ended_at_s * MICRO))
         own = [line for line in marks if line.attempt == attempt.number]
-        spans += _mark_hangs(list(_divide(attempt.number, begin_us, end_us, own, furthest)), own)
-        furthest = max([furthest, *(line.step for line in own if line.step is not None)])
+        ready = list(_as_start_up(own)) if has_loop else own
+        spans += _mark_hangs(list(_divide(attempt.number, begin_us, end_us, ready, furthest)), own)
+        counted = [line.run_step for line in own if line.spent_s or not has_loop]  # older files count bytes as well
+        furthest = max([furthest, *(step for step in counted if step is not None)])
     return Account(tuple(span for span in spans if span.length_us > 0))
+
+
+def _is_in_loop(line: TimelineRecord) -> bool:
+    """Whether an attached loop trains."""
+    return bool(line.spent_s) and (line.phase or "").lower() in ("train", "training")
+
+
+def _as_start_up(own: Sequence[TimelineRecord]) -> Iterator[TimelineRecord]:
+    """What an attached loop does before its first step is no training, whatever it is called."""
+    is_before = True
+    for line in own:
+        is_before = is_before and not _is_in_loop(line)
+        yield replace(line, phase="start-up") if is_before and line.phase and use_of(line) == PRODUCTIVE else line
 
 
 def use_of(line: TimelineRecord) -> str:
@@ -150,7 +166,7 @@ def _split(span: Span, line: TimelineRecord, following: TimelineRecord, furthest
         until_us = min(span.end_us, at_us + max(0, round(spent_s * MICRO)))
         yield Span(at_us, until_us, use, span.attempt)
         at_us = until_us
-    share = _redone_share(line.step, following.step, furthest)
+    share = _redone_share(line.run_step, following.run_step, furthest)
     until_us = at_us + round((span.end_us - at_us) * share)
     yield Span(at_us, until_us, "redone", span.attempt)
     yield Span(until_us, span.end_us, PRODUCTIVE, span.attempt)

@@ -14,7 +14,13 @@ from typing import Any
 
 from jackline.rundir.access.secrets import HIDDEN, without_secrets
 
-_SECRET_NAME = r"[\w.-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)s?[\w.-]*"
+_SECRET_NAME = (
+    # Bounded, because a text may be hostile. Not the tokens of a text: `tokenizer`, `val_tokens: 1000`,
+    # `eos_token_id: 2`, `pad_token='<pad>'`.
+    r"[\w.-]{0,100}(?:token(?!i[sz])(?!s[\w.-]{0,100}[\"']?[\s=:]+[-+]?[\d.][\d_.e+-]*(?![^\s\"',;&)\]}#]))"
+    r"(?![\w.-]{0,100}[\"']?[\s=:]+[\"']?(?:-?\d{1,6}(?![^\s\"',;&)\]}#])|[<\[]|(?:none|null|true|false)\b))"
+    r"|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)s?[\w.-]{0,100}"
+)
 _RULES = (
     # --api-key VALUE, HF_TOKEN=VALUE, "password": "VALUE", Authorization: Bearer VALUE
     (re.compile(rf"(?i)((?:--)?\b{_SECRET_NAME}[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]+"), rf"\1{HIDDEN}"),

@@ -65,7 +65,7 @@ class Summary:
 
     @property
     def last_step(self) -> float | None:
-        steps = [line.step for line in self.history.marks if line.step is not None]
+        steps = [line.run_step for line in self.history.marks if line.run_step is not None]
         return self.session.step if self.session.step is not None else max(steps, default=None)
 
 
@@ -160,7 +160,9 @@ def _known(times: Sequence[float], values: Sequence[float | None]) -> tuple[tupl
 def _restart_steps(history: History) -> list[float]:
     steps = []
     for attempt in history.attempts[1:]:
-        own = (line.step for line in history.marks if line.attempt == attempt.number and line.step is not None)
+        own = (
+            line.run_step for line in history.marks if line.attempt == attempt.number and line.run_step is not None
+        )
         first = next(own, None)
         if first is not None:
             steps.append(first)

@@ -19,10 +19,11 @@ from jackline.machine.procfs import list_packages, package_folders
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.session import SessionRecord, read_session
-from jackline.rundir.records.supervisor import SupervisorRecord
+from jackline.rundir.records.supervisor import ProgressRecord, SupervisorRecord
 from jackline.rundir.records.surroundings import SurroundingsRecord, write_surroundings
 from jackline.rundir.records.timeline import TimelineRecord
 from jackline.rundir.run_file import read_diff, read_git, read_run_file
+from jackline.supervisor.output.journey import is_aside
 
 LOOKS_S = (3.0, 15.0, 60.0)  # after the start: imports come one after another
 MAX_DIFF_BYTES = 1 << 20
@@ -68,6 +69,9 @@ class Surroundings:
                 file.write(diff.encode("utf-8", "surrogateescape")[:MAX_DIFF_BYTES])
 
 
+_NO_STEPS = frozenset(
+    {"b", "bytes", "byte", "kb", "mb", "gb", "kib", "mib", "gib", "%", "docs", "documents", "files", "shards", "rows"}
+)
 SOON_S = 10.0  # between two lines when nothing changes, in the first hour of a supervisor
 LATER_S = 60.0
 FIRST_HOUR_S = 3600.0
@@ -132,7 +136,7 @@ def make_line(state: SupervisorRecord, session: SessionRecord) -> TimelineRecord
         verdict=state.verdict.kind,
         phase=progress.phase,
         what=state.now.what,
-        step=session.step if is_attached else progress.done,
+        step=session.step if is_attached else progress.done if counts_steps(progress) else None,
         total=progress.total,
         spent_s={name: session.spent_s[name] for name in ("fetch", "save") if name in session.spent_s}
         if is_attached
@@ -141,4 +145,11 @@ def make_line(state: SupervisorRecord, session: SessionRecord) -> TimelineRecord
         used_bytes=state.memory.own_bytes or state.memory.used_bytes,
         gpu_bytes=sum(gpu_bytes) if gpu_bytes else None,
         cpu_cores=state.cpu_cores,
+        is_part=True if not is_attached and progress.is_part else None,
     )
+
+
+def counts_steps(progress: ProgressRecord) -> bool:
+    """Whether `done` grows with the training. Bytes, documents and percents are counted too, and so is what a script
+    loads or evaluates."""
+    return (progress.unit or "").lower() not in _NO_STEPS and not is_aside(progress.phase or "")

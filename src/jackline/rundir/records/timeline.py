@@ -19,7 +19,9 @@ MAX_BYTES = 32 << 20
 @dataclass(frozen=True)
 class TimelineRecord:
     """`phase`, `step` and `spent_s` are the session's or, for a script without one, what its output tells. `what` is
-    read from the stacks. `still_s`: with an alarm, for how long nothing had moved. `is_last`: the attempt is over."""
+    read from the stacks. `step` is None while something else is counted, such as bytes of data that are prepared.
+    `is_part`: `step` counts one epoch or one bar, not the run. `still_s`: with an alarm, for how long nothing had
+    moved. `is_last`: the attempt is over."""
 
     at_s: float | None = None
     attempt: int | None = None
@@ -34,6 +36,12 @@ class TimelineRecord:
     gpu_bytes: int | None = left_out()
     cpu_cores: float | None = left_out()
     is_last: bool | None = left_out()
+    is_part: bool | None = left_out()
+
+    @property
+    def run_step(self) -> float | None:
+        """`step` where it counts through the whole run."""
+        return None if self.is_part else self.step
 
     @staticmethod
     def from_json(raw: object) -> TimelineRecord:

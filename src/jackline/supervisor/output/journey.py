@@ -27,6 +27,11 @@ _OUTER_FOR_S = 1800.0
 _MOST = 0.9  # a counter that starts again after this share has done a whole epoch
 
 
+def is_aside(phase: str) -> bool:
+    """Whether a phase's name says that it loads, prepares or evaluates and does not train."""
+    return _ASIDE.search(phase) is not None
+
+
 @dataclass
 class _Counter:
     first_s: float
@@ -60,10 +65,10 @@ class Journey:
             return self._fine  # '| end of epoch 3 | valid loss 5.9': the batches say more, and have counted on
         counter = self._count(told, now_s)
         whole = self._as_run(told, counter, now_s)
-        if not _ASIDE.search(told.phase):
+        if not is_aside(told.phase):
             self.step = self._step(told, counter)
         found = replace(self._pace.update(whole, now_s), at_s=now_s)
-        if told.unit != "epochs" and told.total is not None and not _ASIDE.search(told.phase):
+        if told.unit != "epochs" and told.total is not None and not is_aside(told.phase):
             self._fine = found
         return found
 
@@ -84,7 +89,7 @@ class Journey:
     def _with_epoch(self, progress: Progress) -> Progress:
         """The report with the epoch that it is in, and the first and last epoch remembered."""
         found = progress
-        if progress.source == "bar" and progress.epoch is None and not _ASIDE.search(progress.phase):
+        if progress.source == "bar" and progress.epoch is None and not is_aside(progress.phase):
             named = _EPOCH.search(progress.phase) or _LEADING.search(progress.phase)
             if named is not None:
                 epochs = float(named[2]) if named[2] else None
@@ -161,12 +166,7 @@ class Journey:
                 continue
             if last.unit == "%" and not _is_epoch_bar(last):
                 continue
-            if (
-                is_open
-                and not other.restarts
-                and now_s - other.seen_s < _OUTER_FOR_S
-                and not _ASIDE.search(last.phase)
-            ):
+            if is_open and not other.restarts and now_s - other.seen_s < _OUTER_FOR_S and not is_aside(last.phase):
                 return last
         return None
 
