@@ -101,9 +101,11 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(person: Shell, tmp_pa
     assert list((tmp_path / "saved" / run.name / "checkpoints").glob("step-00000010-*"))
 
 
-@pytest.mark.slow  # the quickstart, which trains the demo, is the one of every run of the tests
+# The quickstart, which trains the demo, and the quickest of the others belong to every run of the tests.
 @pytest.mark.zoo
-@pytest.mark.parametrize("name", sorted(FEW_STEPS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "agab" else pytest.mark.slow) for name in sorted(FEW_STEPS)]
+)
 def test_the_notebook_of_a_recipe_trains_and_shows_its_report(name: str, person: Shell, tmp_path: Path) -> None:
     book = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     _install, _setup, train, report = execute(book, person, tmp_path, FEW_STEPS[name])
