@@ -145,7 +145,8 @@ def random_mark(rng: random.Random) -> TimelineRecord:
     return mark(
         rng.uniform(0, 5000),
         rng.randint(1, 4),
-        phase=rng.choice([None, "train", "train", "validate", "compile", "start"]),
+        phase=rng.choice([None, "train", "train", "validate", "compile", "start", "data: text", "tiny: 2 x 64"]),
+        is_part=rng.choice([None, None, True]),
         what=rng.choice([None, "importing torch", "in the forward pass"]),
         verdict=rng.choice(["PROGRESS", "PROGRESS", "BUSY", "STUCK", "SUSPECT", "PAUSED"]),
         step=rng.choice([None, rng.randint(0, 1000)]),

@@ -21,6 +21,7 @@ from jackline.review.redact import HIDDEN, redact
 from jackline.review.report import make_report
 from jackline.review.summary import summarise
 from jackline.rundir.layout import RunDir
+from tests.rundir.made import make_run, this_process, write_start, write_state
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NOW = 1_794_100_000.0
@@ -94,6 +95,24 @@ def test_an_incident_is_in_the_report_with_its_stacks_and_without_secrets(tmp_pa
     assert "## Incidents" in text and "waits for lock 'l' at train.py:28" in text
     assert "~/lib.py:0 in f" in text and "more lines in the run's folder" in text
     assert not [word for word in ("hunter2secret", "/home/me", "0x7f98624a3e96") if word in text]
+
+
+def test_the_settings_of_a_recipe_are_in_the_report_and_their_secrets_are_not(tmp_path: Path) -> None:
+    run = copy_of("format1-finished", tmp_path)
+    assert "## Config" not in to_markdown(make_report(summarise(run, now_s=NOW)))
+    lines = ["lr: 0.0003   # quick", "tokenizer: bytes", "api_key: hunter2secret", "data: /home/me/texts"]
+    run.config_file.write_text("\n".join([*lines, *(f"x{number}: 1" for number in range(500))]))
+    text = to_markdown(make_report(summarise(run, now_s=NOW)))
+    assert "lr: 0.0003   # quick\ntokenizer: bytes\napi_key: ***\ndata: ~/texts\nx0: 1\n" in text
+    assert "... 204 more lines" in text and "hunter2secret" not in text
+
+
+def test_a_run_that_is_stuck_is_not_only_said_to_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    write_start(run, this_process())
+    verdict = {"kind": "STUCK", "for_s": 720.0, "text": "waiting for a lock"}
+    write_state(run, this_process(), attempt=1, child=this_process().to_json(), verdict=verdict)
+    assert make_report(summarise(run, now_s=time.time())).title == "mine: running, but STUCK for 12 min"
 
 
 def test_what_a_run_says_stays_text(tmp_path: Path) -> None:

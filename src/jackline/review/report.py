@@ -52,6 +52,7 @@ def make_report(summary: Summary, price_an_hour: float | None = None) -> Documen
         Section("Curves", tuple(charts_of(summary)) or (Text("No numbers were logged or recognised."),)),
         Section("Memory", tuple(_memory(summary))),
         Section("What happened", tuple(_events(summary))),
+        *([Section("Config", (Plain(summary.config),))] if summary.config else []),
         Section("Next", tuple(_next(summary))),
     ]
     name = redact(summary.run.name)
@@ -65,6 +66,10 @@ def _outcome(summary: Summary) -> tuple[str, str]:
         return "finished", "good"
     if state == "stopped":
         return "stopped, can be resumed", "warn"
+    verdict = summary.status.supervisor_state.verdict
+    if state == "alive" and verdict.is_alarm:
+        length = f" for {format_duration(verdict.for_s)}" if verdict.for_s is not None else ""
+        return f"running, but {verdict.kind}{length}", "bad"
     if state in ("alive", "unwatched"):
         return "running", "good"
     if state == "dead":

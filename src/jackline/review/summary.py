@@ -10,6 +10,7 @@ from typing import Any
 from jackline.review.chart import Chart, Line
 from jackline.review.goodput import Account, account
 from jackline.review.history import History, read_history, steps_per_s
+from jackline.review.redact import redact
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
@@ -26,6 +27,7 @@ MAX_EVENTS = 400
 MAX_EVENT_BYTES = 8 << 20
 MAX_INCIDENTS = 3
 MAX_INCIDENT_BYTES = 32 << 10
+MAX_CONFIG_BYTES, MAX_CONFIG_LINES, MAX_CONFIG_LINE = 64 << 10, 300, 300
 # Events that a person wants to read; the others are for programs.
 TOLD = frozenset(
     {"started", "resumes", "resumed", "passed_over", "note", "verdict", "stuck", "incident", "memory", "restart",
@@ -53,6 +55,7 @@ class Summary:
     series: tuple[Series, ...] = ()
     problems: tuple[str, ...] = ()
     incidents: tuple[tuple[int, str], ...] = ()  # the attempt, and what was found then, with the stacks
+    config: str = ""  # of a recipe, without secrets
     made_on: str = field(default_factory=platform.node)
 
     @property
@@ -92,7 +95,19 @@ def summarise(run: RunDir, *, now_s: float) -> Summary:
         series=read_series(run),
         problems=tuple(problems),
         incidents=tuple(read_incidents(run)),
+        config=read_config(run),
     )
+
+
+def read_config(run: RunDir) -> str:
+    """The resolved settings of a recipe's run, redacted line by line; '' when there are none."""
+    try:
+        lines = read_text(run.config_file, MAX_CONFIG_BYTES).splitlines()
+    except OSError:
+        return ""
+    shown = [redact(line[:MAX_CONFIG_LINE]) for line in lines[:MAX_CONFIG_LINES]]
+    more = [f"... {len(lines) - len(shown)} more lines"] if len(lines) > len(shown) else []
+    return "\n".join([*shown, *more]).strip()
 
 
 def read_incidents(run: RunDir) -> list[tuple[int, str]]:
