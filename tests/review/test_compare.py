@@ -45,6 +45,17 @@ def test_two_equal_runs_have_no_difference(tmp_path: Path) -> None:
     assert names_of(make_run(tmp_path, "a"), make_run(tmp_path, "b")) == set()
 
 
+def test_two_runs_of_a_recipe_do_not_differ_in_their_own_folders(tmp_path: Path) -> None:
+    def start(name: str, *settings: str) -> RunDir:
+        return make_run(tmp_path, name, argv=["python", "-m", "jackline.trainer", f"/r/{name}", "demo", *settings])
+
+    assert names_of(start("a", "--quick"), start("b", "--quick")) == set()
+    assert names_of(start("c", "lr=0.1"), start("d", "lr=0.2")) == {"command: lr"}
+    assert names_of(
+        start("e"), make_run(tmp_path, "f", argv=["python", "-m", "jackline.trainer", "/r/f", "m7c"])
+    ) == {"command: word 1"}
+
+
 def test_each_planted_difference_is_named_and_no_other(tmp_path: Path) -> None:
     base = make_run(tmp_path, "base")
     argv = ["python", "train.py", "--lr", "0.002"]

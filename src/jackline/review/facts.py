@@ -33,7 +33,7 @@ def read_facts(run: RunDir) -> Facts:
     except (DamagedRun, OSError):
         contents = None
     if contents is not None:
-        found["command"] = parse_command(contents.argv)
+        found["command"] = parse_command(_without_folder(contents.argv))
         found["machine"] = _flat({**contents.machine, "host": contents.host})
         found["code"] = _flat(_code(contents.git))
         found["packages"] = {"python": str(contents.versions.get("python", ""))}
@@ -44,6 +44,11 @@ def read_facts(run: RunDir) -> Facts:
         origin = f" ({skipped.origin})" if skipped.rewinds else ""
         found["data"]["batches left out"] = f"{skipped}{origin}"
     return found
+
+
+def _without_folder(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """A recipe's command names the run's own folder, which is another one for every run."""
+    return (*argv[:3], *argv[4:]) if argv[1:3] == ("-m", "jackline.trainer") else argv
 
 
 def parse_command(argv: tuple[str, ...]) -> dict[str, str]:
