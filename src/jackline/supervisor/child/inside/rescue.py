@@ -202,8 +202,7 @@ def _take_here(frame, what):
         _remove_hooks()
         if request is not None and request["claim"].acquire(False):
             try:
-                text = f"after step {_now.num_steps}, before the next {what}"
-                _save(request, _scopes(frame), text, True)
+                _save(request, _scopes(frame), f"after step {_now.num_steps}, before the next {what}", True)
             finally:
                 request["done"].release()
     except Exception:
@@ -218,15 +217,15 @@ def _remove_hooks():
 
 def _take_from_outside(rescuer, request):
     """No boundary came in time: the training's thread waits for something, or its step is long."""
+    from _jackline_inside import awaited  # not above: few processes come here
+
     is_past_step = _now.is_past_step
     _remove_hooks()
-    from _jackline_inside import awaited
-
     frame = awaited.thread_frames().get(_now.ident)
     scopes = _scopes(frame, is_own_thread=False) if frame is not None else []
     if is_past_step:
         return _save(request, scopes, f"after step {_now.num_steps}", True)
-    waited = "no step ended within {:g} s".format(float(request.get("wait_s", 10.0)))
+    waited = f"no step ended within {float(request.get('wait_s', 10.0)):g} s"
     return _save(request, scopes, _apart(_listed(frame), waited), False)
 
 
