@@ -1,10 +1,16 @@
 """Predicted against measured memory for some fifty public architectures, in bf16 autocast and in float32.
 
-    python bench/memory_zoo.py [--out FOLDER] [--only NAME,NAME] [--precision bf16,fp32] [--limit-s 450]
+    python bench/memory_zoo.py [--out FOLDER] [--only NAME,NAME] [--precision bf16,fp32] [--sizes real,small]
+                               [--limit-s 450] [--no-live]
 
-Each model trains a few real steps with fused AdamW on the GPU of this machine; the prediction is made in other
-processes without a GPU. One line a model while it runs, then the table and the worst and the median error. Without a
-GPU only the predictions are printed. A model that fails is printed with its error and counted as refused.
+Each model trains a few real steps with fused AdamW on the GPU of this machine, with the micro-batch that people use
+and with a quarter of it; the prediction is made in other processes without a GPU, before. One line a model while it
+runs, then the worst and the median error, and the table in FOLDER. Without a GPU only the predictions are printed. A
+model that fails is printed with its error and counted as refused.
+
+Of a line: predicted and measured MiB allocated and reserved, milliseconds of a step as predicted, as calibrated by
+three steps, and as measured by later ones; how long Python took of it; and a fixed reference step, which shows how
+fast Python was at that moment.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +35,11 @@ ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(HERE)]
 EXPANDABLE = {name: "expandable_segments:True" for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
 PRECISIONS = ("bf16", "fp32")
+SIZES = ("real", "small")
 MIB = 2**20
-_TIMED_STEPS = 5
+_THREE_STEPS = 3
+_TIMED_STEPS = 8
+_WORTH_A_LOOK = {"allocated": 1.0, "reserved": 3.0}  # percent: then what lives at the peak is kept
 
 
 def main() -> int:
@@ -37,7 +47,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("zoo-results"))
     parser.add_argument("--only", default="")
     parser.add_argument("--precision", default=",".join(PRECISIONS))
+    parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--limit-s", type=float, default=450.0)
+    parser.add_argument("--no-live", action="store_true", help="do not record what lives at a peak that is off")
     parser.add_argument("--gpu", default="")
     parser.add_argument("--no-measure", action="store_true")
     parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
@@ -78,7 +90,8 @@ def _which(name: str) -> bool:
 
 def start(options: argparse.Namespace, stage: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
     argv = [sys.executable, str(Path(__file__)), "--stage", stage, "--out", str(options.out)]
-    argv += ["--only", options.only, "--precision", options.precision, "--gpu", options.gpu]
+    argv += ["--only", options.only, "--precision", options.precision, "--gpu", options.gpu, "--sizes", options.sizes]
+    argv += ["--no-live"] if options.no_live else []
     return subprocess.Popen(argv, env={**os.environ, **env})
 
 
@@ -109,14 +122,22 @@ def write(folder: Path, name: str, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def wanted(options: argparse.Namespace) -> Iterator[tuple[Any, str]]:
+def wanted(options: argparse.Namespace) -> Iterator[tuple[Any, str, str]]:
+    """(model, precision, size), all of one size before the next: a run that is cut has the whole of the first."""
     from memory_zoo_models import zoo
 
     names = set(filter(None, options.only.split(",")))
-    for entry in zoo():
-        if not names or entry.name in names or entry.family in names:
-            for precision in options.precision.split(","):
-                yield entry, precision
+    chosen = [entry for entry in zoo() if not names or entry.name in names or entry.family in names]
+    for size in options.sizes.split(","):
+        for precision in options.precision.split(","):
+            for entry in chosen:
+                small = max(1, entry.size // 4)
+                if size == "real" or small != entry.size:
+                    yield (entry if size == "real" else replace(entry, size=small)), precision, size
+
+
+def key_of(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["name"], row["precision"], row["size"]
 
 
 def job_of(entry: Any, precision: str) -> Any:
@@ -144,12 +165,13 @@ def predict_part(options: argparse.Namespace, part: str) -> None:
     torch.set_num_threads(1)
     index, count = (int(number) for number in part.split("/"))
     gpu = find_gpu(options.gpu or "H200")
-    for number, (entry, precision) in enumerate(wanted(options)):
+    for number, (entry, precision, size) in enumerate(wanted(options)):
         if number % count == index:
-            write(options.out, f"predicted-{index}", predicted(entry, precision, gpu))
+            write(options.out, f"predicted-{index}", {"size": size, **predicted(entry, precision, gpu)})
 
 
 def predicted(entry: Any, precision: str, gpu: Any) -> dict[str, Any]:
+    from jackline.memory.plan.choose import chosen_range
     from jackline.memory.predict.step import replay, trace_step
     from jackline.memory.predict.work import estimate
 
@@ -163,7 +185,11 @@ def predicted(entry: Any, precision: str, gpu: Any) -> dict[str, Any]:
         return {**row, "error": _short(error), "trace": traceback.format_exc()[-1500:]}
     row |= {"allocated": found.peak_allocated_bytes, "reserved": found.peak_reserved_bytes, "phase": found.peak_phase}
     row |= {"parts": dict(found.parts), "assumptions": list(trace.assumptions), "unknowns": list(found.unknowns)}
-    row |= {"live": live_at_peak(trace), "step_ms": 1000 * estimate(trace, gpu).seconds}
+    time_s = estimate(trace, gpu)
+    row |= {"live": live_at_peak(trace), "step_ms": 1000 * time_s.seconds, "bound": time_s.bound}
+    row |= {"low": row["allocated"], "high": row["allocated"]}
+    if (chosen := chosen_range(trace)) is not None:
+        row |= {"low": chosen[0], "high": chosen[1]}
     return {**row, "seconds": time.perf_counter() - began_s}
 
 
@@ -191,21 +217,48 @@ def live_at_peak(trace: Any, most: int = 25) -> list[tuple[int, int, str]]:
 def measure_all(options: argparse.Namespace, _: str) -> None:
     import torch
 
-    done = {(row["name"], row["precision"]) for row in lines(options.out, "begun")}
-    for entry, precision in wanted(options):
-        if (entry.name, precision) in done:
+    done = {key_of(row) for row in lines(options.out, "begun")}
+    guesses = {key_of(row): row for row in lines(options.out, "predicted")}
+    reference = Reference()
+    for entry, precision, size in wanted(options):
+        row = {"name": entry.name, "precision": precision, "size": size}
+        if key_of(row) in done:
             continue
-        row = {"name": entry.name, "precision": precision}
         write(options.out, "begun", row)
-        row |= measured(entry, precision)
+        guess = guesses.get(key_of(row), {"error": "not predicted"})
+        row |= measured(entry, precision, {} if options.no_live else guess)
+        if "error" not in row:
+            row["reference_us"] = reference.microseconds()
         write(options.out, "measured", row)
-        print(json.dumps({key: value for key, value in row.items() if key != "live"}), flush=True)
+        print(line(guess, row), flush=True)
         if "CUDA error" in row.get("error", ""):
             sys.exit(1)
         torch.cuda.empty_cache()
 
 
-def measured(entry: Any, precision: str) -> dict[str, Any]:
+class Reference:
+    """A step of 400 small operators that a GPU does at once: it takes as long as Python needs to start them."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(100))).cuda()
+        self._value = torch.zeros(1, 8, device="cuda")
+
+    def microseconds(self) -> float:
+        import torch
+
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            self._layers(self._value).sum().backward()
+            torch.cuda.synchronize()
+            times.append(1e6 * (time.perf_counter() - began_s))
+        return statistics.median(times) / 100
+
+
+def measured(entry: Any, precision: str, guess: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
@@ -223,14 +276,11 @@ def measured(entry: Any, precision: str) -> dict[str, Any]:
             "base": base,
             "allocated": torch.cuda.max_memory_allocated() - base,
             "reserved": torch.cuda.max_memory_reserved(),
-            "torch": torch.__version__,
-            "cudnn": torch.backends.cudnn.version(),
-            "step_ms": steps.time_ms(),
+            "three_ms": steps.times_ms(_THREE_STEPS)[0],
         }
-        try:
+        row["step_ms"], row["host_ms"] = steps.times_ms(_TIMED_STEPS)
+        if "allocated" in guess and any(abs(off(guess, row, key)) > most for key, most in _WORTH_A_LOOK.items()):
             row["live"] = steps.live_at_peak()
-        except Exception as error:  # only a help for looking at errors
-            row["live_error"] = _short(error)
     except Exception as error:  # the next model must still be tried
         row = {"error": _short(error), "trace": traceback.format_exc()[-1500:]}
     return row
@@ -263,16 +313,18 @@ class _Steps:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def time_ms(self) -> float:
+    def times_ms(self, count: int) -> tuple[float, float]:
+        """(a step, what Python took of it)."""
         import torch
 
-        times = []
-        for _ in range(_TIMED_STEPS):
+        whole, host = [], []
+        for _ in range(count):
             began_s = time.perf_counter()
             self.run()
+            host.append(1000 * (time.perf_counter() - began_s))
             torch.cuda.synchronize()
-            times.append(1000 * (time.perf_counter() - began_s))
-        return statistics.median(times)
+            whole.append(1000 * (time.perf_counter() - began_s))
+        return statistics.median(whole), statistics.median(host)
 
     def live_at_peak(self, most: int = 25) -> list[tuple[int, int]]:
         """(bytes, how many) of the blocks that live at the peak of a step, from the allocator's own history."""
@@ -301,47 +353,45 @@ class _Steps:
         return rows[:most]
 
 
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
-
-
 # The table.
 
 
 def report(options: argparse.Namespace) -> int:
-    predictions = {(row["name"], row["precision"]): row for row in lines(options.out, "predicted")}
-    measurements = {(row["name"], row["precision"]): row for row in lines(options.out, "measured")}
-    print(
-        f"\n{'model':<24} {'allocated MiB':>23} {'off':>7}  {'reserved MiB':>23} {'off':>7}"
-        f"  {'plan':>6} {'step ms':>13} {'off':>6}"
-    )
-    print(f"{'':<24} {'predicted':>11} {'measured':>11} {'':>7}  {'predicted':>11} {'measured':>11}")
+    predictions = {key_of(row): row for row in lines(options.out, "predicted")}
+    measurements = {key_of(row): row for row in lines(options.out, "measured")}
     rows = []
-    for entry, precision in wanted(options):
-        key = (entry.name, precision)
-        guess, seen = predictions.get(key, {"error": "not predicted"}), measurements.get(key, {})
-        rows.append(
-            {"name": entry.name, "family": entry.family, "precision": precision, "predicted": guess, "measured": seen}
-        )
-        print(line(entry.name, precision, guess, seen), flush=True)
+    for entry, precision, size in wanted(options):
+        row = {"name": entry.name, "precision": precision, "size": size}
+        guess = predictions.get(key_of(row), {"error": "not predicted"})
+        seen = {**row, **measurements.get(key_of(row), {})}
+        rows.append({**row, "family": entry.family, "predicted": guess, "measured": seen})
+        if "allocated" not in seen:
+            print(line(guess, seen))
     (options.out / "zoo.json").write_text(json.dumps(rows, indent=1))
     return summary(rows)
 
 
-def line(name: str, precision: str, guess: dict[str, Any], seen: dict[str, Any]) -> str:
-    head = f"{name:<18} {precision:<5}"
+def line(guess: dict[str, Any], seen: dict[str, Any]) -> str:
+    head = f"{seen['name']:<16} {seen['precision']:<4} {seen['size']:<5}"
     if "error" in guess:
         return f"{head} REFUSED {guess['error']}"
-    first = f"{head} {guess['allocated'] / MIB:11.0f} "
+    first = f"{head} {guess['allocated'] / MIB:7.1f} "
     if "allocated" not in seen:
-        why = seen.get("error", "not measured")
-        return f"{first}{'':>19}  {guess['reserved'] / MIB:11.0f} {'':>19} {guess['seconds']:5.1f}s  {why}"
-    return (
-        f"{first}{seen['allocated'] / MIB:11.0f} {off(guess, seen, 'allocated'):+6.1f}%"
-        f"  {guess['reserved'] / MIB:11.0f} {seen['reserved'] / MIB:11.0f} {off(guess, seen, 'reserved'):+6.1f}%"
-        f"  {guess['seconds']:5.1f}s {guess['step_ms']:6.1f} {seen['step_ms']:6.1f}"
-        f" {off(guess, seen, 'step_ms'):+5.0f}%"
+        return (
+            f"{first} reserved {guess['reserved'] / MIB:7.0f} MiB, {guess['seconds']:.1f} s  {seen.get('error', '')}"
+        )
+    inside = guess["low"] <= seen["allocated"] * 1.001 and seen["allocated"] <= guess["high"] * 1.001
+    text = (
+        f"{first}{seen['allocated'] / MIB:7.1f} {off(guess, seen, 'allocated'):+5.1f}%{' ' if inside else '!'}"
+        f"{guess['reserved'] / MIB:7.0f} {seen['reserved'] / MIB:7.0f} {off(guess, seen, 'reserved'):+5.1f}%"
+        f"  ms {guess['step_ms']:6.1f} {seen['three_ms']:6.1f} {seen['step_ms']:6.1f}"
+        f" {off(guess, seen, 'step_ms'):+4.0f}% {guess['bound'][:3]}"
+        f" host {seen['host_ms']:6.1f} ref {seen['reference_us']:.0f}"
     )
+    if "live" in seen:
+        text += " live " + " ".join(f"{size // 1024}Kx{count}" for size, count in seen["live"][:12])
+        text += " vs " + " ".join(f"{size // 1024}Kx{count}" for size, count, _ in guess["live"][:12])
+    return text
 
 
 def off(guess: dict[str, Any], seen: dict[str, Any], key: str) -> float:
@@ -353,13 +403,28 @@ def summary(rows: Sequence[dict[str, Any]]) -> int:
     both = [row for row in rows if "allocated" in row["measured"] and "allocated" in row["predicted"]]
     print(f"\n{len(rows)} rows, {len(refused)} refused, {len(both)} measured")
     for key in ("allocated", "reserved", "step_ms"):
-        errors = sorted(
-            (abs(off(row["predicted"], row["measured"], key)), row["name"], row["precision"]) for row in both
-        )
-        if errors:
-            worst = ", ".join(f"{name} {precision} {error:.1f} %" for error, name, precision in reversed(errors[-6:]))
-            print(f"{key}: median {statistics.median(error[0] for error in errors):.2f} %, worst {worst}")
-    return 1 if refused else 0
+        tell(key, [(off(row["predicted"], row["measured"], key), row) for row in both])
+    three = [({"step_ms": row["measured"]["three_ms"]}, row) for row in both]
+    tell(
+        "step_ms, calibrated by three steps", [(off(guess, row["measured"], "step_ms"), row) for guess, row in three]
+    )
+    return 0
+
+
+def tell(what: str, errors: Sequence[tuple[float, dict[str, Any]]]) -> None:
+    if not errors:
+        return
+    sizes = sorted(((abs(error), row) for error, row in errors), key=lambda pair: pair[0])
+    near = {most: sum(error <= most for error, _ in sizes) for most in (0.1, 3, 5, 10, 25)}
+    counts = ", ".join(f"{count} within {most} %" for most, count in near.items())
+    worst = ", ".join(
+        f"{row['name']} {row['precision']} {row['size']} {error:.1f} %" for error, row in reversed(sizes[-6:])
+    )
+    print(f"{what}: median {statistics.median(error for error, _ in sizes):.2f} %; {counts}; worst {worst}")
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
 if __name__ == "__main__":

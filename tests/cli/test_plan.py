@@ -104,6 +104,29 @@ def test_an_unknown_recipe_is_a_usage_error(folder: Path) -> None:
     assert done.stderr.startswith("error: there is no recipe 'sparsee'\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("demo", "--measure", "--gpu", "T4"), "--measure runs steps on the GPU of this machine"),
+        (("demo", "--gpu", "L4", "--fit", "T4, 5 h"), "--gpu L4 and --fit 'T4, 5 h' name a GPU each"),
+        (("--fit", "T4, 0 h"), "the time is above 0 and at most 10 years"),
+        (("--gpu", "T4"), "a plan needs a target"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_torch_is_imported(
+    words: tuple[str, ...], said: str, folder: Path
+) -> None:
+    done = jackline(*words, cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_word_behind_fit_may_be_a_setting(folder: Path) -> None:
+    done = jackline("mine.py:make", "--gpu", "T4", "--fit", "batch_size=48", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "no change is needed" in done.stdout and "batch 48 = " in done.stdout
+
+
 def test_the_table_goes_alone(folder: Path) -> None:
     done = jackline("sparsae", "--table", "--json", cwd=folder)
     assert done.returncode == 2

@@ -10,8 +10,8 @@ import pytest
 
 from jackline.errors import UsageError
 from jackline.memory.__main__ import main
+from jackline.memory.fitting.change import Fitted, Request, Tried, find_fit, fit_text
 from jackline.memory.plan.choose import Room, plan
-from jackline.memory.plan.fit import Fitted, Request, Tried, find_fit, fit_text
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.target import load_candidates
 

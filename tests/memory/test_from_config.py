@@ -109,3 +109,13 @@ def test_an_unknown_type_of_model_is_a_usage_error(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "nobody-knows"}))
     with pytest.raises(UsageError, match="does not know the model type 'nobody-knows'"):
         load_candidates(str(path), GPU_MODELS["L4"], [])
+
+
+def test_a_weight_that_the_models_own_code_makes_on_the_cpu_is_planned(tmp_path: Path) -> None:
+    """`torch.Tensor(n)` ignores the default device; and a classifier without a padding token takes no batch."""
+    speech = {"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"], "num_hidden_layers": 1, "vocab_size": 32}
+    text = {**CONFIG, "architectures": ["LlamaForSequenceClassification"]}
+    for name, config in {"speech": speech, "text": text}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        assert predicted(tmp_path / name).peak_allocated_bytes > 0

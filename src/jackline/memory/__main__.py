@@ -1,33 +1,42 @@
 """`python -m jackline.memory REQUEST`: the half of `jackline plan` that needs torch, in a process of its own.
 
-REQUEST is JSON: target, typed_target, gpu, words, price, is_fitting, output (text, explain, table or json). The
-answer goes to stdout, progress and remarks go to stderr.
+REQUEST is JSON: target, typed_target, gpu, words, price, is_fitting, is_reaching,
+is_measuring, seconds, output (text, explain, table or json). The answer goes to stdout, progress and remarks to
+stderr.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.extras import explained
 from jackline.machine.gpu.watch import read_gpus
+from jackline.memory.fitting.change import Request as FitRequest
+from jackline.memory.fitting.change import find_fit, fit_text
+from jackline.memory.fitting.reach import Goal, reach, reach_json, reach_text
 from jackline.memory.guard.oom_report import other_users
-from jackline.memory.plan.calibration import Calibration, calibrated, calibrated_room, calibration_of
+from jackline.memory.plan.calibration import (
+    Calibration,
+    calibrated,
+    calibrated_room,
+    calibration_of,
+    note_measured,
+)
 from jackline.memory.plan.choose import MAX_ACCUMULATION, Plan, Room, add_evaluation, add_savings, plan, room_of
 from jackline.memory.plan.explain import fit_table, plan_json, plan_text, table_text
-from jackline.memory.plan.fit import Request as FitRequest
-from jackline.memory.plan.fit import find_fit, fit_text
 from jackline.memory.plan.gpu_table import COMMON
 from jackline.memory.plan.gpus import GPU_MODELS, GpuModel, find_gpu, match_gpu
 from jackline.memory.plan.pace import Until
-from jackline.memory.plan.probe import has_gpu, plan_by_measuring
+from jackline.memory.plan.probe import has_gpu, measure_plan, plan_by_measuring
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace
 from jackline.pipes import drop_output
@@ -41,6 +50,7 @@ _TELL_EVERY_S = 2.0
 
 def main(argv: Sequence[str]) -> int:
     request: dict[str, Any] = json.loads(argv[0])
+    gc.disable()  # a short process that imports and builds a lot: collections would find nothing and take a tenth
     try:
         with _sign_of_life() as life, explained("this plan"):
             code = _answer(request, life)
@@ -94,12 +104,18 @@ def _answer(request: dict[str, Any], life: Life) -> int:
         _print_table(request["target"], request["gpu"], words, life)
         return EXIT_DONE
     gpu, room = _gpu_and_room(request["gpu"])
+    if request.get("is_reaching"):
+        return _answer_reach(request, gpu, room, life)
     if request.get("is_fitting"):
         return _answer_fit(request, gpu, room, life)
     found = load_candidates(request["target"], gpu, words)
     try:
         life.total = _TRACES_OF_A_PLAN * len(found)
-        chosen, made = choose(found, gpu, room, life.traced, is_calibrated=True)
+        is_measuring = bool(request.get("is_measuring"))
+        chosen, made = choose(found, gpu, room, life.traced, is_calibrated=not is_measuring)
+        if is_measuring:
+            life.what = "real steps on the GPU"
+            made = _measure(chosen, made)
         life.what = "evaluation, and what would save memory"
         made = add_evaluation(chosen.job, made)
         if made.fit != "fits" or request["output"] != "text":
@@ -116,6 +132,27 @@ def _answer(request: dict[str, Any], life: Life) -> int:
     else:
         print(plan_text(made, chosen.shown, is_explaining=request["output"] == "explain", until=until))
     return EXIT_DONE if made.fit != "no" else EXIT_FAILED
+
+
+def _measure(chosen: Candidate, made: Plan) -> Plan:
+    """Run the planned step, remember how far off the plan was, and give the plan with figures as measured."""
+    if made.fit == "no":
+        return made
+    seen = measure_plan(chosen.job, made)
+    if seen is None:
+        _say("out of memory: the plan is wrong for this GPU, or something else holds its memory")
+        return made
+    ratio = seen.allocated_bytes / max(1, made.prediction.peak_allocated_bytes)
+    time_ratio = seen.step_s / made.time.seconds if made.time is not None else None
+    note_measured(made, ratio, time_ratio)
+    said = f"measured by {seen.num_steps} steps: {format_bytes(seen.allocated_bytes)} allocated"
+    said += f" (predicted {format_bytes(made.prediction.peak_allocated_bytes)}),"
+    said += f" {1000 * seen.step_s:.3g} ms a step"
+    said += f" (predicted {1000 * made.time.seconds:.3g})" if made.time is not None else ""
+    known = Calibration(ratio, time_ratio or 1.0, "by real steps on this GPU just now", is_same_job=True)
+    shown = calibrated(made, known)
+    peak = replace(shown.prediction, peak_reserved_bytes=max(seen.reserved_bytes, seen.allocated_bytes))
+    return replace(shown, prediction=peak, notes=(*made.notes, said))
 
 
 def _answer_fit(request: dict[str, Any], gpu: GpuModel, room: Room, life: Life) -> int:
@@ -136,6 +173,21 @@ def _answer_fit(request: dict[str, Any], gpu: GpuModel, room: Room, life: Life) 
         print()
         print(fit_text(found, request["typed_target"], typed, request["gpu"] or ""))
     return EXIT_DONE if made.fit != "no" else EXIT_FAILED
+
+
+def _answer_reach(request: dict[str, Any], gpu: GpuModel, room: Room, life: Life) -> int:
+    def tell(what: str) -> None:
+        life.what = f"trying {what}"
+
+    asked = FitRequest(request["target"], gpu, room, tuple(request["words"]))
+    seconds, price = float(request.get("seconds", 0.0)), float(request.get("price", 0.0))
+    found = reach(asked, tell)
+    goal = Goal(gpu, seconds, price)
+    if request["output"] == "json":
+        print(json.dumps(reach_json(found, request["typed_target"] or "", goal), indent=1))
+    else:
+        print(reach_text(found, request["typed_target"] or "", goal))
+    return EXIT_DONE if found else EXIT_FAILED
 
 
 def _until(request: dict[str, Any], chosen: Candidate) -> Until:

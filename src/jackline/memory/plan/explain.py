@@ -69,9 +69,9 @@ def _verdict(made: Plan) -> str:
 
 def _choice(made: Plan, shown: Mapping[str, object]) -> Iterator[str]:
     times = "once" if made.accumulation == 1 else f"{made.accumulation} times"
-    ranks = f"{made.gpu.count} GPUs x " if made.gpu.count > 1 else ""
+    ranks = f"{made.gpu.count} GPUs x " if made.samples_a_step != made.global_batch else ""
     yield (
-        f"  batch {made.global_batch * made.gpu.count} = {ranks}micro-batch {made.micro_batch}, accumulated {times}"
+        f"  batch {made.samples_a_step} = {ranks}micro-batch {made.micro_batch}, accumulated {times}"
         f" (up to {made.max_micro_batch} would fit)"
     )
     yield f"  precision {_PRECISION_WORDS[made.options.precision]}"
@@ -181,6 +181,7 @@ _THROUGH = (2, 4)
 # Without accumulation no gradients exist during the forward pass: a whole batch this many times larger may still fit.
 _WHOLE_MAY_FIT = 2.0
 _SLACK = 64 * 2**20  # three of the allocator's segments
+_ANOTHER_KIND = 1.15
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,10 @@ class _Kind:
     options: StepOptions
     has_flash: bool
     has_cudnn: bool
+
+
+def _same_size(options: StepOptions) -> StepOptions:
+    return replace(options, precision="bf16") if options.precision == "fp16" else options
 
 
 class Fits:
@@ -204,6 +209,8 @@ class Fits:
     def cell(self, gpu: GpuModel, batch: int) -> str:
         room, options = room_of(gpu), self._options(gpu)
         budget = room.budget_bytes
+        if self._surely_fits(gpu, options, batch, budget):
+            return "fits"
         # With gradients kept from another slice a step needs more, so where that fits, a whole batch fits too.
         if self._holds(gpu, options, batch, budget, is_accumulating=True):
             return "fits"
@@ -215,6 +222,21 @@ class Fits:
             return f"at {smaller}"
         is_tight = self._holds(gpu, options, 1, room.limit_bytes, is_accumulating=batch > 1)
         return "tight" if is_tight else "no"
+
+    def _surely_fits(self, gpu: GpuModel, options: StepOptions, batch: int, budget: int) -> bool:
+        """By what GPUs of another kind need that were traced already: kernels of attention differ, by far less than
+        the share that is added here."""
+        for (kind, is_accumulating), line in self._lines.items():
+            is_alike = _same_size(kind.options) == _same_size(options)
+            if line is None or not is_accumulating or not is_alike or kind == self._kind(gpu, options):
+                continue
+            trace = self._at(line, (kind, True), batch)
+            if self._peaks(trace, options)[1] * _ANOTHER_KIND + trace.most_moved_bytes(gpu) + _SLACK <= budget:
+                return True
+        return False
+
+    def _kind(self, gpu: GpuModel, options: StepOptions) -> _Kind:
+        return _Kind(options, gpu.has_flash_attention, gpu.has_cudnn_attention)
 
     def _options(self, gpu: GpuModel) -> StepOptions:
         asked = self._job.options
@@ -248,16 +270,19 @@ class Fits:
         return self._known[id(trace)]
 
     def _trace(self, gpu: GpuModel, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:
-        key = (
-            _Kind(options, gpu.has_flash_attention, gpu.has_cudnn_attention),
-            is_accumulating,
-        )
-        if key not in self._lines:
-            self._lines[key] = line_through(lambda n: self._traced(gpu, options, n, is_accumulating), *_THROUGH)
-        line = self._lines[key]
+        key = (self._kind(gpu, options), is_accumulating)
+        if is_accumulating and key not in self._lines:
+            self._lines[key] = line_through(lambda n: self._traced(gpu, options, n, True), *_THROUGH)
+        line = self._lines.get(key)  # of a whole batch there is none: one or two of them are asked for
+        if line is not None:
+            return self._at(line, key, batch)
         if (key, batch) not in self._traces:
-            made = line.at(batch) if line is not None else self._traced(gpu, options, batch, is_accumulating)
-            self._traces[key, batch] = made
+            self._traces[key, batch] = self._traced(gpu, options, batch, is_accumulating)
+        return self._traces[key, batch]
+
+    def _at(self, line: Line, key: tuple[_Kind, bool], batch: int) -> Trace:
+        if (key, batch) not in self._traces:
+            self._traces[key, batch] = line.at(batch)
         return self._traces[key, batch]
 
     def _traced(self, gpu: GpuModel, options: StepOptions, batch: int, is_accumulating: bool) -> Trace:

@@ -7,10 +7,11 @@ Owns which class a config means, its example batch, and the order of changes (qu
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from jackline.memory.plan.gpus import GpuModel, Precision
 from jackline.memory.plan.hub import ConfigFile, read_config
 from jackline.memory.plan.model_settings import ModelSettings
 from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.ranks.tensor import divide
 
 _SEQ_LEN = 2048
 _BATCH = 8
@@ -37,6 +39,9 @@ _TASKS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 )
 _SAMPLE_RATE_S = 16_000
+# Their losses match boxes or masks of each image by its values.
+_MATCHED = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "ZeroShot", "DepthEstimation")
+_NO_LOSS = "has a loss that depends on values, or none: the mean of its outputs is differentiated instead"
 _FIRST_ID = 5  # below are the special tokens of most tokenizers
 
 
@@ -47,24 +52,28 @@ class ConfigModel:
     file: ConfigFile
     settings: ModelSettings
     low: torch.dtype
-    _built: dict[tuple[bool, str], nn.Module] = field(default_factory=dict)
+    _built: dict[tuple[bool, str, int], nn.Module] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config, self._class = _class_of(self.file)
+        if "SequenceClassification" in self._class.__name__ and _text(self.config).pad_token_id is None:
+            _text(self.config).pad_token_id = 0  # without one such a model takes no batch
 
     def build(self, options: StepOptions) -> nn.Module:
-        key = (options.is_recomputing, options.precision)
-        if key not in self._built or torch.get_default_device().type != "meta":
+        parts = options.num_ranks if options.parallel == "tp" else 1
+        key = (options.is_recomputing, options.precision, parts)
+        if torch.get_default_device().type != "meta":
+            return self._make(options)
+        if key not in self._built:
             self._built[key] = self._make(options)
         return self._built[key]
 
     def _make(self, options: StepOptions) -> nn.Module:
         attention = {"flash": "sdpa"}.get(self.settings.attention, self.settings.attention)
         with quiet():
-            try:
-                model: nn.Module = self._class._from_config(self.config, attn_implementation=attention)
-            except ValueError:  # a model without this implementation: what it has by itself
-                model = self._class._from_config(self.config)
+            model = self._with_attention(attention)
+        if options.parallel == "tp" and options.num_ranks > 1:
+            divide(model, options.num_ranks)
         adapt(model, self.settings, self.low)
         if options.is_recomputing:
             if not getattr(model, "supports_gradient_checkpointing", False):
@@ -74,19 +83,29 @@ class ConfigModel:
                 model.enable_input_require_grads()  # type: ignore[operator]
         return model
 
+    def _with_attention(self, attention: str) -> nn.Module:
+        """A model without this implementation gets what it has by itself."""
+        model: nn.Module
+        try:
+            model = self._class._from_config(copy.deepcopy(self.config), attn_implementation=attention)
+        except ValueError:
+            model = self._class._from_config(copy.deepcopy(self.config), attn_implementation="eager")
+        return model
+
     def batch(self, seq_len: int) -> Callable[[int], dict[str, Tensor]]:
         return batch_of(self.config, self._class, seq_len, self.settings.image_size)
+
+    @property
+    def note(self) -> str:
+        return "" if has_labels(self._class) else f"{self._class.__name__} {_NO_LOSS}"
 
     @property
     def seq_len(self) -> int:
         """As asked; otherwise what the model can, at most 2048."""
         most = (
-            _first(self._text_config(), "max_position_embeddings", "n_positions", "max_target_positions") or _SEQ_LEN
+            _first(_text(self.config), "max_position_embeddings", "n_positions", "max_target_positions") or _SEQ_LEN
         )
         return self.settings.longest or self.settings.seq_len or min(int(most), _SEQ_LEN)
-
-    def _text_config(self) -> Any:
-        return self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
 
 
 def job_from_config(file: ConfigFile, settings: ModelSettings, gpu: GpuModel) -> tuple[Job, dict[str, object]]:
@@ -98,7 +117,8 @@ def job_from_config(file: ConfigFile, settings: ModelSettings, gpu: GpuModel) ->
         precision,
         is_recomputing=settings.gradient_checkpointing,
         algorithm=settings.optimizer,
-        parallel=settings.parallel,
+        parallel="fsdp" if settings.offload else settings.parallel,
+        is_offloading=settings.offload,
     )
     job = Job(
         name=file.name,
@@ -108,7 +128,7 @@ def job_from_config(file: ConfigFile, settings: ModelSettings, gpu: GpuModel) ->
         global_batch=settings.batch_size or _BATCH,
         options=options,
         can_recompute=True,
-        note=_note(settings),
+        note="; ".join(filter(None, (_note(settings), model.note))),
     )
     shown: dict[str, object] = {"seq_len": model.seq_len, "batch_size": job.global_batch}
     shown["optimizer"] = settings.optimizer
@@ -140,9 +160,17 @@ def _note(settings: ModelSettings) -> str:
 def _loss(model: nn.Module, batch: Any) -> Tensor:
     found = model(**batch)
     loss: Tensor | None = getattr(found, "loss", None)
-    if loss is None:
-        raise ValueError(f"{type(model).__name__} returns no loss")
-    return loss
+    if loss is not None:
+        return loss
+    outputs = found.values() if isinstance(found, Mapping) else found
+    tensors = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+    if not tensors:
+        raise ValueError(f"{type(model).__name__} returns neither a loss nor anything to differentiate")
+    return torch.stack([one.float().mean() for one in tensors]).sum()
+
+
+def _text(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 # Which class.
@@ -168,6 +196,13 @@ def _class_of(file: ConfigFile) -> tuple[Any, Any]:
     if found is None:
         raise UsageError(f"{file.name}: no class of transformers trains a '{given['model_type']}'")
     return config, found
+
+
+def has_labels(kind: Any) -> bool:
+    """Whether its loss can be computed from labels that have only a shape."""
+    is_matched = any(word in kind.__name__ for word in _MATCHED)
+    taken = inspect.signature(kind.forward).parameters
+    return not is_matched and bool({"labels", "start_positions"} & set(taken))
 
 
 def _has_loss(kind: Any) -> bool:
@@ -201,30 +236,59 @@ def quiet() -> Iterator[None]:
 
 
 def batch_of(config: Any, kind: Any, seq_len: int, image_size: int = 0) -> Callable[[int], dict[str, Tensor]]:
-    """An example batch without padding, from the names of what the model takes first."""
-    name = getattr(kind, "main_input_name", "input_ids")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    """An example batch without padding, from the names of what the model takes."""
+    taken = inspect.signature(kind.forward).parameters
 
     def make(count: int) -> dict[str, Tensor]:
-        if name == "pixel_values":
-            side = image_size or _side(config)
-            channels = _first(config, "num_channels") or 3
-            return {"pixel_values": torch.randn(count, channels, side, side), **_image_labels(count, kind, side)}
-        if name == "input_features":
-            features = _first(config, "num_mel_bins", "input_feat_per_channel") or 80
-            frames = 2 * (_first(config, "max_source_positions") or 1500)
-            shape = (count, features, frames) if config.model_type == "whisper" else (count, frames, features)
-            return {"input_features": torch.randn(shape), "labels": _ids(text, count, min(seq_len, 256))}
-        if name == "input_values":
-            values = torch.randn(count, 10 * _SAMPLE_RATE_S)
-            return {"input_values": values, "labels": _ids(text, count, 64)}
-        ids = _ids(text, count, seq_len)
-        labels = torch.zeros(count, dtype=torch.long) if "Classification" in kind.__name__ else ids.clone()
-        if "TokenClassification" in kind.__name__:
-            labels = torch.zeros_like(ids)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+        inputs = _inputs(config, kind, count, seq_len, image_size)
+        given = {**inputs, **_labels(config, kind, inputs, seq_len)}
+        if "labels" not in given and "input_ids" in given:
+            given["decoder_input_ids"] = given["input_ids"]
+        return {name: value for name, value in given.items() if name in taken}
 
     return make
+
+
+def _inputs(config: Any, kind: Any, count: int, seq_len: int, image_size: int) -> dict[str, Tensor]:
+    name = getattr(kind, "main_input_name", "input_ids")
+    shape: tuple[int, ...]
+    if name == "pixel_values":
+        side, channels = image_size or _side(config), _first(config, "num_channels") or 3
+        frames = _first(config, "num_frames", "video_size")
+        is_video = "Video" in kind.__name__ and isinstance(frames, int)
+        shape = (count, frames, channels, side, side) if is_video else (count, channels, side, side)
+        return {"pixel_values": torch.randn(shape)}
+    if name == "input_features":
+        features = _first(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") or 80
+        frames = 2 * (_first(config, "max_source_positions") or 1500)
+        shape = (count, features, frames) if config.model_type == "whisper" else (count, frames, features)
+        return {"input_features": torch.randn(shape)}
+    if name == "input_values":
+        bins, length = _first(config, "num_mel_bins"), _first(config, "max_length")
+        is_picture = isinstance(bins, int) and isinstance(length, int) and hasattr(config, "patch_size")
+        shape = (count, length, bins) if is_picture else (count, 10 * _SAMPLE_RATE_S)
+        return {"input_values": torch.randn(shape)}
+    ids = _ids(_text(config), count, seq_len)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _labels(config: Any, kind: Any, inputs: dict[str, Tensor], seq_len: int) -> dict[str, Tensor]:
+    if not has_labels(kind):
+        return {}
+    first = next(iter(inputs.values()))
+    count, name = len(first), kind.__name__
+    one_each = torch.zeros(count, dtype=torch.long)
+    if "QuestionAnswering" in name:
+        return {"start_positions": one_each, "end_positions": one_each}
+    if "input_ids" in inputs:
+        if "TokenClassification" in name:
+            return {"labels": torch.zeros_like(first)}
+        return {"labels": one_each if "Classification" in name else first.clone()}
+    if "Segmentation" in name:
+        return {"labels": torch.zeros(count, *first.shape[-2:], dtype=torch.long)}
+    if "Classification" in name:
+        return {"labels": one_each}
+    return {"labels": _ids(_text(config), count, 64 if "CTC" in name else min(seq_len, 256))}
 
 
 def _ids(config: Any, count: int, seq_len: int) -> Tensor:
@@ -233,14 +297,8 @@ def _ids(config: Any, count: int, seq_len: int) -> Tensor:
 
 
 def _side(config: Any) -> int:
-    side = _first(config, "image_size") or 224
+    side = _first(config, "image_size") or _first(getattr(config, "vision_config", None), "image_size") or 224
     return int(side[0] if isinstance(side, list | tuple) else side)
-
-
-def _image_labels(count: int, kind: Any, side: int) -> dict[str, Tensor]:
-    if "Segmentation" in kind.__name__:
-        return {"labels": torch.zeros(count, side, side, dtype=torch.long)}
-    return {"labels": torch.zeros(count, dtype=torch.long)}
 
 
 def _first(config: Any, *names: str) -> Any:

@@ -124,6 +124,34 @@ def find_gpu(text: str) -> GpuModel:
     )
 
 
+_TIME = re.compile(r"(-?\d+(?:\.\d+)?)\s*(h|hrs?|hours?|d|days?|min|minutes?|w|weeks?)\b\.?", re.IGNORECASE)
+_SECONDS = {"h": 3600, "d": 86400, "m": 60, "w": 7 * 86400}
+_MOST_TIME_S = 10 * 365 * 86400
+
+
+def find_gpu_and_time(text: str) -> tuple[str, float]:
+    """'A100-80 x2, 24 h' -> ('A100-80 x2', 86400.0). Either may be missing: '' and 0."""
+    gpus, seconds = [], 0.0
+    for part in filter(None, (part.strip() for part in re.split(r"[,;]|\bfor\b|\bin\b", text))):
+        time = re.fullmatch(_TIME, part)
+        if time is None:
+            gpus.append(part)
+        elif seconds:
+            raise UsageError(f"--fit '{text}' has two times", hint='one is enough: --fit "A100-80 x2, 24 h"')
+        elif not 0 < float(time[1]) * _SECONDS[time[2][0].lower()] <= _MOST_TIME_S:
+            raise UsageError(f"--fit '{text}': the time is above 0 and at most 10 years, not '{part}'")
+        else:
+            seconds = float(time[1]) * _SECONDS[time[2][0].lower()]
+    if len(gpus) > 1:
+        raise UsageError(
+            f"--fit '{text}' has {len(gpus)} GPUs: {' and '.join(gpus)}",
+            hint='one type at a time, several of it as "A100-80 x2", time as "24 h"',
+        )
+    if gpus:
+        find_gpu(gpus[0])
+    return (gpus[0] if gpus else ""), seconds
+
+
 def _counted(text: str) -> tuple[str, int]:
     for pattern in (r"(?P<name>.*\S)\s*[x*]\s*(?P<count>\d{1,4})", r"(?P<count>\d{1,4})\s*[x*]\s*(?P<name>\S.*)"):
         found = re.fullmatch(pattern, text.strip(), flags=re.IGNORECASE)

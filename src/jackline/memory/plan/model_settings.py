@@ -15,7 +15,7 @@ from jackline.memory.plan.gpus import Precision
 
 Quantized = Literal["nf4", "fp4", "int8"]
 AttentionKind = Literal["sdpa", "eager", "flash"]
-Parallel = Literal["ddp", "fsdp"]
+Parallel = Literal["ddp", "fsdp", "tp"]
 Algorithm = Literal["adamw", "adamw8bit", "paged-adamw8bit", "adafactor", "muon", "sgd", "lion"]
 
 
@@ -45,9 +45,10 @@ class ModelSettings:
     image_size: int = 0
     steps: int = 0
     parallel: Parallel = "ddp"
+    offload: bool = False
 
 
-_FLAGS = frozenset({"gradient_checkpointing"})
+_FLAGS = frozenset({"gradient_checkpointing", "offload"})
 _ALIASES = {"attn_implementation": "attention", "flash_attention_2": "flash"}
 
 
@@ -69,7 +70,15 @@ def parse_model_settings(words: Sequence[str], target: str) -> ModelSettings:
         made = _PARSERS[key](value, key)
         changed: dict[str, Any] = {key: (*old, *made) if isinstance(old, tuple) else made}
         found = replace(found, **changed)
+    _check_together(found)
     return found
+
+
+def _check_together(found: ModelSettings) -> None:
+    if found.parallel == "tp" and (found.lora is not None or found.quantize is not None):
+        raise UsageError("--parallel tp is not planned with --lora or --quantize", hint="--parallel fsdp")
+    if found.parallel == "tp" and found.offload:
+        raise UsageError("--offload is FSDP2's: it does not go with --parallel tp", hint="--offload alone")
 
 
 def _unknown(name: str, target: str) -> UsageError:
@@ -144,4 +153,5 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "image_size": _number,
     "steps": _number,
     "parallel": _one_of(Parallel),
+    "offload": _flag,
 }

@@ -28,11 +28,12 @@ def time_lines(made: Plan, until: Until) -> Iterator[str]:
         return
     low, high = made.time.range_s
     waits = {"products": "matrix products", "memory": "memory traffic", "Python": "Python, which starts the kernels"}
+    waits["the host"] = "copies from and to the host, and the update there"
     between = f"{_step_text(low)} to {_step_text(high)}"
-    samples = made.global_batch * made.gpu.count / made.time.seconds
+    samples = made.samples_a_step / made.time.seconds
     yield (
         f"  a step takes about {_step_text(made.time.seconds)} ({between}),"
-        f" most of it {waits[made.time.bound]}; {_rate_text(samples)} samples/s"
+        f" most of it {waits[made.time.bound]}; {_rate_text(samples)} samples/s, without torch.compile"
     )
     steps = until.steps or (1000 if until.price_an_hour else 0)
     if steps:

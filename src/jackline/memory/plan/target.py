@@ -65,6 +65,11 @@ def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) ->
     model, batch, loss = made if len(made) == 3 else (*made, call_model)
     settings = parse_model_settings(words, f"{path}:{name}")
     precision = settings.precision or gpu.precision
+    if settings.parallel == "tp":
+        raise UsageError(
+            f"parallel=tp needs a transformers config: {path}:{name} does not say which layers are divided",
+            hint="--parallel fsdp or --parallel ddp",
+        )
     size = _batch_size(batch, path, name)
     job = job_of(
         model,
@@ -72,7 +77,12 @@ def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) ->
         loss,
         name=f"{Path(path).name}:{name}",
         global_batch=settings.batch_size or size,
-        options=StepOptions(precision=precision, algorithm=settings.optimizer, parallel=settings.parallel),
+        options=StepOptions(
+            precision=precision,
+            algorithm=settings.optimizer,
+            parallel="fsdp" if settings.offload else settings.parallel,
+            is_offloading=settings.offload,
+        ),
     )
     count = sum(weight.numel() for weight in model.parameters())
     steps = {"steps": settings.steps} if settings.steps else {}
@@ -158,6 +168,8 @@ def _resized(value: Any, count: int) -> Any:
     if isinstance(value, Tensor):
         if _is_meta():
             return torch.empty((count, *value.shape[1:]) if value.dim() else (), dtype=value.dtype)
+        if value.is_meta:
+            return torch.zeros((count, *value.shape[1:]) if value.dim() else (), dtype=value.dtype)
         wanted = torch.arange(count, device=value.device) % max(1, value.shape[0]) if value.dim() else None
         return (value if wanted is None else value[wanted]).to(torch.get_default_device())
     if isinstance(value, Mapping):

@@ -30,6 +30,7 @@ class StepOptions:
     algorithm: Algorithm = "adamw"
     num_ranks: int = 1
     parallel: Parallel = "ddp"  # how several ranks share the work
+    is_offloading: bool = False  # FSDP2 keeps weights, gradients and optimizer state on the host
     routing: Routing = "even"  # which experts a mixture of experts is assumed to choose
 
 

@@ -1,11 +1,9 @@
 """The memory of a training step without a GPU: the step runs on the meta device and its allocations are replayed.
 
-Owns the order of a step (slices, backward, optimizer) as the trainer does it, the labels of what is allocated, and
-what several GPUs change. DDP keeps every gradient a second time, in buckets. FSDP2 keeps a share of weights,
-gradients and optimizer state, and gathers one block at a time, with the next one on its way: an estimate, no rank is
-imitated. A prediction takes 0.5 to 1.5 s of CPU for a model of 125M. Questions about values (`.item()`, `nonzero`)
-are answered by `values`. Code that needs a real device cannot be traced: CannotTrace says where, and a rehearsal
-decides instead.
+Owns the order of a step (slices, backward, optimizer) as the trainer does it, and the labels of what is allocated.
+`ranks` owns what several GPUs change. A prediction takes 0.5 to 1.5 s of CPU for a model of 125M. Questions about
+values (`.item()`, `nonzero`) are answered by `values`. Code that needs a real device cannot be traced: CannotTrace
+says where, and a rehearsal decides instead.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import contextlib
 import copy
 import gc
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +31,8 @@ from jackline.memory.predict.questions import Questions
 from jackline.memory.predict.shortcuts import Unfilled
 from jackline.memory.predict.trace import Part, Recorder, Trace
 from jackline.memory.predict.values import Values, keep_value, own_chance
+from jackline.memory.ranks.shards import add_buckets, on_ranks
+from jackline.memory.ranks.tensor import take_sent
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NUM_STEPS = 2  # the optimizer's state exists only from the second step on
@@ -84,6 +83,7 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
     if options.num_ranks > 1 and options.parallel == "ddp":
         add_buckets(recorder, trained)
     has_kept = False
+    sent_bytes = 0 * take_sent(model)
     with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules, Questions(values):
         optimizer = MetaOptimizer(trained, options)
         for step in range(_NUM_STEPS):
@@ -91,6 +91,7 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
             recorder.counter.is_on = step == 0
             _slice(recorder, rules, job, model, micro_batch)
             recorder.counter.is_on = False
+            sent_bytes = max(sent_bytes, take_sent(model))
             _label_gradients(recorder, trained)
             if step and is_accumulating and not has_kept:
                 _slice(recorder, rules, job, model, micro_batch)
@@ -111,19 +112,39 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
     # Gradients and weights are read, weights written; the state is read and written.
     update_bytes = 3 * trained_bytes + 2 * state_bytes
     made = replace(recorder.finish(rules.class_sizes), update_bytes=update_bytes, state_bytes=kept_bytes)
-    return _on_ranks(made, model, options)
+    made = replace(made, wire_bytes=sent_bytes)
+    return on_ranks(made, model, options)
 
 
 def _build(job: Job, options: StepOptions, values: Values) -> nn.Module:
     with torch.device("meta"), Unfilled(values), Questions(values):
         model = job.build(options)
+        _to_meta(model)
         return model.to(torch.bfloat16) if options.precision in ("bf16-weights", "bf16-pure") else model
+
+
+def _to_meta(model: nn.Module) -> None:
+    """In place: `torch.Tensor(n)` in a model's code makes a tensor on the CPU whatever the default device is."""
+    moved: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None or tensor.is_meta:
+                    continue
+                if id(tensor) not in moved:
+                    copied = torch.empty_like(tensor, device="meta")
+                    if isinstance(tensor, nn.Parameter):
+                        copied = nn.Parameter(copied, tensor.requires_grad)
+                    else:
+                        keep_value(copied, tensor)
+                    moved[id(tensor)] = copied
+                held[name] = moved[id(tensor)]
 
 
 def evaluation_bytes(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, state_bytes: int) -> int | None:
     """The peak of the loss of one batch without gradients, beside what stays between steps. None where it is not
     known: a step of a person's own, or weights that are spread over several GPUs."""
-    if job.own_step is not None or (options.num_ranks > 1 and options.parallel != "ddp"):
+    if job.own_step is not None or options.is_offloading or (options.num_ranks > 1 and options.parallel != "ddp"):
         return None
     values = Values(options.routing)
     recorder = Recorder(processors=gpu.processors, workspace_bytes=gpu.workspace_bytes, values=values)
@@ -141,19 +162,6 @@ def evaluation_bytes(job: Job, micro_batch: int, gpu: GpuModel, options: StepOpt
         weights_bytes = sum(tensor.nbytes for tensor in _weights(model))
         model.train()
     return state_bytes - weights_bytes + recorder.finish().peak_bytes
-
-
-def _on_ranks(trace: Trace, model: nn.Module, options: StepOptions) -> Trace:
-    if options.num_ranks == 1:
-        return trace
-    gradients = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
-    weights = sum(weight.nbytes for weight in model.parameters())
-    sent = wire_bytes(options.parallel, options.num_ranks, gradients, weights)
-    trace = replace(trace, wire_bytes=sent)
-    if options.parallel == "ddp":
-        return trace
-    share, kept = trace.update_bytes // options.num_ranks, trace.state_bytes // options.num_ranks
-    return shard(replace(trace, update_bytes=share, state_bytes=kept), options.num_ranks, block_bytes(model))
 
 
 @contextlib.contextmanager
@@ -269,47 +277,3 @@ def meta_copy(model: nn.Module) -> nn.Module:
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
         keep_value(memo[id(buffer)], buffer)
     return copy.deepcopy(model, memo)
-
-
-_SHARED = frozenset({"weights", "gradients", "optimizer"})
-_GATHERED = 2  # whole blocks of weights at a time: the one in use and the next
-_REDUCED = 2  # whole blocks of gradients: the one being made and the one being sent
-
-
-def add_buckets(recorder: Recorder, trained: list[nn.Parameter]) -> None:
-    recorder.reserve([sum(weight.nbytes for weight in trained)], "communication")
-
-
-def shard(trace: Trace, num_ranks: int, block_bytes: int) -> Trace:
-    """The trace of one of `num_ranks` FSDP2 ranks. `block_bytes` are the weights of the largest block."""
-    made = tuple(
-        replace(one, num_bytes=-(-one.num_bytes // num_ranks)) if one.part in _SHARED else one
-        for one in trace.allocations
-    )
-    held = (_GATHERED + _REDUCED) * block_bytes
-    extra = replace(trace.allocations[0], num_bytes=held, part="communication", scratch=None)
-    return replace(trace, allocations=(*made, extra), events=(len(made), *trace.events))
-
-
-def block_bytes(model: nn.Module) -> int:
-    """The weights of the largest block: blocks are the modules of the type that repeats and holds most weights."""
-    sizes: Counter[type] = Counter()
-    counts: Counter[type] = Counter()
-    largest: dict[type, int] = {}
-    for parent in model.modules():
-        if isinstance(parent, nn.ModuleList | nn.Sequential) and len(parent) > 1:
-            for child in parent:
-                size = sum(weight.nbytes for weight in child.parameters())
-                sizes[type(child)] += size
-                counts[type(child)] += 1
-                largest[type(child)] = max(size, largest.get(type(child), 0))
-    repeated = [kind for kind in sizes if counts[kind] > 1]
-    best = max(repeated, key=lambda kind: sizes[kind], default=None)
-    outside = max((weight.nbytes for weight in model.parameters()), default=0)
-    return max(outside, largest[best]) if best is not None else outside
-
-
-def wire_bytes(parallel: str, num_ranks: int, gradient_bytes: int, weight_bytes: int) -> int:
-    """DDP sends the gradients around a ring, twice. FSDP2 gathers weights twice and reduces gradients once."""
-    share = (num_ranks - 1) / num_ranks
-    return int(share * (2 * gradient_bytes if parallel == "ddp" else 2 * weight_bytes + gradient_bytes))

@@ -74,7 +74,9 @@ class Trace:
     work: tuple[Work, ...] = ()  # of one slice: forward and backward
     num_views: int = 0  # operators of that slice that start no kernel
     update_bytes: int = 0  # what the optimizer reads and writes in a step
-    wire_bytes: int = 0  # what a rank sends in a step
+    wire_bytes: int = 0  # what a rank sends; of DDP in a step, otherwise in a slice
+    host_bytes: int = 0  # what a rank keeps in host memory instead of the GPU's
+    moved_bytes: int = 0  # between that and the GPU, in a slice
     state_bytes: int = (
         0  # weights, buffers and optimizer state: what stays between steps, and what a checkpoint holds
     )

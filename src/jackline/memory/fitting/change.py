@@ -82,13 +82,13 @@ def find_fit(request: Request, on_try: Callable[[str], None]) -> Fitted:
     for change in _different(_changes(request), request.words):
         words = tuple(word for part in change for word in part)
         try:
-            candidate = _candidate(request, words)
+            candidate = candidate_of(request, words)
         except UsageError:
             if not words:
                 raise
             continue  # this target has no such setting
         on_try(" ".join(words) or "the settings as given")
-        needed, fit = _one_sample(candidate, request)
+        needed, fit = one_sample(candidate, request)
         costs = tuple(_COSTS.get(part, "text beyond it is cut off") for part in change)
         tried.append(Tried(words, costs, needed, fit))
         if fit == "fits":
@@ -154,19 +154,19 @@ def _own_changes(request: Request) -> Iterator[tuple[tuple[str, ...], ...]]:
 
 
 def _shorter(request: Request, rest: tuple[tuple[str, ...], ...], name: str) -> Iterator[tuple[tuple[str, ...], ...]]:
-    shown = _candidate(request, tuple(word for part in rest for word in part)).shown
+    shown = candidate_of(request, tuple(word for part in rest for word in part)).shown
     length = shown.get("seq_len")
     while isinstance(length, int) and length // 2 >= _SHORTEST:
         length //= 2
         yield (*rest, (f"{name}{length}",) if name.endswith("=") else (name, str(length)))
 
 
-def _candidate(request: Request, words: tuple[str, ...]) -> Candidate:
+def candidate_of(request: Request, words: tuple[str, ...]) -> Candidate:
     """The smallest, where a recipe offers several sizes."""
     return load_candidates(request.target, request.gpu, [*request.words, *words])[-1]
 
 
-def _one_sample(candidate: Candidate, request: Request) -> tuple[int, Fit]:
+def one_sample(candidate: Candidate, request: Request) -> tuple[int, Fit]:
     """What a step needs with one sample at a time, which is the least."""
     job = for_a_rank(candidate.job, request.gpu.count) if request.gpu.count > 1 else candidate.job
     trace = trace_step(job, 1, request.gpu, job.options, is_accumulating=job.global_batch > 1)
@@ -192,7 +192,7 @@ def _longest(request: Request, candidate: Candidate, on_try: Callable[[str], Non
         words = tuple(word for word in (name[0], f"{name[1]}{2 * found}") if word)
         on_try(" ".join(words))
         try:
-            if _one_sample(_candidate(request, words), request)[1] != "fits":
+            if one_sample(candidate_of(request, words), request)[1] != "fits":
                 break
         except (UsageError, ValueError):  # longer than the model can
             break
